@@ -15,7 +15,23 @@ from functools import lru_cache
 
 from acpfs.errors import ConfigError
 
-_SUFFIXES = ("bin", "ckpt", "distcp", "gguf", "h5", "hdf5", "keras", "msgpack", "npz", "pdparams", "pkl", "pt", "pth", "safetensors", "tar")
+_SUFFIXES = (
+    "bin",
+    "ckpt",
+    "distcp",
+    "gguf",
+    "h5",
+    "hdf5",
+    "keras",
+    "msgpack",
+    "npz",
+    "pdparams",
+    "pkl",
+    "pt",
+    "pth",
+    "safetensors",
+    "tar",
+)
 
 DEFAULT_PATTERNS = (
     "rank_{part}/{part}-{epoch}_{step}.ckpt",
@@ -57,10 +73,13 @@ counts only where no other matches. What looks like a temporary file (`.tmp` and
 
 _PLACEHOLDER = re.compile(r"\{([^{}/]*)\}")
 _GLOB = re.compile(r"(?P<choice>\[[A-Za-z0-9._+=-]+\])|.", re.DOTALL)
-_TEMPORARY = re.compile(rb"^\.|\.(tmp|part|partial|temp|lock)(?![^._-])|[._-]tmp[._-]|~$", re.IGNORECASE)
+_TEMPORARY = re.compile(
+    rb"^\.|\.(tmp|part|partial|temp|lock)(?![^._-])|[._-]tmp[._-]|~$", re.IGNORECASE
+)
 _STATE = re.compile(
     rb"\.(%s|npy|onnx|pickle|index)$|(^|/)(\.metadata|_METADATA|_CHECKPOINT_METADATA|commit_success\.txt"
-    rb"|manifest\.ocdbt|checkpoint|saved_model\.pb|\.zarray|\.zgroup|zarr\.json)$" % "|".join(_SUFFIXES).encode()
+    rb"|manifest\.ocdbt|checkpoint|saved_model\.pb|\.zarray|\.zgroup|zarr\.json)$"
+    % "|".join(_SUFFIXES).encode()
 )
 _GROUP = re.compile(rb"\(\?P<\w+>")
 _FLAGS = re.IGNORECASE | re.DOTALL
@@ -131,10 +150,14 @@ class Checkpoints:
         above = self._above(head)
         if above is not None:
             return above
-        if not self._last.fullmatch(name):  # nearly every file: what is known of its directory answers
+        if not self._last.fullmatch(
+            name
+        ):  # nearly every file: what is known of its directory answers
             return self._number_above(head)
         components = path.split(b"/")
-        return self._strong.ending(components, directory=directory) or self._bare.outermost(components, directory=directory)
+        return self._strong.ending(components, directory=directory) or self._bare.outermost(
+            components, directory=directory
+        )
 
     def _directory(self, path: bytes) -> Checkpoint | None:
         return self._strong.outermost(path.split(b"/"), directory=True)
@@ -150,7 +173,10 @@ class _Shapes:
         self._by_parts: dict[int, list[_Shape]] = {}
         for shape in shapes:
             self._by_parts.setdefault(shape.parts, []).append(shape)
-        self._any = {parts: _any_of(shape.regex for shape in alike) for parts, alike in self._by_parts.items()}
+        self._any = {
+            parts: _any_of(shape.regex for shape in alike)
+            for parts, alike in self._by_parts.items()
+        }
         """One regular expression that says no quickly: most paths are of nothing like a checkpoint."""
 
     def outermost(self, components: list[bytes], *, directory: bool) -> Checkpoint | None:
@@ -158,7 +184,9 @@ class _Shapes:
         for start in range(len(components)):
             for parts in sorted(self._by_parts, reverse=True):
                 end = start + parts
-                found = self._match(components, start, end, directory=directory or end < len(components))
+                found = self._match(
+                    components, start, end, directory=directory or end < len(components)
+                )
                 if found is not None:
                     return found
         return None
@@ -166,12 +194,16 @@ class _Shapes:
     def ending(self, components: list[bytes], *, directory: bool) -> Checkpoint | None:
         """The match that takes the path to its end, where no directory above matches."""
         for parts in sorted(self._by_parts, reverse=True):
-            found = self._match(components, len(components) - parts, len(components), directory=directory)
+            found = self._match(
+                components, len(components) - parts, len(components), directory=directory
+            )
             if found is not None:
                 return found
         return None
 
-    def _match(self, components: list[bytes], start: int, end: int, *, directory: bool) -> Checkpoint | None:
+    def _match(
+        self, components: list[bytes], start: int, end: int, *, directory: bool
+    ) -> Checkpoint | None:
         names = components[start:end]
         joined = b"/".join(names)
         if start < 0 or end > len(components) or not self._any[end - start].fullmatch(joined):
@@ -186,7 +218,9 @@ class _Shapes:
 
 
 def _any_of(patterns: Iterable[re.Pattern[bytes]]) -> re.Pattern[bytes]:
-    return re.compile(b"|".join(_GROUP.sub(b"(?:", pattern.pattern) for pattern in patterns), _FLAGS)
+    return re.compile(
+        b"|".join(_GROUP.sub(b"(?:", pattern.pattern) for pattern in patterns), _FLAGS
+    )
 
 
 def _checkpoint(save_dir: bytes, match: re.Match[bytes]) -> Checkpoint:
@@ -199,14 +233,18 @@ def _checkpoint(save_dir: bytes, match: re.Match[bytes]) -> Checkpoint:
             step = int(text)
         elif group == "epoch":
             epoch = int(text)
-    return Checkpoint(save_dir, name + match.string[at:], epoch if step is None else step, epoch or 0)
+    return Checkpoint(
+        save_dir, name + match.string[at:], epoch if step is None else step, epoch or 0
+    )
 
 
 def _shape(pattern: str) -> _Shape:
     directory = pattern.endswith("/")
     text, regex, at, parts = pattern.rstrip("/"), "", 0, 0
     if not text or text.startswith("/"):
-        raise ConfigError(f"{pattern!r} is not a pattern for checkpoints: a pattern is relative and not empty")
+        raise ConfigError(
+            f"{pattern!r} is not a pattern for checkpoints: a pattern is relative and not empty"
+        )
     for match in _PLACEHOLDER.finditer(text):
         regex += _glob(text[at : match.start()], pattern) + _placeholder(match[1], parts, pattern)
         parts += match[1] not in ("step", "epoch", "suffix")
@@ -229,7 +267,9 @@ def _placeholder(name: str, number: int, pattern: str) -> str:
         return f"(?P<part{number}>[^/]+?)"
     if "|" in name:
         return f"(?P<part{number}>{'|'.join(re.escape(choice) for choice in name.split('|'))})"
-    raise ConfigError(f"{pattern!r}: {{{name}}} is none of {{step}}, {{epoch}}, {{part}}, {{suffix}}, {{a|b}}")
+    raise ConfigError(
+        f"{pattern!r}: {{{name}}} is none of {{step}}, {{epoch}}, {{part}}, {{suffix}}, {{a|b}}"
+    )
 
 
 def _glob(text: str, pattern: str) -> str:
@@ -238,5 +278,9 @@ def _glob(text: str, pattern: str) -> str:
     regex = ""
     for match in _GLOB.finditer(text):
         kind = match.lastgroup
-        regex += match[0] if kind == "choice" else {"*": "[^/]*", "?": "[^/]"}.get(match[0], re.escape(match[0]))
+        regex += (
+            match[0]
+            if kind == "choice"
+            else {"*": "[^/]*", "?": "[^/]"}.get(match[0], re.escape(match[0]))
+        )
     return regex

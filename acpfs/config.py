@@ -66,7 +66,9 @@ def _parse_ram(value: object) -> int | str:
 
 def share_of(wanted: int | str, whole: int) -> int:
     """Bytes of a setting that is a number of bytes or a share such as `50%`; never more than the whole."""
-    return min(whole, int(whole * float(wanted.rstrip("%")) / 100) if isinstance(wanted, str) else wanted)
+    return min(
+        whole, int(whole * float(wanted.rstrip("%")) / 100) if isinstance(wanted, str) else wanted
+    )
 
 
 def _parse_prefault(value: object) -> int | str:
@@ -86,7 +88,9 @@ def _parse_share(value: object) -> int | str:
 def _parse_reserve(value: object) -> int | str:
     share = _parse_share(value)
     if isinstance(share, str) and float(share[:-1]) > RESERVE_PERCENT_MAX:
-        raise ValueError(f"at most {RESERVE_PERCENT_MAX}% of the budget can be kept for urgent files")
+        raise ValueError(
+            f"at most {RESERVE_PERCENT_MAX}% of the budget can be kept for urgent files"
+        )
     return share
 
 
@@ -106,7 +110,11 @@ def _known_shapes(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()) or not isinstance(value, int | float | str):
+    if (
+        isinstance(value, bool)
+        or (isinstance(value, float) and not value.is_integer())
+        or not isinstance(value, int | float | str)
+    ):
         raise ValueError("must be a whole number")
     try:
         return int(value)
@@ -116,7 +124,11 @@ def _whole(value: object) -> int:
 
 def _number(value: object) -> float:
     try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+        number = (
+            math.nan
+            if isinstance(value, bool) or not isinstance(value, int | float | str)
+            else float(value)
+        )
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
@@ -153,7 +165,9 @@ def _one_of(kind: type[Enum]) -> Callable[[object], Enum]:
         try:
             return kind(value)
         except ValueError:
-            raise ValueError(f"must be one of {', '.join(str(member.value) for member in kind)}") from None
+            raise ValueError(
+                f"must be one of {', '.join(str(member.value) for member in kind)}"
+            ) from None
 
     return choose
 
@@ -272,7 +286,11 @@ def _with_checks(_settings: type, found: list["Attribute[Any]"]) -> list["Attrib
     """For attrs: each field with what belongs to its type."""
     checks = [_check_of(attribute.type) for attribute in found]
     return [
-        attribute.evolve(converter=check.parse, validator=check.must, on_setattr=setters.pipe(setters.convert, setters.validate, _given))
+        attribute.evolve(
+            converter=check.parse,
+            validator=check.must,
+            on_setattr=setters.pipe(setters.convert, setters.validate, _given),
+        )
         for attribute, check in zip(found, checks, strict=True)
     ]
 
@@ -325,9 +343,13 @@ class Settings:
     """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the fastest that works here."""
     fsync: FsyncMode = FsyncMode.ORDERED
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
-    node_id: Annotated[str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))] = None
+    node_id: Annotated[
+        str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))
+    ] = None
     """This mount's identity among all that share the backing directory; default: made up at the first mount on a mount point."""
-    expect_volume: Annotated[str, Check(_text, matches_re(rf"({REMEMBERED_VOLUME}|{ANY_VOLUME}|[0-9a-f]{{32}})"))] = REMEMBERED_VOLUME
+    expect_volume: Annotated[
+        str, Check(_text, matches_re(rf"({REMEMBERED_VOLUME}|{ANY_VOLUME}|[0-9a-f]{{32}})"))
+    ] = REMEMBERED_VOLUME
     """The volume that must lie at the backing directory: remembered (that of the last mount), its id (in .acpfs/volume), or any."""
     new_volume: bool = False
     """Take what lies there now for the volume from now on: another one, an empty directory, or another file system."""
@@ -421,7 +443,11 @@ class Settings:
     def as_json(self, *, given_only: bool = False) -> dict[str, Any]:
         """As JSON and TOML have it."""
         found = asdict(self, value_serializer=lambda _settings, _attribute, value: _plain(value))
-        return {name: value for name, value in found.items() if name in self.given} if given_only else found
+        return (
+            {name: value for name, value in found.items() if name in self.given}
+            if given_only
+            else found
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -445,12 +471,26 @@ def descriptions() -> dict[str, str]:
     assert isinstance(lines, ast.ClassDef)
     found = {}
     for line, below in zip(lines.body, lines.body[1:], strict=False):
-        if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+        if (
+            isinstance(line, ast.AnnAssign)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
             found[ast.unparse(line.target)] = str(below.value.value)
     return found
 
 
-CHANGEABLE = ("bandwidth", "streams", "log_level", "ram", "when_full", "keep_checkpoints", "spill_budget", "wait_for_peers_s", "reserve")
+CHANGEABLE = (
+    "bandwidth",
+    "streams",
+    "log_level",
+    "ram",
+    "when_full",
+    "keep_checkpoints",
+    "spill_budget",
+    "wait_for_peers_s",
+    "reserve",
+)
 """What `acpfs-ctl set` may change while the mount is in use."""
 
 
@@ -481,8 +521,14 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
     Raises:
         ConfigError: naming each key with what is wrong with it.
     """
-    complaints = [f"{name} is missing" for name, known in FIELDS.items() if known.default is NOTHING and name not in values]
-    complaints += [complaint for name, value in values.items() if (complaint := _complaint(name, value))]
+    complaints = [
+        f"{name} is missing"
+        for name, known in FIELDS.items()
+        if known.default is NOTHING and name not in values
+    ]
+    complaints += [
+        complaint for name, value in values.items() if (complaint := _complaint(name, value))
+    ]
     try:
         if not complaints:
             return Settings(**values)

@@ -31,7 +31,9 @@ class Logger:
         """What an operator should look at."""
         self._log(logging.WARNING, event, None, fields)
 
-    def error(self, event: str, /, *, exc_info: BaseException | None = None, **fields: object) -> None:
+    def error(
+        self, event: str, /, *, exc_info: BaseException | None = None, **fields: object
+    ) -> None:
         """What failed. `exc_info`: an exception whose stack is told too."""
         self._log(logging.ERROR, event, exc_info, fields)
 
@@ -39,14 +41,22 @@ class Logger:
         """What failed, with the stack of the exception that is being handled."""
         self._log(logging.ERROR, event, True, fields)
 
-    def _log(self, level: int, event: str, exc_info: BaseException | bool | None, fields: dict[str, object]) -> None:
+    def _log(
+        self,
+        level: int,
+        event: str,
+        exc_info: BaseException | bool | None,
+        fields: dict[str, object],
+    ) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, exc_info=exc_info, extra={FIELDS: fields})
 
 
 def shown(path: bytes | tuple[bytes, ...]) -> str:
     """A path, or its names, as log and messages show it; bytes that are no text by their numbers."""
-    return (path if isinstance(path, bytes) else b"/".join(path)).decode("utf-8", "backslashreplace")
+    return (path if isinstance(path, bytes) else b"/".join(path)).decode(
+        "utf-8", "backslashreplace"
+    )
 
 
 def get_logger(name: str) -> Logger:

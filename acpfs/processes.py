@@ -44,7 +44,9 @@ def is_ended_by_signal(thread: Path, *, own: bool = False) -> bool:
     text = (thread / "status").read_text(encoding="ascii", errors="replace")
     fields = {name: value for name, _, value in (line.partition(":") for line in text.splitlines())}
     try:
-        pending, blocked, ignored, caught, sent = (int(fields[name], 16) for name in ("ShdPnd", "SigBlk", "SigIgn", "SigCgt", "SigPnd"))
+        pending, blocked, ignored, caught, sent = (
+            int(fields[name], 16) for name in ("ShdPnd", "SigBlk", "SigIgn", "SigCgt", "SigPnd")
+        )
     except (KeyError, ValueError) as error:
         raise OSError(errno.ENODATA, f"{thread}/status does not tell of signals") from error
     is_deadly = bool(pending & _KILL or pending & ~(blocked | ignored | caught | _HARMLESS))

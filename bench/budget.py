@@ -113,7 +113,9 @@ class Outcome:
     @property
     def allowed(self) -> int:
         """Budget and slack."""
-        return self.budget + (slack_bytes(self.budget) if self.lane == PASSTHROUGH else DAEMON_SLACK_BYTES)
+        return self.budget + (
+            slack_bytes(self.budget) if self.lane == PASSTHROUGH else DAEMON_SLACK_BYTES
+        )
 
     @property
     def fairness(self) -> float:
@@ -127,7 +129,11 @@ def write_all(mount: AcpfsMount, files: int, size: int, progress: Path) -> list[
     command = [sys.executable, "-m", "bench.budget_writer"]
     writers = [
         subprocess.Popen(
-            [*command, str(mount.path / f"w{n}"), *words, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            [*command, str(mount.path / f"w{n}"), *words, str(n)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
         for n in range(WRITERS)
     ]
@@ -166,8 +172,12 @@ def run(scratch: Path, lane: str, files: int, size: int, budget: int) -> Outcome
     progress = base / "progress"
     progress.write_bytes(bytes(8 * WRITERS))
     with (
-        FaultFs(base / "source", base / "limited", bandwidth=BANDWIDTH, watchdog_s=places.WATCHDOG_S) as limited,
-        AcpfsMount(limited.path, base / "mnt", lane, ram=budget, watchdog_s=places.WATCHDOG_S) as mount,
+        FaultFs(
+            base / "source", base / "limited", bandwidth=BANDWIDTH, watchdog_s=places.WATCHDOG_S
+        ) as limited,
+        AcpfsMount(
+            limited.path, base / "mnt", lane, ram=budget, watchdog_s=places.WATCHDOG_S
+        ) as mount,
     ):
         sampler = Sampler(mount, progress)
         sampler.start()
@@ -176,11 +186,28 @@ def run(scratch: Path, lane: str, files: int, size: int, budget: int) -> Outcome
         finally:
             samples = sampler.end()
         mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
-        wrong = [name for one in told for name, expected in one["digests"].items() if digest(limited.source / name) != expected]
+        wrong = [
+            name
+            for one in told
+            for name, expected in one["digests"].items()
+            if digest(limited.source / name) != expected
+        ]
     start = min(one["start"] for one in told)
     longest_s = max(one["longest_s"] for one in told)
-    least = min(min(one["everybody"]) for one in told if one["end"] == min(other["end"] for other in told)) / (files * size)
-    return Outcome(lane, files, size, budget, samples, [one["end"] - start for one in told], longest_s, least, wrong)
+    least = min(
+        min(one["everybody"]) for one in told if one["end"] == min(other["end"] for other in told)
+    ) / (files * size)
+    return Outcome(
+        lane,
+        files,
+        size,
+        budget,
+        samples,
+        [one["end"] - start for one in told],
+        longest_s,
+        least,
+        wrong,
+    )
 
 
 def oom_kills() -> int:
@@ -208,7 +235,11 @@ def measure(budget: int, lanes: list[str], many: int) -> tuple[Report, list[Outc
     killed = oom_kills()
     each = TIMES * budget // WRITERS
     with places.scratch() as scratch:
-        outcomes = [run(scratch, lane, files, each // files, budget) for lane in lanes for files in (1, many)]
+        outcomes = [
+            run(scratch, lane, files, each // files, budget)
+            for lane in lanes
+            for files in (1, many)
+        ]
     for one in outcomes:
         report.row(*cells(one))
         report.samples[f"{one.lane}_{one.files}_writers_s"] = one.seconds
@@ -217,10 +248,22 @@ def measure(budget: int, lanes: list[str], many: int) -> tuple[Report, list[Outc
     over = [one.name for one in outcomes if one.samples.peak() > one.allowed]
     wrong = [name for one in outcomes for name in one.wrong]
     report.bar("all files complete and correct", f"{len(wrong)} wrong", met=not wrong)
-    report.bar("peak of the RAM tier within budget and slack, in every lane", f"exceeded: {', '.join(over) or 'never'}", met=not over)
-    report.bar(f"slowest writer within {FAIR:g} × the fastest", f"{worst.fairness:.2f} at worst ({worst.name})", met=worst.fairness <= FAIR)
-    report.bar("nothing killed for memory", f"{oom_kills() - killed} processes", met=oom_kills() == killed)
-    report.notes.append("slack: a huge page per write that is under way; in passthrough, what the tmpfs is larger than the budget (S60)")
+    report.bar(
+        "peak of the RAM tier within budget and slack, in every lane",
+        f"exceeded: {', '.join(over) or 'never'}",
+        met=not over,
+    )
+    report.bar(
+        f"slowest writer within {FAIR:g} × the fastest",
+        f"{worst.fairness:.2f} at worst ({worst.name})",
+        met=worst.fairness <= FAIR,
+    )
+    report.bar(
+        "nothing killed for memory", f"{oom_kills() - killed} processes", met=oom_kills() == killed
+    )
+    report.notes.append(
+        "slack: a huge page per write that is under way; in passthrough, what the tmpfs is larger than the budget (S60)"
+    )
     return report, outcomes
 
 
@@ -241,12 +284,16 @@ def cells(one: Outcome) -> list[str]:
 
 def panel(one: Outcome) -> Panel:
     """A run as it is drawn."""
-    written = [[(at, counts[n] / MIB) for at, counts in one.samples.written] for n in range(WRITERS)]
+    written = [
+        [(at, counts[n] / MIB) for at, counts in one.samples.written] for n in range(WRITERS)
+    ]
     return Panel(
         one.name,
         {
             "RAM tier's tmpfs": [(at, taken / MIB) for at, taken in one.samples.tmpfs],
-            "used + reserved (status)": [(at, taken / MIB) for at, taken in one.samples.budget_used],
+            "used + reserved (status)": [
+                (at, taken / MIB) for at, taken in one.samples.budget_used
+            ],
         },
         {f"writer {n}": series for n, series in enumerate(written)},
         {"budget": one.budget / MIB, "budget + slack": one.allowed / MIB},
@@ -257,10 +304,20 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=GIB // MIB)
     parser.add_argument("--lanes", default=",".join(LANES))
-    parser.add_argument("--quick", action="store_true", help="128 MiB, all lanes: a minute; nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="128 MiB, all lanes: a minute; nothing is kept"
+    )
     arguments = parser.parse_args()
-    found, each_run = measure((128 if arguments.quick else arguments.mib) * MIB, arguments.lanes.split(","), 5 if arguments.quick else 10)
+    found, each_run = measure(
+        (128 if arguments.quick else arguments.mib) * MIB,
+        arguments.lanes.split(","),
+        5 if arguments.quick else 10,
+    )
     if not arguments.quick:
         drawn = plot([panel(one) for one in each_run], RESULTS / "budget.svg")
-        found.notes.append("every run over time: ![](budget.svg)" if drawn else "no plot: matplotlib is not installed (extra `bench`)")
+        found.notes.append(
+            "every run over time: ![](budget.svg)"
+            if drawn
+            else "no plot: matplotlib is not installed (extra `bench`)"
+        )
     sys.exit(found.finish(keep=not arguments.quick))

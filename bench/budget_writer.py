@@ -64,9 +64,22 @@ def main(prefix: str, files: int, size: int, progress: str, number: int) -> None
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.monotonic()
-    digests = {Path(f"{prefix}-{n}").name: writer.write(f"{prefix}-{n}", size) for n in range(files)}
+    digests = {
+        Path(f"{prefix}-{n}").name: writer.write(f"{prefix}-{n}", size) for n in range(files)
+    }
     end, everybody = time.monotonic(), writer.everybody()
-    print(json.dumps({"start": start, "end": end, "everybody": everybody, "longest_s": writer.longest_s, "digests": digests}), flush=True)
+    print(
+        json.dumps(
+            {
+                "start": start,
+                "end": end,
+                "everybody": everybody,
+                "longest_s": writer.longest_s,
+                "digests": digests,
+            }
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -123,9 +123,15 @@ def count_persisted(files: int) -> dict[str, float]:
                     run(fs.flush(opened.handle, 1))
                     run(fs.release(opened.handle))
                 await w.drained()
-            return {"calls": round(seen.calls / files), "modules": len(seen.modules), "files": files}
+            return {
+                "calls": round(seen.calls / files),
+                "modules": len(seen.modules),
+                "files": files,
+            }
 
-    threading.setprofile(seen.see)  # threads that begin from now on; the pools' begin with the world
+    threading.setprofile(
+        seen.see
+    )  # threads that begin from now on; the pools' begin with the world
     try:
         with tempfile.TemporaryDirectory() as base, seen:
             return trio.run(scenario, Path(base))
@@ -156,12 +162,19 @@ def count() -> dict[str, dict[str, float]]:
                 run(fs.flush(opened.handle, 1))
                 run(fs.release(opened.handle))
                 run(fs.unlink(ROOT, name))
-                for what, seen in (("write of 1 MiB", write), ("create to stat", life), ("unlink", unlink)):
+                for what, seen in (
+                    ("write of 1 MiB", write),
+                    ("create to stat", life),
+                    ("unlink", unlink),
+                ):
                     counts[what] = {"calls": seen.calls, "modules": len(seen.modules)}
         return counts
 
     with tempfile.TemporaryDirectory() as base:
-        return {**trio.run(scenario, Path(base)), "create to persisted": count_persisted(PERSISTED_FILES)}
+        return {
+            **trio.run(scenario, Path(base)),
+            "create to persisted": count_persisted(PERSISTED_FILES),
+        }
 
 
 def measure(files: int, rounds: int) -> dict[str, list[float]]:

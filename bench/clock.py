@@ -18,18 +18,28 @@ def torch_python() -> str:
     return os.environ.get("ACPFS_TORCH_PYTHON", str(made) if made.exists() else sys.executable)
 
 
-def together(operation: str, paths: list[Path], size: int, before: Callable[[], None] | None = None) -> float:
+def together(
+    operation: str, paths: list[Path], size: int, before: Callable[[], None] | None = None
+) -> float:
     """Seconds that all workers needed; one worker per path, `size` bytes each. `before` is called when all are ready, before they begin."""
     start, end = span(operation, paths, size, before)
     return end - start
 
 
-def span(operation: str, paths: list[Path], size: int, before: Callable[[], None] | None = None) -> tuple[float, float]:
+def span(
+    operation: str, paths: list[Path], size: int, before: Callable[[], None] | None = None
+) -> tuple[float, float]:
     """When the first worker started and the last one had closed its file, by `time.monotonic`."""
     python = torch_python() if operation in ("save", "load", "load_mapped") else sys.executable
     command = [python, "-m", "bench.worker", operation]
     workers = [
-        subprocess.Popen([*command, str(path), str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        subprocess.Popen(
+            [*command, str(path), str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
         for path in paths
     ]
     try:
@@ -43,7 +53,10 @@ def span(operation: str, paths: list[Path], size: int, before: Callable[[], None
             assert worker.stdin is not None
             worker.stdin.write("go\n")
             worker.stdin.flush()
-        times = [[float(word) for word in worker.communicate(timeout=WORKER_TIMEOUT_S)[0].split()] for worker in workers]
+        times = [
+            [float(word) for word in worker.communicate(timeout=WORKER_TIMEOUT_S)[0].split()]
+            for worker in workers
+        ]
         if any(worker.returncode for worker in workers):
             raise RuntimeError(f"{operation} failed")
         return min(start for start, _ in times), max(end for _, end in times)

@@ -31,13 +31,20 @@ def saves(scratch: Path, prefault: str, size: int, idle_s: float) -> list[float]
     backing = scratch / "backing"
     backing.mkdir()
     try:
-        with AcpfsMount(backing, scratch / "mnt", "native", ram=f"{BUDGET * size // MIB}M", prefault=prefault) as mount:
+        with AcpfsMount(
+            backing, scratch / "mnt", "native", ram=f"{BUDGET * size // MIB}M", prefault=prefault
+        ) as mount:
             time.sleep(idle_s)
             found = []
             for number in range(SAVES):
                 step = mount.path / f"step-{number + 1}00"
                 step.mkdir()
-                found.append(sum(save(step / f"rank-{rank}" / "model.pt", size // FILES) for rank in range(FILES)))
+                found.append(
+                    sum(
+                        save(step / f"rank-{rank}" / "model.pt", size // FILES)
+                        for rank in range(FILES)
+                    )
+                )
                 mount.flush()
             return found
     finally:
@@ -51,11 +58,19 @@ def measure(size: int, rounds: int, idle_s: float) -> Report:
             for prefault in ("0", "auto"):
                 for number, seconds in enumerate(saves(scratch, prefault, size, idle_s)):
                     samples.setdefault(f"{prefault}_{number + 1}_s", []).append(seconds)
-    report = Report("cold_memory", "The first saves, memory cold", ["save", "prefault = 0", "prefault = auto", "0 ÷ auto (best)"])
+    report = Report(
+        "cold_memory",
+        "The first saves, memory cold",
+        ["save", "prefault = 0", "prefault = auto", "0 ÷ auto (best)"],
+    )
     for number in range(1, SAVES + 1):
         without, with_ = samples[f"0_{number}_s"], samples[f"auto_{number}_s"]
         cells = [f"{lower_quartile(found):.3f} s ({min(found):.3f})" for found in (without, with_)]
-        report.row(str(number), *cells, f"{lower_quartile(without) / lower_quartile(with_):.2f} ({min(without) / min(with_):.2f})")
+        report.row(
+            str(number),
+            *cells,
+            f"{lower_quartile(without) / lower_quartile(with_):.2f} ({min(without) / min(with_):.2f})",
+        )
     report.samples = samples
     report.notes.append(
         f"{size // MIB} MiB in {FILES} files, {rounds} mounts each, in turns, left alone for {idle_s:g} s: lower quartile (best)"

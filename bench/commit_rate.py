@@ -64,7 +64,12 @@ class Switches:
 
     def install(self) -> None:
         """Before the file system is made."""
-        init, group, following, persisted = Engine.__init__, Order.group, StreamQueue.next, Changes.persisted
+        init, group, following, persisted = (
+            Engine.__init__,
+            Order.group,
+            StreamQueue.next,
+            Changes.persisted,
+        )
         is_enough = Staged.is_enough
 
         def made(engine: Engine, *arguments: Any, **options: Any) -> None:
@@ -101,7 +106,11 @@ class Switches:
         """A line of JSON for each line of words."""
         for line in sys.stdin:
             verb, *words = line.split()
-            verbs: dict[str, Callable[..., Any]] = {"switch": self.switch, "staged": self.staged, "measure": self.measure}
+            verbs: dict[str, Callable[..., Any]] = {
+                "switch": self.switch,
+                "staged": self.staged,
+                "measure": self.measure,
+            }
             answer = verbs[verb](*words)
             print(json.dumps(answer), flush=True)
 
@@ -125,7 +134,11 @@ class Switches:
             raise TimeoutError("not drained")
         spent = thread_cpu_s()
         spent.subtract(threads)
-        return {"seconds": self.stopped_at - begun, "cpu_s": time.process_time() - cpu, "threads": spent}
+        return {
+            "seconds": self.stopped_at - begun,
+            "cpu_s": time.process_time() - cpu,
+            "threads": spent,
+        }
 
 
 def thread_cpu_s() -> Counter[str]:
@@ -133,8 +146,15 @@ def thread_cpu_s() -> Counter[str]:
     found: Counter[str] = Counter()  # of floats, which `Counter` takes as well
     for thread in threading.enumerate():
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
-            found[thread.name.rstrip("0123456789-")] += (int(fields[11]) + int(fields[12])) / TICKS_S  # type: ignore[assignment]
+            fields = (
+                Path(f"/proc/self/task/{thread.native_id}/stat")
+                .read_text()
+                .rpartition(")")[2]
+                .split()
+            )
+            found[thread.name.rstrip("0123456789-")] += (
+                int(fields[11]) + int(fields[12])
+            ) / TICKS_S  # type: ignore[assignment]
     return found
 
 
@@ -143,7 +163,11 @@ def be_daemon(directory: Path, transport: str) -> None:
     switches = Switches()
     switches.install()
     settings = Settings(
-        backing=directory / "backing", mountpoint=directory / "mnt", runtime_dir=directory / "run", transport=Transport(transport), ram="2G"
+        backing=directory / "backing",
+        mountpoint=directory / "mnt",
+        runtime_dir=directory / "run",
+        transport=Transport(transport),
+        ram="2G",
     )
     link = alone(lambda: print("ready", flush=True))
     threading.Thread(target=switches.serve, name="switches", daemon=True).start()
@@ -153,11 +177,21 @@ def be_daemon(directory: Path, transport: str) -> None:
 class Served:
     """The daemon, from outside."""
 
-    def __init__(self, base: Path, transport: str, with_program: Callable[[list[str]], list[str]] = list) -> None:
+    def __init__(
+        self, base: Path, transport: str, with_program: Callable[[list[str]], list[str]] = list
+    ) -> None:
         self.base, self.directories = base, 0
         for name in ("backing", "mnt", "run"):
             (base / name).mkdir()
-        command = [sys.executable, "-m", "bench.commit_rate", "--transport", transport, "--serve", str(base)]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.commit_rate",
+            "--transport",
+            transport,
+            "--serve",
+            str(base),
+        ]
         environment = {**os.environ, "ACPFS_EXPECTED_BYTES": "0"}
         self.process = subprocess.Popen(
             with_program(command),
@@ -221,7 +255,9 @@ class Served:
         self.write(files - files // 2)
         if way == "staged first":
             self.settle(files)
-        found: dict[str, Any] = self.ask("measure", files // 2 if way == "beside streams" else files + self.directories)
+        found: dict[str, Any] = self.ask(
+            "measure", files // 2 if way == "beside streams" else files + self.directories
+        )
         self.clear()
         return found
 
@@ -235,7 +271,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         base = stack.enter_context(places.tmpfs(scratch / "tmpfs"))
         served = Served(base, arguments.transport)
         stack.callback(served.process.wait, SETTLE_TIMEOUT_S)
-        stack.callback(subprocess.run, ["umount", "-l", str(base / "mnt")], check=False, capture_output=True)
+        stack.callback(
+            subprocess.run, ["umount", "-l", str(base / "mnt")], check=False, capture_output=True
+        )
         for number in range(arguments.rounds + 1):
             for way in WAYS:
                 found = served.round(way, files if number else files // 4)
@@ -244,25 +282,63 @@ def measure(arguments: argparse.Namespace) -> Report:
                     rates[way].append(count / found["seconds"])
                     cpu_us[way].append(found["cpu_s"] / count * 1e6)
                     threads[way].update(found["threads"])
-                    print(f"{way}: {rates[way][-1]:,.0f}/s, {cpu_us[way][-1]:.0f} us", file=sys.stderr)
+                    print(
+                        f"{way}: {rates[way][-1]:,.0f}/s, {cpu_us[way][-1]:.0f} us", file=sys.stderr
+                    )
     return reported(files, rates, cpu_us, threads)
 
 
-def reported(files: int, rates: dict[str, list[float]], cpu_us: dict[str, list[float]], threads: dict[str, Counter[str]]) -> Report:
-    columns = ["way", "files/s, best", "upper quartile", "median", "daemon's CPU per file, us (best)", "most of it, by kind of thread, us"]
-    report = Report("commit_rate", f"{files:,} files of {BYTES // 1024} KiB drained to a tmpfs", columns)
+def reported(
+    files: int,
+    rates: dict[str, list[float]],
+    cpu_us: dict[str, list[float]],
+    threads: dict[str, Counter[str]],
+) -> Report:
+    columns = [
+        "way",
+        "files/s, best",
+        "upper quartile",
+        "median",
+        "daemon's CPU per file, us (best)",
+        "most of it, by kind of thread, us",
+    ]
+    report = Report(
+        "commit_rate", f"{files:,} files of {BYTES // 1024} KiB drained to a tmpfs", columns
+    )
     best = {way: -lower_quartile([-rate for rate in rates[way]]) for way in WAYS}
     for way in WAYS:
         per_file = (files // 2 if way == "beside streams" else files) * len(rates[way])
-        most = ", ".join(f"{name} {seconds / per_file * 1e6:.0f}" for name, seconds in threads[way].most_common(4))
-        report.row(way, f"{max(rates[way]):,.0f}", f"{best[way]:,.0f}", f"{median(rates[way]):,.0f}", f"{min(cpu_us[way]):.0f}", most)
+        most = ", ".join(
+            f"{name} {seconds / per_file * 1e6:.0f}"
+            for name, seconds in threads[way].most_common(4)
+        )
+        report.row(
+            way,
+            f"{max(rates[way]):,.0f}",
+            f"{best[way]:,.0f}",
+            f"{median(rates[way]):,.0f}",
+            f"{min(cpu_us[way]):.0f}",
+            most,
+        )
         report.samples[f"{way} files/s"], report.samples[f"{way} cpu us"] = rates[way], cpu_us[way]
     share = best["beside streams"] / best["staged first"]
-    report.bar(f"commits beside streams ≥ {SHARE} of those alone (upper quartiles)", f"{share:.2f}", met=share >= SHARE)
+    report.bar(
+        f"commits beside streams ≥ {SHARE} of those alone (upper quartiles)",
+        f"{share:.2f}",
+        met=share >= SHARE,
+    )
     drain = best["whole drain"]
-    report.bar(f"the whole drain ≥ {FILES_PER_S:,} files a second", f"{drain:,.0f}", met=drain >= FILES_PER_S)
-    report.notes.append(f"{len(rates[WAYS[0]])} rounds; load average at the end {os.getloadavg()[0]:.1f}")
-    report.notes.append(f"RAM tier and backing directory on tmpfs; {files * BYTES // MIB} MiB a round")
+    report.bar(
+        f"the whole drain ≥ {FILES_PER_S:,} files a second",
+        f"{drain:,.0f}",
+        met=drain >= FILES_PER_S,
+    )
+    report.notes.append(
+        f"{len(rates[WAYS[0]])} rounds; load average at the end {os.getloadavg()[0]:.1f}"
+    )
+    report.notes.append(
+        f"RAM tier and backing directory on tmpfs; {files * BYTES // MIB} MiB a round"
+    )
     return report
 
 

@@ -61,19 +61,40 @@ class Variant:
         directory = base / self.name
         for part in (directory, directory / "backing"):
             part.mkdir()
-        options: dict[str, Any] = {"python": self.python, "environment": self.environment, "watchdog_s": places.WATCHDOG_S}
+        options: dict[str, Any] = {
+            "python": self.python,
+            "environment": self.environment,
+            "watchdog_s": places.WATCHDOG_S,
+        }
         mount = AcpfsMount(directory / "backing", directory / "mnt", transport, **options, ram="2G")
         with mount:
             yield mount
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": f"{self.tree}:{ROOT}", "PYTHONSAFEPATH": "1"}  # or the working directory would come first
+        return {
+            "PYTHONPATH": f"{self.tree}:{ROOT}",
+            "PYTHONSAFEPATH": "1",
+        }  # or the working directory would come first
 
     def calls(self, files: int) -> dict[str, list[float]]:
         """Microseconds of processor time by call of the file system."""
-        command = [self.python, "-m", "bench.calls", "--files", str(files), "--rounds", str(CALL_ROUNDS)]
-        done = subprocess.run(command, env={**os.environ, **self.environment}, stdout=subprocess.PIPE, text=True, check=True)
+        command = [
+            self.python,
+            "-m",
+            "bench.calls",
+            "--files",
+            str(files),
+            "--rounds",
+            str(CALL_ROUNDS),
+        ]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **self.environment},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         found: dict[str, list[float]] = json.loads(done.stdout)
         return found
 
@@ -106,7 +127,10 @@ def stat(directory: Path, files: int) -> None:
 
 def stat_in_parallel(directory: Path, files: int) -> None:
     """Each process all of them; forked, so that no start of an interpreter is measured."""
-    processes = [multiprocessing.get_context("fork").Process(target=stat, args=(directory, files)) for _ in range(PROCESSES)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=stat, args=(directory, files))
+        for _ in range(PROCESSES)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -155,8 +179,15 @@ def add_calls(made: Report, variants: list[Variant], files: int, rounds: int) ->
             for call, samples in variant.calls(files).items():
                 found.setdefault(call, {}).setdefault(variant.name, []).extend(samples)
     for call, by_name in found.items():
-        add_row(made, call, "file system alone", [(variant.name, by_name[variant.name]) for variant in variants])
-    made.notes.append(f"file system alone: a thread's processor time by `bench.calls`, {CALL_ROUNDS} samples a round")
+        add_row(
+            made,
+            call,
+            "file system alone",
+            [(variant.name, by_name[variant.name]) for variant in variants],
+        )
+    made.notes.append(
+        f"file system alone: a thread's processor time by `bench.calls`, {CALL_ROUNDS} samples a round"
+    )
 
 
 def add_daemons(made: Report, variants: list[Variant], arguments: argparse.Namespace) -> None:
@@ -164,8 +195,13 @@ def add_daemons(made: Report, variants: list[Variant], arguments: argparse.Names
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
         base = stack.enter_context(places.tmpfs(scratch / "tmpfs"))
-        starts = {variant.name: [start_s(variant, base, arguments.transport) for _ in range(STARTS)] for variant in variants}
-        mounts = {v.name: stack.enter_context(v.mounted(base, arguments.transport)) for v in variants}
+        starts = {
+            variant.name: [start_s(variant, base, arguments.transport) for _ in range(STARTS)]
+            for variant in variants
+        }
+        mounts = {
+            v.name: stack.enter_context(v.mounted(base, arguments.transport)) for v in variants
+        }
         for number in range(arguments.rounds + 1):
             for name in random.Random(number).sample(list(mounts), len(mounts)):
                 samples = one_round(mounts[name], number, arguments.files)
@@ -174,9 +210,19 @@ def add_daemons(made: Report, variants: list[Variant], arguments: argparse.Names
                         found.setdefault((work, what, name), []).append(value)
     for work in WORKS:
         for what in ("user", "system", "until drained", "wall"):
-            add_row(made, work, what, [(variant.name, found[work, what, variant.name]) for variant in variants])
+            add_row(
+                made,
+                work,
+                what,
+                [(variant.name, found[work, what, variant.name]) for variant in variants],
+            )
     best = [min(samples) for samples in starts.values()]
-    made.row("acpfs mount", "wall, s", *(f"{seconds:.2f}" for seconds in best), *(f"{best[0] / seconds:.2f}" for seconds in best[1:]))
+    made.row(
+        "acpfs mount",
+        "wall, s",
+        *(f"{seconds:.2f}" for seconds in best),
+        *(f"{best[0] / seconds:.2f}" for seconds in best[1:]),
+    )
     made.samples |= {f"acpfs mount {name} s": samples for name, samples in starts.items()}
     made.notes.append(f"the daemons' transport: {arguments.transport}")
     made.notes.append(
@@ -186,8 +232,16 @@ def add_daemons(made: Report, variants: list[Variant], arguments: argparse.Names
 
 def add_row(made: Report, work: str, what: str, samples: list[tuple[str, list[float]]]) -> None:
     quartiles = [lower_quartile(values) for _, values in samples]
-    cells = [f"{quartile:.1f} ({min(values):.1f})" for quartile, (_, values) in zip(quartiles, samples, strict=True)]
-    made.row(work, what, *cells, *(f"{quartiles[0] / quartile:.2f}" if quartile else "–" for quartile in quartiles[1:]))
+    cells = [
+        f"{quartile:.1f} ({min(values):.1f})"
+        for quartile, (_, values) in zip(quartiles, samples, strict=True)
+    ]
+    made.row(
+        work,
+        what,
+        *cells,
+        *(f"{quartiles[0] / quartile:.2f}" if quartile else "–" for quartile in quartiles[1:]),
+    )
     made.samples |= {f"{work}, {what}, {name} us": values for name, values in samples}
 
 
@@ -222,12 +276,16 @@ def one_round(mount: AcpfsMount, number: int, files: int) -> dict[tuple[str, str
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("variants", nargs="+", metavar="NAME=PYTHON[:TREE]")
     parser.add_argument("--files", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--transport", default="native-direct")
-    parser.add_argument("--calls-only", action="store_true", help="no daemons: the file system's calls alone")
+    parser.add_argument(
+        "--calls-only", action="store_true", help="no daemons: the file system's calls alone"
+    )
     parser.add_argument("--record", default="compiled", help="name of the result")
     parser.add_argument("--keep", action="store_true", help="save the result")
     options = parser.parse_args()

@@ -15,7 +15,9 @@ LOOK_AGAIN_S = 0.05
 
 def copy(source: Path, target: Path, name: str) -> bool:
     """What a script for it does: cp, then the pointer."""
-    done = subprocess.run(["cp", "-r", str(source / name), str(target)], check=False, capture_output=True)
+    done = subprocess.run(
+        ["cp", "-r", str(source / name), str(target)], check=False, capture_output=True
+    )
     if done.returncode == 0:
         with contextlib.suppress(OSError):
             (target / POINTER).write_text(name)

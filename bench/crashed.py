@@ -30,22 +30,32 @@ class Left:
     @property
     def pointer_is_true(self) -> bool:
         """It names a checkpoint that is whole, or nothing at all where nothing is."""
-        return self.pointer in {f"step-{step}" for step in self.whole} or (not self.found and not self.pointer)
+        return self.pointer in {f"step-{step}" for step in self.whole} or (
+            not self.found and not self.pointer
+        )
 
     def words(self) -> str:
         """For a cell of a table."""
         newest = f"newest whole: step {self.whole[-1]}" if self.whole else "none whole"
-        named = f"`{POINTER}` says {self.pointer or 'nothing'}" + ("" if self.pointer_is_true else ": NOT WHOLE")
+        named = f"`{POINTER}` says {self.pointer or 'nothing'}" + (
+            "" if self.pointer_is_true else ": NOT WHOLE"
+        )
         return f"{newest}; {named}"
 
 
 def look(directory: Path, whole: Callable[[int], bool]) -> Left:
     """`whole` loads a step and compares every bit."""
-    steps = sorted(int(entry.name.partition("-")[2]) for entry in directory.glob("step-*")) if directory.exists() else []
+    steps = (
+        sorted(int(entry.name.partition("-")[2]) for entry in directory.glob("step-*"))
+        if directory.exists()
+        else []
+    )
     good = [step for step in steps if whole(step)]
     pointer = directory / POINTER
     said = pointer.read_text(errors="replace").strip("\0\n ") if pointer.exists() else ""
-    return Left(steps, good, said, checked(directory / f"step-{good[-1]}" / MODEL) if good else "none")
+    return Left(
+        steps, good, said, checked(directory / f"step-{good[-1]}" / MODEL) if good else "none"
+    )
 
 
 def checked(path: Path) -> str:

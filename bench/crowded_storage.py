@@ -49,7 +49,11 @@ async def serve() -> None:
 def main(source: str, mountpoint: str, bytes_per_s: int, best: int) -> None:
     """Mount and serve."""
     os.umask(0)
-    pyfuse3.init(Crowded(source, Faults(), bytes_per_s, best), mountpoint, {"default_permissions", "allow_other", "fsname=crowded-storage"})
+    pyfuse3.init(
+        Crowded(source, Faults(), bytes_per_s, best),
+        mountpoint,
+        {"default_permissions", "allow_other", "fsname=crowded-storage"},
+    )
     try:
         trio.run(serve)
     finally:

@@ -37,7 +37,9 @@ class NoDiskError(Exception):
 
 
 def _run(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout.strip()
+    return subprocess.run(
+        words, check=True, capture_output=True, text=True, timeout=120
+    ).stdout.strip()
 
 
 class Disk:
@@ -60,11 +62,22 @@ class Disk:
             with open(self._image, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, self._size + ROOM_BYTES)
             self._undo.callback(self._image.unlink)
-            self.device = Path(_run("losetup", "--find", "--show", "--direct-io=on", str(self._image)))
+            self.device = Path(
+                _run("losetup", "--find", "--show", "--direct-io=on", str(self._image))
+            )
             self._undo.callback(_run, "losetup", "--detach", str(self.device))
             number = os.stat(self.device).st_rdev
             self.number = f"{os.major(number)}:{os.minor(number)}"
-            _run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(self.device))
+            _run(
+                "mkfs.ext4",
+                "-q",
+                "-F",
+                "-m",
+                "0",
+                "-E",
+                "lazy_itable_init=0,lazy_journal_init=0",
+                str(self.device),
+            )
             self._undo.callback(self._umount)
             self.mount()
         except (OSError, subprocess.SubprocessError) as error:
@@ -83,7 +96,9 @@ class Disk:
         _run("mount", str(self.device), str(self.path))
 
     def _umount(self) -> None:
-        subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True, timeout=120)
+        subprocess.run(
+            ["umount", "-l", str(self.path)], check=False, capture_output=True, timeout=120
+        )
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -112,7 +127,9 @@ class Disk:
         The image is what the disk had. Whoever still holds what lost its power, as other mount name spaces do, does not matter.
         """
         deadline = time.monotonic() + timeout_s
-        while subprocess.run(["umount", str(self.path)], check=False, capture_output=True, timeout=120).returncode:
+        while subprocess.run(
+            ["umount", str(self.path)], check=False, capture_output=True, timeout=120
+        ).returncode:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.path} is still in use")
             time.sleep(0.05)
@@ -121,7 +138,13 @@ class Disk:
         self._undo.callback(_run, "losetup", "--detach", device)
         path.mkdir()
         _run("mount", device, str(path))
-        self._undo.callback(subprocess.run, ["umount", "-l", str(path)], check=False, capture_output=True, timeout=120)
+        self._undo.callback(
+            subprocess.run,
+            ["umount", "-l", str(path)],
+            check=False,
+            capture_output=True,
+            timeout=120,
+        )
 
     def read_bytes(self) -> int:
         """How many bytes were ever read from the device."""
@@ -162,16 +185,28 @@ def _limits(number: str, reads: int, writes: int) -> list[tuple[Path, str]]:
     found: dict[Path, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _hierarchy, controllers, group = line.split(":", 2)
-        for top in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/blkio")):
+        for top in (
+            Path("/sys/fs/cgroup"),
+            Path("/sys/fs/cgroup/unified"),
+            Path("/sys/fs/cgroup/blkio"),
+        ):
             below = top / group.lstrip("/")
-            if "blkio" in controllers.split(",") and (below / "blkio.throttle.read_bps_device").exists():
-                for place in {below, top}:  # version 1: what the page cache writes back belongs to the topmost
+            if (
+                "blkio" in controllers.split(",")
+                and (below / "blkio.throttle.read_bps_device").exists()
+            ):
+                for place in {
+                    below,
+                    top,
+                }:  # version 1: what the page cache writes back belongs to the topmost
                     found[place / "blkio.throttle.read_bps_device"] = f"{number} {reads}"
                     found[place / "blkio.throttle.write_bps_device"] = f"{number} {writes}"
             if not controllers and (below / "io.max").exists():
                 found[below / "io.max"] = f"{number} rbps={reads or 'max'} wbps={writes or 'max'}"
     if not found:
-        raise NoThrottleError("no control group limits block devices here (blkio.throttle of version 1, io.max of version 2)")
+        raise NoThrottleError(
+            "no control group limits block devices here (blkio.throttle of version 1, io.max of version 2)"
+        )
     return list(found.items())
 
 
@@ -184,14 +219,18 @@ def limited(disk: Disk, reads: int, writes: int = 0) -> Iterator[None]:
     """
     undo = contextlib.ExitStack()
     with undo:
-        for (file, words), (_, none) in zip(_limits(disk.number, reads, writes), _limits(disk.number, 0, 0), strict=True):
+        for (file, words), (_, none) in zip(
+            _limits(disk.number, reads, writes), _limits(disk.number, 0, 0), strict=True
+        ):
             try:
                 file.write_text(words)
             except OSError as error:
                 raise NoThrottleError(f"{file}: {error.strerror}") from error
             undo.callback(file.write_text, none)
         if writes and (speed := _written_per_s(disk)) > 2 * writes:
-            raise NoThrottleError(f"the control group's limit does not hold for what the page cache writes ({speed / 1e6:.0f} MB/s)")
+            raise NoThrottleError(
+                f"the control group's limit does not hold for what the page cache writes ({speed / 1e6:.0f} MB/s)"
+            )
         yield
 
 

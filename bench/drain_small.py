@@ -33,7 +33,9 @@ THREADS = 16
 @contextlib.contextmanager
 def ext4(scratch: Path) -> Iterator[Path]:
     """An ext4 whose device takes FSYNC_S to flush: its image lies on the slow pass-through file system."""
-    with places.served("bench.slow_storage", scratch / "source", scratch / "slow", str(FSYNC_S)) as slow:
+    with places.served(
+        "bench.slow_storage", scratch / "source", scratch / "slow", str(FSYNC_S)
+    ) as slow:
         image, mount = slow / "image", scratch / "ext4"
         mount.mkdir()
         with open(image, "wb") as file:
@@ -56,7 +58,9 @@ def backing_of(kind: str, scratch: Path) -> Iterator[tuple[Path, str]]:
         with ext4(scratch) as path:
             yield path, f"ext4 on a loop device whose flush takes {FSYNC_S * 1000:g} ms"
     elif kind == "latency":
-        with places.served("bench.slow_storage", scratch / "source", scratch / "slow", str(FSYNC_S)) as slow:
+        with places.served(
+            "bench.slow_storage", scratch / "source", scratch / "slow", str(FSYNC_S)
+        ) as slow:
             yield slow, f"a pass-through file system whose fsync takes {FSYNC_S * 1000:g} ms"
     else:
         yield Path(kind), kind
@@ -126,8 +130,14 @@ def measure(kind: str, rounds: int) -> Report:
         report.row(name, spread(values, "s"), f"{FILES / median(values):,.0f}")
     report.samples = {"serial_s": loop, "drain_s": drain, "whole_s": whole, "threads_s": threads}
     ratio = median(loop) / median(drain)
-    report.bar(f"drains at least {FASTER:g} times as fast as the serial loop", f"{ratio:.1f} times", met=ratio >= FASTER)
-    report.notes.append("the loops flush no directory and keep no order; the drain does both, and writes checksums and a manifest")
+    report.bar(
+        f"drains at least {FASTER:g} times as fast as the serial loop",
+        f"{ratio:.1f} times",
+        met=ratio >= FASTER,
+    )
+    report.notes.append(
+        "the loops flush no directory and keep no order; the drain does both, and writes checksums and a manifest"
+    )
     return report
 
 

@@ -23,7 +23,11 @@ WATCHDOG_S = 1000.0
 
 def free_bytes() -> int:
     """Memory that nothing has, page cache neither."""
-    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemFree:"))
+    line = next(
+        line
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemFree:")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -41,8 +45,17 @@ def saves(scratch: Path, prefault: int, size: int) -> tuple[float, float]:
     """Seconds of the first and of the second save of a new mount."""
     backing = scratch / "backing"
     backing.mkdir(exist_ok=True)
-    with AcpfsMount(backing, scratch / "mnt", "native-passthrough", ram="40%", prefault=prefault, watchdog_s=WATCHDOG_S) as mount:
-        mount.wait_status(lambda status: status["ram"]["prefaulted_bytes"] >= prefault, timeout_s=60)
+    with AcpfsMount(
+        backing,
+        scratch / "mnt",
+        "native-passthrough",
+        ram="40%",
+        prefault=prefault,
+        watchdog_s=WATCHDOG_S,
+    ) as mount:
+        mount.wait_status(
+            lambda status: status["ram"]["prefaulted_bytes"] >= prefault, timeout_s=60
+        )
         fill_page_cache(scratch / "cached")
         found = []
         for _ in range(2):
@@ -62,7 +75,11 @@ def measure(size: int, rounds: int) -> Report:
                 first, second = saves(scratch, prefault, size)
                 samples.setdefault(f"{name}_first_s", []).append(first)
                 samples.setdefault(f"{name}_second_s", []).append(second)
-    report = Report("first_save", "The first save, page cache full", ["prefault", "first", "second", "second ÷ first"])
+    report = Report(
+        "first_save",
+        "The first save, page cache full",
+        ["prefault", "first", "second", "second ÷ first"],
+    )
     ratios = {}
     for name in ("without", "with"):
         first, second = median(samples[f"{name}_first_s"]), median(samples[f"{name}_second_s"])
@@ -70,7 +87,11 @@ def measure(size: int, rounds: int) -> Report:
         report.row(name, f"{first:.3f} s", f"{second:.3f} s", f"{ratios[name]:.2f}")
     report.samples = samples
     report.notes.append(f"{size / GIB:g} GiB, {rounds} new mounts each, in turn; medians")
-    report.bar("with prefault the first save is as fast as the second (at least 0.9)", f"{ratios['with']:.2f}", met=ratios["with"] >= 0.9)
+    report.bar(
+        "with prefault the first save is as fast as the second (at least 0.9)",
+        f"{ratios['with']:.2f}",
+        met=ratios["with"] >= 0.9,
+    )
     return report
 
 

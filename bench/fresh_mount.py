@@ -83,9 +83,16 @@ def small_files(scratch: Path) -> float:
 
 def measure(size: int, mounts: int) -> Report:
     report = Report(
-        "fresh_mount", f"First and fourth save of a fresh mount, {size // MIB} MiB", ["what", "best", "lower quartile", "median"]
+        "fresh_mount",
+        f"First and fourth save of a fresh mount, {size // MIB} MiB",
+        ["what", "best", "lower quartile", "median"],
     )
-    samples: dict[str, list[float]] = {"first_s": [], "fourth_s": [], "first_over_fourth": [], "small_file_cpu_s": []}
+    samples: dict[str, list[float]] = {
+        "first_s": [],
+        "fourth_s": [],
+        "first_over_fourth": [],
+        "small_file_cpu_s": [],
+    }
     choices: dict[str, int] = {}
     with places.scratch() as scratch, places.tmpfs(scratch / "base") as base:
         for _ in range(mounts):
@@ -96,7 +103,10 @@ def measure(size: int, mounts: int) -> Report:
             samples["small_file_cpu_s"].append(small_files(base))
         report.notes.append(f"lanes of the last mount's opens: {choices}")
     for name, values in samples.items():
-        report.row(name, *(f"{value:.3g}" for value in (min(values), lower_quartile(values), median(values))))
+        report.row(
+            name,
+            *(f"{value:.3g}" for value in (min(values), lower_quartile(values), median(values))),
+        )
     report.samples = samples
     report.notes.append(
         f"{mounts} mounts; ratio of the lower quartiles {lower_quartile(samples['first_s']) / lower_quartile(samples['fourth_s']):.2f}"

@@ -38,13 +38,22 @@ def one(members: int, processes: int, directory: Path) -> dict[str, float]:
         registered = time.monotonic() - began
         status = Path(f"/proc/{job.coordinators[0].pid}")
         before = cpu_s(status)
-        rss = next(int(line.split()[1]) / 1024 for line in (status / "status").read_text().splitlines() if line.startswith("VmHWM"))
+        rss = next(
+            int(line.split()[1]) / 1024
+            for line in (status / "status").read_text().splitlines()
+            if line.startswith("VmHWM")
+        )
         killed = time.time()
         os.kill(job.pids[last], signal.SIGKILL)
         survivors = range(world - 1)
         job.members.wait(120)
-        assert job.coordinators[0].returncode is None, "not waited for: its times are still to be read"
-        told = {rank: {line["what"]: line["at"] - killed for line in job.told(rank)} for rank in survivors}
+        assert job.coordinators[0].returncode is None, (
+            "not waited for: its times are still to be read"
+        )
+        told = {
+            rank: {line["what"]: line["at"] - killed for line in job.told(rank)}
+            for rank in survivors
+        }
         return {
             "registered": registered,
             "detected": min(times["Stop"] for times in told.values()),
@@ -78,17 +87,28 @@ def report_all(report: Report, rounds: list[dict[str, float]]) -> None:
     """Rows and bars."""
     found = {name: [one[name] for one in rounds] for name in rounds[0]}
     for name, title in ROWS.items():
-        report.row(title, f"{median(found[name]):.3g} s", f"{min(found[name]):.3g} s", f"{lower_quartile(found[name]):.3g} s")
+        report.row(
+            title,
+            f"{median(found[name]):.3g} s",
+            f"{min(found[name]):.3g} s",
+            f"{lower_quartile(found[name]):.3g} s",
+        )
         report.samples[f"{title}, s"] = found[name]
-    report.row("memory of the coordinator, at most", f"{max(found['coordinator MB']):.0f} MB", "", "")
+    report.row(
+        "memory of the coordinator, at most", f"{max(found['coordinator MB']):.0f} MB", "", ""
+    )
     decision, memory = median(found["decision"]), max(found["coordinator MB"])
-    report.bar(f"SIGKILL → decision: ≤ {DECISION_S:g} s", f"{decision:.3g} s", met=decision <= DECISION_S)
+    report.bar(
+        f"SIGKILL → decision: ≤ {DECISION_S:g} s", f"{decision:.3g} s", met=decision <= DECISION_S
+    )
     report.bar(f"coordinator: ≤ {MEMORY_MB} MB", f"{memory:.0f} MB", met=memory <= MEMORY_MB)
 
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)

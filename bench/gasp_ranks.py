@@ -42,11 +42,16 @@ def made(kind: str, mib: float) -> tuple[Any, Any]:
     parameters = mib * (1 << 20) / STATE_BYTES
     layers = max(1, round(parameters / WIDTH**2))
     width = WIDTH if parameters >= WIDTH**2 else max(2, int(parameters**0.5))
-    model: Any = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+    model: Any = torch.nn.Sequential(
+        *(torch.nn.Linear(width, width, bias=False) for _ in range(layers))
+    )
     if kind == "ddp":
         model = DistributedDataParallel(model)
     else:
-        fully_shard(model, mesh=init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("replicate", "shard")))
+        fully_shard(
+            model,
+            mesh=init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("replicate", "shard")),
+        )
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
@@ -111,15 +116,27 @@ def timed(rank: int, config: dict[str, Any], scratch: Path) -> None:
         steps("with")
         found["idle"] = max(0.0, idle() - alone)
         dist.barrier()
-    medians = {name: statistics.median(wall for wall, _ in found[name]) for name in ("without", "with")}
-    medians |= {f"{name} cpu": statistics.median(cpu for _, cpu in found[name]) for name in ("without", "with")}
-    (scratch / f"steps-{rank}").write_text(json.dumps({**medians, "idle": found["idle"]}), encoding="ascii")
+    medians = {
+        name: statistics.median(wall for wall, _ in found[name]) for name in ("without", "with")
+    }
+    medians |= {
+        f"{name} cpu": statistics.median(cpu for _, cpu in found[name])
+        for name in ("without", "with")
+    }
+    (scratch / f"steps-{rank}").write_text(
+        json.dumps({**medians, "idle": found["idle"]}), encoding="ascii"
+    )
 
 
 def points(scratch: Path) -> dict[str, Any]:
     """When who was where, since the kill."""
     told = {
-        rank: [(point, float(at)) for point, at in (line.split() for line in (scratch / f"points-{rank}").read_text().splitlines())]
+        rank: [
+            (point, float(at))
+            for point, at in (
+                line.split() for line in (scratch / f"points-{rank}").read_text().splitlines()
+            )
+        ]
         for rank in range(WORLD)
     }
     killed = told[WORLD - 1][-1][1]
@@ -129,7 +146,9 @@ def points(scratch: Path) -> dict[str, Any]:
         return max(at for rank in survivors for name, at in rank if name == point) - killed
 
     found = {name: last(name) for name in ("stopping", "saving", "published")}
-    found["updated"] = max(0.0, last("updated"))  # before the kill: who is not through the gate parks without that update
+    found["updated"] = max(
+        0.0, last("updated")
+    )  # before the kill: who is not through the gate parks without that update
     return {**found, "plain": [at for name, at in told[0] if name == "plain"]}
 
 

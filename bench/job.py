@@ -39,7 +39,13 @@ class Job:
                 command = [*words, str(rank), str(self.ranks), rendezvous, str(self.size)]
                 self._processes.append(
                     subprocess.Popen(
-                        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1
+                        command,
+                        cwd=ROOT,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=self._log,
+                        text=True,
+                        bufsize=1,
                     )
                 )
             for rank in range(self.ranks):
@@ -49,7 +55,12 @@ class Job:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.end()
 
     def end(self) -> None:
@@ -87,13 +98,17 @@ class Job:
         pipe = self._processes[rank].stdout
         assert pipe is not None
         if not readable(pipe, timeout_s) or not (line := pipe.readline()):
-            raise OrderError(f"rank {rank} does not answer\n{(self._scratch / 'ranks.log').read_text()[-2000:]}")
+            raise OrderError(
+                f"rank {rank} does not answer\n{(self._scratch / 'ranks.log').read_text()[-2000:]}"
+            )
         found: dict[str, Any] = json.loads(line)
         if "failed" in found:
             raise OrderError(f"rank {rank}: {found['failed']}")
         return found
 
-    def ask(self, rank: int, do: str, *, timeout_s: float = ORDER_TIMEOUT_S, **words: Any) -> dict[str, Any]:
+    def ask(
+        self, rank: int, do: str, *, timeout_s: float = ORDER_TIMEOUT_S, **words: Any
+    ) -> dict[str, Any]:
         """One rank alone."""
         self.tell(rank, do, **words)
         return self.answer(rank, timeout_s)
@@ -103,7 +118,11 @@ class Job:
         for rank in range(self.ranks):
             self.tell(rank, do, **words)
         found = [self.answer(rank, timeout_s) for rank in range(self.ranks)]
-        ends = {name: max(one[name] for one in found) for name in found[0] if name in ("ended", "durable")}
+        ends = {
+            name: max(one[name] for one in found)
+            for name in found[0]
+            if name in ("ended", "durable")
+        }
         return {"begun": min(one["begun"] for one in found), **ends}
 
 

@@ -46,7 +46,9 @@ def phases(files: int, changes: int, part_lines: int) -> dict[str, tuple[int, in
     """Per phase: bytes, files and seconds."""
     with tempfile.TemporaryDirectory() as scratch:
         lower = Counting(Path(scratch), "node")
-        manifest = Manifest(StateDatabase(Path(scratch) / "state.db"), lower, threading.RLock(), "node", part_lines)
+        manifest = Manifest(
+            StateDatabase(Path(scratch) / "state.db"), lower, threading.RLock(), "node", part_lines
+        )
         found = {"saving": _phase(lower, lambda: _save(manifest, files))}
         found["single changes"] = _phase(lower, lambda: _change(manifest, files, changes))
         lower.disconnect()
@@ -75,16 +77,38 @@ def _change(manifest: Manifest, files: int, changes: int) -> None:
 
 def measure(files: int, changes: int) -> Report:
     """Both ways, one after the other."""
-    columns = ["what", "bytes, whole", "bytes, in parts", "times less", "files written", "whole", "in parts"]
+    columns = [
+        "what",
+        "bytes, whole",
+        "bytes, in parts",
+        "times less",
+        "files written",
+        "whole",
+        "in parts",
+    ]
     report = Report("manifest", f"Bytes written for the manifest of {files:,} files", columns)
     in_parts, whole = phases(files, changes, PART_LINES), phases(files, changes, files)
     for phase, (size, count, seconds) in in_parts.items():
         before, _count, before_s = whole[phase]
-        report.row(phase, f"{before:,}", f"{size:,}", f"{before / size:.1f}", f"{count:,}", f"{before_s:.1f} s", f"{seconds:.1f} s")
+        report.row(
+            phase,
+            f"{before:,}",
+            f"{size:,}",
+            f"{before / size:.1f}",
+            f"{count:,}",
+            f"{before_s:.1f} s",
+            f"{seconds:.1f} s",
+        )
         report.samples |= {f"{phase}: whole_bytes": [before], f"{phase}: in_parts_bytes": [size]}
     ratio = whole["single changes"][0] / in_parts["single changes"][0]
-    report.bar(f"a single change writes at least {LIMIT:g} times less", f"{ratio:.1f} times", met=ratio >= LIMIT)
-    report.notes.append(f"saving: a writing after every {SAVED_AT_ONCE:,} files; single changes: {changes}, a writing after each")
+    report.bar(
+        f"a single change writes at least {LIMIT:g} times less",
+        f"{ratio:.1f} times",
+        met=ratio >= LIMIT,
+    )
+    report.notes.append(
+        f"saving: a writing after every {SAVED_AT_ONCE:,} files; single changes: {changes}, a writing after each"
+    )
     return report
 
 

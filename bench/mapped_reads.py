@@ -41,14 +41,20 @@ KNOWN = "size known"
 def asked(path: Path) -> dict[str, float]:
     """`bench.mapped_touch` in a process of its own."""
     words = [sys.executable, "-m", "bench.mapped_touch", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
     answer: dict[str, float] = json.loads(done.stdout)
     return answer
 
 
 def tier_file(mount: AcpfsMount, size: int) -> Path:
     """The newest one of that size; a version may have a copy for a while."""
-    found = [path for path in (mount.runtime_dir / "tiers").rglob("*") if path.is_file() and path.stat().st_size == size]
+    found = [
+        path
+        for path in (mount.runtime_dir / "tiers").rglob("*")
+        if path.is_file() and path.stat().st_size == size
+    ]
     return max(found, key=lambda path: path.stat().st_ino)
 
 
@@ -59,7 +65,9 @@ def files(stack: contextlib.ExitStack, size: int) -> dict[str, Callable[[], Path
     for number, (name, (kind, piece)) in enumerate(WRITTEN.items()):
         if kind.startswith("native"):
             (backing := scratch / f"backing{number}").mkdir()
-            mount = stack.enter_context(AcpfsMount(backing, scratch / f"mnt{number}", kind, ram=f"{4 * size // MIB}M"))
+            mount = stack.enter_context(
+                AcpfsMount(backing, scratch / f"mnt{number}", kind, ram=f"{4 * size // MIB}M")
+            )
             if name.endswith(KNOWN):
                 save(mount.path / "file", size, piece)
                 (mount.path / "file").unlink()
@@ -69,7 +77,11 @@ def files(stack: contextlib.ExitStack, size: int) -> dict[str, Callable[[], Path
             found[name] = partial(Path, mount.path / "file")
             found[f"its tier file ({number})"] = partial(tier_file, mount, size)
         else:
-            save(stack.enter_context(places.tmpfs(scratch / f"tmpfs{number}", huge=kind)) / "file", size, piece)
+            save(
+                stack.enter_context(places.tmpfs(scratch / f"tmpfs{number}", huge=kind)) / "file",
+                size,
+                piece,
+            )
             found[name] = partial(Path, scratch / f"tmpfs{number}" / "file")
     return found
 
@@ -90,7 +102,11 @@ def measure(size: int, rounds: int) -> Report:
         "touch, ms, best",
         "lower quartile",
     ]
-    report = Report("mapped_reads", f"Touching every page of a mapped file of {size // MIB} MiB and {size % MIB} bytes", columns)
+    report = Report(
+        "mapped_reads",
+        f"Touching every page of a mapped file of {size // MIB} MiB and {size % MIB} bytes",
+        columns,
+    )
     with contextlib.ExitStack() as stack:
         compared = files(stack, size)
         found: dict[str, list[dict[str, float]]] = {name: [] for name in compared}
@@ -102,11 +118,23 @@ def measure(size: int, rounds: int) -> Report:
     for name, answers in found.items():
         last, touched = answers[-1], [answer["touch_s"] * 1000 for answer in answers]
         huge = f"{last['huge_kib'] / 1024:.0f} of {last['rss_kib'] / 1024:.0f} MiB"
-        beyond = ", ".join(sorted({f"{int(answer['past_2_mib']) // 1024} KiB" for answer in answers}))
+        beyond = ", ".join(
+            sorted({f"{int(answer['past_2_mib']) // 1024} KiB" for answer in answers})
+        )
         opened = min(answer["open_s"] for answer in answers) * 1000
-        report.row(name, int(last["faults"]), huge, beyond, f"{opened:.2f}", f"{min(touched):.2f}", f"{lower_quartile(touched):.2f}")
+        report.row(
+            name,
+            int(last["faults"]),
+            huge,
+            beyond,
+            f"{opened:.2f}",
+            f"{min(touched):.2f}",
+            f"{lower_quartile(touched):.2f}",
+        )
         report.samples[f"{name}: touch, ms"] = touched
-        report.samples[f"{name}: open and mmap, ms"] = [answer["open_s"] * 1000 for answer in answers]
+        report.samples[f"{name}: open and mmap, ms"] = [
+            answer["open_s"] * 1000 for answer in answers
+        ]
         report.samples[f"{name}: faults"] = [answer["faults"] for answer in answers]
     report.notes.append(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
     return report

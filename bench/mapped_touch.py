@@ -31,7 +31,9 @@ def touch(path: str) -> None:
     touched = time.perf_counter()
     text = Path("/proc/self/smaps").read_text()
     (found,) = re.findall(rf"^{address:x}-.*?VmFlags", text, re.MULTILINE | re.DOTALL)
-    kib = {name: int(value) for name, value in re.findall(r"^(\w+): +(\d+) kB", found, re.MULTILINE)}
+    kib = {
+        name: int(value) for name, value in re.findall(r"^(\w+): +(\d+) kB", found, re.MULTILINE)
+    }
     print(
         json.dumps(
             {

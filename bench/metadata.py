@@ -83,11 +83,16 @@ class Samples:
 def build(directory: Path) -> Path:
     """The example as a program."""
     program = directory / "passthrough_ll"
-    flags = subprocess.run(["pkg-config", "fuse3", "--cflags", "--libs"], capture_output=True, text=True, check=True).stdout.split()
+    flags = subprocess.run(
+        ["pkg-config", "fuse3", "--cflags", "--libs"], capture_output=True, text=True, check=True
+    ).stdout.split()
     source = EXAMPLE if EXAMPLE.exists() else EXAMPLE.with_suffix(".c.gz")
     if not source.exists():
         raise SystemExit(f"{EXAMPLE} is not there: install libfuse3-dev, with its documentation")
-    subprocess.run(["gcc", "-O2", "-D_FILE_OFFSET_BITS=64", str(source), *flags, "-o", str(program)], check=True)
+    subprocess.run(
+        ["gcc", "-O2", "-D_FILE_OFFSET_BITS=64", str(source), *flags, "-o", str(program)],
+        check=True,
+    )
     return program
 
 
@@ -96,7 +101,9 @@ def example(program: Path, source: Path, path: Path) -> Iterator[Place]:
     """A directory as the example shows it, with its defaults: several threads, names and attributes hold for a second."""
     source.mkdir()
     path.mkdir()
-    process = subprocess.Popen([str(program), "-f", "-o", f"source={source}", "-o", "timeout=1", str(path)])
+    process = subprocess.Popen(
+        [str(program), "-f", "-o", f"source={source}", "-o", "timeout=1", str(path)]
+    )
     try:
         deadline = time.monotonic() + places.START_TIMEOUT_S
         while not is_mounted(path):
@@ -183,14 +190,18 @@ def measure(rounds: int, scale: float, only: list[str]) -> Report:
     names = FILES + TREE_FILES + MANY_FILES
     if names * scale + DESCRIPTORS_BESIDE > descriptors:
         most = (descriptors - DESCRIPTORS_BESIDE) / names
-        raise SystemExit(f"passthrough_ll has a descriptor for each name, and may have {descriptors} here: --scale {most:.2f} at most")
+        raise SystemExit(
+            f"passthrough_ll has a descriptor for each name, and may have {descriptors} here: --scale {most:.2f} at most"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     samples = Samples({}, {}, frozenset(only))
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
         base = stack.enter_context(places.tmpfs(scratch / "tmpfs"))
         archive(base / "tree.tar", scale)
-        beside = stack.enter_context(example(build(scratch), base / "mirrored", scratch / "example"))
+        beside = stack.enter_context(
+            example(build(scratch), base / "mirrored", scratch / "example")
+        )
         mount = stack.enter_context(places.acpfs(base / "backing", scratch / "mount", "native"))
         where = [beside, Place("acpfs", mount.path, mount.pid, mount)]
         for number in range(rounds + 1):
@@ -209,14 +220,28 @@ def _table(samples: Samples, rounds: int, scale: float) -> Report:
         cells: list[str] = []
         for name in ("acpfs", "passthrough_ll"):
             seconds, processor = samples.wall[row, name], samples.processor[row, name]
-            cells += [f"{min(seconds):.3f} s ({lower_quartile(seconds):.3f})", f"{min(processor):.2f} s"]
-            report.samples[f"{row}, {name}_s"], report.samples[f"{row}, {name}, processor_s"] = seconds, processor
+            cells += [
+                f"{min(seconds):.3f} s ({lower_quartile(seconds):.3f})",
+                f"{min(processor):.2f} s",
+            ]
+            report.samples[f"{row}, {name}_s"], report.samples[f"{row}, {name}, processor_s"] = (
+                seconds,
+                processor,
+            )
         ratio = min(samples.wall[row, "acpfs"]) / min(samples.wall[row, "passthrough_ll"])
         report.row(row, *cells, f"{ratio:.1f}")
         if row in BARS:
-            report.bar(f"{row}: at most {BARS[row]:.2g} times passthrough_ll", f"{ratio:.2f}", met=ratio <= BARS[row])
-    report.notes.append(f"{rounds} rounds in turn after a warm-up: best and lower quartile; {scale:g} of the files; all on one tmpfs")
-    report.notes.append(f"{FILES:,} files of 4 KiB; {TREE_FILES:,} in {TREE_DIRECTORIES} directories; rm -rf of {MANY_FILES:,}, drained")
+            report.bar(
+                f"{row}: at most {BARS[row]:.2g} times passthrough_ll",
+                f"{ratio:.2f}",
+                met=ratio <= BARS[row],
+            )
+    report.notes.append(
+        f"{rounds} rounds in turn after a warm-up: best and lower quartile; {scale:g} of the files; all on one tmpfs"
+    )
+    report.notes.append(
+        f"{FILES:,} files of 4 KiB; {TREE_FILES:,} in {TREE_DIRECTORIES} directories; rm -rf of {MANY_FILES:,}, drained"
+    )
     return report
 
 
@@ -225,6 +250,11 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True, help="whether to save what was found")
+    parser.add_argument(
+        "--keep",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether to save what was found",
+    )
     arguments = parser.parse_args()
     sys.exit(measure(arguments.rounds, arguments.scale, arguments.only).finish(keep=arguments.keep))

@@ -168,7 +168,9 @@ def cold_reads(samples: Samples, mount: Place, plain: Path, size: int, count: in
     under.unlink()
 
 
-def persisted(samples: Samples, mount: Place, plain: Path, tmp: Path, size: int, count: int) -> None:
+def persisted(
+    samples: Samples, mount: Place, plain: Path, tmp: Path, size: int, count: int
+) -> None:
     """Close to persisted, against dd conv=fsync of the same files in parallel."""
     names = [f"kept-{n}.bin" for n in range(STREAMS)]
     for name in names:
@@ -179,7 +181,10 @@ def persisted(samples: Samples, mount: Place, plain: Path, tmp: Path, size: int,
         mount.mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
         samples.add("persisted", "native", time.monotonic() - closed)
         start = time.monotonic()
-        copies = [["dd", f"if={tmp / n}", f"of={plain / n}.dd", "bs=8M", "conv=fsync", "status=none"] for n in names]
+        copies = [
+            ["dd", f"if={tmp / n}", f"of={plain / n}.dd", "bs=8M", "conv=fsync", "status=none"]
+            for n in names
+        ]
         for process in [subprocess.Popen(copy) for copy in copies]:
             process.wait()
         samples.add("persisted", "dd", time.monotonic() - start)
@@ -219,7 +224,11 @@ def names(samples: Samples, where: list[Place], count: int) -> None:
             timed(lambda d=directory: stat_all(d))  # type: ignore[misc]  # fills the kernel's cache
             samples.add("stat", place.name, timed(lambda d=directory: stat_all(d)))  # type: ignore[misc]
             if place.mount is not None or number == count:
-                samples.add("readdir", place.name, timed(lambda p=place: os.listdir(p.directory / "many")))  # type: ignore[misc]
+                samples.add(
+                    "readdir",
+                    place.name,
+                    timed(lambda p=place: os.listdir(p.directory / "many")),  # type: ignore[misc]
+                )
             place.settle()
 
 
@@ -275,11 +284,20 @@ def measure(size: int, count: int, only: list[str]) -> Report:
     return judged(samples, size, count)
 
 
-def bytes_in_turn(samples: Samples, stack: contextlib.ExitStack, scratch: Path, size: int, count: int, only: list[str]) -> None:
+def bytes_in_turn(
+    samples: Samples,
+    stack: contextlib.ExitStack,
+    scratch: Path,
+    size: int,
+    count: int,
+    only: list[str],
+) -> None:
     """All that moves bytes."""
 
     def mounted(transport: str) -> Place:
-        mount = stack.enter_context(places.acpfs(scratch / f"backing-{transport}", scratch / transport, transport))
+        mount = stack.enter_context(
+            places.acpfs(scratch / f"backing-{transport}", scratch / transport, transport)
+        )
         return Place(transport, mount.path, mount)
 
     shm = Path("/dev/shm") / scratch.name
@@ -315,41 +333,76 @@ def names_in_turn(samples: Samples, stack: contextlib.ExitStack, scratch: Path, 
         (base / name / "many").mkdir(parents=True)
         for number in range(ENTRIES):
             os.mknod(base / name / "many" / f"entry-{number}")
-    example = stack.enter_context(places.served("bench.passthrough_example", base / "mirrored", scratch / "example"))
+    example = stack.enter_context(
+        places.served("bench.passthrough_example", base / "mirrored", scratch / "example")
+    )
     mount = stack.enter_context(places.acpfs(base / "backing", scratch / "native", "native"))
     names(samples, [Place("example", example), Place("native", mount.path, mount)], count)
 
 
 def judged(samples: Samples, size: int, count: int) -> Report:
     """The table and the bars. All samples are seconds, so a ratio of speeds is the other's seconds by ours."""
-    report = Report("native", "The native transport", ["work", "native", "compared with", "ratio", "bar", "goal"])
+    report = Report(
+        "native",
+        "The native transport",
+        ["work", "native", "compared with", "ratio", "bar", "goal"],
+    )
     for work, other, bar, goal, label in BARS:
         ours, theirs = samples.figure(work, "native"), samples.figure(work, other)
         if ours is not None and theirs is not None:
             compare(report, label, (ours, theirs), (bar, goal))
     direct, libfuse = samples.figure("write", "native-direct"), samples.figure("write", "libfuse")
     if direct is not None and libfuse is not None:
-        compare(report, "direct lane, one writer, vs the libfuse transport", (direct, libfuse), (2.0, 3.0))
+        compare(
+            report,
+            "direct lane, one writer, vs the libfuse transport",
+            (direct, libfuse),
+            (2.0, 3.0),
+        )
     spent = samples.found.get(("processor", "native"))
     if spent:
-        report.row("daemon's CPU seconds per GiB written in passthrough", f"{median(spent):.4f}", "", "", "≤ 0.01", "0")
-        report.bar("at most 0.01 CPU seconds per GiB", f"{median(spent):.4f}", met=median(spent) <= 0.01)
-    report.samples = {f"{work}_{place}_s": values for (work, place), values in samples.found.items()}
+        report.row(
+            "daemon's CPU seconds per GiB written in passthrough",
+            f"{median(spent):.4f}",
+            "",
+            "",
+            "≤ 0.01",
+            "0",
+        )
+        report.bar(
+            "at most 0.01 CPU seconds per GiB", f"{median(spent):.4f}", met=median(spent) <= 0.01
+        )
+    report.samples = {
+        f"{work}_{place}_s": values for (work, place), values in samples.found.items()
+    }
     if samples.found.get(("readdir", "example")):
-        report.notes.append(f"names: the example lists {ENTRIES:,} entries once, in the last round, about 100 s")
+        report.notes.append(
+            f"names: the example lists {ENTRIES:,} entries once, in the last round, about 100 s"
+        )
     report.notes.append(f"{size / GIB:g} GiB a file (cold and persisted: half)")
     report.notes.append(f"{count} rounds in turn after a warm-up: lower quartile (best)")
-    written = {place: samples.figure("write", place) for place in ("native", "tmpfs", "shm", "native-direct", "libfuse")}
-    speeds = ", ".join(f"{place} {size / one.quartile / MB:,.0f} ({size / one.best / MB:,.0f})" for place, one in written.items() if one)
+    written = {
+        place: samples.figure("write", place)
+        for place in ("native", "tmpfs", "shm", "native-direct", "libfuse")
+    }
+    speeds = ", ".join(
+        f"{place} {size / one.quartile / MB:,.0f} ({size / one.best / MB:,.0f})"
+        for place, one in written.items()
+        if one
+    )
     report.notes.append(f"one writer, MB/s: {speeds}")
     return report
 
 
-def compare(report: Report, label: str, seconds: tuple[Figure, Figure], limits: tuple[float, float]) -> None:
+def compare(
+    report: Report, label: str, seconds: tuple[Figure, Figure], limits: tuple[float, float]
+) -> None:
     """One row and its bar."""
     ours, theirs = seconds
     ratio, of_best = theirs.quartile / ours.quartile, theirs.best / ours.best
-    report.row(label, ours, theirs, f"{ratio:.2f} ({of_best:.2f})", f"{limits[0]:g}", f"{limits[1]:g}")
+    report.row(
+        label, ours, theirs, f"{ratio:.2f} ({of_best:.2f})", f"{limits[0]:g}", f"{limits[1]:g}"
+    )
     report.bar(f"{label}: at least {limits[0]:g}", f"{ratio:.2f}", met=ratio >= limits[0])
 
 

@@ -20,7 +20,18 @@ import pyfuse3
 import trio
 from pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, RequestContext
 
-_COPIED = ("st_mode", "st_nlink", "st_uid", "st_gid", "st_rdev", "st_size", "st_atime_ns", "st_mtime_ns", "st_ctime_ns", "st_ino")
+_COPIED = (
+    "st_mode",
+    "st_nlink",
+    "st_uid",
+    "st_gid",
+    "st_rdev",
+    "st_size",
+    "st_atime_ns",
+    "st_mtime_ns",
+    "st_ctime_ns",
+    "st_ino",
+)
 
 
 def attributes(st: os.stat_result) -> pyfuse3.EntryAttributes:
@@ -61,7 +72,9 @@ class Passthrough(pyfuse3.Operations):
         try:
             return self._paths[inode]
         except KeyError:
-            raise pyfuse3.FUSEError(errno.ENOENT) from None  # unlinked, and the kernel still has times to write
+            raise pyfuse3.FUSEError(
+                errno.ENOENT
+            ) from None  # unlinked, and the kernel still has times to write
 
     def _below(self, parent: int, name: bytes) -> str:
         return os.path.join(self._path(parent), os.fsdecode(name))
@@ -73,7 +86,9 @@ class Passthrough(pyfuse3.Operations):
         except OSError as error:
             raise refused(error) from None
 
-    async def lookup(self, parent_inode: InodeT, name: FileNameT, _ctx: RequestContext) -> pyfuse3.EntryAttributes:
+    async def lookup(
+        self, parent_inode: InodeT, name: FileNameT, _ctx: RequestContext
+    ) -> pyfuse3.EntryAttributes:
         path = self._below(parent_inode, name)
         try:
             return self._known(path, os.lstat(path))
@@ -91,7 +106,12 @@ class Passthrough(pyfuse3.Operations):
         return self._attributes(inode)
 
     async def setattr(
-        self, inode: InodeT, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields, fh: FileHandleT | None, _ctx: RequestContext
+        self,
+        inode: InodeT,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: FileHandleT | None,
+        _ctx: RequestContext,
     ) -> pyfuse3.EntryAttributes:
         try:
             target = self._path(inode) if fh is None else fh
@@ -102,13 +122,21 @@ class Passthrough(pyfuse3.Operations):
             if fields.update_atime or fields.update_mtime:
                 st = os.stat(target)
                 atime_ns = attr.st_atime_ns if fields.update_atime else st.st_atime_ns
-                os.utime(target, ns=(atime_ns, attr.st_mtime_ns if fields.update_mtime else st.st_mtime_ns))
+                os.utime(
+                    target,
+                    ns=(atime_ns, attr.st_mtime_ns if fields.update_mtime else st.st_mtime_ns),
+                )
         except OSError as error:
             raise refused(error) from None
         return self._attributes(inode)
 
     async def create(
-        self, parent_inode: InodeT, name: FileNameT, _mode: ModeT, flags: FlagT, _ctx: RequestContext
+        self,
+        parent_inode: InodeT,
+        name: FileNameT,
+        _mode: ModeT,
+        flags: FlagT,
+        _ctx: RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         path = self._below(parent_inode, name)
         try:
@@ -148,7 +176,9 @@ class Passthrough(pyfuse3.Operations):
             del self._opened[fh], self._descriptors[opened[0]]
             os.close(fh)
 
-    async def mkdir(self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
+    async def mkdir(
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
+    ) -> pyfuse3.EntryAttributes:
         path = self._below(parent_inode, name)
         try:
             os.mkdir(path, mode & ~ctx.umask)
@@ -177,7 +207,9 @@ class Passthrough(pyfuse3.Operations):
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         path = self._path(fh)
-        found = sorted((os.lstat(os.path.join(path, name)).st_ino, name) for name in os.listdir(path))
+        found = sorted(
+            (os.lstat(os.path.join(path, name)).st_ino, name) for name in os.listdir(path)
+        )
         for inode, name in found:
             if inode <= start_id:
                 continue
@@ -190,14 +222,26 @@ class Passthrough(pyfuse3.Operations):
 
     async def statfs(self, _ctx: RequestContext) -> pyfuse3.StatvfsData:
         space, answer = os.statvfs(self._paths[int(pyfuse3.ROOT_INODE)]), pyfuse3.StatvfsData()
-        for name in ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax"):
+        for name in (
+            "f_bsize",
+            "f_frsize",
+            "f_blocks",
+            "f_bfree",
+            "f_bavail",
+            "f_files",
+            "f_ffree",
+            "f_favail",
+            "f_namemax",
+        ):
             setattr(answer, name, getattr(space, name))
         return answer
 
 
 def main(source: str, mountpoint: str) -> None:
     """Serve until unmounted."""
-    pyfuse3.init(Passthrough(source), mountpoint, {*pyfuse3.default_options, "fsname=passthrough-example"})
+    pyfuse3.init(
+        Passthrough(source), mountpoint, {*pyfuse3.default_options, "fsname=passthrough-example"}
+    )
     try:
         trio.run(pyfuse3.main)
     finally:

@@ -114,8 +114,16 @@ def copied(storage: Storage, scratch: Path, _size: int) -> Iterator[Place]:
 def acpfs(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
     backing = storage.path / "backing"
     backing.mkdir()
-    with AcpfsMount(backing, scratch / "mnt", "auto", ram=str(ROOM * size), prefault="auto", watchdog_s=1200) as mount:
-        yield Place(mount.path, backing, lambda _number: mount.flush(timeout_s=SAFE_TIMEOUT_S), lambda: mount.pid, mount.abort)
+    with AcpfsMount(
+        backing, scratch / "mnt", "auto", ram=str(ROOM * size), prefault="auto", watchdog_s=1200
+    ) as mount:
+        yield Place(
+            mount.path,
+            backing,
+            lambda _number: mount.flush(timeout_s=SAFE_TIMEOUT_S),
+            lambda: mount.pid,
+            mount.abort,
+        )
 
 
 @contextlib.contextmanager
@@ -141,23 +149,66 @@ def served(command: list[str], path: Path, log: Path) -> Iterator[Callable[[], i
 def rclone(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
     stored, path = storage.path / "rclone", scratch / "mnt"
     stored.mkdir()
-    words = ["rclone", "mount", str(stored), str(path), "--vfs-cache-mode", "full", "--cache-dir", str(scratch / "cache")]
+    words = [
+        "rclone",
+        "mount",
+        str(stored),
+        str(path),
+        "--vfs-cache-mode",
+        "full",
+        "--cache-dir",
+        str(scratch / "cache"),
+    ]
     words += ["--vfs-write-back", "0s", "--config", "/dev/null", "--allow-other"]
     with served(words, path, scratch / "rclone.log") as pid:
-        yield Place(path, stored, wait_stored(stored, storage, size), pid, lambda: os.kill(pid(), signal.SIGKILL))
+        yield Place(
+            path,
+            stored,
+            wait_stored(stored, storage, size),
+            pid,
+            lambda: os.kill(pid(), signal.SIGKILL),
+        )
 
 
 @contextlib.contextmanager
 def juicefs(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
-    bucket, path, meta = storage.path / "bucket", scratch / "mnt", f"sqlite3://{scratch / 'meta.db'}"
+    bucket, path, meta = (
+        storage.path / "bucket",
+        scratch / "mnt",
+        f"sqlite3://{scratch / 'meta.db'}",
+    )
     bucket.mkdir()
-    options = subprocess.run(["juicefs", "format", "--help"], check=True, capture_output=True, text=True, timeout=60).stdout
-    trash = ["--trash-days", "0"] if "--trash-days" in options else []  # before 1.0, which PyPI has, there is none
-    subprocess.run(["juicefs", "format", *trash, "--bucket", f"{bucket}/", meta, "peer"], check=True, capture_output=True, timeout=60)
-    words = ["juicefs", "mount", "--writeback", "--cache-dir", str(scratch / "cache"), "--no-usage-report", meta, str(path)]
+    options = subprocess.run(
+        ["juicefs", "format", "--help"], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    trash = (
+        ["--trash-days", "0"] if "--trash-days" in options else []
+    )  # before 1.0, which PyPI has, there is none
+    subprocess.run(
+        ["juicefs", "format", *trash, "--bucket", f"{bucket}/", meta, "peer"],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    words = [
+        "juicefs",
+        "mount",
+        "--writeback",
+        "--cache-dir",
+        str(scratch / "cache"),
+        "--no-usage-report",
+        meta,
+        str(path),
+    ]
     with served(words, path, scratch / "juicefs.log") as pid:
         # objects, not files, are on the storage: nothing to look at without JuiceFS and its metadata
-        yield Place(path, None, wait_stored(bucket, storage, size), pid, lambda: os.kill(pid(), signal.SIGKILL))
+        yield Place(
+            path,
+            None,
+            wait_stored(bucket, storage, size),
+            pid,
+            lambda: os.kill(pid(), signal.SIGKILL),
+        )
 
 
 PLACES: dict[str, Callable[[Storage, Path, int], contextlib.AbstractContextManager[Place]]] = {
@@ -226,16 +277,26 @@ def power(place: Place, storage: Storage, job: Job, scratch: Path, outcome: Outc
     """A burst of saves, then the power goes."""
     size = job.size // PART
     job.ask(0, "forget", path=str(place.path), keep=0)
-    words = {"first": 2000, "size": size, "every_s": BURST_EVERY_S, "until": time.monotonic() + BURST_S}
+    words = {
+        "first": 2000,
+        "size": size,
+        "every_s": BURST_EVERY_S,
+        "until": time.monotonic() + BURST_S,
+    }
     with place.in_background():
         job.ask(0, "series", paths=[str(place.path)], **words)
         storage.lose_power()
         place.gone()
     if place.stored is None:
-        outcome.cells["power"] = "everything is lost" if place.served is None else "objects; see the notes"
+        outcome.cells["power"] = (
+            "everything is lost" if place.served is None else "objects; see the notes"
+        )
         return
     there = storage.come_back(scratch) / place.stored.relative_to(storage.path)
-    left = look(there, lambda number: bool(job.ask(0, "load", path=str(there), step=number, size=size)["equal"]))
+    left = look(
+        there,
+        lambda number: bool(job.ask(0, "load", path=str(there), step=number, size=size)["equal"]),
+    )
     outcome.cells["power"] = f"{left.words()} ({len(left.whole)} whole)"
 
 
@@ -260,16 +321,27 @@ def kill(name: str, size: int, outcome: Outcome) -> None:
 def dcp_async(size: int, saves: int, outcome: Outcome) -> None:
     """torch's own answer: a copy in the job's memory, which a thread of the job writes."""
     with a_life("storage", size) as (place, storage, job):
-        found = [job.all("dcp_async", path=str(place.path), step=number) for number in range(1, saves + 2)]
+        found = [
+            job.all("dcp_async", path=str(place.path), step=number)
+            for number in range(1, saves + 2)
+        ]
         stalls = [stall_s(answer) for answer in found]
         outcome.samples |= {"first_s": stalls[:1], "later_s": stalls[1:]}
-        outcome.cells |= {"first": f"{stalls[0]:.2f} s", "later": f"{lower_quartile(stalls[1:]):.2f} s", "fsync": "the same"}
-        outcome.cells["safe"] = f"{lower_quartile([answer['durable'] - answer['begun'] for answer in found[1:]]):.2f} s"
+        outcome.cells |= {
+            "first": f"{stalls[0]:.2f} s",
+            "later": f"{lower_quartile(stalls[1:]):.2f} s",
+            "fsync": "the same",
+        }
+        outcome.cells["safe"] = (
+            f"{lower_quartile([answer['durable'] - answer['begun'] for answer in found[1:]]):.2f} s"
+        )
         with storage.frozen():
             for rank in range(job.ranks):
                 job.tell(rank, "dcp_async", path=str(place.path), step=saves + 2)
             time.sleep(1.0)
-        outcome.cells["frozen"] = f"{max(stall_s(job.answer(rank)) for rank in range(job.ranks)):.2f} s"
+        outcome.cells["frozen"] = (
+            f"{max(stall_s(job.answer(rank)) for rank in range(job.ranks)):.2f} s"
+        )
 
 
 # -- the report
@@ -289,7 +361,11 @@ COLUMNS = {
 def measure(size: int, saves: int, freeze_s: float, names: list[str]) -> Report:
     """All places, one after the other: each has the machine for itself."""
     begun = time.monotonic()
-    report = Report("peers", f"torch.save of {size // MIB} MiB before a storage of {BANDWIDTH // MB} MB/s", ["", *COLUMNS.values()])
+    report = Report(
+        "peers",
+        f"torch.save of {size // MIB} MiB before a storage of {BANDWIDTH // MB} MB/s",
+        ["", *COLUMNS.values()],
+    )
     for name in names:
         print(f"{time.monotonic() - begun:4.0f} s {name}", file=sys.stderr, flush=True)
         outcome = Outcome()
@@ -328,6 +404,8 @@ if __name__ == "__main__":
     parser.add_argument("--places", nargs="*", default=[*PLACES, "DCP async"])
     parser.add_argument("--look", action="store_true", help="keep nothing under bench/results")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # limits outlast a program that does not take them back
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # limits outlast a program that does not take them back
     found = measure(arguments.mib * MIB, arguments.saves, arguments.freeze, arguments.places)
     sys.exit(found.finish(keep=not arguments.look))

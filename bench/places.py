@@ -28,8 +28,14 @@ CHUNK = 8 << 20
 def scratch() -> Iterator[Path]:
     """An empty directory on the disk that $TMPDIR lies on; on a tmpfs /tmp, that of the repository."""
     base = os.environ.get("TMPDIR", "/tmp")
-    kind = subprocess.run(["stat", "-f", "-c", "%T", base], capture_output=True, text=True, check=True).stdout.strip()
-    directory = Path(tempfile.mkdtemp(prefix="acpfs-bench-", dir=base if kind != "tmpfs" else Path(__file__).parents[1]))
+    kind = subprocess.run(
+        ["stat", "-f", "-c", "%T", base], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    directory = Path(
+        tempfile.mkdtemp(
+            prefix="acpfs-bench-", dir=base if kind != "tmpfs" else Path(__file__).parents[1]
+        )
+    )
     try:
         yield directory
     finally:
@@ -40,7 +46,9 @@ def scratch() -> Iterator[Path]:
 def tmpfs(path: Path, huge: str = "never") -> Iterator[Path]:
     """A tmpfs of its own, with or without huge pages."""
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=75%,huge={huge}", "bench", str(path)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size=75%,huge={huge}", "bench", str(path)], check=True
+    )
     try:
         yield path
     finally:

@@ -28,7 +28,10 @@ class Panel:
 def thinned(series: Series) -> Series:
     """Few enough points to draw."""
     step = -(-len(series) // POINTS_MAX) if series else 1
-    return [max(series[at : at + step], key=lambda point: point[1]) for at in range(0, len(series), step)]
+    return [
+        max(series[at : at + step], key=lambda point: point[1])
+        for at in range(0, len(series), step)
+    ]
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ def _draw(parts: list[Part], draw: Callable[[Part, Any], None], file: Path) -> b
     mpl.rcParams["svg.hashsalt"] = "acpfs"  # the same figures make the same file
     columns = min(2, len(parts))
     rows = -(-len(parts) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(7 * columns, 3.2 * rows), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(7 * columns, 3.2 * rows), squeeze=False, layout="constrained"
+    )
     for part, axis in zip(parts, axes.flat, strict=False):
         draw(part, axis)
     figure.savefig(file, metadata={"Date": None})
@@ -89,7 +94,9 @@ def _panel(panel: Panel, axis: Any) -> None:
 def _chart(chart: Chart, axis: Any) -> None:
     axis.set_title(chart.title, fontsize=9)
     for name, series in chart.lines.items():
-        axis.plot([x for x, _ in series], [y for _, y in series], label=name, linewidth=1, marker=".")
+        axis.plot(
+            [x for x, _ in series], [y for _, y in series], label=name, linewidth=1, marker="."
+        )
     _levels(chart.levels, axis)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

@@ -117,7 +117,11 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     if arguments.interval:
         daemon.SWITCH_INTERVAL_S = arguments.interval
     settings = Settings(
-        backing=directory / "backing", mountpoint=directory / "mnt", runtime_dir=directory / "run", transport=Transport.NATIVE, ram="1G"
+        backing=directory / "backing",
+        mountpoint=directory / "mnt",
+        runtime_dir=directory / "run",
+        transport=Transport.NATIVE,
+        ram="1G",
     )
     link = alone(lambda: print("ready", flush=True))
     daemon.run(starting.prepare(settings).settings, link)
@@ -142,9 +146,17 @@ def burst(directory: Path, files: int) -> list[float]:
 
 def measure(arguments: argparse.Namespace) -> Report:
     report = Report(
-        "profile_requests", f"Requests of {arguments.files:,} files of 4 KiB, {arguments.lane} lane", ["what", "count per file", "µs each"]
+        "profile_requests",
+        f"Requests of {arguments.files:,} files of 4 KiB, {arguments.lane} lane",
+        ["what", "count per file", "µs each"],
     )
-    names = ("open", "write", "close", "daemon's CPU until the last close", "daemon's CPU until all is persisted")
+    names = (
+        "open",
+        "write",
+        "close",
+        "daemon's CPU until the last close",
+        "daemon's CPU until all is persisted",
+    )
     found: dict[str, list[float]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
@@ -153,13 +165,17 @@ def measure(arguments: argparse.Namespace) -> Report:
             (base / name).mkdir()
         process = start(arguments, base)
         stack.callback(process.wait, SETTLE_TIMEOUT_S)
-        stack.callback(subprocess.run, ["umount", "-l", str(base / "mnt")], check=False, capture_output=True)
+        stack.callback(
+            subprocess.run, ["umount", "-l", str(base / "mnt")], check=False, capture_output=True
+        )
         for number in range(ROUNDS):
             before = cpu_s(process.pid)
             spent = burst(base / "mnt" / f"round-{number}", arguments.files)
             written = cpu_s(process.pid)
             settle(base / "backing" / f"round-{number}", arguments.files)
-            for name, seconds in zip(names, (*spent, written - before, cpu_s(process.pid) - before), strict=True):
+            for name, seconds in zip(
+                names, (*spent, written - before, cpu_s(process.pid) - before), strict=True
+            ):
                 found[name].append(seconds / arguments.files * 1e6)
         subprocess.run(["umount", str(base / "mnt")], check=True)
         process.wait(SETTLE_TIMEOUT_S)
@@ -169,7 +185,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         report.samples[f"{name} us"] = values
     for name, (count, spent_us) in sorted(requests.items(), key=lambda item: -item[1][1]):
         report.row(name, f"{count / arguments.files / ROUNDS:.2f}", f"{spent_us / count:.1f}")
-    report.notes.append("requests: mean wall time in `Dispatch.handle`, over all rounds, the drain of earlier ones included")
+    report.notes.append(
+        "requests: mean wall time in `Dispatch.handle`, over all rounds, the drain of earlier ones included"
+    )
     return report
 
 
@@ -177,8 +195,17 @@ def start(arguments: argparse.Namespace, directory: Path) -> subprocess.Popen[st
     environment = {**os.environ, "ACPFS_EXPECTED_BYTES": "0"}
     if arguments.lane == "direct":
         environment["ACPFS_FUSE_FEATURE_MASK"] = MASK_PASSTHROUGH
-    command = [sys.executable, "-m", "bench.profile_requests", *sys.argv[1:], "--serve", str(directory)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parents[1])
+    command = [
+        sys.executable,
+        "-m",
+        "bench.profile_requests",
+        *sys.argv[1:],
+        "--serve",
+        str(directory),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parents[1]
+    )
     assert process.stdout is not None
     if process.stdout.readline() != "ready\n":
         raise RuntimeError("the daemon did not mount")
@@ -198,9 +225,24 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--files", type=int, default=3000)
     parser.add_argument("--lane", choices=("passthrough", "direct"), default="direct")
-    parser.add_argument("--readers", type=int, default=0, help="threads that read requests; 0: as the daemon chooses")
-    parser.add_argument("--interval", type=float, default=0.0, help="the interpreter's switch interval, seconds; 0: as the daemon sets it")
-    parser.add_argument("--functions", type=int, default=0, help="so many of the most expensive functions by cProfile")
+    parser.add_argument(
+        "--readers",
+        type=int,
+        default=0,
+        help="threads that read requests; 0: as the daemon chooses",
+    )
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=0.0,
+        help="the interpreter's switch interval, seconds; 0: as the daemon sets it",
+    )
+    parser.add_argument(
+        "--functions",
+        type=int,
+        default=0,
+        help="so many of the most expensive functions by cProfile",
+    )
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:

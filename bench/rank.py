@@ -33,7 +33,10 @@ class Rank:
     def __init__(self, rank: int, ranks: int, size: int) -> None:
         self._rank, self._size = rank, size
         generator = torch.Generator().manual_seed(1)
-        self._tensors = {f"layer.{n}": torch.rand(size // TENSORS // 4, generator=generator) for n in range(TENSORS)}
+        self._tensors = {
+            f"layer.{n}": torch.rand(size // TENSORS // 4, generator=generator)
+            for n in range(TENSORS)
+        }
         mine = list(self._tensors)[rank::ranks]
         self._shard = {f"rank{rank}.{name}": self._tensors[name] for name in mine}
 
@@ -64,7 +67,9 @@ class Rank:
                 os.fsync(pointer.fileno())
         return {"begun": begun, "ended": time.monotonic()}
 
-    def series(self, paths: list[str], first: int, size: int, every_s: float, until: float) -> dict[str, Any]:
+    def series(
+        self, paths: list[str], first: int, size: int, every_s: float, until: float
+    ) -> dict[str, Any]:
         """Saves into each path, again and again, until a time or an error; what each took."""
         saves: list[dict[str, Any]] = []
         error, step = "", first
@@ -94,7 +99,9 @@ class Rank:
         self._at(step)
         dist.barrier()
         begun = time.monotonic()
-        future = dcp.async_save(dict(self._shard), storage_writer=dcp.FileSystemWriter(Path(path, f"step-{step}")))
+        future = dcp.async_save(
+            dict(self._shard), storage_writer=dcp.FileSystemWriter(Path(path, f"step-{step}"))
+        )
         ended = time.monotonic()
         future.result()
         return {"begun": begun, "ended": ended, "durable": time.monotonic()}
@@ -105,14 +112,23 @@ class Rank:
         try:
             found = torch.load(Path(path, f"step-{step}", MODEL))
         except Exception as error:  # noqa: BLE001 — half a file can raise anything
-            return {"begun": begun, "ended": time.monotonic(), "equal": False, "error": _line(error)}
+            return {
+                "begun": begun,
+                "ended": time.monotonic(),
+                "equal": False,
+                "error": _line(error),
+            }
         ended, wanted = time.monotonic(), self._at(step, size)
-        equal = found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+        equal = found.keys() == wanted.keys() and all(
+            torch.equal(found[name], wanted[name]) for name in wanted
+        )
         return {"begun": begun, "ended": ended, "equal": equal, "error": ""}
 
     def forget(self, path: str, keep: int) -> dict[str, Any]:
         """Delete all checkpoints but those of the last steps, as jobs do."""
-        found = sorted(Path(path).glob("step-*"), key=lambda entry: int(entry.name.partition("-")[2]))
+        found = sorted(
+            Path(path).glob("step-*"), key=lambda entry: int(entry.name.partition("-")[2])
+        )
         for directory in found[: len(found) - keep]:
             shutil.rmtree(directory)
         return {}
@@ -130,7 +146,9 @@ def main(rank: int, ranks: int, rendezvous: str, size: int) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     with contextlib.suppress(KeyboardInterrupt):
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
+        )
         worker = Rank(rank, ranks, size)
         print(json.dumps({"ready": True}), file=answers, flush=True)
         for line in sys.stdin:

@@ -57,7 +57,10 @@ class Report:
 
     def finish(self, *, keep: bool = True) -> int:
         """Print, save (a quick look is not to be kept); the exit code says whether all bars were met."""
-        where, command = machine(), f"python -m bench.{self.program or self.name} {' '.join(sys.argv[1:])}".strip()
+        where, command = (
+            machine(),
+            f"python -m bench.{self.program or self.name} {' '.join(sys.argv[1:])}".strip(),
+        )
         self._print(Console(width=140 if not sys.stdout.isatty() else None))
         if not keep:
             return 0 if all(bar.met for bar in self.bars) else 1
@@ -75,20 +78,39 @@ class Report:
         for note in self.notes:
             console.print(f"  {note}", highlight=False)
         for bar in self.bars:
-            console.print(f"  [{'green]met   ' if bar.met else 'red]MISSED'}[/] {bar.promise}: {bar.found}", highlight=False)
+            console.print(
+                f"  [{'green]met   ' if bar.met else 'red]MISSED'}[/] {bar.promise}: {bar.found}",
+                highlight=False,
+            )
 
     def _markdown(self, command: str, where: dict[str, object]) -> str:
-        lines = [f"# {self.title}", "", f"    {command}", "", ", ".join(f"{k} {v}" for k, v in where.items()), ""]
+        lines = [
+            f"# {self.title}",
+            "",
+            f"    {command}",
+            "",
+            ", ".join(f"{k} {v}" for k, v in where.items()),
+            "",
+        ]
         lines += ["| " + " | ".join(self.columns) + " |", "|" + " --- |" * len(self.columns)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
         lines += ["", *(f"* {note}" for note in self.notes)]
-        lines += [f"* **{'met' if bar.met else 'missed'}**: {bar.promise}: {bar.found}" for bar in self.bars]
+        lines += [
+            f"* **{'met' if bar.met else 'missed'}**: {bar.promise}: {bar.found}"
+            for bar in self.bars
+        ]
         return "\n".join(lines) + "\n"
 
 
 def machine() -> dict[str, object]:
     """Where and when."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit.stdout.strip() or "unknown",
@@ -106,7 +128,11 @@ def median(samples: list[float]) -> float:
 
 def lower_quartile(samples: list[float]) -> float:
     """A quarter of the samples are not above it: for times that others can only lengthen."""
-    return statistics.quantiles(samples, n=4, method="inclusive")[0] if len(samples) > 1 else samples[0]
+    return (
+        statistics.quantiles(samples, n=4, method="inclusive")[0]
+        if len(samples) > 1
+        else samples[0]
+    )
 
 
 def spread(samples: list[float], unit: str) -> str:

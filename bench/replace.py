@@ -73,9 +73,15 @@ class Found:
         self.total.append(job.last("step", era) - fault)
         for name in names:
             if name in ("begun", "imported"):
-                moments = [event.at for event in job.events if event.name == name and event.at > fault]
+                moments = [
+                    event.at for event in job.events if event.name == name and event.at > fault
+                ]
             elif name == "left":
-                moments = [event.at for event in job.events if event.name == name and event.at > fault and event.era < era]
+                moments = [
+                    event.at
+                    for event in job.events
+                    if event.name == name and event.at > fault and event.era < era
+                ]
             else:
                 moments = [job.last(name, era)]
             if moments:
@@ -84,7 +90,11 @@ class Found:
     def end(self, job: Job) -> None:
         """The job has ended; its states are checked."""
         self.step_s += job.step_s()
-        self.transfer_s += [event.number / 1e6 for event in job.events if event.name == "transfer" and event.rank == 0]
+        self.transfer_s += [
+            event.number / 1e6
+            for event in job.events
+            if event.name == "transfer" and event.rank == 0
+        ]
 
 
 @dataclass
@@ -113,7 +123,12 @@ class Restarted:
 
     def wait(self, job: Job) -> None:
         """Until the snapshot is whole, and two more steps are done: what later eras are compared with."""
-        job.until(lambda: len(job.numbers("saved", (0, 0))) == WORLD and len(job.numbers("digest", (0, 0))) == WORLD)
+        job.until(
+            lambda: (
+                len(job.numbers("saved", (0, 0))) == WORLD
+                and len(job.numbers("digest", (0, 0))) == WORLD
+            )
+        )
         self.settle()
 
     def loaded(self, job: Job, era: tuple[int, int]) -> int:
@@ -124,7 +139,9 @@ class Restarted:
         """
         job.until(lambda: len(job.numbers("loaded", era)) == WORLD)
         if set(begun := job.numbers("restored", era).values()) != {SNAPSHOT_STEP}:
-            raise RuntimeError(f"ranks did not begin at the snapshot of step {SNAPSHOT_STEP} but at {sorted(begun)}")
+            raise RuntimeError(
+                f"ranks did not begin at the snapshot of step {SNAPSHOT_STEP} but at {sorted(begun)}"
+            )
         return sum(job.numbers("loaded", era).values())
 
 
@@ -144,11 +161,25 @@ class Bench:
         """What the largest job has."""
         return max(self.mib, self.frozen + SMALL_MIB)
 
-    def job(self, name: str, directory: Path, options: str, runtime_dir: Path | None = None, **config: Any) -> Job:
-        return Job(self.scratch / name, self.python, directory / name, options, runtime_dir, **config)
+    def job(
+        self,
+        name: str,
+        directory: Path,
+        options: str,
+        runtime_dir: Path | None = None,
+        **config: Any,
+    ) -> Job:
+        return Job(
+            self.scratch / name, self.python, directory / name, options, runtime_dir, **config
+        )
 
     def faults(
-        self, job: Job, rounds: int, fault: Callable[[int], float], names: tuple[str, ...] = PHASES, restarted: Restarted | None = None
+        self,
+        job: Job,
+        rounds: int,
+        fault: Callable[[int], float],
+        names: tuple[str, ...] = PHASES,
+        restarted: Restarted | None = None,
     ) -> Found:
         """`fault(rank)` happens so often, when all have stepped in peace for a while; it says when."""
         found, era, ends_at = Found(), (-1, -1), self.clock.part()
@@ -172,7 +203,9 @@ class Bench:
         job.check_digests(restarted=restarted is not None)
         return found
 
-    def killed(self, job: Job, before: Callable[[], object] = lambda: None) -> Callable[[int], float]:
+    def killed(
+        self, job: Job, before: Callable[[], object] = lambda: None
+    ) -> Callable[[int], float]:
         """The fault that is a rank's death."""
 
         def kill(rank: int) -> float:
@@ -213,8 +246,12 @@ class Bench:
             for number in range(rounds):
                 if number >= ROUNDS_MIN and time.monotonic() > ends_at:
                     break
-                job.until(lambda: len([one for one in job.coordinators().values() if status_of(one)]) > 1)
-                active = next(one for one in job.coordinators().values() if status_of(one).get("active"))
+                job.until(
+                    lambda: len([one for one in job.coordinators().values() if status_of(one)]) > 1
+                )
+                active = next(
+                    one for one in job.coordinators().values() if status_of(one).get("active")
+                )
                 time.sleep(self.chance.random() * PAUSE_S)
                 at = time.monotonic()
                 os.kill(active["pid"], signal.SIGKILL)
@@ -224,7 +261,9 @@ class Bench:
 
 def other_commands(job: Job, dead: int) -> bool:
     """Whether another coordinator than this process says that it is the active one."""
-    return any(status_of(one).get("active") for one in job.coordinators().values() if one["pid"] != dead)
+    return any(
+        status_of(one).get("active") for one in job.coordinators().values() if one["pid"] != dead
+    )
 
 
 @contextmanager
@@ -249,35 +288,80 @@ def forget(directory: Path) -> None:
             places.forget_pages(path)
 
 
-def measure(bench: Bench, rounds: int, executed: int, rate: int) -> tuple[dict[str, Found], tuple[list[float], str], str]:
+def measure(
+    bench: Bench, rounds: int, executed: int, rate: int
+) -> tuple[dict[str, Found], tuple[list[float], str], str]:
     """Everything."""
     found: dict[str, Found] = {}
     with storage(bench.scratch, bench.state_mib, rate) as (backing, disk, why_not):
         options = {"ram": f"{int(1.5 * bench.state_mib + bench.mib) + 512}M", "prefault": "0"}
-        with AcpfsMount(backing, bench.scratch / "mnt", "native", watchdog_s=7200.0, **options) as mount:  # type: ignore[arg-type]
+        with AcpfsMount(
+            backing,
+            bench.scratch / "mnt",
+            "native",
+            watchdog_s=7200.0,
+            **options,  # type: ignore[arg-type]
+        ) as mount:
             (backing / "straight").mkdir(exist_ok=True)
             job = bench.job("small", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
             found["small"] = bench.faults(job, rounds, bench.killed(job))
             job = bench.job("repair", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
-            found["repair"] = bench.faults(job, rounds, bench.hurt(job), ("left", "entered", "restored"))
+            found["repair"] = bench.faults(
+                job, rounds, bench.hurt(job), ("left", "entered", "restored")
+            )
             large: dict[str, Any] = {"mib": bench.mib}
             frozen: dict[str, Any] = {"mib": SMALL_MIB, "frozen": bench.frozen}
             for key, state in (("large", large), ("frozen", frozen)):
-                memory = sum(state.values()) / (1 if key == "large" else 2)  # a step takes as much again as a rank's half of the state
-                job = bench.job(key, mount.path, f"{SPARE} --spare-memory {memory:.0f}M", mount.runtime_dir, **state)
-                found[key] = bench.faults(job, rounds, bench.killed(job, partial(job.await_spare, int(memory * (1 << 20)))))
+                memory = sum(state.values()) / (
+                    1 if key == "large" else 2
+                )  # a step takes as much again as a rank's half of the state
+                job = bench.job(
+                    key,
+                    mount.path,
+                    f"{SPARE} --spare-memory {memory:.0f}M",
+                    mount.runtime_dir,
+                    **state,
+                )
+                found[key] = bench.faults(
+                    job,
+                    rounds,
+                    bench.killed(job, partial(job.await_spare, int(memory * (1 << 20)))),
+                )
             job = bench.job("coordinator", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
             commands = bench.coordinator(job, rounds)
-            kept = Restarted(lambda: mount.flush(timeout_s=600), (lambda: 0) if disk is None else disk.read_bytes)
+            kept = Restarted(
+                lambda: mount.flush(timeout_s=600), (lambda: 0) if disk is None else disk.read_bytes
+            )
             names = ("begun", "entered", "built", "restored")
-            for key, count, state in (("", rounds, large), ("frozen ", rounds, frozen), ("executed ", executed, large)):
-                how = f"--max-restarts {count}" + ("" if key == "executed " else " --template-import bench.replace_imports,torch")
-                job = bench.job(f"{key}ram".replace(" ", "-"), mount.path, how, mount.runtime_dir, snapshot=True, **state)
+            for key, count, state in (
+                ("", rounds, large),
+                ("frozen ", rounds, frozen),
+                ("executed ", executed, large),
+            ):
+                how = f"--max-restarts {count}" + (
+                    "" if key == "executed " else " --template-import bench.replace_imports,torch"
+                )
+                job = bench.job(
+                    f"{key}ram".replace(" ", "-"),
+                    mount.path,
+                    how,
+                    mount.runtime_dir,
+                    snapshot=True,
+                    **state,
+                )
                 found[f"{key}ram"] = bench.faults(job, count, bench.killed(job), names, kept)
                 if not why_not:
-                    straight = bench.job(f"{key}straight".replace(" ", "-"), backing / "straight", how, snapshot=True, **state)
+                    straight = bench.job(
+                        f"{key}straight".replace(" ", "-"),
+                        backing / "straight",
+                        how,
+                        snapshot=True,
+                        **state,
+                    )
                     cold = bench.killed(straight, lambda: forget(backing / "straight"))
-                    found[f"{key}straight"] = bench.faults(straight, count, cold, names, replace(kept, settle=os.sync))
+                    found[f"{key}straight"] = bench.faults(
+                        straight, count, cold, names, replace(kept, settle=os.sync)
+                    )
     return found, commands, why_not
 
 
@@ -301,7 +385,12 @@ def told(samples: list[float]) -> tuple[str, str, str]:
 
 
 def report_all(
-    report: Report, bench: Bench, found: dict[str, Found], succeeded: tuple[list[float], str], why_not: str, rate: float
+    report: Report,
+    bench: Bench,
+    found: dict[str, Found],
+    succeeded: tuple[list[float], str],
+    why_not: str,
+    rate: float,
 ) -> None:
     """Rows and bars."""
     mib = bench.mib
@@ -323,34 +412,58 @@ def report_all(
     report.row("coordinator killed → another one commands", *told(commands), len(commands))
     report.samples["coordinator killed, s"] = commands
     small, large = median(found["small"].total), median(found["large"].total)
-    report.notes.append(f"{mib:g} MiB: the spare has as much memory touched (--spare-memory) when a rank is killed")
+    report.notes.append(
+        f"{mib:g} MiB: the spare has as much memory touched (--spare-memory) when a rank is killed"
+    )
     report.bar(f"small state: ≤ {REPLACED_S:g} s", f"{small:.3g} s", met=small <= REPLACED_S)
     for key, size in (("large", mib), ("frozen", bench.frozen)):
-        took, limit = median(found[key].total), REPLACED_S + median(found[key].transfer_s) + median(found[key].step_s)
+        took, limit = (
+            median(found[key].total),
+            REPLACED_S + median(found[key].transfer_s) + median(found[key].step_s),
+        )
         title = TITLES[key].format(mib=mib, frozen=size)
-        report.bar(f"{title}: ≤ {REPLACED_S:g} s + transfer + a step", f"{took:.3g} s of {limit:.3g} s", met=took <= limit)
+        report.bar(
+            f"{title}: ≤ {REPLACED_S:g} s + transfer + a step",
+            f"{took:.3g} s of {limit:.3g} s",
+            met=took <= limit,
+        )
     repaired = median(found["repair"].total)
     report.bar(f"repair: ≤ {REPAIRED_S:g} s", f"{repaired:.3g} s", met=repaired <= REPAIRED_S)
     report.bar(
-        f"coordinator killed → standby commands: ≤ {COMMANDS_S:g} s", f"{median(commands):.3g} s", met=median(commands) <= COMMANDS_S
+        f"coordinator killed → standby commands: ≤ {COMMANDS_S:g} s",
+        f"{median(commands):.3g} s",
+        met=median(commands) <= COMMANDS_S,
     )
     report.bar(
-        f"a job of which {len(commands)} coordinators die, one after the other, ends as its script does", ended or "it did", met=not ended
+        f"a job of which {len(commands)} coordinators die, one after the other, ends as its script does",
+        ended or "it did",
+        met=not ended,
     )
     report_ratios(report, found, why_not, large)
 
 
 def report_ratios(report: Report, found: dict[str, Found], why_not: str, large: float) -> None:
     """What was measured beside what."""
-    pairs = [("replaced is 3 times faster than restarted from the RAM tier", large, found["ram"].total)]
+    pairs = [
+        ("replaced is 3 times faster than restarted from the RAM tier", large, found["ram"].total)
+    ]
     if why_not:
         report.notes.append(f"straight from the storage: not measured, {why_not}")
     else:
         pairs.append(
-            ("restarted from the RAM tier is 3 times faster than from the storage", median(found["ram"].total), found["straight"].total)
+            (
+                "restarted from the RAM tier is 3 times faster than from the storage",
+                median(found["ram"].total),
+                found["straight"].total,
+            )
         )
         loading = [
-            statistics.median(b - a for a, b in zip(found[key].phases["built"], found[key].phases["restored"], strict=True))
+            statistics.median(
+                b - a
+                for a, b in zip(
+                    found[key].phases["built"], found[key].phases["restored"], strict=True
+                )
+            )
             for key in ("ram", "straight")
         ]
         report.bar(
@@ -382,17 +495,25 @@ def report_short_steps(report: Report, found: dict[str, Found]) -> None:
     totals = {key: median(one.total) for key, one in found.items()}
     for promise, fast, slow in (
         ("replaced is 3 times faster than restarted from the RAM tier", "frozen", "frozen ram"),
-        ("restarted from the RAM tier is 3 times faster than from the storage", "frozen ram", "frozen straight"),
+        (
+            "restarted from the RAM tier is 3 times faster than from the storage",
+            "frozen ram",
+            "frozen straight",
+        ),
     ):
         if slow in totals:
             ratio = totals[slow] / totals[fast]
-            report.bar(f"with short steps, {promise}", f"{ratio:.2f} times", met=ratio >= TIMES_FASTER)
+            report.bar(
+                f"with short steps, {promise}", f"{ratio:.2f} times", met=ratio >= TIMES_FASTER
+            )
 
 
 def report_restored(report: Report, found: dict[str, Found]) -> None:
     """The same without the first step: it is the script's, takes as long everywhere, and on few processors most of the time."""
     there: dict[str, float] = {
-        key: median(found[key].phases["restored"]) for key in ("large", "ram", "straight", "executed ram") if key in found
+        key: median(found[key].phases["restored"])
+        for key in ("large", "ram", "straight", "executed ram")
+        if key in found
     }
     for promise, fast, slow in (
         ("replaced is 3 times faster than restarted from the RAM tier", "large", "ram"),
@@ -401,34 +522,66 @@ def report_restored(report: Report, found: dict[str, Found]) -> None:
     ):
         if slow in there:
             ratio = there[slow] / there[fast]
-            report.bar(f"until the state is there, {promise}", f"{ratio:.2f} times", met=ratio >= TIMES_FASTER)
+            report.bar(
+                f"until the state is there, {promise}",
+                f"{ratio:.2f} times",
+                met=ratio >= TIMES_FASTER,
+            )
 
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mib", type=float, default=1024.0, help="state of the large jobs")
-    parser.add_argument("--frozen", type=float, default=3072.0, help="MiB of parameters in the jobs with short steps")
+    parser.add_argument(
+        "--frozen",
+        type=float,
+        default=3072.0,
+        help="MiB of parameters in the jobs with short steps",
+    )
     parser.add_argument("--rounds", type=int, default=20, help="of each part")
     parser.add_argument("--restarts", type=int, default=5, help="of all ranks with new processes")
     parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")
     parser.add_argument("--rate", type=int, default=300 * MB)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--torch", default=os.environ.get("ACPFS_TORCH_PYTHON", ""), help="an interpreter that has torch")
+    parser.add_argument(
+        "--torch",
+        default=os.environ.get("ACPFS_TORCH_PYTHON", ""),
+        help="an interpreter that has torch",
+    )
     parser.add_argument("--no-keep", action="store_true", help="do not write bench/results")
     given = parser.parse_args()
     if not given.torch:
         parser.error("--torch or ACPFS_TORCH_PYTHON: an interpreter that has torch")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # mounts, loop device and limits are taken back
-    columns = ["from the fault to the first good step of all ranks", "median", "best", "lower quartile", "n"]
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # mounts, loop device and limits are taken back
+    columns = [
+        "from the fault to the first good step of all ranks",
+        "median",
+        "best",
+        "lower quartile",
+        "n",
+    ]
     report = Report("replace", "A rank is lost: replaced, repaired, or all restarted", columns)
     with places.scratch() as scratch:
         before, begun = os.getloadavg()[1], time.monotonic()
-        bench = Bench(scratch, given.torch, given.mib, given.frozen, random.Random(given.seed), Clock(begun + 60 * given.minutes))
+        bench = Bench(
+            scratch,
+            given.torch,
+            given.mib,
+            given.frozen,
+            random.Random(given.seed),
+            Clock(begun + 60 * given.minutes),
+        )
         found, succeeded, why_not = measure(bench, given.rounds, given.restarts, given.rate)
         took = time.monotonic() - begun
     report_all(report, bench, found, succeeded, why_not, given.rate)
-    report.notes.append(f"{took:.0f} s; load average before {before:.1f}, after {os.getloadavg()[1]:.1f}, of {os.cpu_count()} processors")
+    report.notes.append(
+        f"{took:.0f} s; load average before {before:.1f}, after {os.getloadavg()[1]:.1f}, of {os.cpu_count()} processors"
+    )
     return report.finish(keep=not given.no_keep)
 
 

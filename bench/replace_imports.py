@@ -6,4 +6,6 @@ import os
 import sys
 
 if os.environ["ACPFS_BENCH_LIBRARIES"] not in sys.path:
-    sys.path.append(os.environ["ACPFS_BENCH_LIBRARIES"])  # behind its own: only what is missing there comes from here
+    sys.path.append(
+        os.environ["ACPFS_BENCH_LIBRARIES"]
+    )  # behind its own: only what is missing there comes from here

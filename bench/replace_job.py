@@ -52,7 +52,13 @@ class Job:
     """One; a context manager."""
 
     def __init__(
-        self, scratch: Path, torch_python: str, directory: Path, options: str, runtime_dir: Path | None = None, **config: Any
+        self,
+        scratch: Path,
+        torch_python: str,
+        directory: Path,
+        options: str,
+        runtime_dir: Path | None = None,
+        **config: Any,
     ) -> None:
         """`options`: of acpfs-run. `directory`: to save in."""
         scratch.mkdir()
@@ -60,24 +66,59 @@ class Job:
         self._events, self._offset = scratch / "events", 0
         self.events: list[Event] = []
         (scratch / "hurt").mkdir()
-        wanted = {"directory": str(directory), "events": str(self._events), "hurt": str(scratch / "hurt"), "frozen": 0, "snapshot": False}
+        wanted = {
+            "directory": str(directory),
+            "events": str(self._events),
+            "hurt": str(scratch / "hurt"),
+            "frozen": 0,
+            "snapshot": False,
+        }
         wanted |= config
-        self._words = [sys.executable, "-m", "acpfs.cli.run", "--nproc-per-node", str(WORLD), "--log-dir", str(scratch / "logs"), "-r", "3"]
+        self._words = [
+            sys.executable,
+            "-m",
+            "acpfs.cli.run",
+            "--nproc-per-node",
+            str(WORLD),
+            "--log-dir",
+            str(scratch / "logs"),
+            "-r",
+            "3",
+        ]
         self._words += [*options.split(), "-m", "bench.replace_ranks", json.dumps(wanted)]
         libraries = str(Path(xxhash.__file__).parents[1])
-        self._environment = {**os.environ, "PYTHON_EXEC": torch_python, "PYTHONPATH": str(REPOSITORY), "ACPFS_BENCH_LIBRARIES": libraries}
-        self._environment |= {"ACPFS_TRAIN_COORDINATOR_PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}
+        self._environment = {
+            **os.environ,
+            "PYTHON_EXEC": torch_python,
+            "PYTHONPATH": str(REPOSITORY),
+            "ACPFS_BENCH_LIBRARIES": libraries,
+        }
+        self._environment |= {
+            "ACPFS_TRAIN_COORDINATOR_PYTHON": sys.executable,
+            "PYTHONWARNINGS": "ignore",
+        }
         self._environment |= {ENVIRONMENT_VARIABLE: str(runtime_dir)} if runtime_dir else {}
         self._process: subprocess.Popen[str]
 
     def __enter__(self) -> Job:
         with open(self.scratch / "said", "w", encoding="utf-8") as said:
             self._process = subprocess.Popen(
-                self._words, cwd=REPOSITORY, env=self._environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, text=True
+                self._words,
+                cwd=REPOSITORY,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                text=True,
             )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Ends as the script does; who does not end is killed, with all its ranks."""
         try:
             if kind is None:
@@ -96,8 +137,13 @@ class Job:
 
     def said(self) -> str:
         """What the launcher and the ranks wrote last, for whoever has to find out what went wrong."""
-        logs = sorted((self.scratch / "logs").rglob("stderr.log"), key=lambda path: path.stat().st_mtime)
-        return "\n".join(path.read_text(errors="replace")[-2000:] for path in [self.scratch / "said", *logs[-WORLD:]])
+        logs = sorted(
+            (self.scratch / "logs").rglob("stderr.log"), key=lambda path: path.stat().st_mtime
+        )
+        return "\n".join(
+            path.read_text(errors="replace")[-2000:]
+            for path in [self.scratch / "said", *logs[-WORLD:]]
+        )
 
     # -- what ranks tell
 
@@ -125,18 +171,26 @@ class Job:
                 self.events.append(Event(name, rank, pid, attempt, generation, number, float(at)))
                 self._offset += len(line) + 1
 
-    def stepped(self, steps: int = 1, after: float = 0.0, since: tuple[int, int] = (-1, -1)) -> tuple[int, int] | None:
+    def stepped(
+        self, steps: int = 1, after: float = 0.0, since: tuple[int, int] = (-1, -1)
+    ) -> tuple[int, int] | None:
         """The newest era, from this one on, in which all ranks have told so many steps in eras that they entered behind this moment."""
         found: dict[tuple[int, int], dict[int, int]] = {}
         for event in self.events:
             if event.name == "step" and event.era >= since and self._began(event.era) > after:
                 ranks = found.setdefault(event.era, {})
                 ranks[event.rank] = ranks.get(event.rank, 0) + 1
-        whole = [era for era, ranks in found.items() if len(ranks) == WORLD and min(ranks.values()) >= steps]
+        whole = [
+            era
+            for era, ranks in found.items()
+            if len(ranks) == WORLD and min(ranks.values()) >= steps
+        ]
         return max(whole, default=None)
 
     def _began(self, era: tuple[int, int]) -> float:
-        return next(event.at for event in self.events if event.name == "entered" and event.era == era)
+        return next(
+            event.at for event in self.events if event.name == "entered" and event.era == era
+        )
 
     def last(self, name: str, era: tuple[int, int]) -> float:
         """When the last rank was there for the first time in this era."""
@@ -148,7 +202,11 @@ class Job:
 
     def numbers(self, name: str, era: tuple[int, int]) -> dict[int, int]:
         """What each rank has told in this era under this name."""
-        return {event.rank: event.number for event in self.events if event.name == name and event.era == era}
+        return {
+            event.rank: event.number
+            for event in self.events
+            if event.name == name and event.era == era
+        }
 
     def check_digests(self, *, restarted: bool) -> None:
         """Both copies of all state were equal bit for bit in each era; `restarted`: and it was that of the era without a fault.
@@ -156,22 +214,41 @@ class Job:
         Raises:
             RuntimeError: they were not.
         """
-        found = {era: self.numbers("digest", era) for era in sorted({event.era for event in self.events if event.name == "digest"})}
+        found = {
+            era: self.numbers("digest", era)
+            for era in sorted({event.era for event in self.events if event.name == "digest"})
+        }
         for era, ranks in found.items():
-            if any(ranks[rank] != ranks.get(other, ranks[rank]) for rank in ranks for other in ((rank + WORLD // COPIES) % WORLD,)):
+            if any(
+                ranks[rank] != ranks.get(other, ranks[rank])
+                for rank in ranks
+                for other in ((rank + WORLD // COPIES) % WORLD,)
+            ):
                 raise RuntimeError(f"the copies of the state differ in {era}: {ranks}")
         if restarted and any(ranks != found[0, 0] for ranks in found.values()):
-            raise RuntimeError(f"a restart from the snapshot has another state two steps later: {found}")
+            raise RuntimeError(
+                f"a restart from the snapshot has another state two steps later: {found}"
+            )
 
     def pid_of(self, rank: int) -> int:
         """Of the process that is this rank now."""
-        return next(event.pid for event in reversed(self.events) if event.rank == rank and event.name == "begun")
+        return next(
+            event.pid
+            for event in reversed(self.events)
+            if event.rank == rank and event.name == "begun"
+        )
 
     def await_spare(self, size: int) -> None:
         """Until one has so much memory, as `--spare-memory` gives it; where all processors have work, it takes its time."""
         ranks = {event.pid for event in self.events if event.name == "begun"}
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        self.until(lambda: any(resident(int(pid)) > size for pid in children.read_text().split() if int(pid) not in ranks))
+        self.until(
+            lambda: any(
+                resident(int(pid)) > size
+                for pid in children.read_text().split()
+                if int(pid) not in ranks
+            )
+        )
 
     def step_s(self) -> list[float]:
         """How long undisturbed steps took: the third of each era in each rank; the first two make buffers and moments."""
@@ -180,7 +257,9 @@ class Job:
         return [
             e.at - begun[e.rank, e.era, e.number]
             for e in self.events
-            if e.name == "step" and (e.rank, e.era, e.number) in begun and e.number == restored.get((e.rank, e.era), 0) + 3
+            if e.name == "step"
+            and (e.rank, e.era, e.number) in begun
+            and e.number == restored.get((e.rank, e.era), 0) + 3
         ]
 
     # -- its coordinators

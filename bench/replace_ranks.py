@@ -15,7 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "ACPFS_BENCH_BEGUN": str(time.monotonic())}
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "ACPFS_BENCH_BEGUN": str(time.monotonic()),
+}
 
 import bench.replace_imports  # noqa: F401, I001  # before torch: where what is missing comes from
 
@@ -41,12 +45,20 @@ class Events:
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._rank, self._attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        self._rank, self._attempt = (
+            int(os.environ["RANK"]),
+            int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+        )
 
-    def tell(self, name: str, generation: int = -1, number: int = 0, at: float | None = None) -> None:
+    def tell(
+        self, name: str, generation: int = -1, number: int = 0, at: float | None = None
+    ) -> None:
         """Now, or at that time."""
         moment = time.monotonic() if at is None else at
-        os.write(self._file, f"{name} {self._rank} {os.getpid()} {self._attempt} {generation} {number} {moment}\n".encode())
+        os.write(
+            self._file,
+            f"{name} {self._rank} {os.getpid()} {self._attempt} {generation} {number} {moment}\n".encode(),
+        )
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not there where types are checked
@@ -55,7 +67,11 @@ class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not there where 
     def __init__(self, mib: float, frozen_mib: float) -> None:
         super().__init__()
         self.trained = torch.nn.Sequential(*layers(mib * (1 << 20) / STATE_BYTES))
-        self.frozen = torch.nn.ModuleList(layers(frozen_mib * (1 << 20) / PARAMETER_BYTES)) if frozen_mib else torch.nn.ModuleList()
+        self.frozen = (
+            torch.nn.ModuleList(layers(frozen_mib * (1 << 20) / PARAMETER_BYTES))
+            if frozen_mib
+            else torch.nn.ModuleList()
+        )
         self.frozen.requires_grad_(requires_grad=False)
 
     def forward(self, values: Any) -> Any:
@@ -65,7 +81,10 @@ class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not there where 
 def layers(parameters: float) -> list[Any]:
     """Square ones with about so many parameters."""
     width = WIDTH if parameters >= WIDTH**2 else max(2, int(parameters**0.5))
-    return [torch.nn.Linear(width, width, bias=False) for _ in range(max(1, round(parameters / width**2)))]
+    return [
+        torch.nn.Linear(width, width, bias=False)
+        for _ in range(max(1, round(parameters / width**2)))
+    ]
 
 
 def built(mib: float, frozen_mib: float) -> tuple[Any, Any]:
@@ -95,7 +114,10 @@ def digest(model: Any, optimizer: Any) -> int:
     """Of all that this rank has: parameters and moments, bit for bit."""
     values: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
-        values |= {name: parameter, **{f"{name} {key}": value for key, value in optimizer.state.get(parameter, {}).items()}}
+        values |= {
+            name: parameter,
+            **{f"{name} {key}": value for key, value in optimizer.state.get(parameter, {}).items()},
+        }
     return int(digest_of(values)[:DIGEST_DIGITS], 16)
 
 
@@ -141,7 +163,9 @@ def train(run: Any, config: dict[str, Any], events: Events) -> None:
             if config["snapshot"] and number == SNAPSHOT_STEP:
                 run.snapshot()
                 events.tell("saved", run.generation, number)
-            end.fill_(float(dist.get_rank() == 0 and Path(config["events"]).with_name("end").exists()))
+            end.fill_(
+                float(dist.get_rank() == 0 and Path(config["events"]).with_name("end").exists())
+            )
             dist.broadcast(end, 0)
         sent(events, config["mib"] + config["frozen"])
     finally:

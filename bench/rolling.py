@@ -81,7 +81,11 @@ class Pods:
 
     def __init__(self, scratch: Path, ram: str) -> None:
         self.scratch, self._ram, self._number = scratch, ram, 0
-        self.mountpoint, self.backing, self.runtime = scratch / "mnt", scratch / "backing", scratch / "run"
+        self.mountpoint, self.backing, self.runtime = (
+            scratch / "mnt",
+            scratch / "backing",
+            scratch / "run",
+        )
         self.current: subprocess.Popen[bytes] | None = None
 
     @property
@@ -92,23 +96,55 @@ class Pods:
             return 0
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = client.request(registry.find(str(self.mountpoint), registry.records([self.runtime])), "status", {})
+        status: dict[str, Any] = client.request(
+            registry.find(str(self.mountpoint), registry.records([self.runtime])), "status", {}
+        )
         return status
 
     def roll(self) -> float:
         """Another daemon takes over, and the old one is ended; how long nobody served."""
         self._number += 1
-        program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
-        words = ["mount", str(self.backing), str(self.mountpoint), "--foreground", "--take-over", "--instance", f"pod-{self._number}"]
+        program = (
+            "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
+        )
+        words = [
+            "mount",
+            str(self.backing),
+            str(self.mountpoint),
+            "--foreground",
+            "--take-over",
+            "--instance",
+            f"pod-{self._number}",
+        ]
         words += ["--transport", "native", "--ram", self._ram, "--prefault", "0"]
-        environment = {**os.environ, "ACPFS_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": str(mounts.REPOSITORY)}
-        command = ["unshare", "--mount", "--propagation", "shared", sys.executable, "-c", program, *words]
+        environment = {
+            **os.environ,
+            "ACPFS_RUNTIME_DIR": str(self.runtime),
+            "PYTHONPATH": str(mounts.REPOSITORY),
+        }
+        command = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "shared",
+            sys.executable,
+            "-c",
+            program,
+            *words,
+        ]
         with open(self.scratch / "log", "ab") as log:
-            new = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            new = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         old, self.current = self.current, new
-        until(lambda: new.poll() is not None or self.supervisor == new.pid, "the new daemon does not serve")
+        until(
+            lambda: new.poll() is not None or self.supervisor == new.pid,
+            "the new daemon does not serve",
+        )
         if new.poll() is not None:
-            raise RoundError(f"the new daemon ended with {new.returncode}: {(self.scratch / 'log').read_text()[-2000:]}")
+            raise RoundError(
+                f"the new daemon ended with {new.returncode}: {(self.scratch / 'log').read_text()[-2000:]}"
+            )
         if old is not None:
             old.terminate()
             if old.wait(WAIT_S):
@@ -128,9 +164,30 @@ class Job:
 
     def __init__(self, directory: Path, torch_python: str, mib: int, group: Path | None) -> None:
         enter = f"echo $$ > {group}/cgroup.procs; " if group else ""
-        command = ["unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        command += ["sh", "-c", f'{enter}exec "$@"', "sh", torch_python, "-m", "bench.rolling_saver", str(directory), str(mib)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=mounts.REPOSITORY)
+        command = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "slave",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+        ]
+        command += [
+            "sh",
+            "-c",
+            f'{enter}exec "$@"',
+            "sh",
+            torch_python,
+            "-m",
+            "bench.rolling_saver",
+            str(directory),
+            str(mib),
+        ]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=mounts.REPOSITORY
+        )
 
     def line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -193,7 +250,11 @@ def one_round(pods: Pods, job: Job, mib: int) -> tuple[float, dict[str, Any]]:
 def run(report: Report, torch_python: str, mib: int, rounds: int) -> int:
     """All rounds; how many of them went right."""
     with ExitStack() as stack:
-        scratch = stack.enter_context(shared_directory(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rolling-")))))
+        scratch = stack.enter_context(
+            shared_directory(
+                Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rolling-")))
+            )
+        )
         group = stack.enter_context(memory_group())
         pods = Pods(scratch, f"{4 * mib + 512}M")
         for directory in (pods.mountpoint, pods.backing, pods.runtime):
@@ -213,15 +274,35 @@ def run(report: Report, torch_python: str, mib: int, rounds: int) -> int:
         verdict = job.end()
         pods.end()
         stored = {path.name: sum_of(path) for path in sorted(pods.backing.glob("step-*.pt"))}
-        right = bool(verdict["right"]) and stored == verdict["sums"] and (pods.backing / "ticks").stat().st_size == verdict["ticks"]
+        right = (
+            bool(verdict["right"])
+            and stored == verdict["sums"]
+            and (pods.backing / "ticks").stat().st_size == verdict["ticks"]
+        )
     seen = [line["longest_s"] for line in lines]
-    report.samples |= {"pause_s": pauses, "longest_write_s": seen, "save_s": [line["s"] for line in lines]}
+    report.samples |= {
+        "pause_s": pauses,
+        "longest_write_s": seen,
+        "save_s": [line["s"] for line in lines],
+    }
     report.bar(
-        "no error, and the bytes are right", f"{rounds} take-overs, {verdict['saves']} saves: {'right' if right else 'WRONG'}", met=right
+        "no error, and the bytes are right",
+        f"{rounds} take-overs, {verdict['saves']} saves: {'right' if right else 'WRONG'}",
+        met=right,
     )
-    report.bar(f"pause < {PAUSE_BAR_S:g} s in each", f"longest {max(pauses):.3f} s", met=max(pauses) < PAUSE_BAR_S)
-    report.bar(f"a job's longest write < {PAUSE_BAR_S:g} s", f"{max(seen):.3f} s", met=max(seen) < PAUSE_BAR_S)
-    report.bar("no write waits for room in RAM", ", ".join(sorted(waited)) or "none did", met=not waited)
+    report.bar(
+        f"pause < {PAUSE_BAR_S:g} s in each",
+        f"longest {max(pauses):.3f} s",
+        met=max(pauses) < PAUSE_BAR_S,
+    )
+    report.bar(
+        f"a job's longest write < {PAUSE_BAR_S:g} s",
+        f"{max(seen):.3f} s",
+        met=max(seen) < PAUSE_BAR_S,
+    )
+    report.bar(
+        "no write waits for room in RAM", ", ".join(sorted(waited)) or "none did", met=not waited
+    )
     return rounds if right else 0
 
 

@@ -63,7 +63,12 @@ def main(directory: Path, mib: int) -> None:
         weights[:1024] = number
         begun = time.monotonic()
         torch.save({"step": number, "weights": weights}, directory / f"step-{number % FILES}.pt")
-        print(json.dumps({"save": number, "s": time.monotonic() - begun, "longest_s": ticker.longest_s}), flush=True)
+        print(
+            json.dumps(
+                {"save": number, "s": time.monotonic() - begun, "longest_s": ticker.longest_s}
+            ),
+            flush=True,
+        )
         ticker.longest_s = 0.0
         number += 1
     ticker.end()
@@ -71,9 +76,16 @@ def main(directory: Path, mib: int) -> None:
     for path in sorted(directory.glob("step-*.pt")):
         state = torch.load(path)
         weights[:1024] = state["step"]
-        right = right and number - FILES <= state["step"] < number and torch.equal(state["weights"], weights)
+        right = (
+            right
+            and number - FILES <= state["step"] < number
+            and torch.equal(state["weights"], weights)
+        )
         sums[path.name] = sum_of(path)
-    print(json.dumps({"right": right, "sums": sums, "ticks": ticker.written, "saves": number}), flush=True)
+    print(
+        json.dumps({"right": right, "sums": sums, "ticks": ticker.written, "saves": number}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

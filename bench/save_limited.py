@@ -34,12 +34,18 @@ def timed(path: Path, size: int, before: Callable[[], None]) -> float:
 
 def measure(size: int, rounds: int) -> Report:
     """Rounds in turn; the first warms up."""
-    report = Report("save_limited", f"torch.save of {size / GIB:g} GiB", ["what", "seconds, lower quartile", "best", "MB/s"])
+    report = Report(
+        "save_limited",
+        f"torch.save of {size / GIB:g} GiB",
+        ["what", "seconds, lower quartile", "best", "MB/s"],
+    )
     samples: dict[str, list[float]] = {"acpfs": [], "backing": [], "tmpfs": []}
     drained: list[float] = []
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
-        limited = stack.enter_context(FaultFs(scratch / "source", scratch / "limited", bandwidth=BANDWIDTH, watchdog_s=3000))
+        limited = stack.enter_context(
+            FaultFs(scratch / "source", scratch / "limited", bandwidth=BANDWIDTH, watchdog_s=3000)
+        )
         tmp = stack.enter_context(places.tmpfs(scratch / "tmpfs"))
         warmth = stack.enter_context(places.tmpfs(scratch / "warmth", huge="always")) / "warmth"
         mount = stack.enter_context(places.acpfs(limited.path / "acpfs", scratch / "mount", "auto"))
@@ -61,16 +67,31 @@ def measure(size: int, rounds: int) -> Report:
 
 def judged(report: Report, samples: dict[str, list[float]], drain_s: float, size: int) -> Report:
     """The table and the bars."""
-    where = {"acpfs": "the mount", "backing": "the backing directory, 300 MB/s", "tmpfs": "a tmpfs of small pages"}
+    where = {
+        "acpfs": "the mount",
+        "backing": "the backing directory, 300 MB/s",
+        "tmpfs": "a tmpfs of small pages",
+    }
     seconds = {place: lower_quartile(values) for place, values in samples.items()}
     for place, values in samples.items():
         found = seconds[place]
-        report.row(f"torch.save to {where[place]}", f"{found:.3f}", f"{min(values):.3f}", f"{size / found / MB:,.0f}")
+        report.row(
+            f"torch.save to {where[place]}",
+            f"{found:.3f}",
+            f"{min(values):.3f}",
+            f"{size / found / MB:,.0f}",
+        )
     report.samples = {f"save_{place}_s": values for place, values in samples.items()}
     for place, bar in (("backing", FASTER), ("tmpfs", ENOUGH)):
         ratio = seconds[place] / seconds["acpfs"]
-        report.bar(f"at least {bar:g} times as fast as to {where[place]}", f"{ratio:.1f} times", met=ratio >= bar)
-    report.notes.append(f"{len(samples['acpfs'])} rounds in turn after a warm-up; a tmpfs of huge pages: see native")
+        report.bar(
+            f"at least {bar:g} times as fast as to {where[place]}",
+            f"{ratio:.1f} times",
+            met=ratio >= bar,
+        )
+    report.notes.append(
+        f"{len(samples['acpfs'])} rounds in turn after a warm-up; a tmpfs of huge pages: see native"
+    )
     report.notes.append(
         f"from the start of a save through the mount until it was persisted: {drain_s:.1f} s, {size / drain_s / MB:,.0f} MB/s"
     )

@@ -41,20 +41,40 @@ COLUMNS = [
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default=",".join(map(str, NODES)), help="how many, several with commas between")
-    parser.add_argument("--weak", type=float, default=0.0, help="storage grows with the nodes: so many bytes per second for each")
-    parser.add_argument("--keep", action="store_true", help="save table and curves in bench/results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--nodes", default=",".join(map(str, NODES)), help="how many, several with commas between"
+    )
+    parser.add_argument(
+        "--weak",
+        type=float,
+        default=0.0,
+        help="storage grows with the nodes: so many bytes per second for each",
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="save table and curves in bench/results"
+    )
     for field in dataclasses.fields(Scenario):
         if field.name != "nodes":
             kind = parse_size if field.name in SIZES else type(field.default)
-            parser.add_argument("--" + field.name.removesuffix("_s").replace("_", "-"), dest=field.name, type=kind, default=field.default)
+            parser.add_argument(
+                "--" + field.name.removesuffix("_s").replace("_", "-"),
+                dest=field.name,
+                type=kind,
+                default=field.default,
+            )
     return parser.parse_args()
 
 
 def scenarios(arguments: argparse.Namespace) -> list[Scenario]:
     """One per number of nodes."""
-    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Scenario) if field.name != "nodes"}
+    given = {
+        field.name: getattr(arguments, field.name)
+        for field in dataclasses.fields(Scenario)
+        if field.name != "nodes"
+    }
     found = []
     for nodes in map(int, arguments.nodes.split(",")):
         bandwidth = arguments.weak * nodes if arguments.weak else given["bandwidth"]
@@ -71,12 +91,21 @@ def report(outcomes: list[Outcome]) -> Report:
     )
     for one in outcomes:
         found.row(*cells(one))
-        found.samples[f"{one.design.name}, {one.scenario.nodes} nodes, pointer delay s"] = [one.pointer_delay_s]
+        found.samples[f"{one.design.name}, {one.scenario.nodes} nodes, pointer delay s"] = [
+            one.pointer_delay_s
+        ]
     if outcomes[0].scenario.stagger_s:
-        found.notes += [f"{one.scenario.nodes} nodes, save by save: {by_save(one.scenario)}" for one in outcomes if one.design == LANDED]
+        found.notes += [
+            f"{one.scenario.nodes} nodes, save by save: {by_save(one.scenario)}"
+            for one in outcomes
+            if one.design == LANDED
+        ]
     for design in DESIGNS:
         bound = [one for one in outcomes if one.design == design]
-        soon, light = up_to(bound, lambda one: one.pointer_delay_s <= one.bound_s), up_to(bound, lambda one: one.own_share <= LIGHT)
+        soon, light = (
+            up_to(bound, lambda one: one.pointer_delay_s <= one.bound_s),
+            up_to(bound, lambda one: one.own_share <= LIGHT),
+        )
         found.notes.append(
             f"{design.name}: pointers within heartbeat + clock bound up to {soon} nodes, "
             f"records below a quarter of the metadata server up to {light}"
@@ -90,8 +119,13 @@ def by_save(scenario: Scenario) -> str:
     for window_s in (0.0, scenario.stagger_s):
         drained = drain(dataclasses.replace(scenario, stagger_s=window_s), scenario.metadata_rate)
         saves = (drained.of(number) for number in range(scenario.saves))
-        took = [max(one.persisted_at for one in save) - max(one.closed_at for one in save) for save in saves]
-        lines.append(f"--stagger {window_s:g}: {', '.join(f'{seconds:.0f}' if seconds >= 100 else f'{seconds:.3g}' for seconds in took)} s")
+        took = [
+            max(one.persisted_at for one in save) - max(one.closed_at for one in save)
+            for save in saves
+        ]
+        lines.append(
+            f"--stagger {window_s:g}: {', '.join(f'{seconds:.0f}' if seconds >= 100 else f'{seconds:.3g}' for seconds in took)} s"
+        )
     return "; ".join(lines)
 
 
@@ -133,8 +167,16 @@ def staggered(base: list[Scenario]) -> dict[str, list[tuple[float, float]]]:
     for window_s in (0.0, STAGGERED_S):
         name = f"--stagger {window_s:g}" if window_s else "all at once"
         for scenario in base:
-            crowded = dataclasses.replace(scenario, interval_s=3600.0, clients_at_best=CLIENTS_AT_BEST, stagger_s=window_s, saves=8)
-            series.setdefault(name, []).append((scenario.nodes, simulate(crowded, LANDED).persisted_s))
+            crowded = dataclasses.replace(
+                scenario,
+                interval_s=3600.0,
+                clients_at_best=CLIENTS_AT_BEST,
+                stagger_s=window_s,
+                saves=8,
+            )
+            series.setdefault(name, []).append(
+                (scenario.nodes, simulate(crowded, LANDED).persisted_s)
+            )
     return series
 
 
@@ -159,15 +201,29 @@ def drawn(outcomes: list[Outcome], paced: dict[str, list[tuple[float, float]]]) 
     delays, loads = {}, {}
     for design in DESIGNS:
         mine = [one for one in outcomes if one.design == design]
-        delays[design.name] = [(float(one.scenario.nodes), max(one.pointer_delay_s, 0.01)) for one in mine]
+        delays[design.name] = [
+            (float(one.scenario.nodes), max(one.pointer_delay_s, 0.01)) for one in mine
+        ]
         loads[design.name] = [(float(one.scenario.nodes), one.load.total) for one in mine]
     first = [one for one in outcomes if one.design == LANDED]
     scenario = first[0].scenario
     return [
-        Chart("pointer, seconds after the slowest node", delays, {"heartbeat + bound": scenario.heartbeat_s + scenario.clock_bound_s}),
-        Chart("acpfs' own records, metadata operations per second", loads, {"the server's limit": scenario.metadata_rate}),
+        Chart(
+            "pointer, seconds after the slowest node",
+            delays,
+            {"heartbeat + bound": scenario.heartbeat_s + scenario.clock_bound_s},
+        ),
+        Chart(
+            "acpfs' own records, metadata operations per second",
+            loads,
+            {"the server's limit": scenario.metadata_rate},
+        ),
         Chart("seconds to persisted", paced, {"interval": scenario.interval_s}),
-        Chart("GB at risk, all nodes, mean", {"at risk": [(float(one.scenario.nodes), one.at_risk_mean / GB) for one in first]}, {}),
+        Chart(
+            "GB at risk, all nodes, mean",
+            {"at risk": [(float(one.scenario.nodes), one.at_risk_mean / GB) for one in first]},
+            {},
+        ),
     ]
 
 

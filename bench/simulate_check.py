@@ -26,7 +26,13 @@ from bench.scale.scenario import LANDED, Scenario
 from tests.cluster.stand import Stand
 from tests.rig.faultfs import FaultFs
 
-SETTINGS: dict[str, Any] = {"heartbeat": 2.0, "clock_bound": 0.5, "node_timeout": 30, "ram": "192M", "keep_checkpoints": 0}
+SETTINGS: dict[str, Any] = {
+    "heartbeat": 2.0,
+    "clock_bound": 0.5,
+    "node_timeout": 30,
+    "ram": "192M",
+    "keep_checkpoints": 0,
+}
 BANDWIDTH = 32 * MB
 SIZE = 24 * MIB
 LOOK_S = 0.005
@@ -48,8 +54,22 @@ class Seen:
 
 def scenario(nodes: int, **changes: object) -> Scenario:
     """What is mounted here, for the model."""
-    base = Scenario(nodes=nodes, bytes_per_node=SIZE, files_per_node=1, bandwidth=BANDWIDTH, client_bandwidth=BANDWIDTH, saves=1)
-    base = dataclasses.replace(base, close_spread_s=0.1, stream_cost_s=0.05, clock_error_s=0.0, latency_s=0.003, metadata_rate=1e6)
+    base = Scenario(
+        nodes=nodes,
+        bytes_per_node=SIZE,
+        files_per_node=1,
+        bandwidth=BANDWIDTH,
+        client_bandwidth=BANDWIDTH,
+        saves=1,
+    )
+    base = dataclasses.replace(
+        base,
+        close_spread_s=0.1,
+        stream_cost_s=0.05,
+        clock_error_s=0.0,
+        latency_s=0.003,
+        metadata_rate=1e6,
+    )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -97,7 +117,9 @@ def compare(report: Report, scratch: Path, nodes: int, saves: int, idle_s: float
     base = scratch / f"n{nodes}"
     base.mkdir()
     with (
-        FaultFs(base / "source", base / "limited", bandwidth=BANDWIDTH, watchdog_s=places.WATCHDOG_S) as limited,
+        FaultFs(
+            base / "source", base / "limited", bandwidth=BANDWIDTH, watchdog_s=places.WATCHDOG_S
+        ) as limited,
         Stand(base, [limited.path] * nodes, watchdog_s=places.WATCHDOG_S, **SETTINGS) as stand,
     ):
         seen = [save(stand, limited.source, number) for number in range(1, saves + 1)]
@@ -108,12 +130,26 @@ def compare(report: Report, scratch: Path, nodes: int, saves: int, idle_s: float
     model = scenario(nodes)
     expected = simulate(model, LANDED)
     delays = [one.pointer_s - one.persisted_s for one in seen]
-    row(report, f"{nodes} nodes: to persisted, s", expected.persisted_s, [one.persisted_s for one in seen])
+    row(
+        report,
+        f"{nodes} nodes: to persisted, s",
+        expected.persisted_s,
+        [one.persisted_s for one in seen],
+    )
     modelled = [Gate(model, LANDED, seed).passes(drain(model).saved).delay_s for seed in range(200)]
     row(report, f"{nodes} nodes: pointer after the slowest node, s", median(modelled), delays)
-    row(report, f"{nodes} nodes: records, operations per second", load(model, UNCACHED).total, [asked])
+    row(
+        report,
+        f"{nodes} nodes: records, operations per second",
+        load(model, UNCACHED).total,
+        [asked],
+    )
     bound_s = model.heartbeat_s + model.clock_bound_s
-    report.bar(f"{nodes} nodes: pointer within heartbeat + bound", f"{max(delays):.2f} of {bound_s:.1f} s", met=max(delays) <= bound_s)
+    report.bar(
+        f"{nodes} nodes: pointer within heartbeat + bound",
+        f"{max(delays):.2f} of {bound_s:.1f} s",
+        met=max(delays) <= bound_s,
+    )
 
 
 SETTLE_S = 5.0
@@ -121,7 +157,12 @@ SETTLE_S = 5.0
 
 def row(report: Report, name: str, expected: float, found: list[float]) -> None:
     """Model and measurement, side by side."""
-    report.row(name, f"{expected:.2f}", f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})", f"{median(found) / expected:.2f}")
+    report.row(
+        name,
+        f"{expected:.2f}",
+        f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})",
+        f"{median(found) / expected:.2f}",
+    )
     report.samples[name] = found
 
 
@@ -132,32 +173,68 @@ def pace(report: Report, scratch: Path, saves: int) -> None:
         base = scratch / f"paced{window_s:g}"
         base.mkdir()
         with (
-            places.served("bench.crowded_storage", base / "source", base / "crowded", str(CROWDED_BANDWIDTH), "1") as crowded,
-            Stand(base, [crowded] * CROWD, watchdog_s=places.WATCHDOG_S, stagger=window_s, **SETTINGS) as stand,
+            places.served(
+                "bench.crowded_storage",
+                base / "source",
+                base / "crowded",
+                str(CROWDED_BANDWIDTH),
+                "1",
+            ) as crowded,
+            Stand(
+                base, [crowded] * CROWD, watchdog_s=places.WATCHDOG_S, stagger=window_s, **SETTINGS
+            ) as stand,
         ):
-            found[window_s] = [save(stand, base / "source", number).persisted_s for number in range(1, saves + 1)]
-        model = scenario(CROWD, bandwidth=CROWDED_BANDWIDTH, client_bandwidth=CROWDED_BANDWIDTH, clients_at_best=1, contention=0.7)
+            found[window_s] = [
+                save(stand, base / "source", number).persisted_s for number in range(1, saves + 1)
+            ]
+        model = scenario(
+            CROWD,
+            bandwidth=CROWDED_BANDWIDTH,
+            client_bandwidth=CROWDED_BANDWIDTH,
+            clients_at_best=1,
+            contention=0.7,
+        )
         model = dataclasses.replace(model, stagger_s=window_s, saves=saves)
         name = f"--stagger {window_s:g}" if window_s else "all at once"
-        row(report, f"crowded storage, {CROWD} nodes, {name}: to persisted, s", simulate(model, LANDED).persisted_s, found[window_s][-4:])
+        row(
+            report,
+            f"crowded storage, {CROWD} nodes, {name}: to persisted, s",
+            simulate(model, LANDED).persisted_s,
+            found[window_s][-4:],
+        )
         report.samples[f"crowded storage, {name}, every save, s"] = found[window_s]
     with_s, without_s = median(found[60.0][-4:]), median(found[0.0][-4:])
-    report.bar("staggered saves are persisted sooner", f"{with_s:.1f} s instead of {without_s:.1f}", met=with_s < without_s)
+    report.bar(
+        "staggered saves are persisted sooner",
+        f"{with_s:.1f} s instead of {without_s:.1f}",
+        met=with_s < without_s,
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="2 nodes, a minute; nothing is kept")
-    parser.add_argument("--stagger", action="store_true", help="storage that is best with one client, with and without staggering")
+    parser.add_argument(
+        "--stagger",
+        action="store_true",
+        help="storage that is best with one client, with and without staggering",
+    )
     words = parser.parse_args()
     name = "simulate_check_stagger" if words.stagger else "simulate_check"
-    report = Report(name, "The model beside real mounts", ["what", "model", "measured", "measured ÷ model"], program="simulate_check")
+    report = Report(
+        name,
+        "The model beside real mounts",
+        ["what", "model", "measured", "measured ÷ model"],
+        program="simulate_check",
+    )
     with places.scratch() as scratch:
         if words.stagger:
             pace(report, scratch, 7)
         else:
             for nodes in (2,) if words.quick else (2, 4, 8):
-                compare(report, scratch, nodes, 2 if words.quick else 3, 5.0 if words.quick else IDLE_S)
+                compare(
+                    report, scratch, nodes, 2 if words.quick else 3, 5.0 if words.quick else IDLE_S
+                )
     return report.finish(keep=not words.quick)
 
 

@@ -40,11 +40,15 @@ def main(source: str, mountpoint: str, fsync_s: float) -> None:
     """Mount and serve."""
     os.umask(0)
     files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))  # a descriptor for each name that the kernel keeps
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (files_max, files_max)
+    )  # a descriptor for each name that the kernel keeps
     faults = Faults()
     faults.fsync_s = fsync_s
     operations = Cached(source, faults, None, page_cache=True, sync=False)
-    pyfuse3.init(operations, mountpoint, {"default_permissions", "allow_other", "fsname=slow-storage"})
+    pyfuse3.init(
+        operations, mountpoint, {"default_permissions", "allow_other", "fsname=slow-storage"}
+    )
     try:
         trio.run(serve)
     finally:

@@ -35,13 +35,19 @@ def create(directory: Path) -> float:
 
 def measure(rounds: int, source: Path | None) -> Report:
     """Rounds in turn; the first one warms up and does not count."""
-    report = Report("small_files", f"{FILES:,} files of 4 KiB: create + write + close", ["where", "seconds", "per file", "ratio"])
+    report = Report(
+        "small_files",
+        f"{FILES:,} files of 4 KiB: create + write + close",
+        ["where", "seconds", "per file", "ratio"],
+    )
     names = ("pass-through example", "acpfs, libfuse", "no FUSE")
     samples: dict[str, list[float]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
         base = source or stack.enter_context(places.tmpfs(scratch / "tmpfs"))
-        example = stack.enter_context(places.served("bench.passthrough_example", base / "mirrored", scratch / "example"))
+        example = stack.enter_context(
+            places.served("bench.passthrough_example", base / "mirrored", scratch / "example")
+        )
         mount = stack.enter_context(places.acpfs(base / "backing", scratch / "mount"))
         for number in range(rounds + 1):
             for name, where in zip(names, (example, mount.path, base), strict=True):
@@ -52,11 +58,18 @@ def measure(rounds: int, source: Path | None) -> Report:
     yardstick = median(samples[names[0]])
     for name in names:
         middle = median(samples[name])
-        report.row(name, spread(samples[name], "s"), f"{middle / FILES * 1e6:.0f} µs", f"{middle / yardstick:.2f}")
+        report.row(
+            name,
+            spread(samples[name], "s"),
+            f"{middle / FILES * 1e6:.0f} µs",
+            f"{middle / yardstick:.2f}",
+        )
         report.samples[f"{name}_s"] = samples[name]
     ratio = median(samples[names[1]]) / yardstick
     report.bar(f"at most {LIMIT:g} times the example", f"{ratio:.2f} times", met=ratio <= LIMIT)
-    report.notes.append(f"all on {'one tmpfs' if source is None else 'one directory'}; {rounds} rounds in turn after a warm-up, medians")
+    report.notes.append(
+        f"all on {'one tmpfs' if source is None else 'one directory'}; {rounds} rounds in turn after a warm-up, medians"
+    )
     return report
 
 

@@ -27,10 +27,22 @@ from bench.record import GIB, MIB, Report, median
 FILES = 4
 
 
-def copied(source: Path, target: Path, *, piece: int, direct: bool = False, early: bool = False, allocate: bool = False) -> None:
+def copied(
+    source: Path,
+    target: Path,
+    *,
+    piece: int,
+    direct: bool = False,
+    early: bool = False,
+    allocate: bool = False,
+) -> None:
     """preadv into a buffer, hash it, pwrite it."""
     size, buffer, position = source.stat().st_size, memoryview(mmap.mmap(-1, piece)), 0
-    read_fd, fd, hasher = os.open(source, os.O_RDONLY), _created(target, direct=direct), xxhash.xxh3_128()
+    read_fd, fd, hasher = (
+        os.open(source, os.O_RDONLY),
+        _created(target, direct=direct),
+        xxhash.xxh3_128(),
+    )
     if allocate:
         os.posix_fallocate(fd, 0, size)
     while position < size:
@@ -46,7 +58,11 @@ def copied(source: Path, target: Path, *, piece: int, direct: bool = False, earl
 def mapped(source: Path, target: Path, *, piece: int, direct: bool) -> None:
     """Hash and pwrite straight from the mapped tier file."""
     size = source.stat().st_size
-    read_fd, fd, hasher = os.open(source, os.O_RDONLY), _created(target, direct=direct), xxhash.xxh3_128()
+    read_fd, fd, hasher = (
+        os.open(source, os.O_RDONLY),
+        _created(target, direct=direct),
+        xxhash.xxh3_128(),
+    )
     with mmap.mmap(read_fd, size, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as view:
         for position in range(0, size, piece):
             with view[position : position + piece] as part:
@@ -58,7 +74,11 @@ def mapped(source: Path, target: Path, *, piece: int, direct: bool) -> None:
 def sent(source: Path, target: Path, *, piece: int) -> None:
     """Hash from a buffer, copy inside the kernel."""
     size, buffer, position = source.stat().st_size, memoryview(mmap.mmap(-1, piece)), 0
-    read_fd, fd, hasher = os.open(source, os.O_RDONLY), _created(target, direct=False), xxhash.xxh3_128()
+    read_fd, fd, hasher = (
+        os.open(source, os.O_RDONLY),
+        _created(target, direct=False),
+        xxhash.xxh3_128(),
+    )
     while position < size:
         hasher.update(buffer[: os.preadv(read_fd, [buffer], position)])
         os.lseek(fd, position, os.SEEK_SET)
@@ -68,11 +88,15 @@ def sent(source: Path, target: Path, *, piece: int) -> None:
 
 def dd(source: Path, target: Path) -> None:
     """The yardstick; no hash."""
-    subprocess.run(["dd", f"if={source}", f"of={target}", "bs=8M", "conv=fsync", "status=none"], check=True)
+    subprocess.run(
+        ["dd", f"if={source}", f"of={target}", "bs=8M", "conv=fsync", "status=none"], check=True
+    )
 
 
 def _created(path: Path, *, direct: bool) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0), 0o600)
+    return os.open(
+        path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0), 0o600
+    )
 
 
 def _finished(*fds: int) -> None:
@@ -110,7 +134,10 @@ def measure(size: int, rounds: int) -> Report:
         for number in range(rounds + 1):
             for name, way in WAYS.items():
                 used, start = cpu_s(), time.monotonic()
-                threads = [threading.Thread(target=way, args=(tier / str(n), scratch / str(n))) for n in range(FILES)]
+                threads = [
+                    threading.Thread(target=way, args=(tier / str(n), scratch / str(n)))
+                    for n in range(FILES)
+                ]
                 for thread in threads:
                     thread.start()
                 for thread in threads:
@@ -120,13 +147,21 @@ def measure(size: int, rounds: int) -> Report:
                     samples.setdefault(f"{name}_cpu_s", []).append(cpu_s() - used)
                 for n in range(FILES):
                     (scratch / str(n)).unlink()
-    report = Report("staging", "From the RAM tier into staging files", ["way", "seconds", "CPU s per GiB", "× dd"])
+    report = Report(
+        "staging",
+        "From the RAM tier into staging files",
+        ["way", "seconds", "CPU s per GiB", "× dd"],
+    )
     plain = median(samples["dd conv=fsync_s"])
     for name in WAYS:
         seconds, used = median(samples[f"{name}_s"]), median(samples[f"{name}_cpu_s"])
-        report.row(name, f"{seconds:.3f}", f"{used * GIB / size / FILES:.2f}", f"{plain / seconds:.2f}")
+        report.row(
+            name, f"{seconds:.3f}", f"{used * GIB / size / FILES:.2f}", f"{plain / seconds:.2f}"
+        )
     report.samples = samples
-    report.notes.append(f"{FILES} files of {size // MIB} MiB at once, hashed (xxh3-128) and fsynced; medians of {rounds} rounds in turn")
+    report.notes.append(
+        f"{FILES} files of {size // MIB} MiB at once, hashed (xxh3-128) and fsynced; medians of {rounds} rounds in turn"
+    )
     report.notes.append("copy_file_range between tmpfs and another file system: EXDEV")
     return report
 

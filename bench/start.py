@@ -23,14 +23,26 @@ from bench.record import Report, lower_quartile, median
 from tests.rig.mounts import AcpfsMount
 
 FILES_PER_DIRECTORY = 1000
-MOUNT_S_MAX, STATUS_S_MAX, LISTING_RATIO_MAX, TAKEOVER_S_MAX, FULL_RATIO_MAX = 0.5, 0.15, 2.0, 0.1, 1.1
+MOUNT_S_MAX, STATUS_S_MAX, LISTING_RATIO_MAX, TAKEOVER_S_MAX, FULL_RATIO_MAX = (
+    0.5,
+    0.15,
+    2.0,
+    0.1,
+    1.1,
+)
 
 
 def fill(directory: Path, files: int) -> None:
     for number in range(files):
         if number % FILES_PER_DIRECTORY == 0:
             (directory / f"d{number // FILES_PER_DIRECTORY}").mkdir(parents=True)
-        os.close(os.open(directory / f"d{number // FILES_PER_DIRECTORY}" / f"f{number}", os.O_CREAT | os.O_WRONLY, 0o644))
+        os.close(
+            os.open(
+                directory / f"d{number // FILES_PER_DIRECTORY}" / f"f{number}",
+                os.O_CREAT | os.O_WRONLY,
+                0o644,
+            )
+        )
 
 
 def children_s() -> float:
@@ -55,7 +67,10 @@ def takeover(mount: AcpfsMount) -> float:
 
 def one_mount(backing: Path, base: Path, found: dict[str, list[float]], *, full: bool) -> None:
     environment = {"PYTHONPYCACHEPREFIX": str(base / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
-    mount, which = AcpfsMount(backing, base / "mnt", "native", environment=environment), "full" if full else "empty"
+    mount, which = (
+        AcpfsMount(backing, base / "mnt", "native", environment=environment),
+        "full" if full else "empty",
+    )
     used, start = children_s(), time.perf_counter()
     with mount:
         found.setdefault(f"mount, {which}, s", []).append(time.perf_counter() - start)
@@ -68,16 +83,24 @@ def one_mount(backing: Path, base: Path, found: dict[str, list[float]], *, full:
             return
         used, start = processor_s(mount.pid), time.perf_counter()
         listing_s = timed_listing(mount.path)
-        found.setdefault("first ls -lR, daemon's processor s", []).append(processor_s(mount.pid) - used)
+        found.setdefault("first ls -lR, daemon's processor s", []).append(
+            processor_s(mount.pid) - used
+        )
         found.setdefault("first ls -lR, s", []).append(listing_s)
         found.setdefault("backing's ls -lR, s", []).append(timed_listing(backing))
-        found.setdefault("first ls -lR over the backing's", []).append(listing_s / found["backing's ls -lR, s"][-1])
+        found.setdefault("first ls -lR over the backing's", []).append(
+            listing_s / found["backing's ls -lR, s"][-1]
+        )
         found.setdefault("takeover, s", []).append(takeover(mount))
         found.setdefault("the next worker's processor s", []).append(processor_s(mount.pid))
 
 
 def measure(files: int, mounts: int) -> Report:
-    report = Report("start", f"The start of a mount, over nothing and over {files:,} files", ["what", "best", "lower quartile", "median"])
+    report = Report(
+        "start",
+        f"The start of a mount, over nothing and over {files:,} files",
+        ["what", "best", "lower quartile", "median"],
+    )
     found: dict[str, list[float]] = {}
     with places.scratch() as scratch:
         fill(scratch / "full", files)
@@ -90,7 +113,10 @@ def measure(files: int, mounts: int) -> Report:
                 found.clear()  # that was the warm-up
         shutil.rmtree(scratch / "full")
     for name, values in found.items():
-        report.row(name, *(f"{value:.3g}" for value in (min(values), lower_quartile(values), median(values))))
+        report.row(
+            name,
+            *(f"{value:.3g}" for value in (min(values), lower_quartile(values), median(values))),
+        )
     best = {name: min(values) for name, values in found.items()}
     report.samples = found
     report.notes.append(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
@@ -98,8 +124,16 @@ def measure(files: int, mounts: int) -> Report:
     for promise, value, most in (
         ("mount within 0.5 s", best["mount, empty, s"], MOUNT_S_MAX),
         ("status within 0.15 s", best["status, s"], STATUS_S_MAX),
-        ("a mount over files no slower than over none (10 % for chance)", full_ratio, FULL_RATIO_MAX),
-        ("first ls -lR at most twice the backing's own", best["first ls -lR over the backing's"], LISTING_RATIO_MAX),
+        (
+            "a mount over files no slower than over none (10 % for chance)",
+            full_ratio,
+            FULL_RATIO_MAX,
+        ),
+        (
+            "first ls -lR at most twice the backing's own",
+            best["first ls -lR over the backing's"],
+            LISTING_RATIO_MAX,
+        ),
         ("takeover within 0.1 s", best["takeover, s"], TAKEOVER_S_MAX),
     ):
         report.bar(promise, f"{value:.3g}", met=value <= most)

@@ -85,11 +85,26 @@ def slow_storage(scratch: Path, size: int, bytes_per_s: int) -> Iterator[Storage
                 why = str(error)
             else:
                 if not bounded:
-                    subprocess.run(["mount", "-o", "remount,sync", str(disk.path)], check=True, timeout=60)
-                kept = f"its client keeps back at most {KEPT_BACK_BYTES >> 20} MiB" if bounded else "each write waits for it"
-                yield Storage(disk.path, f"an ext4 of its own that the kernel holds to {speed}; {kept}, as for shared storage", disk, None)
+                    subprocess.run(
+                        ["mount", "-o", "remount,sync", str(disk.path)], check=True, timeout=60
+                    )
+                kept = (
+                    f"its client keeps back at most {KEPT_BACK_BYTES >> 20} MiB"
+                    if bounded
+                    else "each write waits for it"
+                )
+                yield Storage(
+                    disk.path,
+                    f"an ext4 of its own that the kernel holds to {speed}; {kept}, as for shared storage",
+                    disk,
+                    None,
+                )
                 return
         source = disk.path / "source" if disk is not None else scratch / "source"
-        process = stack.enter_context(FaultFs(source, scratch / "storage", bandwidth=bytes_per_s, sync=True, watchdog_s=WATCHDOG_S))
+        process = stack.enter_context(
+            FaultFs(
+                source, scratch / "storage", bandwidth=bytes_per_s, sync=True, watchdog_s=WATCHDOG_S
+            )
+        )
         how = f"a process that passes {speed} on and takes the same cores as everything else (which makes all rows worse): {why}"
         yield Storage(process.path, how, disk, process)

@@ -16,7 +16,9 @@ __all__ = ["NoThrottleError", "throttled_disk"]
 
 
 @contextlib.contextmanager
-def throttled_disk(scratch: Path, size: int, bytes_per_s: int) -> Iterator[tuple[Path, Callable[[], int]]]:
+def throttled_disk(
+    scratch: Path, size: int, bytes_per_s: int
+) -> Iterator[tuple[Path, Callable[[], int]]]:
     """Yields a directory with room for `size` bytes, and what tells how many bytes were ever read from its device.
 
     Raises:

@@ -51,15 +51,32 @@ def restart(report: Report, limited: FaultFs, mount: AcpfsMount, size: int, roun
     for _ in range(rounds):
         ram.append(size / together("read", [mount.path / "run/model.pt"], size) / MB)
         backing.append(size / together("read", [limited.path / "run/model.pt"], size) / MB)
-    report.row("restart: read from RAM", f"{median(ram):,.0f} MB/s", " ".join(f"{v:,.0f}" for v in ram))
-    report.row("restart: read from the limited backing directory", f"{median(backing):,.0f} MB/s", " ".join(f"{v:,.0f}" for v in backing))
+    report.row(
+        "restart: read from RAM", f"{median(ram):,.0f} MB/s", " ".join(f"{v:,.0f}" for v in ram)
+    )
+    report.row(
+        "restart: read from the limited backing directory",
+        f"{median(backing):,.0f} MB/s",
+        " ".join(f"{v:,.0f}" for v in backing),
+    )
     report.samples |= {"restart_ram_mb_s": ram, "restart_backing_mb_s": backing}
     ratio = median(ram) / median(backing)
-    report.bar(f"a restart from RAM is at least {FASTER:g} times faster than from 300 MB/s", f"{ratio:.1f} times", met=ratio >= FASTER)
+    report.bar(
+        f"a restart from RAM is at least {FASTER:g} times faster than from 300 MB/s",
+        f"{ratio:.1f} times",
+        met=ratio >= FASTER,
+    )
     again(mount, "run/model.pt")
 
 
-def many_readers(report: Report, mount: AcpfsMount, size: int, rounds: int, where: str, read_bytes: Callable[[], int]) -> None:
+def many_readers(
+    report: Report,
+    mount: AcpfsMount,
+    size: int,
+    rounds: int,
+    where: str,
+    read_bytes: Callable[[], int],
+) -> None:
     """Eight processes read one cold file at the same time; beside it one reads it natively. `read_bytes`: from the storage, ever."""
     native = mount.backing / "cold"
     write(native if where == THROTTLED else mount.backing.with_name("source") / "cold", size)
@@ -72,13 +89,29 @@ def many_readers(report: Report, mount: AcpfsMount, size: int, rounds: int, wher
         read.append((read_bytes() - before) / size)
         places.forget_pages(native)
         one.append(together("read", [native], size))
-    report.row(f"{READERS} readers of one cold file, {where}", f"{median(many):.2f} s", " ".join(f"{v:.2f}" for v in many))
-    report.row(f"one native read of it, {where}", f"{median(one):.2f} s", " ".join(f"{v:.2f}" for v in one))
+    report.row(
+        f"{READERS} readers of one cold file, {where}",
+        f"{median(many):.2f} s",
+        " ".join(f"{v:.2f}" for v in many),
+    )
+    report.row(
+        f"one native read of it, {where}", f"{median(one):.2f} s", " ".join(f"{v:.2f}" for v in one)
+    )
     key = where.replace(" ", "_")
-    report.samples |= {f"many_{key}_s": many, f"one_native_{key}_s": one, f"read_below_{key}_times": read}
-    report.bar(f"it is read once, {where}", f"{max(read):.3f} times its size", met=max(read) <= 1.01)
+    report.samples |= {
+        f"many_{key}_s": many,
+        f"one_native_{key}_s": one,
+        f"read_below_{key}_times": read,
+    }
+    report.bar(
+        f"it is read once, {where}", f"{max(read):.3f} times its size", met=max(read) <= 1.01
+    )
     ratio = median(many) / median(one)
-    report.bar(f"{READERS} readers take at most {AT_MOST} times one native read, {where}", f"{ratio:.2f} times", met=ratio <= AT_MOST)
+    report.bar(
+        f"{READERS} readers take at most {AT_MOST} times one native read, {where}",
+        f"{ratio:.2f} times",
+        met=ratio <= AT_MOST,
+    )
     again(mount, "cold")
 
 
@@ -90,7 +123,10 @@ def preload(report: Report, mount: AcpfsMount, size: int, rounds: int, where: st
     with places.tmpfs(mount.backing.with_name(f"{mount.backing.name}.tmpfs")) as tmpfs:
         copy = tmpfs / "big"
         actions: dict[str, Callable[[], object]] = {
-            "dd": lambda: subprocess.run(["dd", f"if={mount.backing / 'big'}", f"of={copy}", "bs=1M", "status=none"], check=True),
+            "dd": lambda: subprocess.run(
+                ["dd", f"if={mount.backing / 'big'}", f"of={copy}", "bs=1M", "status=none"],
+                check=True,
+            ),
             "preload": lambda: mount.ask("preload", paths=["big"], wait=True),
         }
         for number in range(rounds + 1):
@@ -99,8 +135,14 @@ def preload(report: Report, mount: AcpfsMount, size: int, rounds: int, where: st
                 took[name].append(timed(actions[name]))
                 copy.unlink(missing_ok=True)
     dd, preloads = ([size / s / MB for s in took[name][1:]] for name in ("dd", "preload"))
-    report.row(f"preload, {where}", f"{median(preloads):,.0f} MB/s", " ".join(f"{v:,.0f}" for v in preloads))
-    report.row(f"dd into a tmpfs, {where}", f"{median(dd):,.0f} MB/s", " ".join(f"{v:,.0f}" for v in dd))
+    report.row(
+        f"preload, {where}",
+        f"{median(preloads):,.0f} MB/s",
+        " ".join(f"{v:,.0f}" for v in preloads),
+    )
+    report.row(
+        f"dd into a tmpfs, {where}", f"{median(dd):,.0f} MB/s", " ".join(f"{v:,.0f}" for v in dd)
+    )
     key = where.replace(" ", "_")
     report.samples |= {f"preload_{key}_mb_s": preloads, f"dd_{key}_mb_s": dd}
     ratio = median(preloads) / median(dd)
@@ -123,37 +165,70 @@ def retained(report: Report, mount: AcpfsMount, size: int) -> None:
         directory.mkdir(parents=True)
         together("write", [directory / f"shard{n}.pt" for n in range(2)], size // 2)
         mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
-        held = {row["path"].split("/")[1] for row in mount.ask("ls", paths=["loop"])["items"] if row["tier"].startswith("ram")}
-        seen.append(sum(f"checkpoint-{n}" in held for n in range(step, max(0, step - RETAINED), -1)))
+        held = {
+            row["path"].split("/")[1]
+            for row in mount.ask("ls", paths=["loop"])["items"]
+            if row["tier"].startswith("ram")
+        }
+        seen.append(
+            sum(f"checkpoint-{n}" in held for n in range(step, max(0, step - RETAINED), -1))
+        )
         time.sleep(max(0.0, SAVE_EVERY_S - (time.monotonic() - began)))
-    report.row(f"newest {RETAINED} checkpoints in RAM after each of {SAVES} saves", str(seen[-1]), " ".join(map(str, seen)))
+    report.row(
+        f"newest {RETAINED} checkpoints in RAM after each of {SAVES} saves",
+        str(seen[-1]),
+        " ".join(map(str, seen)),
+    )
     report.bar(
-        f"{RETAINED} checkpoints stay in RAM while a loop saves", f"at least {min(seen[RETAINED - 1 :])}", met=min(seen[2:]) >= RETAINED
+        f"{RETAINED} checkpoints stay in RAM while a loop saves",
+        f"at least {min(seen[RETAINED - 1 :])}",
+        met=min(seen[2:]) >= RETAINED,
     )
 
 
 def measure(size: int, rounds: int, transport: str) -> Report:
     """One after the other, each with its own counterpart in turn."""
-    report = Report("warm_reads", f"Reading a checkpoint of {size / GIB:g} GiB, transport {transport}", ["what", "median", "each"])
+    report = Report(
+        "warm_reads",
+        f"Reading a checkpoint of {size / GIB:g} GiB, transport {transport}",
+        ["what", "median", "each"],
+    )
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
-        limited = stack.enter_context(FaultFs(scratch / "source", scratch / "limited", bandwidth=BANDWIDTH, watchdog_s=3000))
+        limited = stack.enter_context(
+            FaultFs(scratch / "source", scratch / "limited", bandwidth=BANDWIDTH, watchdog_s=3000)
+        )
         (scratch / "disk").mkdir()
         ram = f"{max(256, 5 * size // MIB)}M"
-        with AcpfsMount(limited.path, scratch / "mount", transport, ram=ram, watchdog_s=3000.0) as mount:
+        with AcpfsMount(
+            limited.path, scratch / "mount", transport, ram=ram, watchdog_s=3000.0
+        ) as mount:
             (mount.path / "run").mkdir()
             restart(report, limited, mount, size, rounds)
-            many_readers(report, mount, size, rounds, LIMITED, lambda: limited.counters()["read_bytes"])
+            many_readers(
+                report, mount, size, rounds, LIMITED, lambda: limited.counters()["read_bytes"]
+            )
             preload(report, mount, size, rounds, LIMITED)
         with contextlib.ExitStack() as throttled:
             try:
                 disk, read_bytes = throttled.enter_context(throttled_disk(scratch, size, BANDWIDTH))
             except NoThrottleError as why:
-                report.row(f"{READERS} readers of one cold file, {THROTTLED}", "not measured", str(why))
+                report.row(
+                    f"{READERS} readers of one cold file, {THROTTLED}", "not measured", str(why)
+                )
             else:
-                mount = throttled.enter_context(AcpfsMount(disk, scratch / "over", transport, ram=ram, watchdog_s=3000.0))
+                mount = throttled.enter_context(
+                    AcpfsMount(disk, scratch / "over", transport, ram=ram, watchdog_s=3000.0)
+                )
                 many_readers(report, mount, size, rounds, THROTTLED, read_bytes)
-        with AcpfsMount(scratch / "disk", scratch / "local", transport, ram=ram, keep_checkpoints=RETAINED, watchdog_s=3000.0) as mount:
+        with AcpfsMount(
+            scratch / "disk",
+            scratch / "local",
+            transport,
+            ram=ram,
+            keep_checkpoints=RETAINED,
+            watchdog_s=3000.0,
+        ) as mount:
             preload(report, mount, size, rounds, LOCAL)
             retained(report, mount, size)
     return report
@@ -166,5 +241,7 @@ if __name__ == "__main__":
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--quick", action="store_true", help="64 MiB, one round; nothing is kept")
     arguments = parser.parse_args()
-    size, rounds = (64 * MIB, 1) if arguments.quick else (int(arguments.gib * GIB), arguments.rounds)
+    size, rounds = (
+        (64 * MIB, 1) if arguments.quick else (int(arguments.gib * GIB), arguments.rounds)
+    )
     sys.exit(measure(size, rounds, arguments.transport).finish(keep=not arguments.quick))

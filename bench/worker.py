@@ -87,7 +87,11 @@ def read_mapped(path: str, size: int) -> Callable[[], object]:
     buffer = bytearray(CHUNK)
 
     def go() -> None:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as view:
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping,
+            memoryview(mapping) as view,
+        ):
             for start in range(0, size, CHUNK):
                 part = view[start : start + CHUNK]
                 buffer[: len(part)] = part

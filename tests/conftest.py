@@ -35,7 +35,12 @@ SUITES = ("conformance", "model", "ordering")
 LANES = "libfuse,native-direct,native-passthrough"
 TARGETS = dict.fromkeys(SUITES, f"plain,tmpfs,{LANES}")
 """What a directory of tests runs on where `--targets` does not say, by the `target` fixture: one mount for all tests of a worker."""
-OWN_MOUNTS = {"conformance": "native", "model": LANES, "ordering": "native-direct,native-passthrough", "frameworks": "native"}
+OWN_MOUNTS = {
+    "conformance": "native",
+    "model": LANES,
+    "ordering": "native-direct,native-passthrough",
+    "frameworks": "native",
+}
 """The same by the `transport` fixture, with which a test makes its own mounts. `every_lane` marks where the lanes are the subject."""
 OTHER_TARGETS = "libfuse"
 """The subject of the others lies below the transports."""
@@ -49,24 +54,52 @@ so in each process that imports it: CI's, which collect all tests, and not those
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--targets", default=os.environ.get("ACPFS_TEST_TARGETS"), help="see above")
-    parser.addoption("--backing", default=os.environ.get("ACPFS_TEST_BACKING"), help="below all mounts of acpfs; default: the disk")
-    parser.addoption("--seed", type=int, default=os.environ.get("ACPFS_TEST_SEED"), help="seed of the random tests; printed when they fail")
-    parser.addoption("--ops", type=int, default=None, help="operations per run of the random tests; each has its own default")
+    parser.addoption(
+        "--backing",
+        default=os.environ.get("ACPFS_TEST_BACKING"),
+        help="below all mounts of acpfs; default: the disk",
+    )
+    parser.addoption(
+        "--seed",
+        type=int,
+        default=os.environ.get("ACPFS_TEST_SEED"),
+        help="seed of the random tests; printed when they fail",
+    )
+    parser.addoption(
+        "--ops",
+        type=int,
+        default=None,
+        help="operations per run of the random tests; each has its own default",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "clause(*ids): clauses of docs/SEMANTICS.md that the test holds acpfs to")
+    config.addinivalue_line(
+        "markers", "clause(*ids): clauses of docs/SEMANTICS.md that the test holds acpfs to"
+    )
     config.addinivalue_line("markers", "random: has a seed; set by itself")
-    config.addinivalue_line("markers", "transports(*names): what the `transport` fixture is, whatever --targets says")
-    config.addinivalue_line("markers", "every_lane: the `transport` fixture is each transport and lane, where --targets does not say")
+    config.addinivalue_line(
+        "markers", "transports(*names): what the `transport` fixture is, whatever --targets says"
+    )
+    config.addinivalue_line(
+        "markers",
+        "every_lane: the `transport` fixture is each transport and lane, where --targets does not say",
+    )
     # hypothesis has limits in time, for an example and for its making: a machine that stands still for a moment exceeds them
     with_a_seed = config.getoption("--seed") is not None
-    settings.register_profile("acpfs", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=with_a_seed)
+    settings.register_profile(
+        "acpfs",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=with_a_seed,
+    )
     settings.load_profile("acpfs")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
         item.stash[HAS_FAILED] = True
@@ -78,7 +111,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """What a failed test left open is collected here, unheard: a later test would be blamed for it, since warnings are errors."""
     done = yield
     if item.stash.get(HAS_FAILED, False):
-        for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # its frames, for a debugger
+        for name in (
+            "last_type",
+            "last_value",
+            "last_traceback",
+            "last_exc",
+        ):  # its frames, for a debugger
             vars(sys).pop(name, None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
@@ -91,11 +129,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     given = item.config.getoption("--seed")
     seed = item.stash[SEED] = int.from_bytes(os.urandom(4), "big") if given is None else int(given)
     trio_run._r.seed(f"{seed} {item.nodeid}")
-    item.add_report_section("setup", "seed", f"of random tests, and of the order of trio's tasks: again with --seed={seed}")
+    item.add_report_section(
+        "setup",
+        "seed",
+        f"of random tests, and of the order of trio's tasks: again with --seed={seed}",
+    )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     for item in items:
         if "seed" in getattr(item, "fixturenames", ()):
             item.add_marker("random")
@@ -129,7 +173,9 @@ def _is_slow(item: pytest.Item) -> bool:
 def _makes_a_mount(item: pytest.Item) -> bool:
     """Whether a test says so by its fixtures or by what it is run on."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return "make_mount" in getattr(item, "fixturenames", ()) or not TRANSPORT_NAMES.isdisjoint(map(str, parameters.values()))
+    return "make_mount" in getattr(item, "fixturenames", ()) or not TRANSPORT_NAMES.isdisjoint(
+        map(str, parameters.values())
+    )
 
 
 def _usable(target: str) -> str | None:
@@ -147,16 +193,29 @@ def _usable(target: str) -> str | None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "target" in metafunc.fixturenames:
-        metafunc.parametrize("target", [_parameter(t) for t in _targets(metafunc, TARGETS)], indirect=True, scope="session")
+        metafunc.parametrize(
+            "target",
+            [_parameter(t) for t in _targets(metafunc, TARGETS)],
+            indirect=True,
+            scope="session",
+        )
     if "transport" in metafunc.fixturenames:
         named = metafunc.definition.get_closest_marker("transports")
-        transports = [t for t in (named.args if named is not None else _targets(metafunc, OWN_MOUNTS)) if t in TRANSPORTS] or ["libfuse"]
+        transports = [
+            t
+            for t in (named.args if named is not None else _targets(metafunc, OWN_MOUNTS))
+            if t in TRANSPORTS
+        ] or ["libfuse"]
         metafunc.parametrize("transport", [_parameter(t) for t in transports], scope="session")
 
 
 def _targets(metafunc: pytest.Metafunc, defaults: dict[str, str]) -> list[str]:
     chosen: str | None = metafunc.config.getoption("--targets")
-    if chosen is None and defaults is OWN_MOUNTS and metafunc.definition.get_closest_marker("every_lane") is not None:
+    if (
+        chosen is None
+        and defaults is OWN_MOUNTS
+        and metafunc.definition.get_closest_marker("every_lane") is not None
+    ):
         chosen = LANES
     directory = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
     return (chosen or defaults.get(directory, OTHER_TARGETS)).split(",")
@@ -187,7 +246,9 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 def make_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeMount]:
     """Make acpfs mounts that are taken down at the end; `make_mount(backing, transport, name=…, **options)`, started already."""
     if "fault_fs" in request.fixturenames:
-        request.getfixturevalue("fault_fs")  # made first, so that it is taken down after the mounts that lie over it
+        request.getfixturevalue(
+            "fault_fs"
+        )  # made first, so that it is taken down after the mounts that lie over it
     with ExitStack() as stack:
 
         def make(backing: Path, transport: str, name: str = "mnt", **options: Any) -> AcpfsMount:

@@ -55,7 +55,10 @@ def test_a_disk_that_loses_power_keeps_what_was_flushed_and_no_more(tmp_path: Pa
             (disk.path / "later").touch()
         disk.come_back(tmp_path / "left")
         assert (tmp_path / "left" / "flushed").read_bytes() == b"a" * 100_000
-        assert not (tmp_path / "left" / "not").exists() or not (tmp_path / "left" / "not").stat().st_size
+        assert (
+            not (tmp_path / "left" / "not").exists()
+            or not (tmp_path / "left" / "not").stat().st_size
+        )
     assert not list(tmp_path.glob("*.img"))
 
 
@@ -78,7 +81,11 @@ def test_bars_are_drawn_to_scale(tmp_path: Path) -> None:
     assert [line.count("█") for line in lines] == [50, 25, 1]
     bars.svg("<title>", groups, tmp_path / "picture.svg")
     drawn = ET.parse(tmp_path / "picture.svg").getroot()
-    widths = [float(rect.get("width", "0")) for rect in drawn.iter("{http://www.w3.org/2000/svg}rect") if rect.get("x") == str(bars.LEFT)]
+    widths = [
+        float(rect.get("width", "0"))
+        for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")
+        if rect.get("x") == str(bars.LEFT)
+    ]
     assert widths[:3] == [560.0, 280.0, 1.0]
 
 

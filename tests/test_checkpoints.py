@@ -53,9 +53,15 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "save_dir", "name", "epoch", "step"), LAYOUTS, ids=[row[0] for row in LAYOUTS])
-def test_what_frameworks_write_is_recognised(path: str, save_dir: str, name: str, epoch: int, step: int) -> None:
-    assert Checkpoints().of(path.encode()) == Checkpoint(save_dir.encode(), name.encode(), step, epoch)
+@pytest.mark.parametrize(
+    ("path", "save_dir", "name", "epoch", "step"), LAYOUTS, ids=[row[0] for row in LAYOUTS]
+)
+def test_what_frameworks_write_is_recognised(
+    path: str, save_dir: str, name: str, epoch: int, step: int
+) -> None:
+    assert Checkpoints().of(path.encode()) == Checkpoint(
+        save_dir.encode(), name.encode(), step, epoch
+    )
 
 
 @pytest.mark.parametrize("path", OTHERS)
@@ -65,7 +71,9 @@ def test_what_only_lies_near_is_not(path: str) -> None:
 
 def test_a_directory_belongs_to_its_own_checkpoint() -> None:
     checkpoints = Checkpoints()
-    assert checkpoints.of(b"out/checkpoint-500", directory=True) == checkpoints.of(b"out/checkpoint-500/a")
+    assert checkpoints.of(b"out/checkpoint-500", directory=True) == checkpoints.of(
+        b"out/checkpoint-500/a"
+    )
     assert checkpoints.of(b"orbax/12", directory=True) == checkpoints.of(b"orbax/12/default/x")
     assert checkpoints.of(b"out", directory=True) is None
 
@@ -80,18 +88,26 @@ def test_newer_ones_come_later_in_the_order() -> None:
 
 def test_own_patterns_replace_the_known_ones() -> None:
     checkpoints = Checkpoints(["snap-{step}.{part}", "best"])
-    assert checkpoints.of(b"a/snap-7.weights") == checkpoints.of(b"a/snap-7.state") == Checkpoint(b"a", b"snap-7.*", 7)
+    assert (
+        checkpoints.of(b"a/snap-7.weights")
+        == checkpoints.of(b"a/snap-7.state")
+        == Checkpoint(b"a", b"snap-7.*", 7)
+    )
     assert checkpoints.of(b"a/best/x") == Checkpoint(b"a", b"best", None)
     assert checkpoints.of(b"a/checkpoint-500/x") is None
     assert Checkpoints([]).of(b"a/checkpoint-500/x") is None
 
 
 def test_names_of_any_bytes() -> None:
-    assert Checkpoints().of(b"\xff\n/checkpoint-1/\xfe") == Checkpoint(b"\xff\n", b"checkpoint-1", 1)
+    assert Checkpoints().of(b"\xff\n/checkpoint-1/\xfe") == Checkpoint(
+        b"\xff\n", b"checkpoint-1", 1
+    )
     assert Checkpoints().of(b"a/checkpoint-1\n/x") is None
 
 
-@pytest.mark.parametrize("pattern", ["", "/abs-{step}", "{steps}", "{step}-{step}", "open{step", "close}"])
+@pytest.mark.parametrize(
+    "pattern", ["", "/abs-{step}", "{steps}", "{step}-{step}", "open{step", "close}"]
+)
 def test_nonsense_is_refused_by_name(pattern: str) -> None:
     with pytest.raises(ConfigError, match=r"pattern|none of|brace"):
         Checkpoints([pattern])

@@ -28,7 +28,9 @@ CHECKS = {
 def ended(command: list[str], **environment: str) -> str:
     """What a command says that must succeed."""
     words = {"cwd": REPOSITORY, "env": {**os.environ, **environment}, "stdin": subprocess.DEVNULL}
-    done = subprocess.run(command, **words, timeout=TIMEOUT_S, capture_output=True, text=True, check=False)  # type: ignore[call-overload]
+    done = subprocess.run(
+        command, **words, timeout=TIMEOUT_S, capture_output=True, text=True, check=False
+    )  # type: ignore[call-overload]
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return str(done.stdout)
 
@@ -65,5 +67,10 @@ def test_quickstart(tmp_path: Path) -> None:
     there = {"ACPFS_QUICKSTART_PYTHON": PYTHON} if "ACPFS_TORCH_PYTHON" in os.environ else {}
     picture = tmp_path / "stalls.svg"
     size = os.environ.get("ACPFS_QUICKSTART_BYTES", str(DEMONSTRATION_BYTES))
-    ended(["bash", "tools/quickstart", "--quick"], ACPFS_QUICKSTART_BYTES=size, ACPFS_QUICKSTART_PICTURE=str(picture), **there)
+    ended(
+        ["bash", "tools/quickstart", "--quick"],
+        ACPFS_QUICKSTART_BYTES=size,
+        ACPFS_QUICKSTART_PICTURE=str(picture),
+        **there,
+    )
     assert picture.read_text().endswith("</svg>\n")

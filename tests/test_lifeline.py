@@ -39,9 +39,13 @@ def base(tmp_path: Path) -> Iterator[Path]:
     take_down(tmp_path / "mnt", tmp_path / "mnt.run")
 
 
-def _holder(base: Path, transport: str, watchdog_s: float) -> tuple[subprocess.Popen[str], list[int]]:
+def _holder(
+    base: Path, transport: str, watchdog_s: float
+) -> tuple[subprocess.Popen[str], list[int]]:
     words = [sys.executable, "-c", _HOLDS_A_MOUNT, str(base), transport, str(watchdog_s)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True
+    )
     assert process.stdout is not None
     return process, [int(word) for word in process.stdout.readline().split()]
 
@@ -49,7 +53,11 @@ def _holder(base: Path, transport: str, watchdog_s: float) -> tuple[subprocess.P
 def _watcher_of(pid: int) -> int:
     """The child that outlives it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return next(int(child) for child in children if b"tests.rig.watcher" in Path(f"/proc/{child}/cmdline").read_bytes())
+    return next(
+        int(child)
+        for child in children
+        if b"tests.rig.watcher" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
@@ -86,7 +94,9 @@ def test_a_mount_goes_at_its_deadline(base: Path) -> None:
         _end_group(process)
 
 
-def test_what_was_taken_down_is_watched_no_more(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_taken_down_is_watched_no_more(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[dict[str, object]] = []
     monkeypatch.setattr(lifeline, "_tell", lambda **words: said.append(words))
     with AcpfsMount(base / "backing", base / "mnt", "libfuse", ram="64M"):

@@ -23,9 +23,17 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 def documents() -> list[Path]:
     """Every Markdown file that git knows or would add."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    return [path for name in sorted(set(listed.stdout.split("\n")) - {""}) if (path := ROOT / name).exists()]
+    return [
+        path
+        for name in sorted(set(listed.stdout.split("\n")) - {""})
+        if (path := ROOT / name).exists()
+    ]
 
 
 def anchors(path: Path) -> set[str]:
@@ -50,25 +58,39 @@ def broken_references(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     found = [target for target in LINK.findall(text) if broken_link(path, target)]
     found += [name for name in IN_TREE.findall(text) if not (ROOT / name.rstrip(".")).exists()]
-    found += [name for name in BENCH_MODULE.findall(text) if not (ROOT / (name.replace(".", "/") + ".py")).exists()]
+    found += [
+        name
+        for name in BENCH_MODULE.findall(text)
+        if not (ROOT / (name.replace(".", "/") + ".py")).exists()
+    ]
     return found
 
 
 def long_lines(path: Path) -> list[int]:
     """Numbers of the lines that are too long."""
     text = FENCE.sub(lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8"))
-    return [n for n, line in enumerate(text.split("\n"), 1) if len(line) > LINE_CHARACTERS_MAX and not line.startswith(("    ", "|"))]
+    return [
+        n
+        for n, line in enumerate(text.split("\n"), 1)
+        if len(line) > LINE_CHARACTERS_MAX and not line.startswith(("    ", "|"))
+    ]
 
 
 def main() -> int:
     """Check all documents."""
-    broken = [(path.relative_to(ROOT), reference) for path in documents() for reference in broken_references(path)]
+    broken = [
+        (path.relative_to(ROOT), reference)
+        for path in documents()
+        for reference in broken_references(path)
+    ]
     for path, reference in broken:
         print(f"{path}: {reference} does not exist")
     written = [path for path in documents() if not path.is_relative_to(ROOT / "bench" / "results")]
     long = [(path.relative_to(ROOT), number) for path in written for number in long_lines(path)]
     for path, number in long:
-        print(f"{path}:{number}: more than {LINE_CHARACTERS_MAX} characters: one sentence per line, and a shorter one")
+        print(
+            f"{path}:{number}: more than {LINE_CHARACTERS_MAX} characters: one sentence per line, and a shorter one"
+        )
     return 1 if broken or long else 0
 
 

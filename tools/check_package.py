@@ -14,12 +14,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {"acpfs", "acpfs-ctl", "acpfs-train", "mount.acpfs"}
-TEMPLATES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "acpfs/deploy").rglob("*")) if path.is_file()]
+TEMPLATES = [
+    str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "acpfs/deploy").rglob("*"))
+    if path.is_file()
+]
 
 
 def main(directory: Path) -> int:
     """Build, look inside, import what the commands start."""
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(directory), str(ROOT)], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "-w",
+            str(directory),
+            str(ROOT),
+        ],
+        check=True,
+    )
     (wheel,) = directory.glob("acpfs-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -27,7 +44,11 @@ def main(directory: Path) -> int:
         parser = ConfigParser(delimiters=("=",))
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         parser.read_string(archive.read(entry_points).decode())
-    problems = [f"{name} does not belong into the wheel" for name in names if not name.startswith(("acpfs/", "acpfs-"))]
+    problems = [
+        f"{name} does not belong into the wheel"
+        for name in names
+        if not name.startswith(("acpfs/", "acpfs-"))
+    ]
     problems += [f"{path} is missing" for path in TEMPLATES if path not in names]
     problems += ["acpfs/py.typed is missing"] * ("acpfs/py.typed" not in names)
     scripts = dict(parser["console_scripts"])
@@ -36,7 +57,10 @@ def main(directory: Path) -> int:
         module, _, function = target.partition(":")
         if not callable(getattr(importlib.import_module(module), function, None)):
             problems.append(f"{target} cannot be called")
-    print("\n".join(problems) or f"{wheel.name}: {len(names)} files, commands {', '.join(sorted(scripts))}")
+    print(
+        "\n".join(problems)
+        or f"{wheel.name}: {len(names)} files, commands {', '.join(sorted(scripts))}"
+    )
     return 1 if problems else 0
 
 

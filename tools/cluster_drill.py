@@ -24,15 +24,57 @@ WORKLOADS = ("files", *ranks.WORKLOADS)
 @click.option("--kills", default=200, help="how many, shared out among the workloads")
 @click.option("--nodes", default=4, help="mounts")
 @click.option("--seed", default=1)
-@click.option("--workload", "workloads", multiple=True, type=click.Choice(WORKLOADS), help="default: all that this machine has")
-@click.option("--calm", default=30, help="saves of each workload without kills, for the pointers' delays")
-@click.option("--keep", default=KEEP, help="delete all but so many checkpoints, pointers first, then each node its own part; 0: none")
-@click.option("--cluster-order", "order", default="pointers", type=click.Choice(["pointers", "all", "off"]), help="off: violations are due")
-@click.option("--storage", "kind", type=click.Choice(list(KINDS)), help="over such a file system, servers are killed too; else a directory")
-@click.option("--backing", "backings", multiple=True, type=click.Path(path_type=Path), help="one per node, mounted already")
-@click.option("--seen", type=click.Path(path_type=Path), help="where the observer looks; default: the first --backing")
-@click.option("--save", "kept", type=click.Path(path_type=Path), help="keep the outcome in this .json, and in a .md beside it")
-@click.option("--add", is_flag=True, help="beside the workloads that are kept there already: each can be run by itself")
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    type=click.Choice(WORKLOADS),
+    help="default: all that this machine has",
+)
+@click.option(
+    "--calm", default=30, help="saves of each workload without kills, for the pointers' delays"
+)
+@click.option(
+    "--keep",
+    default=KEEP,
+    help="delete all but so many checkpoints, pointers first, then each node its own part; 0: none",
+)
+@click.option(
+    "--cluster-order",
+    "order",
+    default="pointers",
+    type=click.Choice(["pointers", "all", "off"]),
+    help="off: violations are due",
+)
+@click.option(
+    "--storage",
+    "kind",
+    type=click.Choice(list(KINDS)),
+    help="over such a file system, servers are killed too; else a directory",
+)
+@click.option(
+    "--backing",
+    "backings",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="one per node, mounted already",
+)
+@click.option(
+    "--seen",
+    type=click.Path(path_type=Path),
+    help="where the observer looks; default: the first --backing",
+)
+@click.option(
+    "--save",
+    "kept",
+    type=click.Path(path_type=Path),
+    help="keep the outcome in this .json, and in a .md beside it",
+)
+@click.option(
+    "--add",
+    is_flag=True,
+    help="beside the workloads that are kept there already: each can be run by itself",
+)
 @click.option("--quick", is_flag=True, help="a smoke: 5 kills on 2 nodes")
 def main(
     kills: int,
@@ -57,15 +99,36 @@ def main(
         raise click.ClickException(lacking)
     able = [name for name in workloads or WORKLOADS if possible(name)]
     found = []
-    with tempfile.TemporaryDirectory(prefix="acpfs-cluster-", ignore_cleanup_errors=True) as base, contextlib.ExitStack() as stack:
-        storage = stack.enter_context(open_storage(kind, Path(base) / "storage")) if kind is not None else None
-        places, looks = backings_of(Path(base), storage, nodes) if not backings else (list(backings), seen or backings[0])
+    with (
+        tempfile.TemporaryDirectory(prefix="acpfs-cluster-", ignore_cleanup_errors=True) as base,
+        contextlib.ExitStack() as stack,
+    ):
+        storage = (
+            stack.enter_context(open_storage(kind, Path(base) / "storage"))
+            if kind is not None
+            else None
+        )
+        places, looks = (
+            backings_of(Path(base), storage, nodes)
+            if not backings
+            else (list(backings), seen or backings[0])
+        )
         for number, name in enumerate(able):
             share = kills // len(able) + (number < kills % len(able))
             (own := Path(base) / name).mkdir()
             (looks / name).mkdir()
             ground = Ground([place / name for place in places], looks / name, storage)
-            done = run(own, ground, seed + number, share, click.echo, workload=name, calm=calm, keep=keep, cluster_order=order)
+            done = run(
+                own,
+                ground,
+                seed + number,
+                share,
+                click.echo,
+                workload=name,
+                calm=calm,
+                keep=keep,
+                cluster_order=order,
+            )
             found.append(done)
             click.echo(dict(zip(outcome.HEAD, done.row(), strict=True)))
             if kept is not None:
@@ -79,7 +142,9 @@ def possible(workload: str) -> bool:
     """Whether this machine has what it needs; says so where not."""
     if workload == "files" or ranks.torch_python() is not None:
         return True
-    click.echo(f"{workload} is left out: {ranks.PYTHON_VARIABLE} names no interpreter that has torch")
+    click.echo(
+        f"{workload} is left out: {ranks.PYTHON_VARIABLE} names no interpreter that has torch"
+    )
     return False
 
 
@@ -88,7 +153,9 @@ def backings_of(base: Path, storage: Storage | None, nodes: int) -> tuple[list[P
     if storage is None:
         (shared := base / "shared").mkdir()
         return [shared] * nodes, shared
-    return [storage.client(f"node{number}") for number in range(nodes)], storage.client("observer", *UNCACHED[storage.name])
+    return [storage.client(f"node{number}") for number in range(nodes)], storage.client(
+        "observer", *UNCACHED[storage.name]
+    )
 
 
 if __name__ == "__main__":

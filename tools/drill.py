@@ -43,21 +43,73 @@ def _list(_context: click.Context, _option: click.Parameter, wanted: bool) -> No
 @click.option("--minutes", default=10.0, help="at most so long")
 @click.option("--seed", default=1)
 @click.option("--parallel", default=2, help="independent mounts at a time")
-@click.option("--stand", "stands", multiple=True, type=click.Choice(list(KINDS)), help="kinds of stands; default: disk, power, server")
-@click.option("--workload", "workloads", multiple=True, type=click.Choice([*WORKLOADS, *GUARDED, *LARGE]))
-@click.option("--transport", "transports", multiple=True, help="native, native-direct, native-passthrough, libfuse")
-@click.option("--spill", type=click.Choice(["move", "mirror"]), help="instead: mounts with little RAM and a spill directory")
-@click.option("--guard", is_flag=True, help="instead: mounts with keep_last_persisted, applications that delete the old checkpoint first")
-@click.option("--large", is_flag=True, help="instead: files of 1 to 60 MB, in place and beside, guard on and off, with an observer")
+@click.option(
+    "--stand",
+    "stands",
+    multiple=True,
+    type=click.Choice(list(KINDS)),
+    help="kinds of stands; default: disk, power, server",
+)
+@click.option(
+    "--workload", "workloads", multiple=True, type=click.Choice([*WORKLOADS, *GUARDED, *LARGE])
+)
+@click.option(
+    "--transport",
+    "transports",
+    multiple=True,
+    help="native, native-direct, native-passthrough, libfuse",
+)
+@click.option(
+    "--spill",
+    type=click.Choice(["move", "mirror"]),
+    help="instead: mounts with little RAM and a spill directory",
+)
+@click.option(
+    "--guard",
+    is_flag=True,
+    help="instead: mounts with keep_last_persisted, applications that delete the old checkpoint first",
+)
+@click.option(
+    "--large",
+    is_flag=True,
+    help="instead: files of 1 to 60 MB, in place and beside, guard on and off, with an observer",
+)
 @click.option("--only", multiple=True, help="faults, by name")
 @click.option("--cycles", default=0, help="per mount; default: 6 to 12")
-@click.option("--mutant", default="", type=click.Choice(["", *MUTANTS]), help="break acpfs on purpose: the drill must find it")
-@click.option("--torch", is_flag=True, help="real torch.save; ACPFS_TORCH_PYTHON names an interpreter that has torch")
-@click.option("--save", type=click.Path(path_type=Path), help="keep the result in this .md and the .json beside it")
-@click.option("--onto", type=click.Path(path_type=Path, exists=True), help="count the kept .json of an earlier run too")
-@click.option("--soak", default=0.0, help="instead: so many minutes of mixed load and faults on one mount")
+@click.option(
+    "--mutant",
+    default="",
+    type=click.Choice(["", *MUTANTS]),
+    help="break acpfs on purpose: the drill must find it",
+)
+@click.option(
+    "--torch",
+    is_flag=True,
+    help="real torch.save; ACPFS_TORCH_PYTHON names an interpreter that has torch",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    help="keep the result in this .md and the .json beside it",
+)
+@click.option(
+    "--onto",
+    type=click.Path(path_type=Path, exists=True),
+    help="count the kept .json of an earlier run too",
+)
+@click.option(
+    "--soak", default=0.0, help="instead: so many minutes of mixed load and faults on one mount"
+)
 @click.option("--quiet", is_flag=True, help="only the table")
-@click.option("--list", "_listed", is_flag=True, expose_value=False, is_eager=True, callback=_list, help="show faults and fault points")
+@click.option(
+    "--list",
+    "_listed",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_list,
+    help="show faults and fault points",
+)
 def main(
     kills: int,
     minutes: float,
@@ -80,15 +132,22 @@ def main(
 ) -> None:
     """Kill everything, at any time, and check what is left."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that mounts are taken down
-    tell: Callable[[str], None] = (lambda _line: None) if quiet else lambda line: console.print(line, markup=False)
+    tell: Callable[[str], None] = (
+        (lambda _line: None) if quiet else lambda line: console.print(line, markup=False)
+    )
     if soak:
         finish(soaking.soak(seed, soak, (transports or ("native",))[0], tell)[0], save)
-    plan = Plan(seed, kills, minutes, parallel, only=list(only), mutant=mutant, torch=torch, cycles=cycles)
+    plan = Plan(
+        seed, kills, minutes, parallel, only=list(only), mutant=mutant, torch=torch, cycles=cycles
+    )
     if guard:
         plan.kinds, plan.workloads = ["guard"], list(GUARDED)
     if large:
         plan.kinds, plan.workloads = ["large", "large guard"], list(LARGE)
-    plan.kinds, plan.workloads = list(stands) or SPILL_STANDS.get(spill or "") or plan.kinds, list(workloads) or plan.workloads
+    plan.kinds, plan.workloads = (
+        list(stands) or SPILL_STANDS.get(spill or "") or plan.kinds,
+        list(workloads) or plan.workloads,
+    )
     plan.transports = list(transports) or plan.transports
     result = Drill(plan, tell).run()
     if onto is not None:

@@ -78,17 +78,27 @@ def screen(mount: AcpfsMount) -> str:
     return re.sub(r"@font-face \{.*?\}", "", asyncio.run(look()), flags=re.DOTALL)
 
 
-def series_of(watching: Prometheus, panel: Panel, since: float, until: float) -> dict[str, list[tuple[float, float]]]:
+def series_of(
+    watching: Prometheus, panel: Panel, since: float, until: float
+) -> dict[str, list[tuple[float, float]]]:
     """Lines of a panel, by their own queries."""
     found: dict[str, list[tuple[float, float]]] = {}
     for expression, legend in panel.queries:
         query = expression.replace("@", 'mount=~".*",node=~".*"').replace("$__rate_interval", "5s")
-        for line in watching.get("/api/v1/query_range", query=query, start=str(since), end=str(until), step="1")["result"]:
+        for line in watching.get(
+            "/api/v1/query_range", query=query, start=str(since), end=str(until), step="1"
+        )["result"]:
             name = legend
             for label, value in line["metric"].items():
                 name = name.replace(f"{{{{{label}}}}}", value)
-            points = [(float(at) - since, float(value)) for at, value in line["values"] if value not in ("NaN", "+Inf")]
-            found[name.replace(line["metric"].get("mount", "?"), "").strip() or panel.title] = points
+            points = [
+                (float(at) - since, float(value))
+                for at, value in line["values"]
+                if value not in ("NaN", "+Inf")
+            ]
+            found[name.replace(line["metric"].get("mount", "?"), "").strip() or panel.title] = (
+                points
+            )
     return found
 
 
@@ -101,21 +111,35 @@ def draw_dashboard(watching: Prometheus, since: float, until: float, file: Path)
     from matplotlib import pyplot as plt
 
     figure = plt.figure(figsize=(15, 2.1 * len(ROWS)), layout="constrained")
-    figure.suptitle("panels of `acpfs deploy dashboard`: their queries, from a real Prometheus; drawn by matplotlib, not by Grafana")
+    figure.suptitle(
+        "panels of `acpfs deploy dashboard`: their queries, from a real Prometheus; drawn by matplotlib, not by Grafana"
+    )
     parts: Any = figure.subfigures(len(ROWS), 1)
     for part, (heading, panels) in zip(parts, ROWS, strict=True):
         part.suptitle(heading, x=0.01, ha="left", weight="bold")
-        for axis, panel in zip(part.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for axis, panel in zip(
+            part.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
             draw_panel(axis, panel, series_of(watching, panel, since, until))
     figure.savefig(file, dpi=75)
     plt.close(figure)
 
 
 def draw_panel(axis: Any, panel: Panel, lines: dict[str, list[tuple[float, float]]]) -> None:
-    scale, unit = (MIB, panel.unit.replace("bytes", "MiB").replace("Bps", "MiB/s")) if panel.unit in ("bytes", "Bps") else (1, panel.unit)
+    scale, unit = (
+        (MIB, panel.unit.replace("bytes", "MiB").replace("Bps", "MiB/s"))
+        if panel.unit in ("bytes", "Bps")
+        else (1, panel.unit)
+    )
     axis.set_title(panel.title + (f" ({unit})" if unit != "none" else ""), fontsize=8)
     for name, points in lines.items():
-        axis.plot([at for at, _ in points], [value / scale for _, value in points], label=name, linewidth=1, clip_on=False)
+        axis.plot(
+            [at for at, _ in points],
+            [value / scale for _, value in points],
+            label=name,
+            linewidth=1,
+            clip_on=False,
+        )
     axis.set_ylim(bottom=0)
     if panel.red_above is not None and panel.red_above <= axis.get_ylim()[1]:
         axis.axhline(panel.red_above, color="red", linewidth=0.8)
@@ -129,7 +153,13 @@ def draw_report(mount: AcpfsMount, scratch: Path, file: Path) -> None:
     mount.run("acpfs-ctl", str(mount.path), "history", "--html", str(page))
     if (chromium := shutil.which("chromium")) is None:
         sys.exit("chromium is not installed: no picture of the report")
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={scratch / 'chromium'}"]
+    words = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={scratch / 'chromium'}",
+    ]
     words += ["--window-size=1000,1650", f"--screenshot={file}", page.as_uri()]
     subprocess.run([chromium, *words], check=True, timeout=300, stderr=subprocess.DEVNULL)
 
@@ -141,7 +171,14 @@ def main() -> None:
         (top / "below").mkdir()
         port, begun = free_port(), time.time()
         with FaultFs(top / "below", top / "storage", bandwidth=12 * MIB) as storage:
-            mount = AcpfsMount(storage.path, top / "mnt", "native", runtime_dir=top / "run", ram="256M", metrics_port=port)
+            mount = AcpfsMount(
+                storage.path,
+                top / "mnt",
+                "native",
+                runtime_dir=top / "run",
+                ram="256M",
+                metrics_port=port,
+            )
             (top / "prometheus").mkdir()
             with mount, prometheus(top / "prometheus", port) as watching:
                 train(mount, storage)

@@ -109,7 +109,9 @@ def demonstration_bytes(directory: Path) -> int:
     """How much to save: what is asked for, else what this machine bears."""
     if "ACPFS_QUICKSTART_BYTES" in os.environ:
         return int(os.environ["ACPFS_QUICKSTART_BYTES"])
-    bearable = min(free_memory() // SHARE_OF_MEMORY, shutil.disk_usage(directory).free // SHARE_OF_DISK)
+    bearable = min(
+        free_memory() // SHARE_OF_MEMORY, shutil.disk_usage(directory).free // SHARE_OF_DISK
+    )
     return max(BYTES_MIN, min(BYTES_MAX, bearable))
 
 
@@ -127,11 +129,17 @@ def tell_machine(memory: Path) -> None:
     path, chunk = memory / "probe", bytes(MIB)
     first, again = fill(path, chunk), fill(path, chunk)
     path.unlink()
-    step(f"this machine: {cores} cores, load {load:.1f}, {free_memory() / MIB / 1024:.1f} GiB of memory free")
+    step(
+        f"this machine: {cores} cores, load {load:.1f}, {free_memory() / MIB / 1024:.1f} GiB of memory free"
+    )
     if cores < 2:
-        console.print("  only one core: what acpfs does in the background takes it from the job; expect less than with two")
+        console.print(
+            "  only one core: what acpfs does in the background takes it from the job; expect less than with two"
+        )
     if load > cores / 2:
-        console.print("  other programs work here: the figures are worse than this machine's own, all of them")
+        console.print(
+            "  other programs work here: the figures are worse than this machine's own, all of them"
+        )
     if first > COLD * again:
         console.print(
             f"  its memory is cold: the first touch takes {first / again:.1f} times as long as the second; first saves pay for that"
@@ -146,11 +154,23 @@ def tell_machine(memory: Path) -> None:
 class Demonstration:
     """What all scenes share."""
 
-    def __init__(self, plan: Plan, job: Job, storage: Storage, memory: Path, mount: AcpfsMount) -> None:
-        self.plan, self.job, self.storage, self.memory, self.mount = plan, job, storage, memory, mount
+    def __init__(
+        self, plan: Plan, job: Job, storage: Storage, memory: Path, mount: AcpfsMount
+    ) -> None:
+        self.plan, self.job, self.storage, self.memory, self.mount = (
+            plan,
+            job,
+            storage,
+            memory,
+            mount,
+        )
         self.found = Found()
         self.where = {STRAIGHT: storage.path / "straight", COPIED: memory, ACPFS: mount.path}
-        self.on_storage = {STRAIGHT: storage.path / "straight", COPIED: storage.path / "copied", ACPFS: mount.backing}
+        self.on_storage = {
+            STRAIGHT: storage.path / "straight",
+            COPIED: storage.path / "copied",
+            ACPFS: mount.backing,
+        }
 
     def safe(self, place: str, number: int) -> None:
         """Return when a checkpoint is on stable storage, by what its place has for that."""
@@ -183,7 +203,9 @@ class Demonstration:
 
     def saves(self) -> None:
         """torch.save by one process."""
-        step(f"torch.save, {self.plan.saves} times to each place, {self.job.size / MIB:,.0f} MiB each; `safe` is waited for in between")
+        step(
+            f"torch.save, {self.plan.saves} times to each place, {self.job.size / MIB:,.0f} MiB each; `safe` is waited for in between"
+        )
         for number in self.numbers(self.plan.saves, self.plan.saves_end_s):
             for place in self.in_turn(number - 1):
                 answer = self.job.ask(0, "save", path=str(self.where[place]), step=number)
@@ -205,7 +227,9 @@ class Demonstration:
 
     def dcp(self) -> None:
         """torch.distributed.checkpoint, which calls fsync."""
-        step(f"torch.distributed.checkpoint by two ranks, {self.plan.dcp_saves} times to each place; it calls fsync")
+        step(
+            f"torch.distributed.checkpoint by two ranks, {self.plan.dcp_saves} times to each place; it calls fsync"
+        )
         for number in self.numbers(self.plan.dcp_saves, self.plan.dcp_end_s):
             for place in self.in_turn(number - 1):
                 answer = self.job.all("dcp", path=str(self.where[place]), step=number)
@@ -235,7 +259,9 @@ class Demonstration:
         """Two jobs save to the same storage, one straight and one through acpfs. It freezes; soon after that the power goes."""
         size = self.job.size // PART
         until = time.monotonic() + self.plan.freeze_s + AFTER_THE_FREEZE_S + 2 * EVERY_S
-        step(f"saves of {size / MIB:,.0f} MiB one after the other, straight and through acpfs at once")
+        step(
+            f"saves of {size / MIB:,.0f} MiB one after the other, straight and through acpfs at once"
+        )
         words: dict[str, Any] = {"first": 1, "size": size, "every_s": EVERY_S, "until": until}
         self.job.tell(0, "series", paths=[str(self.where[STRAIGHT])], **words)
         self.job.tell(1, "series", paths=[str(self.where[ACPFS]), str(self.where[COPIED])], **words)
@@ -249,7 +275,12 @@ class Demonstration:
             if self.storage.can_lose_power:
                 self._lose_power(until)
             answers = [self.job.answer(0), self.job.answer(1)]
-        for save in (save for answer in answers for save in answer["saves"] if save["ended"] > begun and save["begun"] < ended):
+        for save in (
+            save
+            for answer in answers
+            for save in answer["saves"]
+            if save["ended"] > begun and save["begun"] < ended
+        ):
             place = next(place for place, path in self.where.items() if str(path) == save["path"])
             count, longest = self.found.frozen.get(place, (0, 0.0))
             self.found.frozen[place] = (count + 1, max(longest, stall_s(save)))
@@ -262,10 +293,15 @@ class Demonstration:
         before = [pointer.read_text() for pointer in pointers]
 
         def moved() -> bool:
-            return all(pointer.read_text() not in ("", at) for pointer, at in zip(pointers, before, strict=True))
+            return all(
+                pointer.read_text() not in ("", at)
+                for pointer, at in zip(pointers, before, strict=True)
+            )
 
         wait_for(lambda: moved() or time.monotonic() > until - 1, 60)
-        step("power is lost: of the node's memory nothing is left, of the storage what its journal makes of it")
+        step(
+            "power is lost: of the node's memory nothing is left, of the storage what its journal makes of it"
+        )
         self.storage.lose_power()
         self.mount.abort()
 
@@ -275,10 +311,16 @@ class Demonstration:
             there = at / path.relative_to(self.storage.path)
             self.found.left[place] = look(there, lambda number: self._whole(there, number))  # noqa: B023
         mine = self.found.left[ACPFS]
-        self.found.good &= mine.pointer_is_true and mine.checksums == ("verified" if mine.whole else "none")
+        self.found.good &= mine.pointer_is_true and mine.checksums == (
+            "verified" if mine.whole else "none"
+        )
 
     def _whole(self, path: Path, number: int) -> bool:
-        return bool(self.job.ask(0, "load", path=str(path), step=number, size=self.job.size // PART)["equal"])
+        return bool(
+            self.job.ask(0, "load", path=str(path), step=number, size=self.job.size // PART)[
+                "equal"
+            ]
+        )
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
@@ -295,7 +337,11 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
 
 def times(found: dict[str, float]) -> str:
     """How much faster acpfs is; nothing where something was not measured."""
-    return f"[bold]{found[STRAIGHT] / found[ACPFS]:.1f} times[/]" if found[ACPFS] and found[STRAIGHT] else ""
+    return (
+        f"[bold]{found[STRAIGHT] / found[ACPFS]:.1f} times[/]"
+        if found[ACPFS] and found[STRAIGHT]
+        else ""
+    )
 
 
 def show(found: Found, plan: Plan) -> None:
@@ -305,32 +351,78 @@ def show(found: Found, plan: Plan) -> None:
     for name in ("straight to the storage", "to a tmpfs, then cp", "acpfs"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("acpfs is faster by", justify="right")
-    seconds: list[tuple[str, dict[str, float]]] = [("torch.save, the first", {place: v[0] for place, v in found.stalls.items()})]
-    seconds.append(("torch.save, later ones", {place: median(v[1:]) for place, v in found.stalls.items()}))
-    seconds.append(("DCP, two ranks, fsync, the first", {place: v[0] for place, v in found.dcp.items()}))
+    seconds: list[tuple[str, dict[str, float]]] = [
+        ("torch.save, the first", {place: v[0] for place, v in found.stalls.items()})
+    ]
+    seconds.append(
+        ("torch.save, later ones", {place: median(v[1:]) for place, v in found.stalls.items()})
+    )
+    seconds.append(
+        ("DCP, two ranks, fsync, the first", {place: v[0] for place, v in found.dcp.items()})
+    )
     seconds.append(("DCP, later ones", {place: median(v[1:]) for place, v in found.dcp.items()}))
     for name, values in seconds:
         table.add_row(name, *(f"{values[place]:.2f} s" for place in PLACES), times(values))
     durable = {place: median(values) for place, values in found.durable.items()}
-    table.add_row("torch.save: safe on the storage after", *(f"{durable[place]:.2f} s" for place in PLACES), "")
-    table.add_row("torch.load, page cache gone", *(f"{found.loads[place]:.2f} s" for place in PLACES), times(found.loads))
+    table.add_row(
+        "torch.save: safe on the storage after",
+        *(f"{durable[place]:.2f} s" for place in PLACES),
+        "",
+    )
+    table.add_row(
+        "torch.load, page cache gone",
+        *(f"{found.loads[place]:.2f} s" for place in PLACES),
+        times(found.loads),
+    )
     frozen = {place: found.frozen.get(place, (0, 0.0)) for place in PLACES}
-    cells = [f"{count} × save, longest {longest:.2f} s" for count, longest in (frozen[place] for place in PLACES)]
-    table.add_row(f"storage frozen for {plan.freeze_s:.0f} s meanwhile", *cells, times({place: frozen[place][1] for place in PLACES}))
-    table.add_row("kill -9 of acpfs in the middle of a save", "–", "–", f"{found.killed_s:.2f} s; {found.killed}", "")
+    cells = [
+        f"{count} × save, longest {longest:.2f} s"
+        for count, longest in (frozen[place] for place in PLACES)
+    ]
+    table.add_row(
+        f"storage frozen for {plan.freeze_s:.0f} s meanwhile",
+        *cells,
+        times({place: frozen[place][1] for place in PLACES}),
+    )
+    table.add_row(
+        "kill -9 of acpfs in the middle of a save",
+        "–",
+        "–",
+        f"{found.killed_s:.2f} s; {found.killed}",
+        "",
+    )
     if found.left:
-        table.add_row("power lost in the middle of saves", *(found.left[place].words() for place in PLACES), "")
-        table.add_row("checksum of the newest whole one", *(found.left[place].checksums for place in PLACES), "")
+        table.add_row(
+            "power lost in the middle of saves",
+            *(found.left[place].words() for place in PLACES),
+            "",
+        )
+        table.add_row(
+            "checksum of the newest whole one",
+            *(found.left[place].checksums for place in PLACES),
+            "",
+        )
     console.print(table)
 
 
 def picture(found: Found, path: Path) -> None:
     """Bars: the stall of each torch.save."""
     count = len(found.stalls[ACPFS])
-    groups = [(f"torch.save {n + 1}", {place: found.stalls[place][n] for place in PLACES}) for n in range(count)]
-    groups += [(f"DCP {n + 1}", {place: found.dcp[place][n] for place in PLACES}) for n in range(len(found.dcp[ACPFS]))]
+    groups = [
+        (f"torch.save {n + 1}", {place: found.stalls[place][n] for place in PLACES})
+        for n in range(count)
+    ]
+    groups += [
+        (f"DCP {n + 1}", {place: found.dcp[place][n] for place in PLACES})
+        for n in range(len(found.dcp[ACPFS]))
+    ]
     if found.frozen:
-        groups.append(("storage frozen: longest", {place: longest for place, (_count, longest) in found.frozen.items()}))
+        groups.append(
+            (
+                "storage frozen: longest",
+                {place: longest for place, (_count, longest) in found.frozen.items()},
+            )
+        )
     console.print("\nStall of each save:")
     for line in bars.text(groups):
         console.print("  " + line)
@@ -359,7 +451,12 @@ def demonstrate(base: Path, plan: Plan, picture_path: Path) -> bool:
         storage = stack.enter_context(slow_storage(base, ROOM * size, BANDWIDTH))
         step(f"slow storage: {storage.how}")
         mount = AcpfsMount(
-            storage.path / "checkpoints", base / "mnt", "auto", ram=str(6 * size + 64 * MIB), prefault="auto", watchdog_s=1200
+            storage.path / "checkpoints",
+            base / "mnt",
+            "auto",
+            ram=str(6 * size + 64 * MIB),
+            prefault="auto",
+            watchdog_s=1200,
         )
         for path in (storage.path / "straight", storage.path / "copied", mount.backing):
             path.mkdir()
@@ -386,7 +483,11 @@ def main(base: Path, *, quick: bool) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-    picture_path = Path(os.environ.get("ACPFS_QUICKSTART_PICTURE", Path(tempfile.gettempdir(), "acpfs-quickstart.svg")))
+    picture_path = Path(
+        os.environ.get(
+            "ACPFS_QUICKSTART_PICTURE", Path(tempfile.gettempdir(), "acpfs-quickstart.svg")
+        )
+    )
     try:
         good = demonstrate(base, QUICK if quick else FULL, picture_path)
     except (Exception, KeyboardInterrupt):
@@ -395,7 +496,9 @@ def main(base: Path, *, quick: bool) -> int:
         console.print("interrupted")
         return 130
     if good:
-        console.print("Everything was unmounted and is removed. To use it:  acpfs mount BACKING MOUNTPOINT   (README.md)")
+        console.print(
+            "Everything was unmounted and is removed. To use it:  acpfs mount BACKING MOUNTPOINT   (README.md)"
+        )
     return 0 if good else 1
 
 

@@ -65,7 +65,11 @@ class Device:
         return int(self.module.device_count()) if self.module is not None else 0
 
     def name(self) -> str:
-        return str(self.module.get_device_name(0)) if self.module is not None else platform.processor() or platform.machine()
+        return (
+            str(self.module.get_device_name(0))
+            if self.module is not None
+            else platform.processor() or platform.machine()
+        )
 
     def wait(self) -> None:
         if self.module is not None:
@@ -111,7 +115,9 @@ def rank(number: int, kind: str, directory: str) -> None:
     if kind != "cpu":
         getattr(torch, kind).set_device(number)
     store = dist.FileStore(f"{directory}/store", 2)
-    dist.init_process_group(BACKENDS[kind], store=store, rank=number, world_size=2, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        BACKENDS[kind], store=store, rank=number, world_size=2, timeout=timedelta(seconds=120)
+    )
     value = torch.ones(1, device=f"{kind}:{number}" if kind != "cpu" else "cpu")
     dist.all_reduce(value)
     told = f"all-reduce gave {value.item():g}"
@@ -147,7 +153,11 @@ def together(torch: Any, kind: str) -> str:
     context = torch.multiprocessing.spawn(rank, args=(kind, directory), nprocs=2, join=False)
     deadline = time.monotonic() + 120 + OUT_S
     told = Path(directory, "told")
-    while not told.exists() and time.monotonic() < deadline and any(process.is_alive() for process in context.processes):
+    while (
+        not told.exists()
+        and time.monotonic() < deadline
+        and any(process.is_alive() for process in context.processes)
+    ):
         time.sleep(0.1)
     for process in context.processes:
         process.kill()
@@ -177,7 +187,9 @@ def kind_here(torch: Any) -> str:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "npu", "cpu"))
     given = parser.parse_args()
     try:
@@ -198,16 +210,23 @@ def main() -> int:
     elif device.count < 2:
         found.leave(f"{BACKENDS[kind]}: out of a collective by abort", "two devices are needed")
     else:
-        found.check(f"{BACKENDS[kind]}: out of a collective by abort", lambda: together(torch, kind))
+        found.check(
+            f"{BACKENDS[kind]}: out of a collective by abort", lambda: together(torch, kind)
+        )
     if kind == "npu":
         found.check("stop_device, restart_device", device.restarts)
     else:
         found.leave("stop_device, restart_device", "no NPU with torch_npu here")
-    found.leave("what an uncorrectable memory error says", "nobody can make one: if you have met one, paste its text")
+    found.leave(
+        "what an uncorrectable memory error says",
+        "nobody can make one: if you have met one, paste its text",
+    )
     head = f"{device.name()} × {device.count or os.cpu_count()}, torch {torch.__version__}, {platform.system()} {platform.release()}"
     print(f"\nPaste this:\n\n{found.page(head)}")
     if kind == "cpu":
-        print("No accelerator was found: torch.cuda.is_available() is false, and torch_npu cannot be imported.")
+        print(
+            "No accelerator was found: torch.cuda.is_available() is false, and torch_npu cannot be imported."
+        )
         return 2
     return int(found.failed)
 

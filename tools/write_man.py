@@ -29,14 +29,21 @@ PROGRAMS = {"acpfs": main.command, "acpfs-ctl": ctl.command, "acpfs-train": trai
 
 def pages() -> dict[str, str]:
     """File name → text, of all commands."""
-    found = {name: text for program, command in PROGRAMS.items() for name, text in _of(click.Context(command, info_name=program))}
+    found = {
+        name: text
+        for program, command in PROGRAMS.items()
+        for name, text in _of(click.Context(command, info_name=program))
+    }
     return {**found, "acpfs-run.1": launcher_page()}
 
 
 def launcher_page() -> str:
     """Of acpfs-run."""
     parser = options.command_line()
-    lines = [f'.TH "ACPFS-RUN" "1" "acpfs {__version__}" "{__version__}" "acpfs-run Manual"', ".SH NAME"]
+    lines = [
+        f'.TH "ACPFS-RUN" "1" "acpfs {__version__}" "{__version__}" "acpfs-run Manual"',
+        ".SH NAME",
+    ]
     lines += [
         rf"acpfs\-run \- {parser.description}",
         ".SH SYNOPSIS",
@@ -44,17 +51,37 @@ def launcher_page() -> str:
         "[OPTIONS] PROGRAM [ARGUMENTS]...",
         ".SH DESCRIPTION",
     ]
-    lines += [f"{parser.description} Options are torchrun's, and may be written with _ or \\-; PET_NAME is the default of \\-\\-name."]
-    for title, group in (("OPTIONS", parser._optionals), ("OPTIONS THAT TORCHRUN HAS NOT", parser._action_groups[2])):  # noqa: SLF001
-        lines += [f".SH {title}", *(line for action in group._group_actions for line in _option(action))]  # noqa: SLF001
-    lines += [".SH EXIT STATUS", *(line for status, when in options.STATUSES.items() for line in (".TP", status, f"{when}."))]
+    lines += [
+        f"{parser.description} Options are torchrun's, and may be written with _ or \\-; PET_NAME is the default of \\-\\-name."
+    ]
+    for title, group in (
+        ("OPTIONS", parser._optionals),  # noqa: SLF001  # noqa: SLF001
+        ("OPTIONS THAT TORCHRUN HAS NOT", parser._action_groups[2]),  # noqa: SLF001  # noqa: SLF001
+    ):
+        lines += [
+            f".SH {title}",
+            *(line for action in group._group_actions for line in _option(action)),  # noqa: SLF001
+        ]
+    lines += [
+        ".SH EXIT STATUS",
+        *(
+            line
+            for status, when in options.STATUSES.items()
+            for line in (".TP", status, f"{when}.")
+        ),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _option(action: argparse.Action) -> list[str]:
     if action.help == argparse.SUPPRESS or not action.option_strings:
         return []
-    value = "" if action.nargs == 0 else " " + (str(action.metavar or "") or "|".join(action.choices or ()) or action.dest.upper())
+    value = (
+        ""
+        if action.nargs == 0
+        else " "
+        + (str(action.metavar or "") or "|".join(action.choices or ()) or action.dest.upper())
+    )
     shown = action.default not in (None, "", False, argparse.SUPPRESS) and action.default != []
     default = f" [default: {action.default}]" if shown else ""
     names = ", ".join(rf"\fB{name}\fP".replace("-", r"\-") for name in action.option_strings)
@@ -64,12 +91,18 @@ def _option(action: argparse.Action) -> list[str]:
 def _of(context: click.Context) -> Iterator[tuple[str, str]]:
     command, path = context.command, context.command_path
     within = (
-        {name: command.get_command(context, name) for name in command.list_commands(context)} if isinstance(command, click.Group) else {}
+        {name: command.get_command(context, name) for name in command.list_commands(context)}
+        if isinstance(command, click.Group)
+        else {}
     )
     # the date of a page is that of its release, or each day would make other files
     text = generate_man_page(context, version=__version__, date=f"acpfs {__version__}")
     text = re.sub(r"\x08\n((?:.+\n?)+)", r".nf\n\1.fi\n", text)  # what click is told not to wrap
-    text = re.sub(r"(\.SH NAME\n\S+ \\- ).*", lambda found: found[1] + command.get_short_help_str(LINE_MAX), text)
+    text = re.sub(
+        r"(\.SH NAME\n\S+ \\- ).*",
+        lambda found: found[1] + command.get_short_help_str(LINE_MAX),
+        text,
+    )
     if within:
         see = ",\n".join(f".BR {_dashed(path)}-{name} (1)" for name in sorted(within))
         text = f"{text.rstrip()}\n.SH SEE ALSO\n{see}\n"

@@ -43,15 +43,31 @@ def with_rows(page: str, heading: str, rows: list[str]) -> str:
 
 def with_tables(page: str) -> str:
     """The page with what follows from the table."""
-    usages = [row(", ".join(f"`{usage}`" for usage in verb.usage), verb.does) for verb in VERBS.values() if verb.usage]
+    usages = [
+        row(", ".join(f"`{usage}`" for usage in verb.usage), verb.does)
+        for verb in VERBS.values()
+        if verb.usage
+    ]
     answers = [row(shown(name, verb), verb.answer) for name, verb in VERBS.items() if verb.answer]
-    metrics = [row(f"`{metric.name}`", f"{metric.text} ({metric.kind.value})") for metric in metric_table.rows()]
+    metrics = [
+        row(f"`{metric.name}`", f"{metric.text} ({metric.kind.value})")
+        for metric in metric_table.rows()
+    ]
     page = with_rows(with_rows(page, "| verb | does |", usages), "| verb | answer |", answers)
     page = with_rows(page, "| metric | meaning (kind) |", metrics)
     owners = listed(shown(name, verb) for name, verb in VERBS.items() if verb.owner_only)
     page = re.sub(r"(?<=who may do all but )[^;]*(?=;)", lambda _found: owners, page)
-    beside = [f"`{name}`" + (f" ({shown(name, verb)})" if verb.usage else "") for name, verb in VERBS.items() if not verb.help]
-    return re.sub(r"(?<=^The verbs are those of `acpfs-ctl`, and ).*(?=\.$)", lambda _found: listed(beside), page, flags=re.MULTILINE)
+    beside = [
+        f"`{name}`" + (f" ({shown(name, verb)})" if verb.usage else "")
+        for name, verb in VERBS.items()
+        if not verb.help
+    ]
+    return re.sub(
+        r"(?<=^The verbs are those of `acpfs-ctl`, and ).*(?=\.$)",
+        lambda _found: listed(beside),
+        page,
+        flags=re.MULTILINE,
+    )
 
 
 def main() -> None:

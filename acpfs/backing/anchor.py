@@ -50,15 +50,24 @@ class Anchor:
             found = volume_at(fd)
             if found != self._volume_id:
                 what = "a directory that acpfs has never used" if not found else "another volume"
-                where = "nothing is drained to it" if held is None else "draining goes on to where it was opened"
-                self._found(f"{self._directory.path} shows {what}: is its file system unmounted? {where}")
+                where = (
+                    "nothing is drained to it"
+                    if held is None
+                    else "draining goes on to where it was opened"
+                )
+                self._found(
+                    f"{self._directory.path} shows {what}: is its file system unmounted? {where}"
+                )
                 return False
             self._directory.reopened(fd)
         finally:
             os.close(fd)
         self._found("")
         self.reopened += 1
-        log.warning("the backing directory was mounted anew: its descriptor was opened again", backing=os.fspath(self._directory.path))
+        log.warning(
+            "the backing directory was mounted anew: its descriptor was opened again",
+            backing=os.fspath(self._directory.path),
+        )
         return True
 
     def confirmed(self) -> str:
@@ -93,7 +102,9 @@ def volume_at(dir_fd: int) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     try:
-        fd = os.open("volume", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=own)
+        fd = os.open(
+            "volume", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=own
+        )
     except FileNotFoundError:
         return ""
     finally:

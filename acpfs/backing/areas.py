@@ -87,7 +87,9 @@ def project_of(fd: int) -> int:
 class Areas:
     """Finds and makes them. Thread-safe; every method but `known_root` and `known` may block."""
 
-    def __init__(self, opener: Opener, node_id: str, project: Callable[[int], int] = project_of) -> None:
+    def __init__(
+        self, opener: Opener, node_id: str, project: Callable[[int], int] = project_of
+    ) -> None:
         self._opener, self._project = opener, project
         self._node = node_id.encode()
         self._lock = threading.Lock()
@@ -115,7 +117,14 @@ class Areas:
     def known_root(self, path: LowerPath) -> LowerPath:
         """Of the nearest area above a path; () for the top."""
         with self._lock:
-            return next((path[:depth] for depth in range(len(path) - 1, 0, -1) if path[:depth] in self._known), ())
+            return next(
+                (
+                    path[:depth]
+                    for depth in range(len(path) - 1, 0, -1)
+                    if path[:depth] in self._known
+                ),
+                (),
+            )
 
     # -- looking
 
@@ -235,9 +244,19 @@ class Areas:
         finally:
             os.close(readable_fd)
         if names and "volume" not in names:
-            raise OSError(errno.EXDEV, f"another file system, and {shown(own)} there was not made by acpfs: it cannot stage files there")
+            raise OSError(
+                errno.EXDEV,
+                f"another file system, and {shown(own)} there was not made by acpfs: it cannot stage files there",
+            )
         with suppress(FileExistsError):
-            os.close(os.open(MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd))
+            os.close(
+                os.open(
+                    MARK,
+                    os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                    0o644,
+                    dir_fd=fd,
+                )
+            )
 
     def unmake(self, root: LowerPath) -> bool:
         """Remove an area in which nothing lies that is nowhere else, so that its directory can go; whether it is gone.
@@ -249,7 +268,11 @@ class Areas:
             with self._lock:
                 self._made.discard(root)
             try:
-                self._remove_in((*own, b"staging", self._node), os.unlink, lambda name: not name.startswith(ASIDE_PREFIX))
+                self._remove_in(
+                    (*own, b"staging", self._node),
+                    os.unlink,
+                    lambda name: not name.startswith(ASIDE_PREFIX),
+                )
                 for kind in (b"staging", b"kept"):
                     self._remove_in((*own, kind), os.rmdir)
                 self._remove_in(own, os.rmdir, lambda name: name.encode() != MARK)
@@ -263,7 +286,12 @@ class Areas:
             self._own.discard(root)
         return True
 
-    def _remove_in(self, directory: LowerPath, remove: Callable[..., None], which: Callable[[str], bool] = lambda _name: True) -> None:
+    def _remove_in(
+        self,
+        directory: LowerPath,
+        remove: Callable[..., None],
+        which: Callable[[str], bool] = lambda _name: True,
+    ) -> None:
         try:
             fd = self._opener.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -288,7 +316,10 @@ def make_private(opener: Opener, own: LowerPath, kind: bytes, node: bytes) -> No
     try:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() and found.st_uid != _who_we_are(fd):
-            raise OSError(errno.EPERM, f"{shown((*own, kind, node))} belongs to user {found.st_uid}: acpfs keeps no files there")
+            raise OSError(
+                errno.EPERM,
+                f"{shown((*own, kind, node))} belongs to user {found.st_uid}: acpfs keeps no files there",
+            )
         if stat.S_IMODE(found.st_mode) & 0o077:
             os.fchmod(fd, 0o700)
     finally:
@@ -331,4 +362,6 @@ def _mount_of(fd: int) -> str:
         lines = os.read(info, 4096).decode("ascii", "replace").splitlines()
     finally:
         os.close(info)
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("mnt_id:")), "")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("mnt_id:")), ""
+    )

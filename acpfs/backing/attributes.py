@@ -104,7 +104,9 @@ class AttributeSetter:
         finally:
             os.close(fd)
 
-    def _own(self, st: os.stat_result, attributes: NewAttributes, chown: Callable[[int, int], None]) -> bool:
+    def _own(
+        self, st: os.stat_result, attributes: NewAttributes, chown: Callable[[int, int], None]
+    ) -> bool:
         """Returns whether it was to be changed."""
         uid = -1 if attributes.uid in (None, st.st_uid) else attributes.uid
         gid = -1 if attributes.gid in (None, st.st_gid) else attributes.gid
@@ -118,13 +120,19 @@ class AttributeSetter:
     def _xattrs(self, target: int | str, xattrs: Mapping[bytes, bytes | None]) -> None:
         if not self.xattrs_work:
             with self._lock:
-                self._refused["xattr"] += sum(not name.startswith(OWN_XATTR_PREFIX) for name in xattrs)
+                self._refused["xattr"] += sum(
+                    not name.startswith(OWN_XATTR_PREFIX) for name in xattrs
+                )
             return
         for name, value in xattrs.items():
             if value is None:
                 self._try("xattr", NO_XATTR, lambda name=name: os.removexattr(target, name))  # type: ignore[misc]
             else:
-                self._try("xattr", NO_XATTR, lambda name=name, value=value: os.setxattr(target, name, value))  # type: ignore[misc]
+                self._try(
+                    "xattr",
+                    NO_XATTR,
+                    lambda name=name, value=value: os.setxattr(target, name, value),  # type: ignore[misc]
+                )
 
 
 def _times(st: os.stat_result, attributes: NewAttributes) -> tuple[int, int] | None:

@@ -123,7 +123,9 @@ class CallPool:
         self._waiting[job.future] = job
         if self._idle < len(self._waiting) and self._threads < self.threads_max:
             self._threads += 1
-            threading.Thread(target=self._work, name=f"{self.name}-{self._threads}", daemon=True).start()
+            threading.Thread(
+                target=self._work, name=f"{self.name}-{self._threads}", daemon=True
+            ).start()
         self._came.notify()
 
     def _leave(self, call: Future[T]) -> bool:
@@ -132,7 +134,12 @@ class CallPool:
             return self._waiting.pop(call, None) is not None
 
     def patient(
-        self, future: Future[T], patience_s: float, *, when_stuck: float | None = None, moved: Callable[[], object] = lambda: None
+        self,
+        future: Future[T],
+        patience_s: float,
+        *,
+        when_stuck: float | None = None,
+        moved: Callable[[], object] = lambda: None,
     ) -> Future[T]:
         """A future that fails with BackingTimeoutError after `patience_s`, while the call itself goes on.
 
@@ -158,7 +165,14 @@ class CallPool:
         """Whether somebody has lost patience with a call that is still out: a save asks many questions, and must not wait so for each."""
         return any(call.age_s() > patience_s for call in self.health.in_flight(self.name))
 
-    def _be_patient(self, call: Future[T], result: Future[T], timer: _Timer, patience_s: float, moved: Callable[[], object]) -> None:
+    def _be_patient(
+        self,
+        call: Future[T],
+        result: Future[T],
+        timer: _Timer,
+        patience_s: float,
+        moved: Callable[[], object],
+    ) -> None:
         before = moved()
 
         def end() -> None:

@@ -52,7 +52,10 @@ class Entries:
             ((OWN, b"mirrors"), 0o755),
             ((OWN, b"nodes"), 0o755),
         ):
-            with self.parent(path, own=True) as (dir_fd, name), contextlib.suppress(FileExistsError):
+            with (
+                self.parent(path, own=True) as (dir_fd, name),
+                contextlib.suppress(FileExistsError),
+            ):
                 os.mkdir(name, mode, dir_fd=dir_fd)
         for _own, kind, node in (self.staging, self.kept):
             make_private(self.opener, (OWN,), kind, node)
@@ -79,7 +82,9 @@ class Entries:
             if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
                 raise OSError(errno.EINVAL, "not a name of a directory entry")
         for at in (depth for depth, name in enumerate(path) if name == OWN):
-            if path[at : at + 3] not in (self.staging, self.kept) and (not at or self.areas.is_area(path[:at])):
+            if path[at : at + 3] not in (self.staging, self.kept) and (
+                not at or self.areas.is_area(path[:at])
+            ):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     @contextlib.contextmanager

@@ -23,7 +23,9 @@ from acpfs.errors import RefusedError
 _VOLUME = (b"volume",)
 
 
-def node_id(runtime_dir: Path, mountpoint: Path, chosen: str | None = None, remembered: str | None = None) -> str:
+def node_id(
+    runtime_dir: Path, mountpoint: Path, chosen: str | None = None, remembered: str | None = None
+) -> str:
     """`chosen`, or what the runtime directory keeps for this mount point: from its first mount on `remembered`, or `<host>-<8 hex>`.
 
     Not for a takeover: the session has its id, and another one that is kept beside it would have the next mount miss what is in RAM.
@@ -49,7 +51,9 @@ def _id_file(runtime_dir: Path, mountpoint: Path) -> Path:
 def _write_once(path: Path, text: str) -> None:
     """Whole or not at all; FileExistsError when it is there."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     try:
         os.write(fd, text.encode("ascii"))
         os.link(temporary, path)
@@ -105,7 +109,11 @@ def _volume_id(directory: BackingDirectory) -> str:
 def _lock(runtime_dir: Path, volume_id: str, node: str) -> int:
     directory = runtime_dir / "locks"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(directory / f"{volume_id}-{node}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        directory / f"{volume_id}-{node}",
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+    )
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

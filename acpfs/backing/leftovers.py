@@ -43,11 +43,17 @@ class Machine:
         """The one that this process runs on."""
         hardware = _line(HARDWARE).lower()
         digits = set(hardware) - {"-"}
-        return cls(socket.gethostname(), "" if digits <= {"0"} or digits <= {"f"} else hardware, _line(BOOT_ID))
+        return cls(
+            socket.gethostname(),
+            "" if digits <= {"0"} or digits <= {"f"} else hardware,
+            _line(BOOT_ID),
+        )
 
     def prefix(self) -> str:
         """Of the node ids that are made here."""
-        name = re.sub(r"[^A-Za-z0-9-]", "-", self.host.split(".")[0])[:_HOST_CHARACTERS_MAX].strip("-")
+        name = re.sub(r"[^A-Za-z0-9-]", "-", self.host.split(".")[0])[:_HOST_CHARACTERS_MAX].strip(
+            "-"
+        )
         return f"{name or 'node'}-"
 
 
@@ -66,21 +72,39 @@ def clear(directory: BackingDirectory, machine: Machine) -> list[str]:
         if node == directory.node_id or not node.startswith(machine.prefix()):
             continue  # only those are looked at: with a thousand nodes over one directory, reading a thousand records takes long
         record = _record(directory, encoded)
-        if record.get("host") != machine.host or record.get("boot_id") in (None, "", machine.boot_id) or not machine.boot_id:
+        if (
+            record.get("host") != machine.host
+            or record.get("boot_id") in (None, "", machine.boot_id)
+            or not machine.boot_id
+        ):
             continue
         if _is_mirrored(directory, encoded):
-            said.append(f"node id {node} left a mirror that is not drained: mount again as before to drain it")
+            said.append(
+                f"node id {node} left a mirror that is not drained: mount again as before to drain it"
+            )
             continue  # its RAM tier is not lost, and what was staged has no other copy there
         areas = [(), *sorted(directory.areas_of(encoded))]
-        files = [(area, name) for area in areas for name in directory.list_own((b"staging", encoded), area)]
+        files = [
+            (area, name)
+            for area in areas
+            for name in directory.list_own((b"staging", encoded), area)
+        ]
         said += _kept(directory, encoded, areas)
-        for area, aside in ((area, name.decode("utf-8", "backslashreplace")) for area, name in files if _is_aside(name)):
+        for area, aside in (
+            (area, name.decode("utf-8", "backslashreplace"))
+            for area, name in files
+            if _is_aside(name)
+        ):
             place = f"{_shown(directory, area)}/.acpfs/staging/{node}/{aside}"
-            said.append(f"an exchange of two names was cut off: {place} is one of the two, move it back")
+            said.append(
+                f"an exchange of two names was cut off: {place} is one of the two, move it back"
+            )
         if machine.hardware and record.get("hardware") == machine.hardware:
             _remove(directory, encoded, areas, files)
         elif files:
-            places = " and ".join(f"{_shown(directory, area)}/.acpfs/staging/{node}" for area in dict(files))
+            places = " and ".join(
+                f"{_shown(directory, area)}/.acpfs/staging/{node}" for area in dict(files)
+            )
             said.append(
                 f"node id {node} left {len(files)} staging files before a host named {machine.host} was started again: "
                 f"remove {places} if that was this machine"
@@ -112,14 +136,21 @@ def _kept(directory: BackingDirectory, node: bytes, areas: list[LowerPath]) -> l
 
 
 def _shown(directory: BackingDirectory, area: LowerPath) -> str:
-    return "/".join([str(directory.path), *(name.decode("utf-8", "backslashreplace") for name in area)])
+    return "/".join(
+        [str(directory.path), *(name.decode("utf-8", "backslashreplace") for name in area)]
+    )
 
 
 def _is_aside(name: bytes) -> bool:
     return name.startswith(ASIDE_PREFIX.encode())
 
 
-def _remove(directory: BackingDirectory, node: bytes, areas: list[LowerPath], files: list[tuple[LowerPath, bytes]]) -> None:
+def _remove(
+    directory: BackingDirectory,
+    node: bytes,
+    areas: list[LowerPath],
+    files: list[tuple[LowerPath, bytes]],
+) -> None:
     """The directory of staging files at the top last: by it the next mount finds what is left to do where this one was cut off."""
     for area, name in files:
         if not _is_aside(name):
@@ -149,4 +180,6 @@ def _mark_gone(records: NodeRecords, node: str) -> None:
         return  # by a mount that was cut off
     booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     since = min(record.watermark, record.lost[0]) if record.lost else record.watermark
-    records.publish(replace(record, state=NodeState.GONE, lost=(since, booted_at), beat=record.beat + 1))
+    records.publish(
+        replace(record, state=NodeState.GONE, lost=(since, booted_at), beat=record.beat + 1)
+    )

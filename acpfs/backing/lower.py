@@ -60,7 +60,11 @@ class Note:
 
     def encode(self) -> bytes:
         """Value of the xattr."""
-        return self.digest.encode() if self.mtime_ns == -1 else f"{self.digest} {self.mtime_ns}".encode()
+        return (
+            self.digest.encode()
+            if self.mtime_ns == -1
+            else f"{self.digest} {self.mtime_ns}".encode()
+        )
 
     @classmethod
     def decode(cls, value: bytes) -> Note:
@@ -70,7 +74,9 @@ class Note:
 
     def is_about(self, st: LowerStat, granularity_ns: int) -> bool:
         """Whether the file has not been written to since, as its mtime tells: then other bytes are damage, not somebody's change."""
-        return self.mtime_ns != -1 and self.mtime_ns // granularity_ns == st.mtime_ns // granularity_ns
+        return (
+            self.mtime_ns != -1 and self.mtime_ns // granularity_ns == st.mtime_ns // granularity_ns
+        )
 
 
 class LowerEntry(NamedTuple):
@@ -116,7 +122,9 @@ class SpaceInfo:
     name_bytes_max: int
 
 
-def lstat_each(lstat: Callable[[LowerPath], LowerStat], directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+def lstat_each(
+    lstat: Callable[[LowerPath], LowerStat], directory: LowerPath, names: Sequence[bytes]
+) -> list[LowerStat | None]:
     """What `Lower.lstat_many` says, asked name by name."""
     found: list[LowerStat | None] = []
     for name in names:

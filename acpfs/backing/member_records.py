@@ -103,7 +103,10 @@ class NodeRecord:
             ValueError: not a record, or not a whole one.
         """
         summed = _SUMMED.match(content)
-        if summed is not None and xxhash.xxh3_64_hexdigest(content[summed.end() :].rstrip()).encode() != summed[1]:
+        if (
+            summed is not None
+            and xxhash.xxh3_64_hexdigest(content[summed.end() :].rstrip()).encode() != summed[1]
+        ):
             raise ValueError("not a whole record")
         found = json.loads(content[:RECORD_BYTES_MAX])
         if not isinstance(found, dict) or not isinstance(found.get("node"), str):
@@ -137,13 +140,35 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "pointers": (False, lambda value: value is None or _is_number(value)),
     "gated": (False, lambda value: value is None or _is_number(value)),
     "drift_s": (False, _is_number),
-    "heard": (False, lambda value: isinstance(value, dict) and all(map(_is_number, value.values()))),
-    "lost": (False, lambda value: value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))),
+    "heard": (
+        False,
+        lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    ),
+    "lost": (
+        False,
+        lambda value: (
+            value is None
+            or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))
+        ),
+    ),
     "heartbeat_s": (False, _is_number),
     "errors": (False, lambda value: isinstance(value, list) and all(map(_is_text, value))),
     "started_at": (False, _is_number),
     **dict.fromkeys(("operations", "dirty_bytes", "withheld", "state_version"), (False, _is_count)),
-    **dict.fromkeys(("incarnation", "state", "version", "host", "hardware", "boot_id", "mountpoint", "lock", "pending"), (False, _is_text)),
+    **dict.fromkeys(
+        (
+            "incarnation",
+            "state",
+            "version",
+            "host",
+            "hardware",
+            "boot_id",
+            "mountpoint",
+            "lock",
+            "pending",
+        ),
+        (False, _is_text),
+    ),
 }
 """Field → whether there is no record without it, and whether a value is one: whoever may write there must not end every node's worker."""
 
@@ -171,7 +196,9 @@ class NodeRecords:
     def _publish_in_place(self, name: bytes, record: NodeRecord) -> bool:
         """Whether that could be done. Names that are pending are left out where they are too many: then nobody waits for them."""
         contents = (record.to_bytes(), replace(record, pending="").to_bytes())
-        written = any(self._directory.overwrite_own((DIRECTORY, name), content) for content in contents)
+        written = any(
+            self._directory.overwrite_own((DIRECTORY, name), content) for content in contents
+        )
         return written and self._notice(name)
 
     def _mark(self, name: bytes) -> None:
@@ -192,7 +219,11 @@ class NodeRecords:
 
     def names(self) -> list[str]:
         """Nodes that have a record."""
-        return [name.decode("utf-8", "replace") for name in self._directory.list_own_files((DIRECTORY,)) if not name.startswith(_TEMPORARY)]
+        return [
+            name.decode("utf-8", "replace")
+            for name in self._directory.list_own_files((DIRECTORY,))
+            if not name.startswith(_TEMPORARY)
+        ]
 
     def read(self, node: str) -> NodeRecord | None:
         """None: there is none.
@@ -216,7 +247,9 @@ class NodeRecords:
     def remove_temporary(self, node: str) -> None:
         """What workers that were killed while they wrote have left."""
         # Whole names, not beginnings: `.a.` begins what node `a.b` is writing just now, and its marks.
-        ours = [re.escape(name) for name in (node.encode(), *(mark % node.encode() for mark in _MARKS))]
+        ours = [
+            re.escape(name) for name in (node.encode(), *(mark % node.encode() for mark in _MARKS))
+        ]
         temporary = re.compile(rb"\.(?:%s)\.[0-9a-f]{8}" % b"|".join(ours))
         for name in self._directory.list_own((DIRECTORY,)):
             if temporary.fullmatch(name):

@@ -38,7 +38,9 @@ class NameFilter:
     """Whether it has directories of which everything right below is meant, because there is too much of that."""
 
     @classmethod
-    def of(cls, paths: Iterable[bytes], seed: int, *, of_directories: bool = False) -> NameFilter | None:
+    def of(
+        cls, paths: Iterable[bytes], seed: int, *, of_directories: bool = False
+    ) -> NameFilter | None:
         """None: there are none."""
         wanted = set(paths)
         if not wanted:
@@ -54,7 +56,10 @@ class NameFilter:
     def may_have(self, directory: bytes, name: bytes) -> bool:
         """Whether a name in a directory may be meant: by mistake now and then."""
         path = directory if self.of_directories else directory + b"/" + name if directory else name
-        return all(self.bits[at >> 3] >> (at & 7) & 1 for at in _positions(path, self.seed, self.hashes, 8 * len(self.bits)))
+        return all(
+            self.bits[at >> 3] >> (at & 7) & 1
+            for at in _positions(path, self.seed, self.hashes, 8 * len(self.bits))
+        )
 
     def to_text(self) -> str:
         """For a node record."""
@@ -66,10 +71,19 @@ class NameFilter:
         """Inverse of `to_text`. None: it says nothing, or nothing that this version understands."""
         try:
             kind, seed, hashes, bits = text.split(":")
-            found = cls(int(seed, 16), int(hashes), base64.b64decode(bits, validate=True), kind == "directories")
+            found = cls(
+                int(seed, 16),
+                int(hashes),
+                base64.b64decode(bits, validate=True),
+                kind == "directories",
+            )
         except (ValueError, binascii.Error):
             return None
-        fits = 0 <= found.seed <= _64_BITS and 0 < found.hashes <= HASHES_MAX and 0 < len(found.bits) <= BITS_MAX // 8
+        fits = (
+            0 <= found.seed <= _64_BITS
+            and 0 < found.hashes <= HASHES_MAX
+            and 0 < len(found.bits) <= BITS_MAX // 8
+        )
         return found if fits and kind in ("names", "directories") else None
 
 

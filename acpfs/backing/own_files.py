@@ -48,10 +48,17 @@ class OwnFiles:
             text = self.read_own((b"areas", node)).decode("ascii", "replace")
         except FileNotFoundError:
             return set()
-        return {root for line in text.split("\n") if line and (root := decode(line)) and self._entries.areas.is_area(root)}
+        return {
+            root
+            for line in text.split("\n")
+            if line and (root := decode(line)) and self._entries.areas.is_area(root)
+        }
 
     def _register(self, roots: set[LowerPath]) -> None:
-        self.write_own((b"areas", self.node_id.encode()), "".join(f"{encode(root)}\n" for root in sorted(roots)).encode())
+        self.write_own(
+            (b"areas", self.node_id.encode()),
+            "".join(f"{encode(root)}\n" for root in sorted(roots)).encode(),
+        )
 
     # -- files
 
@@ -60,7 +67,9 @@ class OwnFiles:
         fd = self._entries.open((OWN, *names), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, own=True)
         if not stat.S_ISREG(os.fstat(fd).st_mode):  # a FIFO would keep the reader for ever
             os.close(fd)
-            raise StrangeFileError(errno.EINVAL, "not a regular file", os.fsdecode(b"/".join((OWN, *names))))
+            raise StrangeFileError(
+                errno.EINVAL, "not a regular file", os.fsdecode(b"/".join((OWN, *names)))
+            )
         with open(fd, "rb", closefd=True) as file:
             return file.read()
 
@@ -75,7 +84,12 @@ class OwnFiles:
     def _write_own(self, path: LowerPath, content: bytes) -> None:
         temporary = b".%s.%s" % (path[-1], secrets.token_hex(4).encode())
         with self._entries.parent(path, own=True) as (dir_fd, name):
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
+            fd = os.open(
+                temporary,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o644,
+                dir_fd=dir_fd,
+            )
             try:
                 with open(fd, "wb", closefd=True) as file:
                     file.write(content)
@@ -143,7 +157,12 @@ class OwnFiles:
     @staticmethod
     def _create_exclusive(dir_fd: int, name: bytes, content: bytes) -> bool:
         try:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
+            fd = os.open(
+                name,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o644,
+                dir_fd=dir_fd,
+            )
         except FileExistsError:
             return False
         with open(fd, "wb", closefd=True) as file:
@@ -155,13 +174,19 @@ class OwnFiles:
     def remove_own(self, names: LowerPath, area: LowerPath = ()) -> None:
         """`area`: below the `.acpfs` of that staging area."""
         self._count("unlink own")
-        with self._entries.parent((*area, OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
+        with (
+            self._entries.parent((*area, OWN, *names), own=True) as (dir_fd, name),
+            contextlib.suppress(FileNotFoundError),
+        ):
             os.unlink(name, dir_fd=dir_fd)
 
     def remove_own_directory(self, names: LowerPath, area: LowerPath = ()) -> None:
         """An empty one below `.acpfs`; nothing when it is not there."""
         self._count("rmdir own")
-        with self._entries.parent((*area, OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
+        with (
+            self._entries.parent((*area, OWN, *names), own=True) as (dir_fd, name),
+            contextlib.suppress(FileNotFoundError),
+        ):
             os.rmdir(name, dir_fd=dir_fd)
 
     def list_own(self, names: LowerPath, area: LowerPath = ()) -> list[bytes]:
@@ -184,6 +209,10 @@ class OwnFiles:
             return []
         try:
             with os.scandir(fd) as entries:
-                return sorted(os.fsencode(entry.name) for entry in entries if entry.is_file(follow_symlinks=False))
+                return sorted(
+                    os.fsencode(entry.name)
+                    for entry in entries
+                    if entry.is_file(follow_symlinks=False)
+                )
         finally:
             os.close(fd)

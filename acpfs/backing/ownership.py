@@ -43,4 +43,6 @@ def check_own(root_fd: int, path: Path) -> None:
         )
     if own.st_mode & ~made.st_mode & _WRITABLE_BY_OTHERS:
         mode = stat.S_IMODE(own.st_mode)
-        raise RefusedError(f"others may write to {where} (mode {mode:o}), and exchange what is stored by way of it: chmod go-w")
+        raise RefusedError(
+            f"others may write to {where} (mode {mode:o}), and exchange what is stored by way of it: chmod go-w"
+        )

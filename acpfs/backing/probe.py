@@ -40,9 +40,13 @@ def probe(directory: BackingDirectory) -> ProbeReport:
         with _trial(directory) as trial:
             features = found_features(trial)
     except OSError as error:
-        raise MachineError(f"backing directory {directory.path} cannot be written to: {error.strerror}") from error
+        raise MachineError(
+            f"backing directory {directory.path} cannot be written to: {error.strerror}"
+        ) from error
     directory.adapt(features)
-    return ProbeReport(features, (*what_is_lacking(features), *([] if Opener(0).uses_openat2 else [NO_OPENAT2])))
+    return ProbeReport(
+        features, (*what_is_lacking(features), *([] if Opener(0).uses_openat2 else [NO_OPENAT2]))
+    )
 
 
 @contextlib.contextmanager
@@ -53,7 +57,13 @@ def _trial(directory: BackingDirectory) -> Iterator[Trial]:
     with contextlib.ExitStack() as undo:
         file_fd = directory.create_staging(name)
         undo.callback(os.close, file_fd)
-        trial = Trial(directory.descriptor, _opened(directory, path), file_fd, name.encode(), name.encode() + b"-a")
+        trial = Trial(
+            directory.descriptor,
+            _opened(directory, path),
+            file_fd,
+            name.encode(),
+            name.encode() + b"-a",
+        )
         undo.callback(os.close, trial.dir_fd)
         moved = trial.name + b"-moved"
         undo.callback(_remove, trial.dir_fd, (trial.name, trial.other, moved))

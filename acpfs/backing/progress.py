@@ -56,4 +56,8 @@ class Progress:
 
     def mark(self) -> tuple[bool, int]:
         """Is another one as long as there is something to wait for."""
-        return (self._begun, self._bytes) if self._begun or self._sharing is None else self._sharing.mark()
+        return (
+            (self._begun, self._bytes)
+            if self._begun or self._sharing is None
+            else self._sharing.mark()
+        )

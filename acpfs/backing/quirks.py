@@ -21,8 +21,17 @@ CANNOT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 """Answers that mean that a file system cannot do something at all: small FUSE servers say ENOSYS, FAT says EPERM to links."""
 NO_DIRECTORY_SYNC = CANNOT | {errno.EINVAL, errno.EBADF, errno.EACCES}
 NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-NO_ATTRIBUTE = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EOVERFLOW})
-NO_XATTR = NO_ATTRIBUTE | {errno.ERANGE, errno.E2BIG, errno.ENOSPC, errno.ENODATA, errno.ENOTDIR, errno.ENAMETOOLONG}
+NO_ATTRIBUTE = frozenset(
+    {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EOVERFLOW}
+)
+NO_XATTR = NO_ATTRIBUTE | {
+    errno.ERANGE,
+    errno.E2BIG,
+    errno.ENOSPC,
+    errno.ENODATA,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+}
 """ENOSPC: ext4 without large xattrs says so for values of 4 KiB. A file system that is full will say so to a write as well."""
 NAME_BYTES_MAX = 255
 _NO_ANSWER = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS})
@@ -61,13 +70,21 @@ def _can(attempt: Callable[[Trial], object], lacking: str) -> Any:
     return _is(works, True, lambda good: "" if good else lacking)
 
 
-def _is(find: Callable[[Trial], object], good: object, lacking: Callable[[Any], str] = lambda _found: "") -> Any:
+def _is(
+    find: Callable[[Trial], object], good: object, lacking: Callable[[Any], str] = lambda _found: ""
+) -> Any:
     """A field with what a good file system has for its default."""
     return field(default=good, metadata={"find": find, "lacking": lacking})
 
 
 def _hard_link(trial: Trial) -> None:
-    os.link(trial.name, trial.other, src_dir_fd=trial.dir_fd, dst_dir_fd=trial.dir_fd, follow_symlinks=False)
+    os.link(
+        trial.name,
+        trial.other,
+        src_dir_fd=trial.dir_fd,
+        dst_dir_fd=trial.dir_fd,
+        follow_symlinks=False,
+    )
     os.unlink(trial.other, dir_fd=trial.dir_fd)
 
 
@@ -83,7 +100,14 @@ def _chown(trial: Trial) -> None:
 
 
 def _exchange(trial: Trial) -> None:
-    os.close(os.open(trial.other, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=trial.dir_fd))
+    os.close(
+        os.open(
+            trial.other,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+            0o600,
+            dir_fd=trial.dir_fd,
+        )
+    )
     rename_exchange(trial.dir_fd, trial.name, trial.dir_fd, trial.other)
 
 
@@ -129,9 +153,13 @@ class Features:
     )
     hard_links: bool = _can(_hard_link, "no hard links: additional names are stored as copies")
     symlinks: bool = _can(_symlink, "no symbolic links: they cannot be stored")
-    chown: bool = _can(_chown, "owners cannot be set (not privileged, or root is squashed): files there belong to acpfs")
+    chown: bool = _can(
+        _chown,
+        "owners cannot be set (not privileged, or root is squashed): files there belong to acpfs",
+    )
     fsync_directory: bool = _can(
-        lambda trial: os.fsync(trial.dir_fd), "directories cannot be flushed: renames are as durable as the file system makes them"
+        lambda trial: os.fsync(trial.dir_fd),
+        "directories cannot be flushed: renames are as durable as the file system makes them",
     )
     rename_exchange: bool = _can(_exchange, "no atomic exchange of names: done in three renames")
     direct_io: bool = _can(_direct_io, "no direct I/O")
@@ -139,8 +167,16 @@ class Features:
     """Large files are best written past the page cache."""
     page_cache: bool = _is(_page_cache, True)
     """What one process reads stays in the kernel's page cache for the next."""
-    time_granularity_ns: int = _is(_time_granularity_ns, 1, lambda ns: f"times only to {ns // _SECOND_NS} s" if ns >= _SECOND_NS else "")
-    name_bytes_max: int = _is(_name_bytes_max, NAME_BYTES_MAX, lambda size: f"names only to {size} bytes" if size < NAME_BYTES_MAX else "")
+    time_granularity_ns: int = _is(
+        _time_granularity_ns,
+        1,
+        lambda ns: f"times only to {ns // _SECOND_NS} s" if ns >= _SECOND_NS else "",
+    )
+    name_bytes_max: int = _is(
+        _name_bytes_max,
+        NAME_BYTES_MAX,
+        lambda size: f"names only to {size} bytes" if size < NAME_BYTES_MAX else "",
+    )
 
 
 def found_features(trial: Trial) -> Features:

@@ -68,7 +68,16 @@ def _read(records: NodeRecords, node: str) -> NodeRecord | None:
 def _has_ended(record: NodeRecord, machine: Machine, lock: str) -> bool:
     if record.state is not NodeState.LIVE:
         return True
-    here = record.host == machine.host and bool(record.hardware) and record.hardware == machine.hardware
+    here = (
+        record.host == machine.host
+        and bool(record.hardware)
+        and record.hardware == machine.hardware
+    )
     if here and record.boot_id and machine.boot_id and record.boot_id != machine.boot_id:
         return True  # of an earlier boot of this machine
-    return bool(record.lock) and record.lock == lock and bool(record.boot_id) and record.boot_id == machine.boot_id
+    return (
+        bool(record.lock)
+        and record.lock == lock
+        and bool(record.boot_id)
+        and record.boot_id == machine.boot_id
+    )

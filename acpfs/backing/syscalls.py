@@ -44,7 +44,10 @@ def openat2(dir_fd: int, path: bytes, flags: int) -> int:
         if fd >= 0:
             return fd
         error = _fail()
-        if error.errno not in (errno.EAGAIN, errno.EINTR):  # EAGAIN: a rename elsewhere raced with the check
+        if error.errno not in (
+            errno.EAGAIN,
+            errno.EINTR,
+        ):  # EAGAIN: a rename elsewhere raced with the check
             raise error
 
 

@@ -12,7 +12,9 @@ def script(program: str, shell: str) -> str:
     """What click gives for `shell`, which asks `program` for words."""
     kind = get_completion_class(shell)
     assert kind is not None
-    return kind(click.Command(program), {}, program, f"_{program.replace('-', '_').upper()}_COMPLETE").source()
+    return kind(
+        click.Command(program), {}, program, f"_{program.replace('-', '_').upper()}_COMPLETE"
+    ).source()
 
 
 @click.command("completion")

@@ -14,7 +14,9 @@ from acpfs.cli.lazy import LazyGroup, run
 from acpfs.cli.target import Target
 from acpfs.control.verb_table import VERBS
 
-COMMANDS = {name: (f"acpfs.cli.verbs.{name}", verb.help) for name, verb in VERBS.items() if verb.help}
+COMMANDS = {
+    name: (f"acpfs.cli.verbs.{name}", verb.help) for name, verb in VERBS.items() if verb.help
+}
 
 
 class VerbGroup(LazyGroup):

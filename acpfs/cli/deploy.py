@@ -7,8 +7,14 @@ import click
 from acpfs.cli.lazy import LazyGroup
 
 COMMANDS = {
-    "kubernetes": ("acpfs.cli.deployment.kubernetes", "Manifests: a daemon on each node, and an example of a job."),
-    "containerfile": ("acpfs.cli.deployment.containerfile", "How to build the image that the manifests name."),
+    "kubernetes": (
+        "acpfs.cli.deployment.kubernetes",
+        "Manifests: a daemon on each node, and an example of a job.",
+    ),
+    "containerfile": (
+        "acpfs.cli.deployment.containerfile",
+        "How to build the image that the manifests name.",
+    ),
     "dashboard": ("acpfs.cli.deployment.dashboard", "A dashboard for Grafana."),
     "alerts": ("acpfs.cli.deployment.alerts", "Alert rules for Prometheus."),
     "slurm": ("acpfs.cli.deployment.slurm", "Write Slurm's Prolog, Epilog and TaskProlog."),

@@ -12,9 +12,18 @@ from acpfs.errors import ExitCode
 
 
 @click.command("doctor")
-@click.argument("backing", required=False, type=FILE_PATH)  # click.Path would stat it, and it may hang
-@click.option("--spill", type=FILE_PATH, metavar="DIR", help="Also check this directory as a spill tier.")
-@click.option("--fix", "as_script", is_flag=True, help="Print commands that repair what can be repaired; runs nothing.")
+@click.argument(
+    "backing", required=False, type=FILE_PATH
+)  # click.Path would stat it, and it may hang
+@click.option(
+    "--spill", type=FILE_PATH, metavar="DIR", help="Also check this directory as a spill tier."
+)
+@click.option(
+    "--fix",
+    "as_script",
+    is_flag=True,
+    help="Print commands that repair what can be repaired; runs nothing.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
 def command(backing: Path | None, spill: Path | None, as_script: bool, as_json: bool) -> int:
     """Look at kernel, fuse, memory and huge pages, and at what the file system of BACKING can do.
@@ -25,7 +34,12 @@ def command(backing: Path | None, spill: Path | None, as_script: bool, as_json: 
 
     findings = examine(backing, spill)
     if as_json:
-        show.print_json([{"subject": f.subject, "verdict": f.verdict, "text": f.text, "fix": list(f.fix)} for f in findings])
+        show.print_json(
+            [
+                {"subject": f.subject, "verdict": f.verdict, "text": f.text, "fix": list(f.fix)}
+                for f in findings
+            ]
+        )
     elif as_script:
         click.echo(script(findings))
     else:

@@ -19,7 +19,9 @@ class FileName(ParamType):
 
     name = "path"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         """The shell's own completion of file names."""
         return [CompletionItem(incomplete, type="file")]
 

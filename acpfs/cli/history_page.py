@@ -21,7 +21,9 @@ Entry = dict[str, Any]
 
 def html(mountpoint: str, entries: Sequence[Entry]) -> str:
     """The whole page."""
-    saves, loads = ([entry for entry in entries if entry["kind"] == kind] for kind in OF_CHECKPOINTS)
+    saves, loads = (
+        [entry for entry in entries if entry["kind"] == kind] for kind in OF_CHECKPOINTS
+    )
     plots = "".join(
         f"<h2>{title}</h2>{_plot([(entry['at'], entry[key]) for entry in shown if entry[key] is not None], unit)}"
         for title, shown, key, unit in (
@@ -32,7 +34,10 @@ def html(mountpoint: str, entries: Sequence[Entry]) -> str:
         )
     )
     rows = "".join(_row(entry) for entry in reversed(entries))
-    headings = "".join(f"<th>{name}</th>" for name in ("when", "what", "", "files", "size", "saved in", "persisted in", "loaded in"))
+    headings = "".join(
+        f"<th>{name}</th>"
+        for name in ("when", "what", "", "files", "size", "saved in", "persisted in", "loaded in")
+    )
     title = f"acpfs on {_safe(mountpoint)}"
     return (
         f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
@@ -49,7 +54,10 @@ def _plot(points: Sequence[tuple[float, float]], unit: Any) -> str:
     span, most = max(1.0, last - first), max(value for _at, value in points) or 1
     dots = ""
     for at, value in points:
-        x, y = MARGIN + (WIDTH - MARGIN) * (at - first) / span, HEIGHT - (HEIGHT - 20) * value / most
+        x, y = (
+            MARGIN + (WIDTH - MARGIN) * (at - first) / span,
+            HEIGHT - (HEIGHT - 20) * value / most,
+        )
         dots += f"<circle r='3' cx='{x:.1f}' cy='{y:.1f}'><title>{_when(at)}: {unit(value)}</title></circle>"
     axis = f"<path d='M{MARGIN} 10V{HEIGHT}H{WIDTH}' fill='none' stroke='#888'/>"
     below = HEIGHT + 18
@@ -64,8 +72,13 @@ def _row(entry: Entry) -> str:
     if entry["kind"] not in OF_CHECKPOINTS:
         css = "" if entry["kind"] in CALM else " class='trouble'"
         return f"<tr{css}><td>{_when(entry['at'])}</td><td>{_safe(entry['kind'])}</td><td colspan='6'>{_safe(entry['text'])}</td></tr>"
-    times = "".join(f"<td class='n'>{'' if entry[key] is None else show.duration(entry[key])}</td>" for key in DURATIONS)
-    figures = f"<td class='n'>{entry['files']}</td><td class='n'>{show.size(entry['bytes'] or 0)}</td>"
+    times = "".join(
+        f"<td class='n'>{'' if entry[key] is None else show.duration(entry[key])}</td>"
+        for key in DURATIONS
+    )
+    figures = (
+        f"<td class='n'>{entry['files']}</td><td class='n'>{show.size(entry['bytes'] or 0)}</td>"
+    )
     return f"<tr><td>{_when(entry['at'])}</td><td>{what(entry)}</td><td>{_safe(entry['path'])}</td>{figures}{times}</tr>"
 
 

@@ -14,8 +14,15 @@ from acpfs.errors import MachineError, NotMountedError
 
 
 @click.command("keeper")
-@click.option("--runtime-dir", type=click.Path(path_type=Path), metavar="DIR", help="Whose mounts it holds: that of `acpfs mount`.")
-@click.option("--list", "list_", is_flag=True, help="Print what the keeper that runs holds, as JSON.")
+@click.option(
+    "--runtime-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Whose mounts it holds: that of `acpfs mount`.",
+)
+@click.option(
+    "--list", "list_", is_flag=True, help="Print what the keeper that runs holds, as JSON."
+)
 def command(runtime_dir: Path | None, list_: bool) -> None:
     """Hold the kernel sessions of all mounts of this machine, for the daemon that comes when one is killed with all its processes.
 
@@ -34,6 +41,10 @@ def command(runtime_dir: Path | None, list_: bool) -> None:
     try:
         runtime.prepare(directory)
     except OSError as error:
-        raise MachineError(f"the runtime directory {directory} cannot be made: {error.strerror}") from error
+        raise MachineError(
+            f"the runtime directory {directory} cannot be made: {error.strerror}"
+        ) from error
     os.chdir("/")
-    os.execv(sys.executable, [sys.executable, "-m", "acpfs.supervisor.keeper", os.fspath(directory)])  # noqa: S606 - our own interpreter
+    os.execv(  # noqa: S606 - our own interpreter
+        sys.executable, [sys.executable, "-m", "acpfs.supervisor.keeper", os.fspath(directory)]
+    )

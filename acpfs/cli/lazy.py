@@ -58,5 +58,7 @@ def run(command: click.Command, name: str) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the interpreter still wants to flush goes nowhere
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 1
+        )  # what the interpreter still wants to flush goes nowhere
         sys.exit(int(ExitCode.OK))

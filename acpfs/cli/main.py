@@ -10,14 +10,26 @@ from acpfs import __version__
 from acpfs.cli.lazy import LazyGroup, run
 
 COMMANDS = {
-    "mount": ("acpfs.cli.mount", "Mount a backing directory; returns when the mount is ready to use."),
+    "mount": (
+        "acpfs.cli.mount",
+        "Mount a backing directory; returns when the mount is ready to use.",
+    ),
     "umount": ("acpfs.cli.umount", "Drain, then unmount."),
     "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
-    "mindio-path": ("acpfs.cli.mindio_path", "Where the packages are that scripts of MindIO import."),
-    "convert": ("acpfs.cli.convert", "Rewrite a checkpoint in MindIO's format as a plain torch file."),
+    "mindio-path": (
+        "acpfs.cli.mindio_path",
+        "Where the packages are that scripts of MindIO import.",
+    ),
+    "convert": (
+        "acpfs.cli.convert",
+        "Rewrite a checkpoint in MindIO's format as a plain torch file.",
+    ),
     "completion": ("acpfs.cli.completion", "Print what a shell needs to complete these commands."),
     "salvage": ("acpfs.cli.salvage", "Copy files out of a RAM tier that no mount takes any more."),
-    "keeper": ("acpfs.cli.keeper_command", "Hold mounts for the daemon that comes after one was killed with all its processes."),
+    "keeper": (
+        "acpfs.cli.keeper_command",
+        "Hold mounts for the daemon that comes after one was killed with all its processes.",
+    ),
     "deploy": ("acpfs.cli.deploy", "Print or write what a cluster needs to run acpfs."),
 }
 

@@ -69,7 +69,14 @@ def _metavar(name: str, field: Attribute[Any]) -> str:
     }.get(name, "VALUE")
 
 
-def mount(values: dict[str, Any], config: Path | None, *, foreground: bool, take_over: bool = False, instance: str = "") -> int:
+def mount(
+    values: dict[str, Any],
+    config: Path | None,
+    *,
+    foreground: bool,
+    take_over: bool = False,
+    instance: str = "",
+) -> int:
     """Mount with these settings; the exit code."""
     settings = load_settings(values, config)
     from acpfs.mounting import starting
@@ -84,18 +91,40 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool, take
     "mount",
     cls=DescribedCommand,
     params=[
-        click.Argument(["backing"], required=False, type=FILE_PATH),  # click.Path would stat them: one may hang,
-        click.Argument(["mountpoint"], required=False, type=str),  # the other wait for whoever is to serve it
+        click.Argument(
+            ["backing"], required=False, type=FILE_PATH
+        ),  # click.Path would stat them: one may hang,
+        click.Argument(
+            ["mountpoint"], required=False, type=str
+        ),  # the other wait for whoever is to serve it
         click.Option(
-            ["--config"], type=click.Path(path_type=Path), metavar="FILE", help="Read settings from this TOML file; options override it."
+            ["--config"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Read settings from this TOML file; options override it.",
         ),
-        click.Option(["--foreground"], is_flag=True, help="Stay in the foreground, log to stderr, notify the service manager."),
-        click.Option(["--take-over"], is_flag=True, help="Take over a mount that exists, from the process that serves it."),
-        click.Option(["--instance"], default="", metavar="NAME", help="Who mounts (a pod's uid): not given a mount taken from it."),
+        click.Option(
+            ["--foreground"],
+            is_flag=True,
+            help="Stay in the foreground, log to stderr, notify the service manager.",
+        ),
+        click.Option(
+            ["--take-over"],
+            is_flag=True,
+            help="Take over a mount that exists, from the process that serves it.",
+        ),
+        click.Option(
+            ["--instance"],
+            default="",
+            metavar="NAME",
+            help="Who mounts (a pod's uid): not given a mount taken from it.",
+        ),
         *setting_options(),
     ],
 )
-def command(config: Path | None, foreground: bool, take_over: bool, instance: str, **options: Any) -> int:
+def command(
+    config: Path | None, foreground: bool, take_over: bool, instance: str, **options: Any
+) -> int:
     """Mount BACKING on MOUNTPOINT; returns when the mount is ready to use, or fails with one line that says why.
 
     Sizes are bytes or 512M, 64G …; ram also takes a share such as 25%. BACKING and MOUNTPOINT may come from the configuration file.

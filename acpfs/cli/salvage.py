@@ -14,7 +14,9 @@ from acpfs.errors import ExitCode
 @click.command("salvage")
 @click.argument("tier", metavar="TIER", type=FILE_PATH)
 @click.argument("target", metavar="TARGET", type=FILE_PATH)
-@click.option("--all", "everything", is_flag=True, help="Also copy files that the backing directory has.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also copy files that the backing directory has."
+)
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
 def command(tier: Path, target: Path, everything: bool, as_json: bool) -> int:
     """Copy files out of TIER, a RAM tier that was left (a refused mount names its directory), to TARGET, a new directory.
@@ -30,7 +32,15 @@ def command(tier: Path, target: Path, everything: bool, as_json: bool) -> int:
     if as_json:
         show.print_json([asdict(one) for one in saved])
     elif saved:
-        rows = ((show.size(s.size), show.printable(s.target or "–"), show.printable(s.begins), show.printable(s.problem)) for s in saved)
+        rows = (
+            (
+                show.size(s.size),
+                show.printable(s.target or "–"),
+                show.printable(s.begins),
+                show.printable(s.problem),
+            )
+            for s in saved
+        )
         show.table(("size", "copied to", "begins with", "problem"), rows, numbers=("size",))
     else:
         click.echo("there is nothing that the backing directory has not")

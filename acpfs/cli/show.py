@@ -59,7 +59,13 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = (), stderr: bool = False) -> None:
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[str] = (),
+    stderr: bool = False,
+) -> None:
     """Print a table; columns named in `numbers` are aligned right."""
     from rich import box
     from rich.table import Table
@@ -67,7 +73,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Se
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        drawn.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
+        drawn.add_column(
+            heading, justify="right" if heading in numbers else "left", overflow="fold"
+        )
     for row in rows:
         drawn.add_row(*(Text(cell) for cell in row))
     console(stderr=stderr).print(drawn)
@@ -85,10 +93,22 @@ def left_over(details: Json) -> None:
     if not left:
         return
     rows = [
-        (printable(entry["name"]), entry["operation"], size(entry["size"]), entry["state"], str(entry["tries"]), last_error(entry))
+        (
+            printable(entry["name"]),
+            entry["operation"],
+            size(entry["size"]),
+            entry["state"],
+            str(entry["tries"]),
+            last_error(entry),
+        )
         for entry in left
     ]
-    table(("name", "operation", "size", "state", "tries", "last error"), rows, numbers=("size", "tries"), stderr=True)
+    table(
+        ("name", "operation", "size", "state", "tries", "last error"),
+        rows,
+        numbers=("size", "tries"),
+        stderr=True,
+    )
     more = details.get("left_operations", len(left)) - len(left)
     if more > 0:
         print(f"… and {more} more", file=sys.stderr)
@@ -113,7 +133,12 @@ def progress(text: str) -> Iterator[Callable[[Json], None]]:
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[left]}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(text, total=None, left="")
         most = 0

@@ -92,7 +92,13 @@ def main() -> NoReturn:
         from acpfs.cli.mount import mount
 
         config = values.pop("config", None)
-        sys.exit(mount({**values, "backing": backing, "mountpoint": mountpoint}, Path(config) if config else None, foreground=False))
+        sys.exit(
+            mount(
+                {**values, "backing": backing, "mountpoint": mountpoint},
+                Path(config) if config else None,
+                foreground=False,
+            )
+        )
     except AcpfsError as error:
         print(f"mount.acpfs: {error}", file=sys.stderr)
         sys.exit(MOUNT_USAGE if error.exit_code is ExitCode.USAGE else MOUNT_FAILED)
@@ -101,8 +107,14 @@ def main() -> NoReturn:
 def umount_main() -> NoReturn:
     """Entry point of umount.fuse.acpfs: `umount MOUNTPOINT` drains first. -l: leave what is not persisted in the RAM tier."""
     words = sys.argv[1:]
-    flags = "".join(word[1:] for word in words if word.startswith("-") and not word.startswith("--"))
-    places = [word for index, word in enumerate(words) if not word.startswith("-") and (index == 0 or words[index - 1] not in ("-t", "-N"))]
+    flags = "".join(
+        word[1:] for word in words if word.startswith("-") and not word.startswith("--")
+    )
+    places = [
+        word
+        for index, word in enumerate(words)
+        if not word.startswith("-") and (index == 0 or words[index - 1] not in ("-t", "-N"))
+    ]
     try:
         if len(places) != 1:
             raise ConfigError("usage: umount.fuse.acpfs MOUNTPOINT [-nlfvr]")

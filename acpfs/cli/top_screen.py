@@ -25,7 +25,15 @@ BAR = 40
 TIME_LINE = 24
 MOUNTS = ("mount", "state", "not safe", "oldest", "RAM", "dirty", "storage", "wrong")
 QUEUE = ("name", "operation", "size", "state", "age", "tries", "why")
-CHECKPOINTS = ("checkpoint", "state", "size", "saved in", "persisted in", "loads from", "time line: █ saved ▒ persisted")
+CHECKPOINTS = (
+    "checkpoint",
+    "state",
+    "size",
+    "saved in",
+    "persisted in",
+    "loads from",
+    "time line: █ saved ▒ persisted",
+)
 SHOWN_MAX = 50
 MISSING_MAX = 5
 """Members that are named; of a rack that is down nobody reads them all."""
@@ -56,7 +64,10 @@ class Asked:
 def summary(status: show.Json, rate: float | None) -> str:
     """The upper lines. `rate`: bytes persisted per second since the last look."""
     ram, health, cluster = status["ram"], status["backing_health"], status["cluster"]
-    dirty, clean = (round(BAR * ram[key] / max(1, ram["budget_bytes"])) for key in ("dirty_bytes", "clean_bytes"))
+    dirty, clean = (
+        round(BAR * ram[key] / max(1, ram["budget_bytes"]))
+        for key in ("dirty_bytes", "clean_bytes")
+    )
     bar = ("█" * dirty + "▒" * clean).ljust(BAR, "·")[:BAR]
     oldest = status["oldest_unpersisted_age_s"]
     safe = f"{status['queue_length']} operations, {show.size(status['queue_bytes'])}; the oldest is {show.duration(oldest)} old"
@@ -71,7 +82,9 @@ def summary(status: show.Json, rate: float | None) -> str:
         f"not safe {safe if status['queue_length'] else 'nothing: all is persisted'}",
     ]
     if cluster is not None:
-        lines.append(f"members  {cluster['live']} of {cluster['nodes']} others live; {len(cluster['waiting'])} pointers wait")
+        lines.append(
+            f"members  {cluster['live']} of {cluster['nodes']} others live; {len(cluster['waiting'])} pointers wait"
+        )
     if found := wrong(status):
         lines.append(f"WRONG    {'; '.join(found)}")
     for one in status["waiting"][:3]:
@@ -84,10 +97,16 @@ def summary(status: show.Json, rate: float | None) -> str:
 
 def wrong(status: show.Json) -> list[str]:
     """What needs a person."""
-    found = [f"{status[key]} {text}" for key, text in (("parked", "refused for good"), ("interrupted", "without a writer")) if status[key]]
+    found = [
+        f"{status[key]} {text}"
+        for key, text in (("parked", "refused for good"), ("interrupted", "without a writer"))
+        if status[key]
+    ]
     missing = status["cluster"]["missing"] if status["cluster"] is not None else []
     found += [f"{node} is missing" for node in missing[:MISSING_MAX]]
-    return found + ([f"and {len(missing) - MISSING_MAX} more"] if len(missing) > MISSING_MAX else [])
+    return found + (
+        [f"and {len(missing) - MISSING_MAX} more"] if len(missing) > MISSING_MAX else []
+    )
 
 
 def mount_row(mountpoint: str, status: show.Json | None) -> tuple[str, ...]:
@@ -110,7 +129,12 @@ def mount_row(mountpoint: str, status: show.Json | None) -> tuple[str, ...]:
 def queue_row(entry: show.Json) -> tuple[str, ...]:
     """Of the queue's table."""
     why = show.last_error(entry) if entry["last_error"] else entry["why"]
-    figures = (show.size(entry["size"]), entry["state"], show.duration(entry["age_s"]), str(entry["tries"]))
+    figures = (
+        show.size(entry["size"]),
+        entry["state"],
+        show.duration(entry["age_s"]),
+        str(entry["tries"]),
+    )
     return (show.printable(entry["name"]), entry["operation"], *figures, show.printable(why))
 
 
@@ -121,7 +145,10 @@ def time_line(report: show.Json, since: float, now: float) -> str:
         return ""
     closed = now if report["closed_at"] is None else report["closed_at"]
     persisted = now if report["persisted_at"] is None else report["persisted_at"]
-    first, between, last = (min(TIME_LINE, max(0, int(TIME_LINE * (at - since) / (now - since)))) for at in (began, closed, persisted))
+    first, between, last = (
+        min(TIME_LINE, max(0, int(TIME_LINE * (at - since) / (now - since))))
+        for at in (began, closed, persisted)
+    )
     first = min(first, TIME_LINE - 1)
     saving = "█" * max(1, between - first)  # also the shortest save can be seen
     return (("·" * first + saving).ljust(last, "▒")).ljust(TIME_LINE, "·")[:TIME_LINE]
@@ -133,7 +160,10 @@ def checkpoint_rows(reports: Sequence[show.Json], now: float) -> list[tuple[str,
     since = min(began, default=now)
     rows = []
     for report in reports:
-        times = ("?" if report[key] is None else show.duration(report[key]) for key in ("save_s", "persist_s"))
+        times = (
+            "?" if report[key] is None else show.duration(report[key])
+            for key in ("save_s", "persist_s")
+        )
         figures = (report["state"], show.size(report["bytes"]), *times, report["loads_from"])
         rows.append((show.printable(report["path"]), *figures, time_line(report, since, now)))
     return rows
@@ -142,7 +172,15 @@ def checkpoint_rows(reports: Sequence[show.Json], now: float) -> list[tuple[str,
 def members_worst_first(rows: Sequence[show.Json]) -> list[show.Json]:
     """This one, what is missing or lost, then who is furthest behind."""
     calm = ("live", "left", "forgotten")
-    return sorted(rows, key=lambda row: (row["state"] != "this", row["state"] in calm, -(row["lag_s"] or 0.0), row["node"]))
+    return sorted(
+        rows,
+        key=lambda row: (
+            row["state"] != "this",
+            row["state"] in calm,
+            -(row["lag_s"] or 0.0),
+            row["node"],
+        ),
+    )
 
 
 class TopScreen(App[None]):
@@ -180,7 +218,9 @@ class TopScreen(App[None]):
         self._checkpoints: list[show.Json] = []
 
     def compose(self) -> ComposeResult:
-        yield DataTable(id="mounts", cursor_type="row", classes="" if len(self._mounts) > 1 else "hidden")
+        yield DataTable(
+            id="mounts", cursor_type="row", classes="" if len(self._mounts) > 1 else "hidden"
+        )
         yield Static(id="summary", markup=False)
         yield DataTable(id="queue", cursor_type="row")
         yield DataTable(id="checkpoints", cursor_type="row")
@@ -189,7 +229,12 @@ class TopScreen(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        headings = (("#mounts", MOUNTS), ("#queue", QUEUE), ("#checkpoints", CHECKPOINTS), ("#members", nodes.HEADINGS))
+        headings = (
+            ("#mounts", MOUNTS),
+            ("#queue", QUEUE),
+            ("#checkpoints", CHECKPOINTS),
+            ("#members", nodes.HEADINGS),
+        )
         for name, columns in headings:
             self._table(name).add_columns(*columns)
         self._show(self._shown)
@@ -219,7 +264,9 @@ class TopScreen(App[None]):
             members = shown and self._table("#members").display and self._looks % MEMBERS_EVERY == 0
             self._looks += shown
             self._out[mount.mountpoint] = time.monotonic()
-            self.run_worker(partial(self._look, mount, shown=shown, members=members), thread=True, group="look")
+            self.run_worker(
+                partial(self._look, mount, shown=shown, members=members), thread=True, group="look"
+            )
 
     def _look(self, mount: Mount, *, shown: bool, members: bool) -> None:
         """In a thread."""
@@ -246,7 +293,13 @@ class TopScreen(App[None]):
         if mount is self._shown:
             self.tell(f"no answer: {error}")
 
-    def _draw(self, mount: Mount, status: show.Json, checkpoints: list[show.Json] | None, members: list[show.Json] | None) -> None:
+    def _draw(
+        self,
+        mount: Mount,
+        status: show.Json,
+        checkpoints: list[show.Json] | None,
+        members: list[show.Json] | None,
+    ) -> None:
         if self._is_closing():
             return
         self._statuses[mount.mountpoint] = status
@@ -258,14 +311,21 @@ class TopScreen(App[None]):
         self._fill("#queue", [queue_row(entry) for entry in self._queue])
         self._fill("#checkpoints", checkpoint_rows(self._checkpoints, time.time()))
         if members is not None:
-            self._fill("#members", [nodes.member_row(row) for row in members_worst_first(members)[:SHOWN_MAX]])
+            self._fill(
+                "#members",
+                [nodes.member_row(row) for row in members_worst_first(members)[:SHOWN_MAX]],
+            )
 
     def _rate(self, mount: Mount, status: show.Json) -> float | None:
         """Bytes persisted per second since the last look at it."""
         now, persisted = time.monotonic(), status["counters"].get("persisted_bytes", 0)
         before = self._persisted.get(mount.mountpoint)
         self._persisted[mount.mountpoint] = (now, persisted)
-        return max(0.0, (persisted - before[1]) / (now - before[0])) if before is not None and now > before[0] else None
+        return (
+            max(0.0, (persisted - before[1]) / (now - before[0]))
+            if before is not None and now > before[0]
+            else None
+        )
 
     def _fill_mounts(self) -> None:
         if len(self._mounts) > 1:
@@ -308,12 +368,16 @@ class TopScreen(App[None]):
     def action_retry(self) -> None:
         entry = self._chosen("#queue", self._queue)
         if entry is not None:
-            self._propose(Asked(f"try {entry['name']} again now", "retry", {"paths": [entry["name"]]}))
+            self._propose(
+                Asked(f"try {entry['name']} again now", "retry", {"paths": [entry["name"]]})
+            )
 
     def action_pin(self) -> None:
         report = self._chosen("#checkpoints", self._checkpoints)
         if report is not None:
-            self._propose(Asked(f"keep {report['path']} in RAM", "pin", {"paths": [report["path"]]}))
+            self._propose(
+                Asked(f"keep {report['path']} in RAM", "pin", {"paths": [report["path"]]})
+            )
 
     def action_release(self) -> None:
         self._propose(Asked("carry out all deletions that are held back", "release", {"paths": []}))

@@ -10,10 +10,22 @@ from acpfs import __version__
 from acpfs.cli.lazy import LazyGroup, run
 
 COMMANDS = {
-    "interval": ("acpfs.cli.training.interval", "How often to save: the interval that wastes least."),
-    "status": ("acpfs.cli.training.status", "Where the ranks of a running job are, who is lost, who hangs."),
-    "drill": ("acpfs.cli.training.drill", "Kill ranks of a job at points by name, and judge what the others left."),
-    "plan": ("acpfs.cli.training.plan", "What copies of the state cost, and which losses they cover."),
+    "interval": (
+        "acpfs.cli.training.interval",
+        "How often to save: the interval that wastes least.",
+    ),
+    "status": (
+        "acpfs.cli.training.status",
+        "Where the ranks of a running job are, who is lost, who hangs.",
+    ),
+    "drill": (
+        "acpfs.cli.training.drill",
+        "Kill ranks of a job at points by name, and judge what the others left.",
+    ),
+    "plan": (
+        "acpfs.cli.training.plan",
+        "What copies of the state cost, and which losses they cover.",
+    ),
 }
 
 

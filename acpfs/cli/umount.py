@@ -36,7 +36,10 @@ def umount(mountpoint: str, timeout_s: float | None, *, leave: bool) -> None:
         result = ask(record, "unmount", {"timeout_s": timeout_s, "leave": leave}, take)
     _wait_for_end(record)
     if result.get("problem"):
-        click.echo(f"{show.printable(result['problem'])}; what was persisted lies where the backing directory was opened", err=True)
+        click.echo(
+            f"{show.printable(result['problem'])}; what was persisted lies where the backing directory was opened",
+            err=True,
+        )
     for held in result["guarded"]:
         click.echo(
             f"{show.printable(held['name'])} is deleted, but no newer checkpoint is persisted: it stays on the backing directory,"
@@ -45,7 +48,10 @@ def umount(mountpoint: str, timeout_s: float | None, *, leave: bool) -> None:
         )
     if result["left"]:
         show.left_over(result)
-        click.echo(f"{name}: unmounted; {result['left_operations']} operations stay in the RAM tier for the next mount", err=True)
+        click.echo(
+            f"{name}: unmounted; {result['left_operations']} operations stay in the RAM tier for the next mount",
+            err=True,
+        )
 
 
 def _clear_away(name: str, record: MountRecord | None) -> None:
@@ -59,7 +65,8 @@ def _clear_away(name: str, record: MountRecord | None) -> None:
             if record is not None:
                 registry.remove(record)
             click.echo(
-                f"{name}: what lay beneath the bypassed mount is gone too; mounting {beneath.backing} again drains what was kept", err=True
+                f"{name}: what lay beneath the bypassed mount is gone too; mounting {beneath.backing} again drains what was kept",
+                err=True,
             )
             return
     if not mountpoint.is_mounted(name):
@@ -83,8 +90,14 @@ def _wait_for_end(record: MountRecord) -> None:
         return
     try:
         if record.alive and not readable(fd, DAEMON_ENDS_WAIT_S):
-            why = "it is stopped (SIGSTOP)" if registry.is_stopped(record.pid) else "some call on the backing directory hangs"
-            raise AcpfsError(f"unmounted, but the daemon (process {record.pid}) does not end: {why}")
+            why = (
+                "it is stopped (SIGSTOP)"
+                if registry.is_stopped(record.pid)
+                else "some call on the backing directory hangs"
+            )
+            raise AcpfsError(
+                f"unmounted, but the daemon (process {record.pid}) does not end: {why}"
+            )
     finally:
         os.close(fd)
 
@@ -99,10 +112,19 @@ def _wait_for_end(record: MountRecord) -> None:
     help="Give up after this long; the mount stays. [default: never]",
 )
 @click.option(
-    "--leave", is_flag=True, help="Unmount even if not everything is persisted; the rest stays in the RAM tier for the next mount."
+    "--leave",
+    is_flag=True,
+    help="Unmount even if not everything is persisted; the rest stays in the RAM tier for the next mount.",
 )
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Take the mount point from this configuration file.")
-def command(mountpoint: str | None, timeout_s: float | None, leave: bool, config: Path | None) -> None:
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take the mount point from this configuration file.",
+)
+def command(
+    mountpoint: str | None, timeout_s: float | None, leave: bool, config: Path | None
+) -> None:
     """Drain, then unmount MOUNTPOINT. On timeout, say what is left and keep the mount."""
     if mountpoint is None and config is not None:
         from acpfs.config import load_settings

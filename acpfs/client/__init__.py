@@ -10,9 +10,24 @@ which is not ours to judge: `NotMountedError`.
 """
 
 from acpfs.client.needs import node_id, set_needs
-from acpfs.client.persistence import Durability, durability, flush, status, wait_for_nodes, wait_persisted, wait_verified
+from acpfs.client.persistence import (
+    Durability,
+    durability,
+    flush,
+    status,
+    wait_for_nodes,
+    wait_persisted,
+    wait_verified,
+)
 from acpfs.client.urgency import declare_urgent, withdraw_urgent
-from acpfs.client.watching import SafeCheckpoint, SafeFile, Watching, checkpoints, on_persisted, persisted_checkpoints
+from acpfs.client.watching import (
+    SafeCheckpoint,
+    SafeFile,
+    Watching,
+    checkpoints,
+    on_persisted,
+    persisted_checkpoints,
+)
 
 __all__ = [
     "Durability",

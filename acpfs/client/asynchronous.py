@@ -23,7 +23,9 @@ from acpfs.client.watching import SafeCheckpoint
 from acpfs.control.client import Line
 
 
-async def wait_persisted(path: StrPath, timeout_s: float | None = None, *, count: int | None = None) -> None:
+async def wait_persisted(
+    path: StrPath, timeout_s: float | None = None, *, count: int | None = None
+) -> None:
     """As `acpfs.client.wait_persisted`."""
     await _in_thread(partial(persistence.wait_persisted, path, timeout_s, count=count))
 
@@ -47,7 +49,9 @@ async def persisted_checkpoints(
     token = trio.lowlevel.current_trio_token()
 
     def put(checkpoint: SafeCheckpoint) -> None:
-        with suppress(trio.BrokenResourceError):  # whoever closed the channel wants to hear no more; raised here it would end trio's loop
+        with suppress(
+            trio.BrokenResourceError
+        ):  # whoever closed the channel wants to hear no more; raised here it would end trio's loop
             send.send_nowait(checkpoint)
 
     def tell(checkpoint: SafeCheckpoint) -> None:

@@ -25,13 +25,17 @@ def set_needs(path: StrPath, nodes: Iterable[str]) -> None:
     record, _below = registry.locate(os.fspath(path))
     try:
         os.setxattr(path, NEEDS_XATTR, ",".join(nodes).encode())
-        is_native = NEEDS_XATTR in os.listxattr(path)  # a mount never lists it: no daemon is there, and the storage has it now
+        is_native = NEEDS_XATTR in os.listxattr(
+            path
+        )  # a mount never lists it: no daemon is there, and the storage has it now
         if is_native:
             os.removexattr(path, NEEDS_XATTR)
     except OSError as error:
         raise AcpfsError(f"{os.fspath(path)}: {NEEDS_XATTR}: {error.strerror}") from error
     if is_native:
-        raise NotMountedError(f"{record.mountpoint} is native now: nothing there waits for other nodes")
+        raise NotMountedError(
+            f"{record.mountpoint} is native now: nothing there waits for other nodes"
+        )
 
 
 def node_id(path: StrPath) -> str:

@@ -17,7 +17,13 @@ from acpfs.errors import DeadlineError, NotMountedError
 StrPath = str | os.PathLike[str]
 
 
-def wait_persisted(path: StrPath, timeout_s: float | None = None, *, count: int | None = None, line: Line | None = None) -> None:
+def wait_persisted(
+    path: StrPath,
+    timeout_s: float | None = None,
+    *,
+    count: int | None = None,
+    line: Line | None = None,
+) -> None:
     """Return when everything at and below `path`, as it is now, is committed and flushed to stable storage.
 
     `count`: when at least so many files there are, and none is left that is not. `line`: lets another thread end the wait.
@@ -56,7 +62,9 @@ def durability(path: StrPath) -> Durability:
     return Durability.PERSISTED
 
 
-def wait_verified(path: StrPath, timeout_s: float | None = None, *, line: Line | None = None) -> None:
+def wait_verified(
+    path: StrPath, timeout_s: float | None = None, *, line: Line | None = None
+) -> None:
     """`wait_persisted`, and then read back from the backing directory and equal by checksum.
 
     Raises:
@@ -72,10 +80,14 @@ def flush(mountpoint: StrPath, timeout_s: float | None = None, *, line: Line | N
     Raises:
         acpfs.errors.AcpfsError: as `wait_persisted`.
     """
-    client.request(registry.find(os.fspath(mountpoint)), "flush", {"timeout_s": timeout_s}, line=line)
+    client.request(
+        registry.find(os.fspath(mountpoint)), "flush", {"timeout_s": timeout_s}, line=line
+    )
 
 
-def wait_for_nodes(path: StrPath, timeout_s: float | None = None, *, line: Line | None = None) -> None:
+def wait_for_nodes(
+    path: StrPath, timeout_s: float | None = None, *, line: Line | None = None
+) -> None:
     """Return when what other nodes had closed before this call can be read here; `path`: anything in the mount. Missing nodes do not count.
 
     For a job that loads what all its ranks have just saved: after the barrier, before the first open.
@@ -95,7 +107,9 @@ def status(path: StrPath | None = None) -> dict[str, Any]:
         acpfs.errors.NotMountedError: there is none.
         acpfs.errors.SeveralMountsError: `path` is None, and there are several.
     """
-    answer: dict[str, Any] = client.request(registry.find(None if path is None else os.fspath(path)), "status")
+    answer: dict[str, Any] = client.request(
+        registry.find(None if path is None else os.fspath(path)), "status"
+    )
     return answer
 
 

@@ -88,7 +88,11 @@ def checkpoints(directory: StrPath) -> list[dict[str, Any]]:
 
 
 def on_persisted(
-    directory: StrPath, callback: Callable[[SafeCheckpoint], None], *, count: int | None = None, settle_s: float | None = None
+    directory: StrPath,
+    callback: Callable[[SafeCheckpoint], None],
+    *,
+    count: int | None = None,
+    settle_s: float | None = None,
 ) -> Watching:
     """Have `callback` called, in a thread of its own, with each checkpoint at and below a directory that becomes safe from now on.
 
@@ -108,7 +112,11 @@ def on_persisted(
 
 
 def persisted_checkpoints(
-    directory: StrPath, *, count: int | None = None, settle_s: float | None = None, line: Line | None = None
+    directory: StrPath,
+    *,
+    count: int | None = None,
+    settle_s: float | None = None,
+    line: Line | None = None,
 ) -> Generator[SafeCheckpoint, None, None]:
     """Each checkpoint at and below a directory that becomes safe from the first `next` on, without end; as `on_persisted`.
 
@@ -144,7 +152,9 @@ def _located(directory: StrPath) -> str:
     return place
 
 
-def _guarded(callback: Callable[[SafeCheckpoint], None], line: Line) -> Callable[[SafeCheckpoint], None]:
+def _guarded(
+    callback: Callable[[SafeCheckpoint], None], line: Line
+) -> Callable[[SafeCheckpoint], None]:
     def call(checkpoint: SafeCheckpoint) -> None:
         if line.is_cut:
             return
@@ -156,14 +166,26 @@ def _guarded(callback: Callable[[SafeCheckpoint], None], line: Line) -> Callable
     return call
 
 
-def _watch(place: str, tell: Callable[[SafeCheckpoint], None], line: Line, count: int | None, settle_s: float | None, after: float) -> None:
+def _watch(
+    place: str,
+    tell: Callable[[SafeCheckpoint], None],
+    line: Line,
+    count: int | None,
+    settle_s: float | None,
+    after: float,
+) -> None:
     """Until the line is cut. Another daemon, or the same one again, tells what the last one did not."""
     told: set[tuple[str, int, int, float | None]] = set()
 
     def take(event: Json) -> None:
         if event.get("event") == "checkpoint":
             checkpoint = _checkpoint(mountpoint, event)
-            mark = (checkpoint.path, len(checkpoint.files), checkpoint.size, checkpoint.persisted_at)
+            mark = (
+                checkpoint.path,
+                len(checkpoint.files),
+                checkpoint.size,
+                checkpoint.persisted_at,
+            )
             if mark not in told:
                 told.add(mark)
                 tell(checkpoint)
@@ -173,9 +195,17 @@ def _watch(place: str, tell: Callable[[SafeCheckpoint], None], line: Line, count
         try:
             record, below = registry.locate(place)
             mountpoint = record.mountpoint
-            client.request(record, "watch", {"paths": [below], "count": count, "settle_s": settle_s, "after": after}, take, line)
+            client.request(
+                record,
+                "watch",
+                {"paths": [below], "count": count, "settle_s": settle_s, "after": after},
+                take,
+                line,
+            )
         except (AcpfsError, OSError) as error:  # no daemon for now, or no descriptor
-            if str(error) != complaint and not line.is_cut:  # what was cancelled ends with an error, and that is none
+            if (
+                str(error) != complaint and not line.is_cut
+            ):  # what was cancelled ends with an error, and that is none
                 complaint = str(error)
                 log.warning("nothing is told of %s for now: %s", place, complaint)
         line.wait_cut(WAIT_FOR_MOUNT_S)
@@ -183,6 +213,16 @@ def _watch(place: str, tell: Callable[[SafeCheckpoint], None], line: Line, count
 
 def _checkpoint(mountpoint: str, event: Json) -> SafeCheckpoint:
     report = event["checkpoint"]
-    files = tuple(SafeFile(os.path.join(mountpoint, f["path"]), f["size"], f["checksum"]) for f in event["files"])
+    files = tuple(
+        SafeFile(os.path.join(mountpoint, f["path"]), f["size"], f["checksum"])
+        for f in event["files"]
+    )
     times = (report[key] for key in ("began_at", "closed_at", "persisted_at"))
-    return SafeCheckpoint(os.path.join(mountpoint, report["path"]), report["step"], report["epoch"], report["bytes"], files, *times)
+    return SafeCheckpoint(
+        os.path.join(mountpoint, report["path"]),
+        report["step"],
+        report["epoch"],
+        report["bytes"],
+        files,
+        *times,
+    )

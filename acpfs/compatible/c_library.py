@@ -35,16 +35,40 @@ def built(package: Path = SITE / "mindio_ttp") -> tuple[Path, Path]:
 
 def _build(target: Path, source: Path, *further: str) -> None:
     if not os.access(target.parent, os.W_OK):  # the linker's last words would not say so
-        raise MachineError(f"{target} cannot be built, where MindSpore's runtime looks for it: that directory cannot be written here")
+        raise MachineError(
+            f"{target} cannot be built, where MindSpore's runtime looks for it: that directory cannot be written here"
+        )
     made = target.with_name(f".{target.name}.{os.getpid()}")
-    words = ["cc", "-std=c11", "-O2", "-shared", "-fPIC", "-Wl,-soname," + target.name, "-o", str(made), str(source), *further]
+    words = [
+        "cc",
+        "-std=c11",
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname," + target.name,
+        "-o",
+        str(made),
+        str(source),
+        *further,
+    ]
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=BUILD_S)
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=BUILD_S,
+        )
         if done.returncode:
-            raise MachineError(f"{target} cannot be built, where MindSpore's runtime looks for it: {done.stderr.strip().splitlines()[-1]}")
+            raise MachineError(
+                f"{target} cannot be built, where MindSpore's runtime looks for it: {done.stderr.strip().splitlines()[-1]}"
+            )
         made.replace(target)
     except OSError as error:
-        raise MachineError(f"{target} cannot be built, where MindSpore's runtime looks for it: {error.strerror}") from error
+        raise MachineError(
+            f"{target} cannot be built, where MindSpore's runtime looks for it: {error.strerror}"
+        ) from error
     finally:
         made.unlink(missing_ok=True)
 

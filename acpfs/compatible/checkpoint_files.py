@@ -44,12 +44,19 @@ def initialize(server_info: dict[str, str] | None = None) -> int:
     """0 where a mount is there, -1 where none is or a key is not known. Nothing is started: the mount has its own settings."""
     try:
         _check(server_info or {})
-        mounts = [record for record in registry.records() if record.alive and os.access(record.socket, os.W_OK)]
+        mounts = [
+            record
+            for record in registry.records()
+            if record.alive and os.access(record.socket, os.W_OK)
+        ]
         if not mounts:
             raise NotMountedError("no acpfs is mounted for this user")
         wanted = (server_info or {}).get("memfs.data_block_pool_capacity_in_gb")
         if wanted is not None:
-            _compare(int(wanted) << 30, [client.status(record.mountpoint)["ram"]["budget_bytes"] for record in mounts])
+            _compare(
+                int(wanted) << 30,
+                [client.status(record.mountpoint)["ram"]["budget_bytes"] for record in mounts],
+            )
     except (AcpfsError, ValueError) as error:
         log.error("initialize", why=str(error))
         return FAILED
@@ -70,7 +77,11 @@ def _check(server_info: Mapping[str, str]) -> None:
 
 def _compare(wanted: int, budgets: list[int]) -> None:
     if max(budgets) < wanted:
-        log.warning("the mount has less RAM than the script asks for: --ram sets it", asked_bytes=wanted, ram_bytes=max(budgets))
+        log.warning(
+            "the mount has less RAM than the script asks for: --ram sets it",
+            asked_bytes=wanted,
+            ram_bytes=max(budgets),
+        )
 
 
 def create_file(path: str, mode: int = 0o600) -> WriteableFile:
@@ -97,7 +108,9 @@ def save(obj: Any, path: str, open_way: str = "memfs") -> int:
     return IN_MOUNT if _lies_in_mount(path) else ELSEWHERE
 
 
-def load(path: str, open_way: str = "memfs", map_location: Any = None, weights_only: bool = True) -> Any:
+def load(
+    path: str, open_way: str = "memfs", map_location: Any = None, weights_only: bool = True
+) -> Any:
     """As `torch.load`; also what the product itself saved.
 
     Raises:
@@ -113,7 +126,11 @@ def load(path: str, open_way: str = "memfs", map_location: Any = None, weights_o
         if container.plain_size is not None:
             file.seek(0)
             return file.read(container.plain_size)
-        return pickled_files.load_rewritten(lambda target: product_container.rewrite(file, container, target), map_location, weights_only)
+        return pickled_files.load_rewritten(
+            lambda target: product_container.rewrite(file, container, target),
+            map_location,
+            weights_only,
+        )
 
 
 def multi_save(obj: Any, path_list: Any) -> int | None:
@@ -138,7 +155,9 @@ def multi_save(obj: Any, path_list: Any) -> int | None:
 
 
 def _linked(first: str, path: str) -> bool:
-    temporary = os.path.join(os.path.dirname(os.path.abspath(path)), f".{os.path.basename(path)}.{os.getpid()}.link.tmp")
+    temporary = os.path.join(
+        os.path.dirname(os.path.abspath(path)), f".{os.path.basename(path)}.{os.getpid()}.link.tmp"
+    )
     try:
         os.link(first, temporary)
     except OSError as error:
@@ -157,7 +176,10 @@ def _linked(first: str, path: str) -> bool:
 def _written(path: str) -> Iterator[IO[bytes]]:
     """A file for torch to write, with the permissions that it would have made it with; its name comes last."""
     final = os.path.abspath(path)
-    temporary = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.{os.getpid()}.{threading.get_ident()}.tmp")
+    temporary = os.path.join(
+        os.path.dirname(final),
+        f".{os.path.basename(final)}.{os.getpid()}.{threading.get_ident()}.tmp",
+    )
     try:
         with open(temporary, "xb") as file:
             yield file
@@ -180,7 +202,9 @@ def _lies_in_mount(path: str) -> bool:
     return True
 
 
-def register_checker(callback: Any, check_dict: Mapping[str, int], user_context: Any, timeout_sec: int) -> int | None:
+def register_checker(
+    callback: Any, check_dict: Mapping[str, int], user_context: Any, timeout_sec: int
+) -> int | None:
     """Have `callback(result, user_context)` called, in a thread, when each directory has so many files and all are persisted.
 
     Persisted: on stable storage, with checksums in the manifest. `result`: 0; -ETIMEDOUT: not in time; -EFBIG: more files than said;
@@ -226,13 +250,19 @@ def _checked(wanted: Mapping[str, int], deadline: float) -> int:
 
 def preload(*path: str | Iterable[str]) -> int:
     """Bring files to RAM, compared with their checksums; 0 when all are there, else 1."""
-    paths = [name for given in path for name in ([given] if isinstance(given, str | os.PathLike) else given)]
+    paths = [
+        name
+        for given in path
+        for name in ([given] if isinstance(given, str | os.PathLike) else given)
+    ]
     try:
         if not paths:
             raise ValueError("no path is named")
         for name in paths:
             record, below = registry.locate(os.path.abspath(name))
-            found = request(record, "preload", {"paths": [below], "latest": False, "wait": True})["items"]
+            found = request(record, "preload", {"paths": [below], "latest": False, "wait": True})[
+                "items"
+            ]
             if bad := [file for file in found if file["status"] not in COME]:
                 raise ValueError(f"{bad[0]['path']}: {bad[0]['status']}")
             if not found and not Path(name).is_dir():
@@ -245,7 +275,11 @@ def preload(*path: str | Iterable[str]) -> int:
 
 def flush() -> int:
     """Return when everything that is complete in this user's mounts is persisted: 0; 1 where the storage refused some of it."""
-    mounts = [record for record in registry.records() if record.alive and os.access(record.socket, os.W_OK)]
+    mounts = [
+        record
+        for record in registry.records()
+        if record.alive and os.access(record.socket, os.W_OK)
+    ]
     try:
         if not mounts:
             raise NotMountedError("no acpfs is mounted for this user")

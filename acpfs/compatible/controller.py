@@ -28,18 +28,48 @@ _PROGRAM = f"import runpy, sys; runpy.run_path({str(ORIGIN)!r}); sys.argv[0] = '
 MODULE = "acpfs.training.coordinator.__main__"
 
 
-def start_controller(host: str, port: int, tls: bool, policy: Policy, *, replaces: bool = False) -> None:
+def start_controller(
+    host: str, port: int, tls: bool, policy: Policy, *, replaces: bool = False
+) -> None:
     """Start it; returns when it listens. `replaces`: ranks are replaced, and the job goes on.
 
     Raises:
         RefusedError: it does not start.
     """
-    directory, job = shared_directory(tls) or Path(tempfile.mkdtemp(prefix="acpfs-mindio-")), job_name(port)
-    words = [policy.coordinator_python or sys.executable, "-c", _PROGRAM.format(module=MODULE), str(directory)]
-    words += ["--job", job, "--node", node_name(), "--listen", f"{host}:{port}", "--advertise", host, "--first"]
-    words += ["--tls", "on" if tls else "off", "--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s)]
+    directory, job = (
+        shared_directory(tls) or Path(tempfile.mkdtemp(prefix="acpfs-mindio-")),
+        job_name(port),
+    )
+    words = [
+        policy.coordinator_python or sys.executable,
+        "-c",
+        _PROGRAM.format(module=MODULE),
+        str(directory),
+    ]
+    words += [
+        "--job",
+        job,
+        "--node",
+        node_name(),
+        "--listen",
+        f"{host}:{port}",
+        "--advertise",
+        host,
+        "--first",
+    ]
+    words += [
+        "--tls",
+        "on" if tls else "off",
+        "--on-stall",
+        policy.on_stall,
+        "--stall-after",
+        str(policy.stall_after_s),
+    ]
     words += ["--replace"] if replaces else []
-    words += ["--witness", "off"]  # a job that begins again has the same name, and finds the claims of the one before
+    words += [
+        "--witness",
+        "off",
+    ]  # a job that begins again has the same name, and finds the claims of the one before
     try:
         first_line(words, policy.protected_s)
     except (OSError, ValueError, AcpfsError) as error:
@@ -49,7 +79,11 @@ def start_controller(host: str, port: int, tls: bool, policy: Policy, *, replace
 def credentials_for(port: int, tls: bool) -> Credentials | None:
     """What a rank presents; None without TLS."""
     directory = shared_directory(tls)
-    return Credentials(directory / JOBS / job_name(port) / CREDENTIALS) if tls and directory is not None else None
+    return (
+        Credentials(directory / JOBS / job_name(port) / CREDENTIALS)
+        if tls and directory is not None
+        else None
+    )
 
 
 def shared_directory(tls: bool) -> Path | None:
@@ -60,7 +94,9 @@ def shared_directory(tls: bool) -> Path | None:
     """
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named is None and tls:
-        raise ConfigError(f"TLS needs {DIRECTORY_VARIABLE}: a directory that all nodes see, where the job's own certificate lies")
+        raise ConfigError(
+            f"TLS needs {DIRECTORY_VARIABLE}: a directory that all nodes see, where the job's own certificate lies"
+        )
     return Path(named) if named else None
 
 
@@ -98,4 +134,6 @@ def no_own_certificates(tls_info: object) -> None:
         UnsupportedError: others are given.
     """
     if tls_info:
-        raise UnsupportedError(f"tls_info: acpfs makes the job's certificate itself, below {DIRECTORY_VARIABLE}; leave it empty")
+        raise UnsupportedError(
+            f"tls_info: acpfs makes the job's certificate itself, below {DIRECTORY_VARIABLE}; leave it empty"
+        )

@@ -19,7 +19,14 @@ from acpfs.compatible.c_library import EntryPoints, built
 from acpfs.compatible.going_on import GoingOn
 from acpfs.compatible.handlers import Event, Handlers
 from acpfs.compatible.processor import Processor, RepairAs
-from acpfs.compatible.product_values import FAULT_TEXTS, MINDX_ACTIONS, STOPPING_FIRST, WORLD_MAX, Action, ReportState
+from acpfs.compatible.product_values import (
+    FAULT_TEXTS,
+    MINDX_ACTIONS,
+    STOPPING_FIRST,
+    WORLD_MAX,
+    Action,
+    ReportState,
+)
 from acpfs.compatible.refusal import UnsupportedError
 from acpfs.compatible.replicas import holders_of
 from acpfs.compatible.update_marks import UpdateMarks
@@ -71,18 +78,31 @@ _job = _Job()
 # -- controller
 
 
-def tft_init_controller(rank: int, world_size: int, enable_local_copy: bool, enable_arf: bool = False, enable_zit: bool = False) -> None:
+def tft_init_controller(
+    rank: int,
+    world_size: int,
+    enable_local_copy: bool,
+    enable_arf: bool = False,
+    enable_zit: bool = False,
+) -> None:
     _check_world(rank, world_size, -1)
     _refuse_switches(enable_local_copy, enable_zit)
     product_log.begin()
     _job.controller_ready, _job.goes_on = True, enable_arf
 
 
-def tft_start_controller(bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = "") -> None:
+def tft_start_controller(
+    bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = ""
+) -> None:
     if not _job.controller_ready:
         raise RefusedError("tft_init_controller comes before tft_start_controller")
     controller.no_own_certificates(tls_info)
-    controller.start_controller(*controller.checked_address(bind_ip, port), enable_tls, Policy.from_environment(), replaces=_job.goes_on)
+    controller.start_controller(
+        *controller.checked_address(bind_ip, port),
+        enable_tls,
+        Policy.from_environment(),
+        replaces=_job.goes_on,
+    )
     _job.controller_runs = True
 
 
@@ -114,7 +134,9 @@ def tft_init_processor(
     _job.handlers.for_mindspore = "mindspore" in sys.modules
     _job.marks = UpdateMarks(_entry_points() if _job.handlers.for_mindspore else None)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: log.warning("a signal does not end this rank: the controller does"))
+        signal.signal(
+            number, lambda *_: log.warning("a signal does not end this rank: the controller does")
+        )
     _job.rank, _job.init = rank, (rank, world_size, enable_tls)
 
 
@@ -156,8 +178,14 @@ def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> 
 
 
 def tft_set_dp_group_info(rank: int, dp_rank_list: Any) -> None:
-    if rank < 0 or not isinstance(dp_rank_list, list) or not all(isinstance(one, int) for one in dp_rank_list):
-        raise ConfigError(f"set_dp_group_info input params invalid, rank:{rank}, dp_rank_list:{dp_rank_list}")
+    if (
+        rank < 0
+        or not isinstance(dp_rank_list, list)
+        or not all(isinstance(one, int) for one in dp_rank_list)
+    ):
+        raise ConfigError(
+            f"set_dp_group_info input params invalid, rank:{rank}, dp_rank_list:{dp_rank_list}"
+        )
 
 
 # -- steps
@@ -165,7 +193,9 @@ def tft_set_dp_group_info(rank: int, dp_rank_list: Any) -> None:
 
 def tft_start_updating_os(backup_step: int = -1) -> None:
     if backup_step != -1:
-        raise UnsupportedError(f"backup_step = {backup_step}: copies of the state before an update are not kept; replicas are asked")
+        raise UnsupportedError(
+            f"backup_step = {backup_step}: copies of the state before an update are not kept; replicas are asked"
+        )
     _job.begun()[1].begin_update()
 
 
@@ -178,7 +208,9 @@ def tft_end_updating_os(step: int) -> None:
 
 
 def tft_start_copy_os() -> None:
-    raise UnsupportedError("tft_start_copy_os: copies of the state before an update are not kept; replicas are asked")
+    raise UnsupportedError(
+        "tft_start_copy_os: copies of the state before an update are not kept; replicas are asked"
+    )
 
 
 def tft_set_step_args(args: Any) -> None:
@@ -210,12 +242,18 @@ def register_handler(event: Event, func: Callable[..., Any], ctx: Any) -> None:
 
 def tft_register_decrypt_handler(decryptor: Callable[[str], str] | None) -> None:
     if decryptor is not None:
-        raise UnsupportedError("tft_register_decrypt_handler: the job's key has no password; it is readable for this user only")
+        raise UnsupportedError(
+            "tft_register_decrypt_handler: the job's key has no password; it is readable for this user only"
+        )
 
 
-def tft_register_exception_handler(fault_pattern: str, fault_type: str, fault_handle: Callable[[str], str]) -> None:
+def tft_register_exception_handler(
+    fault_pattern: str, fault_type: str, fault_handle: Callable[[str], str]
+) -> None:
     if fault_type not in ReportState.__members__ or not callable(fault_handle):
-        raise ConfigError(f"{fault_type!r} with {fault_handle!r}: a name of ReportState, and what makes a text of an exception's")
+        raise ConfigError(
+            f"{fault_type!r} with {fault_handle!r}: a name of ReportState, and what makes a text of an exception's"
+        )
     _job.patterns.append((fault_pattern, ReportState[fault_type], fault_handle))
 
 
@@ -230,7 +268,9 @@ def get_mindio_export_version() -> str | None:
 
 
 def get_device() -> Any:
-    raise UnsupportedError("get_device: acpfs does not know the rank's NPU; ask torch.npu.current_device()")
+    raise UnsupportedError(
+        "get_device: acpfs does not know the rank's NPU; ask torch.npu.current_device()"
+    )
 
 
 # -- a fault
@@ -244,14 +284,22 @@ def tft_report_error(error_type: int, error_code: str = "") -> None:
     processor, _marks = _job.begun()
     if state is ReportState.RS_NORMAL:
         processor.report_stopped()
-    elif state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH) and isinstance(processor, GoingOn):
+    elif state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH) and isinstance(
+        processor, GoingOn
+    ):
         if state is ReportState.RS_PREREPAIR_FINISH:
             processor.prepared()
     elif state is ReportState.RS_UNKNOWN and isinstance(processor, GoingOn):
-        log.error("an error that nobody knows ends this process, and another one takes its place", text=error_code)
+        log.error(
+            "an error that nobody knows ends this process, and another one takes its place",
+            text=error_code,
+        )
     elif state not in TROUBLE:
         raise UnsupportedError(f"{state.name}: {NOT_RESUMED}")
-    elif processor.report_trouble(TROUBLE[state], error_code or state.name) and state is ReportState.RS_UNKNOWN:
+    elif (
+        processor.report_trouble(TROUBLE[state], error_code or state.name)
+        and state is ReportState.RS_UNKNOWN
+    ):
         processor.wait_over(REPORT_S)
 
 
@@ -303,7 +351,9 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
             if _job.processor is None or _job.processor.finish():
                 break
             if tft_wait_next_action() != Action.RETRY.value:
-                raise RefusedError("the job is over: no copy of a shard is left, or nobody commands")
+                raise RefusedError(
+                    "the job is over: no copy of a shard is left, or nobody commands"
+                )
         tft_destroy_processor()
         tft_destroy_controller()
         return result
@@ -319,8 +369,14 @@ def _goes_on(error: BaseException) -> bool:
     for pattern, state, handle in _job.patterns:
         if pattern in text:
             return _reported(state, handle(text))
-    known = [state for part, state in FAULT_TEXTS.items() if part in text and isinstance(error, RuntimeError)]
-    return _reported(known[0] if known else ReportState.RS_UNKNOWN, f"{type(error).__name__}: {text}")
+    known = [
+        state
+        for part, state in FAULT_TEXTS.items()
+        if part in text and isinstance(error, RuntimeError)
+    ]
+    return _reported(
+        known[0] if known else ReportState.RS_UNKNOWN, f"{type(error).__name__}: {text}"
+    )
 
 
 def _reported(state: ReportState, text: str) -> bool:
@@ -341,21 +397,35 @@ def _reported(state: ReportState, text: str) -> bool:
 
 def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
     if action not in MINDX_ACTIONS or not callable(func):
-        log.error("tft_register_mindx_callback", why=f"{action!r}: one of {', '.join(MINDX_ACTIONS)}, and a function")
+        log.error(
+            "tft_register_mindx_callback",
+            why=f"{action!r}: one of {', '.join(MINDX_ACTIONS)}, and a function",
+        )
         return ERROR
-    log.info("registered, and never called: the controller decides by itself, and asks no agent of the cluster", action=action)
+    log.info(
+        "registered, and never called: the controller decides by itself, and asks no agent of the cluster",
+        action=action,
+    )
     return OK
 
 
 def tft_notify_controller_dump() -> int:
     """A fault with nobody lost: all save and end. Asked in a rank's process."""
     if _job.processor is None or not _job.processor.registered:
-        log.error("tft_notify_controller_dump", why="no rank of the job is registered in this process")
+        log.error(
+            "tft_notify_controller_dump", why="no rank of the job is registered in this process"
+        )
         return ERROR
-    return OK if _job.processor.report_trouble(TroubleKind.ERROR, "a checkpoint was asked for") else ERROR
+    return (
+        OK
+        if _job.processor.report_trouble(TroubleKind.ERROR, "a checkpoint was asked for")
+        else ERROR
+    )
 
 
-def tft_notify_controller_stop_train(fault_ranks: dict[int, int], stop_type: str = "stop", timeout: int | None = None) -> int:
+def tft_notify_controller_stop_train(
+    fault_ranks: dict[int, int], stop_type: str = "stop", timeout: int | None = None
+) -> int:
     return _not_from_outside("tft_notify_controller_stop_train")
 
 
@@ -363,16 +433,25 @@ def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int 
     return _not_from_outside("tft_notify_controller_on_global_rank")
 
 
-def tft_notify_controller_prepare_action(action: str, fault_ranks: dict[int, int] | None = None) -> int:
+def tft_notify_controller_prepare_action(
+    action: str, fault_ranks: dict[int, int] | None = None
+) -> int:
     return _not_from_outside("tft_notify_controller_prepare_action")
 
 
 def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> int:
-    return tft_notify_controller_dump() if strategy == "dump" else _not_from_outside("tft_notify_controller_change_strategy")
+    return (
+        tft_notify_controller_dump()
+        if strategy == "dump"
+        else _not_from_outside("tft_notify_controller_change_strategy")
+    )
 
 
 def _not_from_outside(name: str) -> int:
-    log.error(name, why="the controller sees by itself which ranks are lost, and what it does about it is a checkpoint")
+    log.error(
+        name,
+        why="the controller sees by itself which ranks are lost, and what it does about it is a checkpoint",
+    )
     return ERROR
 
 

@@ -80,7 +80,9 @@ class GoingOn(Processor):
         super().__init__(rank, world, job, credentials, marks, handlers, policy)
         self.rebooted = rebooted
         self.repair_step = 0
-        self._prepared, self._stopping, self._goes_on, self._done = (threading.Event() for _ in range(4))
+        self._prepared, self._stopping, self._goes_on, self._done = (
+            threading.Event() for _ in range(4)
+        )
         self._before: Stopped | None = None
         """Where this process was when it was stopped first, until it has the state of all again."""
         self._holders: Mapping[Shard, tuple[int, ...]] = {}
@@ -173,12 +175,16 @@ class GoingOn(Processor):
         if member.order(self._obeyed, 0.0) is not None:
             return  # another fault came before it had stopped: it is asked again
         if stopped.damaged and not self._memory_failed:
-            log.error("the device could not be stopped and cleaned: another process has to take this rank's place")
+            log.error(
+                "the device could not be stopped and cleaned: another process has to take this rank's place"
+            )
             self.end_process(ExitStatus.TAKEN_FOR_LOST)
         if self._before is None:
             self._before = stopped
         elif stopped.damaged:
-            self._before = Stopped(self._before.done, self._before.ready, self._before.phase, stopped.damaged)
+            self._before = Stopped(
+                self._before.done, self._before.ready, self._before.phase, stopped.damaged
+            )
         member.tell(stopped)
 
     def _resume(self, member: Member, order: Order, resume: Resume) -> None:
@@ -189,7 +195,9 @@ class GoingOn(Processor):
             self.end_process(ExitStatus.NOT_SAVED)
             return
         self._said_running = False
-        if found.origin is not Origin.MEMORY and not self.rebooted:  # the first of all: the main thread trains, and may report already
+        if (
+            found.origin is not Origin.MEMORY and not self.rebooted
+        ):  # the first of all: the main thread trains, and may report already
             member.parked = False
             return
         if self.rebooted and not self._wait(member, order, self._prepared.is_set, float("inf")):
@@ -213,13 +221,18 @@ class GoingOn(Processor):
 
     def _found_out(self, member: Member, generation: int) -> Sources:
         """What every rank decides, from what every rank has."""
-        mine = {"holders": dict(self._holders), "stopped": None if self._before is None else to_json(self._before)}
+        mine = {
+            "holders": dict(self._holders),
+            "stopped": None if self._before is None else to_json(self._before),
+        }
         self._asked(member, StoreVerb.SET, f"has-{generation}-{self._rank}", json.dumps(mine))
         having: dict[int, Having] = {}
         for rank in range(self._world):
             told = json.loads(self._asked(member, StoreVerb.GET, f"has-{generation}-{rank}"))
             stopped = None if told["stopped"] is None else from_json(Stopped, told["stopped"])
-            having[rank] = Having({shard: tuple(ranks) for shard, ranks in told["holders"].items()}, stopped)
+            having[rank] = Having(
+                {shard: tuple(ranks) for shard, ranks in told["holders"].items()}, stopped
+            )
         return sources(having)
 
     def _asked(self, member: Member, verb: StoreVerb, key: str, value: str = "") -> str:
@@ -251,13 +264,22 @@ class GoingOn(Processor):
     def _wanted(self) -> RepairType:
         if not self._memory_failed:
             return RepairType.RT_RECV_REPAIR
-        return RepairType.RT_UCE_LOWLEVEL if self._handlers.cleaned_without_rebuild else RepairType.RT_UCE_HIGHLEVEL
+        return (
+            RepairType.RT_UCE_LOWLEVEL
+            if self._handlers.cleaned_without_rebuild
+            else RepairType.RT_UCE_HIGHLEVEL
+        )
 
 
 def transfers_of(found: Sources, holders: Mapping[Shard, tuple[int, ...]]) -> list[Transfer]:
     """Who gives what to whom; `holders` need only be this rank's."""
     return [
-        Transfer(int(shard.split("/")[0].removeprefix("opt")), found.givers[shard], rank, tuple(holders.get(shard, ())))
+        Transfer(
+            int(shard.split("/")[0].removeprefix("opt")),
+            found.givers[shard],
+            rank,
+            tuple(holders.get(shard, ())),
+        )
         for shard, wanting in sorted(found.wanting.items())
         for rank in wanting
     ]

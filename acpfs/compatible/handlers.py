@@ -36,7 +36,9 @@ class Event(Enum):
 
 GOING_ON = frozenset({Event.REBUILD_GROUP, Event.REPAIR, Event.ROLLBACK})
 """Called with `enable_arf` only."""
-NEVER_CALLED = frozenset(Event) - {Event.SAVE, Event.RENAME, Event.EXIT, Event.STOP, Event.CLEAN} - GOING_ON
+NEVER_CALLED = (
+    frozenset(Event) - {Event.SAVE, Event.RENAME, Event.EXIT, Event.STOP, Event.CLEAN} - GOING_ON
+)
 """They belong to what acpfs does not do in this interface."""
 REBUILDING = frozenset({RepairType.RT_UCE_HIGHLEVEL, RepairType.RT_LOAD_REBUILD})
 """Model and optimizer have to be built anew before they are written."""
@@ -66,7 +68,10 @@ class Handlers:
         if not callable(function):
             raise TypeError("func must be a callable")
         if event in NEVER_CALLED or (event in GOING_ON and not self.goes_on):
-            log.info("registered, and never called: acpfs leaves a checkpoint and ends the job", handler=event.value)
+            log.info(
+                "registered, and never called: acpfs leaves a checkpoint and ends the job",
+                handler=event.value,
+            )
         self._registered[event] = (function, ctx)
 
     def has(self, event: Event) -> bool:
@@ -76,7 +81,11 @@ class Handlers:
     @property
     def stops_first(self) -> bool:
         """Whether stop and clean come before a save, or before the job goes on."""
-        return self.goes_on or self.framework in STOPPING_FIRST or os.environ.get(STOP_FIRST_VARIABLE) == "1"
+        return (
+            self.goes_on
+            or self.framework in STOPPING_FIRST
+            or os.environ.get(STOP_FIRST_VARIABLE) == "1"
+        )
 
     def stop(self) -> bool:
         """Whether the device was stopped, or nothing has to be."""
@@ -106,7 +115,10 @@ class Handlers:
         if not self.has(Event.REPAIR):
             log.error("nothing can be repaired: no repair handler is registered")
             return False
-        return self._went_well(Event.REPAIR, lambda ctx: (step, kind in REBUILDING, list(info["dst"]), info, self.args, ctx))
+        return self._went_well(
+            Event.REPAIR,
+            lambda ctx: (step, kind in REBUILDING, list(info["dst"]), info, self.args, ctx),
+        )
 
     def rollback(self, step: int) -> bool:
         """Whether data and the like are where they were at the end of this step."""
@@ -121,7 +133,9 @@ class Handlers:
 
     def rename(self, step: int) -> bool:
         """Whether the checkpoint has its name."""
-        return self._went_well(Event.RENAME, lambda ctx: (step, ctx if self.for_mindspore else self.args))
+        return self._went_well(
+            Event.RENAME, lambda ctx: (step, ctx if self.for_mindspore else self.args)
+        )
 
     def exit(self) -> bool:
         """Whether there is one; as a rule it does not come back."""

@@ -17,7 +17,9 @@ def tft_init_controller_processor(enable_tls: bool = True, tls_option_top_path: 
     raise UnsupportedError(f"tft_init_controller_processor: {INSTEAD}")
 
 
-def tft_register_processor(train_valid_test_dataset_provider: Any, model_provider: Any, model_type: Any) -> None:
+def tft_register_processor(
+    train_valid_test_dataset_provider: Any, model_provider: Any, model_type: Any
+) -> None:
     raise UnsupportedError(f"tft_register_processor: {INSTEAD}")
 
 

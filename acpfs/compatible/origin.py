@@ -21,9 +21,13 @@ def take_this_one() -> None:
     known = sys.modules.get(NAME)
     if known is not None:
         if Path(str(known.__file__)).resolve().parent != place:
-            raise ImportError(f"the path of `acpfs mindio-path` belongs to {place}, and {known.__file__} is imported already")
+            raise ImportError(
+                f"the path of `acpfs mindio-path` belongs to {place}, and {known.__file__} is imported already"
+            )
         return
-    spec = importlib.util.spec_from_file_location(NAME, place / "__init__.py", submodule_search_locations=[str(place)])
+    spec = importlib.util.spec_from_file_location(
+        NAME, place / "__init__.py", submodule_search_locations=[str(place)]
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

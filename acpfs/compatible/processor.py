@@ -80,7 +80,14 @@ class Processor:
     """Whether this rank goes on behind a fault (`going_on`); otherwise it leaves a checkpoint, and ends."""
 
     def __init__(
-        self, rank: int, world: int, job: str, credentials: Credentials | None, marks: UpdateMarks, handlers: Handlers, policy: Policy
+        self,
+        rank: int,
+        world: int,
+        job: str,
+        credentials: Credentials | None,
+        marks: UpdateMarks,
+        handlers: Handlers,
+        policy: Policy,
     ) -> None:
         """`credentials`: the job's, or no TLS."""
         self._rank, self._world, self._job, self._credentials = rank, world, job, credentials
@@ -127,8 +134,14 @@ class Processor:
         if self._member is not None:
             return
         self._shards = tuple(holders)
-        hello = Hello(*(self._rank, self._world, node, os.getpid(), started_at(), Gate.EXPLICIT, holders), name=NAME, begun=0)
-        interrupter = _NeverInterrupts(threading.get_ident(), lambda: self._marks.updating, 1.0, 1.0)
+        hello = Hello(
+            *(self._rank, self._world, node, os.getpid(), started_at(), Gate.EXPLICIT, holders),
+            name=NAME,
+            begun=0,
+        )
+        interrupter = _NeverInterrupts(
+            threading.get_ident(), lambda: self._marks.updating, 1.0, 1.0
+        )
         member = Member(self._job, hello, self._marks, lambda: 0, interrupter, self._policy)
         member.parked = self.replaces
         try:
@@ -161,7 +174,10 @@ class Processor:
         self._device_failed = self._device_failed or kind is not TroubleKind.ERROR
         self._reported.set()
         if self._member is None:
-            log.error("nobody is told: who holds what was not said yet (tft_set_optimizer_replica)", text=text)
+            log.error(
+                "nobody is told: who holds what was not said yet (tft_set_optimizer_replica)",
+                text=text,
+            )
             return False
         self._member.tell(Trouble(kind, text))
         return True
@@ -208,7 +224,9 @@ class Processor:
                 try:
                     self._obey(member, order)
                 except BaseException:  # torch's CheckpointException is no Exception
-                    log.exception("could not do what was asked", command=type(order.command).__name__)
+                    log.exception(
+                        "could not do what was asked", command=type(order.command).__name__
+                    )
                     member.tell(Trouble(TroubleKind.SAVE, type(order.command).__name__))
             elif member.cut_off_since is not None:
                 cut_off_at = cut_off_at or time.monotonic()
@@ -238,12 +256,24 @@ class Processor:
         assert isinstance(order.command, Stop)
         self.repair_as = self._named(order.command)
         # an update whose rank has reported what it met will not end
-        self._wait(member, order, lambda: not self._marks.updating or self._reported.is_set(), UPDATE_S)
+        self._wait(
+            member, order, lambda: not self._marks.updating or self._reported.is_set(), UPDATE_S
+        )
         whole = not self._memory_failed
         if self._handlers.stops_first:
             whole = self._stop_device(member, order) and whole
         mark = self._marks.now
-        self._has_stopped(member, Stopped(mark.done, mark.ready, mark.phase, () if whole else self._shards, None, self._published))
+        self._has_stopped(
+            member,
+            Stopped(
+                mark.done,
+                mark.ready,
+                mark.phase,
+                () if whole else self._shards,
+                None,
+                self._published,
+            ),
+        )
 
     def _named(self, stop: Stop) -> RepairAs:
         """What comes of a fault."""
@@ -264,20 +294,32 @@ class Processor:
     def _save(self, member: Member, order: Order, command: Save) -> None:
         if self._rank not in command.savers:
             return
-        before = self._saving  # of a generation that is over: two saves at once would write the same files
-        if before is not None and not self._wait(member, order, lambda: not before.is_alive(), float("inf")):
+        before = (
+            self._saving
+        )  # of a generation that is over: two saves at once would write the same files
+        if before is not None and not self._wait(
+            member, order, lambda: not before.is_alive(), float("inf")
+        ):
             return
         went_well: list[bool] = []
         info = save_info(command.cover)
         self._saving = threading.Thread(
-            target=lambda: went_well.append(self._handlers.save(command.step, info)), name="acpfs-save", daemon=True
+            target=lambda: went_well.append(self._handlers.save(command.step, info)),
+            name="acpfs-save",
+            daemon=True,
         )
         self._saving.start()
         saving = self._saving
         if self._wait(member, order, lambda: not saving.is_alive(), float("inf")):
-            member.tell(Saved(()) if went_well == [True] else Trouble(TroubleKind.SAVE, "the save_ckpt handler failed"))
+            member.tell(
+                Saved(())
+                if went_well == [True]
+                else Trouble(TroubleKind.SAVE, "the save_ckpt handler failed")
+            )
 
-    def _wait(self, member: Member, order: Order, there: Callable[[], bool], timeout_s: float) -> bool:
+    def _wait(
+        self, member: Member, order: Order, there: Callable[[], bool], timeout_s: float
+    ) -> bool:
         """Until it is there; False: not in time, or a newer command has come."""
         deadline = time.monotonic() + timeout_s
         while not there():

@@ -63,24 +63,40 @@ def read_container(file: IO[bytes]) -> Container | None:
     file.seek(size - _TAIL.size)
     tail = file.read(_TAIL.size)
     if tail.endswith(LATER_MARK):
-        raise UnsupportedError("a container that ends in `accacp` is of a kind that is not documented: convert it with the product itself")
+        raise UnsupportedError(
+            "a container that ends in `accacp` is of a kind that is not documented: convert it with the product itself"
+        )
     start, length, mark = _TAIL.unpack(tail)
     if mark != MARK:
         return None
     if length > MAP_BYTES_MAX or start + length > size - _TAIL.size:
-        raise ContainerError(f"the record map is said to be at {start}, {length} bytes long, in a file of {size} bytes")
+        raise ContainerError(
+            f"the record map is said to be at {start}, {length} bytes long, in a file of {size} bytes"
+        )
     file.seek(start)
     try:
         return _container(_OnlyData(io.BytesIO(file.read(length))).load(), start)
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+    ) as error:
         raise ContainerError(f"the record map cannot be read: {error}") from error
 
 
 def _container(found: Any, end: int) -> Container:
     if found.get("mindio_save_data_type") == "directly_bytes":
         return Container({}, _within(0, int(found["bytes_length"]), end)[1])
-    records = {str(name): _within(int(start), int(size), end) for name, (start, size) in found.items()}
-    if "data.pkl" not in records or any(name.startswith("/") or ".." in name.split("/") for name in records):
+    records = {
+        str(name): _within(int(start), int(size), end) for name, (start, size) in found.items()
+    }
+    if "data.pkl" not in records or any(
+        name.startswith("/") or ".." in name.split("/") for name in records
+    ):
         raise ValueError(f"no checkpoint has records {', '.join(sorted(records)[:5])}")
     return Container(records, None)
 
@@ -141,7 +157,9 @@ def convert(source: Path, target: Path) -> None:
     with source.open("rb") as file:
         container = read_container(file)
         if container is None:
-            raise ContainerError(f"{source} is not of the product's format: torch.load reads it as it is, if it is a torch file")
+            raise ContainerError(
+                f"{source} is not of the product's format: torch.load reads it as it is, if it is a torch file"
+            )
         try:
             with temporary.open("xb") as made:
                 rewrite(file, container, made)

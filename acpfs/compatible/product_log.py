@@ -26,13 +26,22 @@ def begin() -> None:
     directory = Path(os.environ.get(PATH_VARIABLE) or "logs")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handler = logging.handlers.RotatingFileHandler(directory / NAME, maxBytes=BYTES_MAX, backupCount=OLDER, delay=True)
+        handler = logging.handlers.RotatingFileHandler(
+            directory / NAME, maxBytes=BYTES_MAX, backupCount=OLDER, delay=True
+        )
     except OSError as error:
         LOGGER.warning("no log in %s: %s", directory, error.strerror)
         return
     handler.setFormatter(
-        logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s %(message)s %(acpfs_fields)s", defaults={"acpfs_fields": ""})
+        logging.Formatter(
+            "%(asctime)s %(process)d %(levelname)s %(name)s %(message)s %(acpfs_fields)s",
+            defaults={"acpfs_fields": ""},
+        )
     )
-    for logger in (LOGGER, logging.getLogger("acpfs.compatible"), logging.getLogger("acpfs.training")):
+    for logger in (
+        LOGGER,
+        logging.getLogger("acpfs.compatible"),
+        logging.getLogger("acpfs.training"),
+    ):
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

@@ -63,17 +63,28 @@ class CheckpointHelper:
                     with checkpoint_files.create_file(os.path.realpath(tracker_filename)) as file:
                         file.write(str(iteration).encode())
                 except OSError as error:
-                    log.error("the tracker could not be written", path=tracker_filename, why=str(error))
+                    log.error(
+                        "the tracker could not be written", path=tracker_filename, why=str(error)
+                    )
                     result = -(error.errno or 1)
             if callback is not None:
                 callback(iteration, result)
 
-        if checkpoint_files.register_checker(checked, {os.path.realpath(iteration_dir): total_file_count}, iteration, CHECKER_S) != 1:
+        if (
+            checkpoint_files.register_checker(
+                checked, {os.path.realpath(iteration_dir): total_file_count}, iteration, CHECKER_S
+            )
+            != 1
+        ):
             raise AcpfsError(f"{iteration_dir} cannot be watched: it has to lie in an acpfs mount")
 
-    def async_save_checkpoint(self, thread_func: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    def async_save_checkpoint(
+        self, thread_func: Callable[..., Any], kwargs: Mapping[str, Any]
+    ) -> None:
         """Call it in a thread; `wait_d2h_finished` waits for it."""
-        thread = threading.Thread(target=thread_func, kwargs=dict(kwargs), name=f"acpfs-save-{self.rank}")
+        thread = threading.Thread(
+            target=thread_func, kwargs=dict(kwargs), name=f"acpfs-save-{self.rank}"
+        )
         self._saves.append(thread)
         thread.start()
 
@@ -86,9 +97,13 @@ class CheckpointHelper:
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError("get_checkpoint_copy_stream makes a stream of the NPU: save_model_checkpoint copies by itself here")
+        raise UnsupportedError(
+            "get_checkpoint_copy_stream makes a stream of the NPU: save_model_checkpoint copies by itself here"
+        )
 
-    def save_model_checkpoint(self, checkpoint_name: str | list[str], model: dict[str, Any]) -> None:
+    def save_model_checkpoint(
+        self, checkpoint_name: str | list[str], model: dict[str, Any]
+    ) -> None:
         """Save it under one name or several.
 
         Raises:
@@ -96,7 +111,9 @@ class CheckpointHelper:
         """
         self._save(checkpoint_name, model)
 
-    def save_optimizer_checkpoint(self, checkpoint_name: str | list[str], get_parameter_state_func: Callable[..., Any]) -> None:
+    def save_optimizer_checkpoint(
+        self, checkpoint_name: str | list[str], get_parameter_state_func: Callable[..., Any]
+    ) -> None:
         """Gather by the function, then save what it gives; None is nothing to save. It may take `notify_callback`.
 
         Raises:
@@ -105,8 +122,14 @@ class CheckpointHelper:
         """
         takes = inspect.signature(get_parameter_state_func).parameters
         if set(takes) - {"notify_callback"}:
-            raise ValueError("The name of get_parameter_state_func parameters should be 'notify_callback'")
-        state = get_parameter_state_func(notify_callback=lambda: None) if takes else get_parameter_state_func()
+            raise ValueError(
+                "The name of get_parameter_state_func parameters should be 'notify_callback'"
+            )
+        state = (
+            get_parameter_state_func(notify_callback=lambda: None)
+            if takes
+            else get_parameter_state_func()
+        )
         if state is not None:
             self._save(checkpoint_name, state)
 
@@ -135,9 +158,13 @@ class CheckpointHelper:
             raise ValueError(f"{load_path}: no {TRACKER}") from error
         name = "release" if latest == "release" else f"iter_{int(latest):07d}"
         directory = os.path.join(load_path, name)
-        threading.Thread(target=checkpoint_files.preload, args=(directory,), name="acpfs-preload", daemon=True).start()
+        threading.Thread(
+            target=checkpoint_files.preload, args=(directory,), name="acpfs-preload", daemon=True
+        ).start()
 
-    def load_model_checkpoint(self, checkpoint_name: str, load_rank: int, process_group: Any = None) -> Any:
+    def load_model_checkpoint(
+        self, checkpoint_name: str, load_rank: int, process_group: Any = None
+    ) -> Any:
         """Load it; each rank by itself, from RAM.
 
         Raises:
@@ -147,7 +174,9 @@ class CheckpointHelper:
         if load_rank < 0:
             raise ValueError("The load_rank should >= 0")
         if process_group is not None:
-            raise UnsupportedError("load_model_checkpoint does not broadcast: leave process_group out, and each rank reads from RAM")
+            raise UnsupportedError(
+                "load_model_checkpoint does not broadcast: leave process_group out, and each rank reads from RAM"
+            )
         return checkpoint_files.load(checkpoint_name, weights_only=False)
 
 

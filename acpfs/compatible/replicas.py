@@ -16,7 +16,9 @@ from acpfs.training.messages import Shard
 PREFIX = "opt"
 
 
-def holders_of(rank: int, replica_info: Sequence[Mapping[str, Any]]) -> dict[Shard, tuple[int, ...]]:
+def holders_of(
+    rank: int, replica_info: Sequence[Mapping[str, Any]]
+) -> dict[Shard, tuple[int, ...]]:
     """Shard → all ranks that hold it, for each of the rank's optimizers (attention, experts).
 
     Raises:
@@ -25,17 +27,26 @@ def holders_of(rank: int, replica_info: Sequence[Mapping[str, Any]]) -> dict[Sha
     """
     found: dict[Shard, tuple[int, ...]] = {}
     for place, replica in enumerate(replica_info):
-        ranks, copies, shift = (replica.get(key) for key in ("rank_list", "replica_cnt", "replica_shift"))
+        ranks, copies, shift = (
+            replica.get(key) for key in ("rank_list", "replica_cnt", "replica_shift")
+        )
         if not (
-            isinstance(ranks, list) and all(isinstance(one, int) for one in ranks) and isinstance(copies, int) and isinstance(shift, int)
+            isinstance(ranks, list)
+            and all(isinstance(one, int) for one in ranks)
+            and isinstance(copies, int)
+            and isinstance(shift, int)
         ):
             raise ConfigError(f"set_optimizer_replica failed, rank:{rank}, replica_info is invalid")
         if shift != 0:
-            raise UnsupportedError(f"replica_shift = {shift}: copies are at the same place of each part of the group, so it has to be 0")
+            raise UnsupportedError(
+                f"replica_shift = {shift}: copies are at the same place of each part of the group, so it has to be 0"
+            )
         if rank not in ranks or len(set(ranks)) != len(ranks):
             raise ConfigError(f"rank {rank} is not once in its own list of replicas: {ranks}")
         if copies < 1 or len(ranks) % copies:
-            raise ConfigError(f"{copies} copies in a group of {len(ranks)} ranks: it cannot be divided")
+            raise ConfigError(
+                f"{copies} copies in a group of {len(ranks)} ranks: it cannot be divided"
+            )
         part = len(ranks) // copies
         holding = tuple(sorted(ranks[ranks.index(rank) % part :: part]))
         found[f"{PREFIX}{place}/rank{holding[0]}"] = holding

@@ -43,7 +43,9 @@ class UpdateMarks(Marks):
             RuntimeError: there is to be none any more.
         """
         before = self._now
-        self._now = Mark(before.done, before.done + 1, Phase.UPDATING)  # first the mark, then the look, as in `Marks`
+        self._now = Mark(
+            before.done, before.done + 1, Phase.UPDATING
+        )  # first the mark, then the look, as in `Marks`
         if self._held:
             self._now = before
             raise RuntimeError(STOPPED)

@@ -17,11 +17,15 @@ def tft_set_update_end_time(end_time: int | None = None) -> None:
 
 def _given(value: int | None) -> int:
     if value is None:
-        raise UnsupportedError("without a time the product asks an event of the NPU: give the device's own time")
+        raise UnsupportedError(
+            "without a time the product asks an event of the NPU: give the device's own time"
+        )
     return value
 
 
-def tft_can_do_uce_repair(hbm_error_time: int, start_time: int | None = None, end_time: int | None = None) -> bool:
+def tft_can_do_uce_repair(
+    hbm_error_time: int, start_time: int | None = None, end_time: int | None = None
+) -> bool:
     """Whether the error came after the update, or inside one that a later update's state replaces."""
     start = _times.get("start") if start_time is None else start_time
     end = _times.get("end") if end_time is None else end_time

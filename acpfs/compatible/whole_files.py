@@ -24,7 +24,10 @@ class WriteableFile:
         self._path = os.path.abspath(os.fspath(path))
         directory, name = os.path.split(self._path)
         self._temporary = os.path.join(directory, f".{name}.{secrets.token_hex(4)}.tmp")
-        self._file = os.fdopen(os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
+        self._file = os.fdopen(
+            os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode),
+            "wb",
+        )
         self._open = True
 
     def write(self, data: bytes) -> int:
@@ -70,7 +73,12 @@ class WriteableFile:
     def __enter__(self) -> WriteableFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -116,5 +124,10 @@ class ReadableFile:
     def __enter__(self) -> ReadableFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -28,11 +28,15 @@ SAFE = ("persisted", "verified", "evicted")
 
 async def checkpoints(subject: Subject, request: ControlRequest, _tell: Report) -> Json:
     """What is known of each checkpoint at and below the paths."""
-    found = [report for path in request.paths() or [b""] for report in await subject.checkpoints(path)]
+    found = [
+        report for path in request.paths() or [b""] for report in await subject.checkpoints(path)
+    ]
     return {"items": [asdict(report) for report in found]}
 
 
-async def wait_for_count(subject: Subject, paths: Sequence[bytes], count: int, timeout_s: float | None, tell: Report) -> int:
+async def wait_for_count(
+    subject: Subject, paths: Sequence[bytes], count: int, timeout_s: float | None, tell: Report
+) -> int:
     """Wait until at least so many files below the paths are persisted, and none is left there that is not; how many.
 
     Raises:
@@ -49,13 +53,21 @@ async def wait_for_count(subject: Subject, paths: Sequence[bytes], count: int, t
         if rest.stuck or trio.current_time() >= deadline:
             code = ExitCode.FAILED if rest.stuck else ExitCode.TIMEOUT
             raise _short_of(persisted, count, code)
-        await tell({"event": "progress", "operations": max(count, known) - persisted, "bytes": rest.size_bytes})
+        await tell(
+            {
+                "event": "progress",
+                "operations": max(count, known) - persisted,
+                "bytes": rest.size_bytes,
+            }
+        )
         pause_s = max(LOOK_INTERVAL_S, LOOK_SHARE * (time.perf_counter() - began))
         await trio.sleep(min(pause_s, max(0.0, deadline - trio.current_time())))
 
 
 def _short_of(persisted: int, count: int, code: ExitCode) -> RemoteError:
-    error = RemoteError(f"{persisted} of {count} files are persisted", {"persisted": persisted, "count": count})
+    error = RemoteError(
+        f"{persisted} of {count} files are persisted", {"persisted": persisted, "count": count}
+    )
     error.exit_code = code
     return error
 

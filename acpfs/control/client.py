@@ -112,18 +112,30 @@ def request(
     return _request(record, verb, args, on_event, line)
 
 
-def _request(record: MountRecord, verb: str, args: Json, on_event: Callable[[Json], None] | None, line: Line | None) -> Any:
+def _request(
+    record: MountRecord,
+    verb: str,
+    args: Json,
+    on_event: Callable[[Json], None] | None,
+    line: Line | None,
+) -> Any:
     items: list[Any] = []
     for message in _messages(record, encode({"verb": verb, "args": args}), line or Line()):
         if "error" in message:
             raise error_from(message)
         if "result" in message:
-            return {**message["result"], "items": items} if items or message["result"].get("items") == [] else message["result"]
+            return (
+                {**message["result"], "items": items}
+                if items or message["result"].get("items") == []
+                else message["result"]
+            )
         if message.get("event") == "items":
             items += message["items"]
         elif on_event is not None:
             on_event(message)
-    raise _EndedError(f"the daemon of {record.mountpoint} (process {record.pid}) ended before it answered")
+    raise _EndedError(
+        f"the daemon of {record.mountpoint} (process {record.pid}) ended before it answered"
+    )
 
 
 def _messages(record: MountRecord, question: bytes, line: Line) -> Iterator[Json]:
@@ -138,9 +150,13 @@ def _messages(record: MountRecord, question: bytes, line: Line) -> Iterator[Json
                         return  # killed in the middle of a line
                     yield json.loads(answer)
         except TimeoutError:
-            raise AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) does not answer") from None
+            raise AcpfsError(
+                f"the daemon of {record.mountpoint} (process {record.pid}) does not answer"
+            ) from None
         except ConnectionError:
-            raise _EndedError(f"the daemon of {record.mountpoint} (process {record.pid}) closed the connection") from None
+            raise _EndedError(
+                f"the daemon of {record.mountpoint} (process {record.pid}) closed the connection"
+            ) from None
 
 
 def _connected(record: MountRecord) -> socket.socket:
@@ -168,9 +184,13 @@ def _connected(record: MountRecord) -> socket.socket:
 
 def _no_answer(record: MountRecord, error: OSError) -> AcpfsError:
     if isinstance(error, TimeoutError | BlockingIOError):
-        return AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) does not answer")
+        return AcpfsError(
+            f"the daemon of {record.mountpoint} (process {record.pid}) does not answer"
+        )
     if record.alive:
-        return NotMountedError(f"no answer from the daemon of {record.mountpoint} (process {record.pid}): {error.strerror}")
+        return NotMountedError(
+            f"no answer from the daemon of {record.mountpoint} (process {record.pid}): {error.strerror}"
+        )
     return NotMountedError(
         f"the daemon of {record.mountpoint} (process {record.pid}) is gone; what it had not persisted is kept in the RAM tier, "
         f"and mounting {record.backing} again drains it"

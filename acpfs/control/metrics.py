@@ -14,7 +14,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from acpfs.control.metric_table import BACKING_HEALTH, COUNTERS, GAUGES, HEALTH_STATES, HISTOGRAMS, PREFIX
+from acpfs.control.metric_table import (
+    BACKING_HEALTH,
+    COUNTERS,
+    GAUGES,
+    HEALTH_STATES,
+    HISTOGRAMS,
+    PREFIX,
+)
 from acpfs.control.reports import DurationsReport, Status
 
 if TYPE_CHECKING:
@@ -32,7 +39,11 @@ class _FromStatus:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
 
         status = self._status()
         where = (status.mount, status.node)
@@ -43,18 +54,24 @@ class _FromStatus:
                 gauge.add_metric(where, value)
                 yield gauge
         health = GaugeMetricFamily(
-            f"{PREFIX}{BACKING_HEALTH}", "1 for the state that the backing directory is in", labels=(*LABELS, "state")
+            f"{PREFIX}{BACKING_HEALTH}",
+            "1 for the state that the backing directory is in",
+            labels=(*LABELS, "state"),
         )
         for state in HEALTH_STATES:
             health.add_metric((*where, state), float(state == status.backing_health.state))
         yield health
         for name, durations in status.durations.items():
-            histogram = HistogramMetricFamily(f"{PREFIX}{name}_seconds", HISTOGRAMS[name], labels=LABELS)
+            histogram = HistogramMetricFamily(
+                f"{PREFIX}{name}_seconds", HISTOGRAMS[name], labels=LABELS
+            )
             histogram.add_metric(where, _buckets(durations), durations.sum_s)
             yield histogram
         for name, count in status.counters.items():
             text = COUNTERS.get(name, name.replace("_", " "))
-            counter = CounterMetricFamily(f"{PREFIX}{name}", f"{text}; since the daemon started", labels=LABELS)
+            counter = CounterMetricFamily(
+                f"{PREFIX}{name}", f"{text}; since the daemon started", labels=LABELS
+            )
             counter.add_metric(where, count)
             yield counter
 
@@ -62,7 +79,10 @@ class _FromStatus:
 def _buckets(durations: DurationsReport) -> list[tuple[str, float]]:
     """As Prometheus has them: each with all that is below it."""
     bounds = [*(f"{bound:g}" for bound in durations.bounds_s), "+Inf"]
-    return [(bound, float(count)) for bound, count in zip(bounds, accumulate(durations.counts), strict=True)]
+    return [
+        (bound, float(count))
+        for bound, count in zip(bounds, accumulate(durations.counts), strict=True)
+    ]
 
 
 class Metrics:

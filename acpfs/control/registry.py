@@ -48,7 +48,9 @@ class MountRecord:
 
 def slug(mountpoint: str) -> str:
     """File name for a mount point: readable, and unique by a hash."""
-    readable = "".join(c if c.isascii() and c.isalnum() else "-" for c in mountpoint).strip("-")[-40:]
+    readable = "".join(c if c.isascii() and c.isalnum() else "-" for c in mountpoint).strip("-")[
+        -40:
+    ]
     return f"{readable}-{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:12]}"
 
 
@@ -74,7 +76,9 @@ def _stat(pid: int) -> list[str]:
 def write(record: MountRecord) -> None:
     """Register a mount, replacing a dead one's record."""
     temporary = record.file.with_suffix(f".{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+    )
     with os.fdopen(fd, "w") as stream:
         json.dump(asdict(record), stream)
     temporary.rename(record.file)
@@ -94,14 +98,20 @@ def records(directories: Iterable[Path] | None = None) -> list[MountRecord]:
         for file in sorted((directory / "mounts").glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
                 values = json.loads(file.read_text())
-                found.append(MountRecord(**{field.name: values.get(field.name, "") for field in fields(MountRecord)}))
+                found.append(
+                    MountRecord(
+                        **{field.name: values.get(field.name, "") for field in fields(MountRecord)}
+                    )
+                )
     return found
 
 
 def reachable(known: list[MountRecord] | None = None) -> list[MountRecord]:
     """Those whose daemon lives and hears this user; where it hears this user of none, those that live."""
     living = [record for record in (records() if known is None else known) if record.alive]
-    return [record for record in living if os.access(record.socket, os.W_OK)] or living  # others' mounts are no choice
+    return [
+        record for record in living if os.access(record.socket, os.W_OK)
+    ] or living  # others' mounts are no choice
 
 
 def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> MountRecord:

@@ -25,7 +25,9 @@ class RamReport:
 
     budget_bytes: int = field(metadata=gauge("most bytes that the RAM tier may take"))
     used_bytes: int = field(metadata=gauge("bytes in the RAM tier"))
-    dirty_bytes: int = field(metadata=gauge("bytes in the RAM tier that the backing directory has not got"))
+    dirty_bytes: int = field(
+        metadata=gauge("bytes in the RAM tier that the backing directory has not got")
+    )
     clean_bytes: int = field(metadata=gauge("bytes in the RAM tier that may leave"))
     reserved_bytes: int = field(metadata=gauge("bytes promised to writes under way"))
     files: int = field(metadata=gauge("files in the RAM tier"))
@@ -33,21 +35,36 @@ class RamReport:
     directory: str
     own_tmpfs: bool
     huge_pages: str
-    prefaulted_bytes: int = field(default=0, metadata=gauge("bytes made ready for the next save, beside the used ones"))
+    prefaulted_bytes: int = field(
+        default=0, metadata=gauge("bytes made ready for the next save, beside the used ones")
+    )
     """Made ready by `prefault` and not given back yet; not among the used ones."""
     prefault: str = ""
     """Why memory is made ready, or why not."""
-    retained_bytes: int = field(default=0, metadata=gauge("clean bytes of checkpoints that stay as long as there is room without them"))
+    retained_bytes: int = field(
+        default=0,
+        metadata=gauge(
+            "clean bytes of checkpoints that stay as long as there is room without them"
+        ),
+    )
     """Among the clean ones: of checkpoints that stay as long as there is room without them."""
-    pinned_bytes: int = field(default=0, metadata=gauge("bytes in the RAM tier of files at and below pinned paths"))
+    pinned_bytes: int = field(
+        default=0, metadata=gauge("bytes in the RAM tier of files at and below pinned paths")
+    )
     """Among the used ones: of files at and below pinned paths."""
-    urgent_bytes: int = field(default=0, metadata=gauge("last part of the budget, only for urgent files"))
+    urgent_bytes: int = field(
+        default=0, metadata=gauge("last part of the budget, only for urgent files")
+    )
     """The last part of the budget, which only files below urgent paths get."""
     leaving_bytes: int = 0
     """Among the dirty ones: of files that were deleted or replaced, and that a stream still reads."""
-    peak_bytes: int = field(default=0, metadata=gauge("most bytes in the RAM tier since the daemon started"))
+    peak_bytes: int = field(
+        default=0, metadata=gauge("most bytes in the RAM tier since the daemon started")
+    )
     """The most that was used since the daemon started."""
-    tmpfs_used_bytes: int = field(default=0, metadata=gauge("what the RAM tier's tmpfs says that it holds"))
+    tmpfs_used_bytes: int = field(
+        default=0, metadata=gauge("what the RAM tier's tmpfs says that it holds")
+    )
     """What the RAM tier's own tmpfs says that it holds: the same as used, when nobody is writing. 0 where it has no tmpfs of its own."""
     tmpfs_size_bytes: int = 0
     """What that tmpfs takes at most: the budget and a slack; more, for a while, after the budget was lowered."""

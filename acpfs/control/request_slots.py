@@ -36,7 +36,9 @@ class RequestSlots:
         if self.taken >= places:
             raise NoPlaceError(f"too many {self._what} ({places})")
         if not owner and self._taken_by_group >= self.count // GROUP_SHARE:
-            raise NoPlaceError(f"too many {self._what} of the control group ({self.count // GROUP_SHARE})")
+            raise NoPlaceError(
+                f"too many {self._what} of the control group ({self.count // GROUP_SHARE})"
+            )
         self.taken += 1
         self._taken_by_group += not owner
         try:

@@ -51,7 +51,9 @@ def places_to_look() -> list[Path]:
     mine = runtime_dir()
     if os.environ.get(ENVIRONMENT_VARIABLE):
         return [mine]
-    return [directory for directory in dict.fromkeys((mine, ROOT_RUNTIME_DIR)) if is_trusted(directory)]
+    return [
+        directory for directory in dict.fromkeys((mine, ROOT_RUNTIME_DIR)) if is_trusted(directory)
+    ]
 
 
 def is_trusted(directory: Path) -> bool:
@@ -72,7 +74,9 @@ def prepare(directory: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True)
     if not is_trusted(directory):
-        raise RefusedError(f"the runtime directory {directory} is not a directory of this user that only they can write to")
+        raise RefusedError(
+            f"the runtime directory {directory} is not a directory of this user that only they can write to"
+        )
     for name, mode in (("mounts", 0o755), ("sockets", 0o755), ("tiers", 0o700)):
         with contextlib.suppress(FileExistsError):
             (directory / name).mkdir(mode=mode)

@@ -63,7 +63,14 @@ class Rights(IntEnum):
 class ControlServer:
     """Listens at `path` from construction on, answers once `run` runs."""
 
-    def __init__(self, path: Path, answers: Mapping[str, Answer], group: str | None = None, *, kept_fd: int = -1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        answers: Mapping[str, Answer],
+        group: str | None = None,
+        *,
+        kept_fd: int = -1,
+    ) -> None:
         """Bind the socket: mode 0600, or 0660 for a group.
 
         `answers`: verb → what answers it. `kept_fd`: the socket was bound by an earlier worker, and clients wait in it.
@@ -75,7 +82,11 @@ class ControlServer:
         self.path = path
         self._answers = answers
         self._gid = None if group is None else _gid_of(group)
-        self._socket = _listening(path, self._gid) if kept_fd < 0 else trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(kept_fd)))
+        self._socket = (
+            _listening(path, self._gid)
+            if kept_fd < 0
+            else trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(kept_fd)))
+        )
         self._quick = RequestSlots(CLIENTS_MAX, "control connections")
         self._waiting = RequestSlots(WAITING_MAX, "control connections that wait")
         self._clients = 0
@@ -118,7 +129,14 @@ class ControlServer:
         rights = self._rights(stream.socket)
         if rights is Rights.NONE:
             self.refused_clients += 1
-            await _answer(stream, error_message(AcpfsError("permission denied: for the mount's owner, root and the control group only")))
+            await _answer(
+                stream,
+                error_message(
+                    AcpfsError(
+                        "permission denied: for the mount's owner, root and the control group only"
+                    )
+                ),
+            )
             return
         self._clients += 1
         try:
@@ -148,18 +166,31 @@ class ControlServer:
                 place.enter_context(self._waiting.one(owner=owner, root=root))
             await self._answer_to(request, stream, owner=owner)
 
-    async def _answer_to(self, request: ControlRequest, stream: trio.SocketStream, *, owner: bool) -> None:
+    async def _answer_to(
+        self, request: ControlRequest, stream: trio.SocketStream, *, owner: bool
+    ) -> None:
         if request.verb in VERBS and VERBS[request.verb].owner_only and not owner:
             self.refused_clients += 1
-            await _answer(stream, error_message(AcpfsError(f"permission denied: {request.verb} is for the mount's owner and root only")))
+            await _answer(
+                stream,
+                error_message(
+                    AcpfsError(
+                        f"permission denied: {request.verb} is for the mount's owner and root only"
+                    )
+                ),
+            )
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_hangup, stream, nursery.cancel_scope)
-            answer = await self._handle(replace(request, uid=_uid(stream.socket)), stream, nursery.cancel_scope)
+            answer = await self._handle(
+                replace(request, uid=_uid(stream.socket)), stream, nursery.cancel_scope
+            )
             await _answer(stream, answer)
             nursery.cancel_scope.cancel()
 
-    async def _handle(self, request: ControlRequest, stream: trio.SocketStream, scope: trio.CancelScope) -> Json:
+    async def _handle(
+        self, request: ControlRequest, stream: trio.SocketStream, scope: trio.CancelScope
+    ) -> Json:
         async def tell(event: Json) -> None:
             try:
                 await _answer(stream, event)
@@ -175,7 +206,12 @@ class ControlServer:
             return error_message(error)
         except Exception as error:
             log.exception("control request failed", verb=request.verb)
-            return {"error": {"exit_code": int(ExitCode.FAILED), "message": f"{request.verb} failed: {type(error).__name__}: {error}"}}
+            return {
+                "error": {
+                    "exit_code": int(ExitCode.FAILED),
+                    "message": f"{request.verb} failed: {type(error).__name__}: {error}",
+                }
+            }
 
     def _rights(self, connection: trio.socket.SocketType) -> Rights:
         """As the kernel vouches for it."""
@@ -184,12 +220,16 @@ class ControlServer:
             return Rights.ROOT
         if uid == os.getuid():
             return Rights.OWNER
-        member = self._gid is not None and (gid == self._gid or self._gid in _peer_groups(connection))
+        member = self._gid is not None and (
+            gid == self._gid or self._gid in _peer_groups(connection)
+        )
         return Rights.MEMBER if member else Rights.NONE
 
 
 def _credentials(connection: trio.socket.SocketType) -> tuple[int, int, int]:
-    pid, uid, gid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+    pid, uid, gid = _PEERCRED.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    )
     return pid, uid, gid
 
 

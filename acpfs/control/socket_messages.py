@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, MachineError, NotMountedError, RefusedError
+from acpfs.errors import (
+    AcpfsError,
+    ConfigError,
+    DeadlineError,
+    ExitCode,
+    MachineError,
+    NotMountedError,
+    RefusedError,
+)
 
 REQUEST_BYTES_MAX = 1 << 20
 SOCKET_PATH_BYTES_MAX = 107
@@ -24,7 +32,15 @@ SOCKET_PATH_BYTES_MAX = 107
 Json = dict[str, Any]
 
 _ERRORS: dict[int, type[AcpfsError]] = {
-    kind.exit_code: kind for kind in (AcpfsError, ConfigError, DeadlineError, MachineError, NotMountedError, RefusedError)
+    kind.exit_code: kind
+    for kind in (
+        AcpfsError,
+        ConfigError,
+        DeadlineError,
+        MachineError,
+        NotMountedError,
+        RefusedError,
+    )
 }
 
 
@@ -70,7 +86,9 @@ class ControlRequest:
     def seconds(self, key: str) -> float | None:
         """A duration; None when it is absent."""
         value = self.args.get(key)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9):
+        if value is not None and (
+            not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9
+        ):
             raise BadRequestError(f"{self.verb}: {key} must be a number of seconds")
         return None if value is None else float(value)
 
@@ -126,7 +144,11 @@ def decode_request(line: bytes) -> ControlRequest:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BadRequestError("the request is not a line of JSON") from error
-    if not isinstance(message, dict) or not isinstance(message.get("verb"), str) or not isinstance(message.get("args", {}), dict):
+    if (
+        not isinstance(message, dict)
+        or not isinstance(message.get("verb"), str)
+        or not isinstance(message.get("args", {}), dict)
+    ):
         raise BadRequestError('a request is {"verb": "…", "args": {…}}')
     return ControlRequest(message["verb"], message.get("args", {}))
 
@@ -143,7 +165,11 @@ def error_from(message: Json) -> AcpfsError:
     text, code = details.pop("message"), details.pop("exit_code")
     if not details:
         return _ERRORS.get(code, AcpfsError)(text)
-    error = RemoteDeadlineError(text, details) if code == ExitCode.TIMEOUT else RemoteError(text, details)
+    error = (
+        RemoteDeadlineError(text, details)
+        if code == ExitCode.TIMEOUT
+        else RemoteError(text, details)
+    )
     error.exit_code = ExitCode(code)
     return error
 

@@ -62,7 +62,12 @@ async def metrics(subject: Subject, _request: ControlRequest, _tell: Report) -> 
 async def ls(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     files = [file for path in request.paths() or [b""] for file in subject.files(path)]
     for start in range(0, len(files), BATCH_ITEMS):
-        await tell({"event": "items", "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]]})
+        await tell(
+            {
+                "event": "items",
+                "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]],
+            }
+        )
     return {"items": []}
 
 
@@ -94,19 +99,31 @@ async def wait(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     if persisted and not request.flag("verified"):  # with no time at all it is a question
         await _still_there(subject, DRAINED_ELSEWHERE)
         return {"operations": 0, "bytes": 0}
-    raise left_over(subject, until, ExitCode.TIMEOUT, "persisted, but not verified in time" if persisted else LATE)
+    raise left_over(
+        subject,
+        until,
+        ExitCode.TIMEOUT,
+        "persisted, but not verified in time" if persisted else LATE,
+    )
 
 
 async def verify(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """Scrub: every file below the paths against its recorded checksum; each verdict is an item."""
     await _still_there(subject, UNVERIFIED)
-    return {"checked": await _check(subject, await _recorded(subject, request.paths()), tell, every=True), "items": []}
+    return {
+        "checked": await _check(
+            subject, await _recorded(subject, request.paths()), tell, every=True
+        ),
+        "items": [],
+    }
 
 
 async def _recorded(subject: Subject, paths: Sequence[bytes]) -> list[bytes]:
     """What to verify where paths are named: as `followed`, and what was recorded there, though it is gone."""
     recorded = [path for path in paths if subject.records(path)]
-    return recorded + await followed(subject, [path for path in paths if path not in recorded], math.inf)
+    return recorded + await followed(
+        subject, [path for path in paths if path not in recorded], math.inf
+    )
 
 
 async def repair(subject: Subject, request: ControlRequest, tell: Report) -> Json:
@@ -128,7 +145,13 @@ async def repair(subject: Subject, request: ControlRequest, tell: Report) -> Jso
         else:
             until, rewritten[verdict.path] = max(until, outcome), verdict
     if rewritten:
-        await drain(subject, until, request.seconds("timeout_s"), tell, [path_from_text(path) for path in rewritten])
+        await drain(
+            subject,
+            until,
+            request.seconds("timeout_s"),
+            tell,
+            [path_from_text(path) for path in rewritten],
+        )
         await subject.verify([path_from_text(path) for path in rewritten], _tell_repaired(tell))
     return {"items": []}
 
@@ -184,8 +207,16 @@ async def unmount(subject: Subject, request: ControlRequest, tell: Report) -> Js
     guarded = [entry for entry in left if entry.state == GUARDED]
     left = [entry for entry in left if entry.state != GUARDED]
     if left and not leave:
-        raise _left_error(left, len(left), ExitCode.TIMEOUT, "unmounted; what is not persisted is kept in the RAM tier for the next mount")
-    named = {"left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "guarded": [asdict(entry) for entry in guarded[:LEFT_NAMED_MAX]]}
+        raise _left_error(
+            left,
+            len(left),
+            ExitCode.TIMEOUT,
+            "unmounted; what is not persisted is kept in the RAM tier for the next mount",
+        )
+    named = {
+        "left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]],
+        "guarded": [asdict(entry) for entry in guarded[:LEFT_NAMED_MAX]],
+    }
     return {**done, **named, "left_operations": len(left), "problem": problem or None}
 
 
@@ -228,7 +259,9 @@ def answers(subject: Subject) -> dict[str, Answer]:
     return {verb: partial(handler, subject) for verb, handler in HANDLERS.items()}
 
 
-async def _drain_complete(subject: Subject, paths: Sequence[bytes], timeout_s: float | None, tell: Report) -> Json:
+async def _drain_complete(
+    subject: Subject, paths: Sequence[bytes], timeout_s: float | None, tell: Report
+) -> Json:
     deadline = trio.current_time() + _limit(timeout_s)
     paths = await followed(subject, paths, deadline)
     until = await covering(subject, paths, deadline)
@@ -259,7 +292,9 @@ async def followed(subject: Subject, paths: Sequence[bytes], deadline: float) ->
     if scope.cancelled_caught:
         raise DeadlineError(f"the backing directory does not say whether there is {_shown(path)}")
     if absent:
-        raise AcpfsError(f"no such file or directory in the mount: {', '.join(map(_shown, absent))}")
+        raise AcpfsError(
+            f"no such file or directory in the mount: {', '.join(map(_shown, absent))}"
+        )
     return found
 
 
@@ -269,7 +304,9 @@ def _why_not(error: OSError) -> str:
     return f"the backing directory does not say whether it is there: {error.strerror}"
 
 
-async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Report, paths: Sequence[bytes] = ()) -> Json:
+async def drain(
+    subject: Subject, until: int, timeout_s: float | None, tell: Report, paths: Sequence[bytes] = ()
+) -> Json:
     """Wait until the log is persisted up to `until`, telling how far it is. With paths, what is parked elsewhere does not count.
 
     Raises:
@@ -281,14 +318,20 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, subject, until, paths, tell, nursery.cancel_scope)
                 if not await subject.persisted(until):
-                    await trio.sleep_forever()  # something is parked; whether that matters here, the watch knows
+                    await (
+                        trio.sleep_forever()
+                    )  # something is parked; whether that matters here, the watch knows
                 nursery.cancel_scope.cancel()
             await subject.decided()
             rest = subject.remaining(until, paths)
-            if rest.withheld and rest.operations != left_at_look:  # a node that came back since may not have been seen yet
+            if (
+                rest.withheld and rest.operations != left_at_look
+            ):  # a node that came back since may not have been seen yet
                 left_at_look = rest.operations
                 await subject.nodes_seen()
-            elif rest.operations == 0 or rest.stuck:  # else deletions that were held back are carried out now
+            elif (
+                rest.operations == 0 or rest.stuck
+            ):  # else deletions that were held back are carried out now
                 break
         await subject.recorded()
     rest = subject.remaining(until, paths)
@@ -299,7 +342,9 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
     raise left_over(subject, until, ExitCode.TIMEOUT, LATE)
 
 
-async def _watch(subject: Subject, until: int, paths: Sequence[bytes], tell: Report, scope: trio.CancelScope) -> None:
+async def _watch(
+    subject: Subject, until: int, paths: Sequence[bytes], tell: Report, scope: trio.CancelScope
+) -> None:
     """Tell progress; end the wait when nothing is left that will come by itself."""
     while True:
         began = time.perf_counter()
@@ -308,14 +353,28 @@ async def _watch(subject: Subject, until: int, paths: Sequence[bytes], tell: Rep
         if rest.operations == 0 or rest.stuck:
             scope.cancel()
             return
-        await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes, "trouble": subject.trouble()})
+        await tell(
+            {
+                "event": "progress",
+                "operations": rest.operations,
+                "bytes": rest.size_bytes,
+                "trouble": subject.trouble(),
+            }
+        )
         await trio.sleep(max(PROGRESS_INTERVAL_S, PROGRESS_SHARE * took_s))
 
 
 async def _tell_progress(subject: Subject, until: int, tell: Report) -> None:
     while True:
         rest = subject.remaining(until)
-        await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes, "trouble": subject.trouble()})
+        await tell(
+            {
+                "event": "progress",
+                "operations": rest.operations,
+                "bytes": rest.size_bytes,
+                "trouble": subject.trouble(),
+            }
+        )
         await trio.sleep(PROGRESS_INTERVAL_S)
 
 
@@ -346,13 +405,20 @@ def left_over(subject: Subject, until: int, code: ExitCode, message: str) -> Rem
     return _left_error(subject.left(until), subject.remaining(until).operations, code, message)
 
 
-def _left_error(left: Sequence[QueueEntry], count: int, code: ExitCode, message: str) -> RemoteError:
-    error = RemoteError(message, {"left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "left_operations": count})
+def _left_error(
+    left: Sequence[QueueEntry], count: int, code: ExitCode, message: str
+) -> RemoteError:
+    error = RemoteError(
+        message,
+        {"left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "left_operations": count},
+    )
     error.exit_code = code
     return error
 
 
-async def _check(subject: Subject, paths: Sequence[bytes], tell: Report, *, every: bool = False) -> int:
+async def _check(
+    subject: Subject, paths: Sequence[bytes], tell: Report, *, every: bool = False
+) -> int:
     """Verify; number of files. Without `every`, only bad verdicts are sent, and they are an error."""
     bad: list[Verification] = []
     count = 0
@@ -368,7 +434,9 @@ async def _check(subject: Subject, paths: Sequence[bytes], tell: Report, *, ever
     await _still_there(subject, UNVERIFIED)
     await subject.verify(paths, judge)
     if bad and not every:
-        raise AcpfsError(f"{len(bad)} of {count} files are not as they were written, first {bad[0].path}: {bad[0].status}")
+        raise AcpfsError(
+            f"{len(bad)} of {count} files are not as they were written, first {bad[0].path}: {bad[0].status}"
+        )
     return count
 
 

@@ -80,7 +80,9 @@ class Subject(Protocol):
         """Whether a checksum was recorded for anything at or below a path, there or not."""
         ...
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
+    async def verify(
+        self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]
+    ) -> None:
         """Read back from the backing directory and compare with the manifest."""
         ...
 

@@ -19,7 +19,12 @@ from acpfs.config import WhenFull
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.earlier_saves import EarlierSaves
-from acpfs.filesystem.expectations import UNBOUNDED_BYTES, WORTH_LEARNING_BYTES, Expectations, pattern_of
+from acpfs.filesystem.expectations import (
+    UNBOUNDED_BYTES,
+    WORTH_LEARNING_BYTES,
+    Expectations,
+    pattern_of,
+)
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -79,8 +84,19 @@ class Admission:
         unknown_bytes: int | None = None,
     ) -> None:
         """`unknown_bytes`: what to expect of a file like which none was seen; None: `likely` says, and whether RAM is plentiful."""
-        self._table, self._tier, self._room, self._retention, self._shortage = table, tier, room, retention, shortage
-        self._expectations, self._payers, self._likely, self._earlier = expectations, payers, likely, earlier
+        self._table, self._tier, self._room, self._retention, self._shortage = (
+            table,
+            tier,
+            room,
+            retention,
+            shortage,
+        )
+        self._expectations, self._payers, self._likely, self._earlier = (
+            expectations,
+            payers,
+            likely,
+            earlier,
+        )
         self._unknown_bytes = unknown_bytes
         self._promises: dict[Ino, Promise] = {}
         self._unsure: dict[bytes, None] = {}
@@ -94,7 +110,11 @@ class Admission:
         node = handle.node
         path = self._table.path(node.ino)
         expected = self._expectations.expect(path)
-        if expected is None and handle.flags & os.O_TRUNC and handle.former_bytes >= WORTH_LEARNING_BYTES:
+        if (
+            expected is None
+            and handle.flags & os.O_TRUNC
+            and handle.former_bytes >= WORTH_LEARNING_BYTES
+        ):
             expected = handle.former_bytes
         if expected is None:
             expected = self._unknown_bytes
@@ -116,16 +136,26 @@ class Admission:
 
     def _refuse_unknown(self, handle: Handle, path: bytes) -> str:
         """A writer that appends is one of a log, and one of a file that was small goes on as it began: the daemon sees what they write."""
-        if handle.former_bytes >= 0 or handle.flags & os.O_APPEND or not self._likely.may_be_large(path):
+        if (
+            handle.former_bytes >= 0
+            or handle.flags & os.O_APPEND
+            or not self._likely.may_be_large(path)
+        ):
             return "its size is not known from an earlier file"
         for parent, name in handle.node.names[:1]:
             self._earlier.made(self._table[parent], name)
-        if self.net is Net.NONE or self._room.when_full is WhenFull.ERROR:  # where writes are to fail, nobody would hold them
+        if (
+            self.net is Net.NONE or self._room.when_full is WhenFull.ERROR
+        ):  # where writes are to fail, nobody would hold them
             return "its size is not known from an earlier file"
-        if sum(promise.size is None for promise in self._promises.values()) >= UNKNOWN_MAX or not self._is_plenty(0):
+        if sum(
+            promise.size is None for promise in self._promises.values()
+        ) >= UNKNOWN_MAX or not self._is_plenty(0):
             return "its size is not known, and RAM is not plentiful"
         # The hold looks at RAM, not at who pays for it: who may take all of it must be able to pay for all.
-        refusal = self._payers.refuse(handle.node, handle.pid, self._tier.budget_bytes, self.outstanding_of)
+        refusal = self._payers.refuse(
+            handle.node, handle.pid, self._tier.budget_bytes, self.outstanding_of
+        )
         if not refusal:
             self._promises[handle.node.ino] = Promise(None)
         return refusal
@@ -135,13 +165,17 @@ class Admission:
         if self._tier.waiting():
             return False
         self.watch_memory()
-        missing = more + self._reach_bytes() + self._tier.budget_bytes // PLENTY_SHARE - self.unpromised()
+        missing = (
+            more + self._reach_bytes() + self._tier.budget_bytes // PLENTY_SHARE - self.unpromised()
+        )
         return missing <= 0 or self._retention.evictable(missing) >= missing
 
     def watch_memory(self) -> None:
         """Withhold the part of the budget that the machine has not got now."""
         before = self._tier.withheld_bytes
-        self._tier.withheld_bytes = self._shortage.withheld_bytes(self._tier.free_bytes(urgent=True) + before)
+        self._tier.withheld_bytes = self._shortage.withheld_bytes(
+            self._tier.free_bytes(urgent=True) + before
+        )
         if self._tier.withheld_bytes < before:
             self._tier.room_changed()
 
@@ -150,7 +184,11 @@ class Admission:
     def unpromised(self, *, urgent: bool = False) -> int:
         """Room beside what was promised and is not written yet, and what those may still take of whom nothing is known."""
         nodes = ((self._table.get(ino), promise) for ino, promise in self._promises.items())
-        outstanding = sum(self._outstanding(node, promise) for node, promise in nodes if node is not None and node.kernel_writers)
+        outstanding = sum(
+            self._outstanding(node, promise)
+            for node, promise in nodes
+            if node is not None and node.kernel_writers
+        )
         return self._tier.free_bytes(urgent=urgent) - outstanding
 
     def _outstanding(self, node: Node, promise: Promise) -> int:
@@ -170,8 +208,16 @@ class Admission:
 
     def look_bytes(self) -> int:
         """What writers of unknown size write before it is looked again; 0: none of them goes on."""
-        nodes = (self._table.get(ino) for ino, promise in self._promises.items() if promise.size is None and not promise.stopped)
-        return self._reach_bytes() // LOOK_SHARE if any(node is not None and node.kernel_writers for node in nodes) else 0
+        nodes = (
+            self._table.get(ino)
+            for ino, promise in self._promises.items()
+            if promise.size is None and not promise.stopped
+        )
+        return (
+            self._reach_bytes() // LOOK_SHARE
+            if any(node is not None and node.kernel_writers for node in nodes)
+            else 0
+        )
 
     def sure_bytes(self, handle: Handle) -> int:
         """How much of what was promised to a writer may be taken at its open: all that is expected, or nothing."""

@@ -38,7 +38,14 @@ class ListingsAhead:
         take: Callable[[Node, int, float, Sequence[LowerEntry]], None],
     ) -> None:
         """`take`: takes over a listing: the directory, its `notes` and the time when it was asked for, the entries."""
-        self._lower, self._calls, self._tree, self._table, self._lock, self._take = lower, calls, tree, table, lock, take
+        self._lower, self._calls, self._tree, self._table, self._lock, self._take = (
+            lower,
+            calls,
+            tree,
+            table,
+            lock,
+            take,
+        )
         self._wanted: dict[Ino, None] = {}
         self._under_way: set[Ino] = set()
         self._beginning = False
@@ -51,8 +58,16 @@ class ListingsAhead:
 
     def taken_over(self) -> None:
         """Another worker begins, whose listings are those that were kept. The top, and where this mount has made names, are listed anew."""
-        parents = {parent for node in self._table if node.ino >= UPPER_INO_FIRST for parent, _name in node.names}
-        for ino in (ROOT, *sorted(parents - {ROOT})[:AGAIN_MAX]):  # those that were there before the mount first: save_dirs, mostly
+        parents = {
+            parent
+            for node in self._table
+            if node.ino >= UPPER_INO_FIRST
+            for parent, _name in node.names
+        }
+        for ino in (
+            ROOT,
+            *sorted(parents - {ROOT})[:AGAIN_MAX],
+        ):  # those that were there before the mount first: save_dirs, mostly
             node = self._table.get(ino)
             if node is not None and node.is_dir:
                 self.made_a_name_in(node)
@@ -75,13 +90,20 @@ class ListingsAhead:
                 continue
             self._under_way.add(ino)
             asked = (parent, parent.dir.notes, time.monotonic(), self._tree.epoch)
-            self._calls.submit("listdir", self._lower.listdir, path).add_done_callback(lambda done, asked=asked: self._listed(asked, done))  # type: ignore[misc]
+            self._calls.submit("listdir", self._lower.listdir, path).add_done_callback(
+                lambda done, asked=asked: self._listed(asked, done)  # type: ignore[misc]
+            )
 
     def _listed(self, asked: tuple[Node, int, float, int], done: Future[list[LowerEntry]]) -> None:
         """What went wrong is not told: the next name that is made has the directory listed again."""
         parent, notes, asked_at, epoch = asked
         with self._lock:
             self._under_way.discard(parent.ino)
-            if not done.cancelled() and done.exception() is None and epoch % 2 == 0 and epoch == self._tree.epoch:
+            if (
+                not done.cancelled()
+                and done.exception() is None
+                and epoch % 2 == 0
+                and epoch == self._tree.epoch
+            ):
                 self._take(parent, notes, asked_at, done.result())
             self._begin()

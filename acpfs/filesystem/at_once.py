@@ -25,15 +25,30 @@ _ASKED = frozenset({b".", b"..", HIDDEN})
 class AtOnce:
     """Answers what needs no call."""
 
-    def __init__(self, settings: Settings, table: NodeTable, view: LowerView, attributes: AttributeCalls, steps: Steps) -> None:
-        self._settings, self._table, self._view, self._attributes, self._steps = settings, table, view, attributes, steps
+    def __init__(
+        self,
+        settings: Settings,
+        table: NodeTable,
+        view: LowerView,
+        attributes: AttributeCalls,
+        steps: Steps,
+    ) -> None:
+        self._settings, self._table, self._view, self._attributes, self._steps = (
+            settings,
+            table,
+            view,
+            attributes,
+            steps,
+        )
 
     def attributes(self, ino: Ino) -> Attributes | None:
         """As `FileSystem.getattr`."""
         with self._steps.lock:
             now = self._steps.last_at = time.monotonic()
             node = self._table.get(ino)
-            if node is None or not (self._view.held(node) or self._view.is_fresh(node.checked_at, now)):
+            if node is None or not (
+                self._view.held(node) or self._view.is_fresh(node.checked_at, now)
+            ):
                 return None
             return self._of(node)
 

@@ -22,7 +22,9 @@ from acpfs.writeback.log.ops import Metadata
 
 OWN_PREFIX = b"user.acpfs."
 KEPT_PREFIXES = (b"user.", b"trusted.", b"security.")
-NEVER_KEPT = frozenset({b"security.capability", b"security.ima", b"security.evm", b"security.selinux"})
+NEVER_KEPT = frozenset(
+    {b"security.capability", b"security.ima", b"security.evm", b"security.selinux"}
+)
 """The kernel asks for these at nearly every call; answering from here keeps that free of the backing directory."""
 
 XATTRS_BYTES_MAX = 128 << 10
@@ -33,7 +35,13 @@ class AttributeCalls:
     """Attribute calls over nodes."""
 
     def __init__(
-        self, settings: Settings, table: NodeTable, view: LowerView, changes: Changes, contents: Contents, needs: NeededNodes
+        self,
+        settings: Settings,
+        table: NodeTable,
+        view: LowerView,
+        changes: Changes,
+        contents: Contents,
+        needs: NeededNodes,
     ) -> None:
         self._needs = needs
         self._settings = settings
@@ -68,8 +76,12 @@ class AttributeCalls:
     async def setattr(self, node: Node, change: AttributeChange) -> None:
         await self._view.renew(node)
         if node.kernel_writers:
-            self._contents.kernel.look(node)  # what the kernel wrote before is not to be taken for the change of times
-        meta = Metadata(uid=change.uid, gid=change.gid, atime_ns=change.atime_ns, mtime_ns=change.mtime_ns)
+            self._contents.kernel.look(
+                node
+            )  # what the kernel wrote before is not to be taken for the change of times
+        meta = Metadata(
+            uid=change.uid, gid=change.gid, atime_ns=change.atime_ns, mtime_ns=change.mtime_ns
+        )
         if change.mode is not None:
             node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(change.mode)
             meta.mode = stat.S_IMODE(change.mode)
@@ -167,7 +179,11 @@ class AttributeCalls:
 
     async def fsync_mode(self, node: Node) -> FsyncMode:
         """What fsync means for a file: the nearest directory above with a mode of its own decides, else the mount."""
-        return await self.fsync_mode_in(self._table[node.names[0][0]]) if node.names else self._settings.fsync
+        return (
+            await self.fsync_mode_in(self._table[node.names[0][0]])
+            if node.names
+            else self._settings.fsync
+        )
 
     async def fsync_mode_in(self, node: Node) -> FsyncMode:
         """What fsync means in a directory."""

@@ -26,7 +26,9 @@ _NAMING = CREATING | {OpKind.RENAME, OpKind.LINK}
 class AwaitedNames:
     """Lookups that wait for other members, and what other members' lookups may wait for."""
 
-    def __init__(self, settings: Settings, table: NodeTable, view: LowerView, log: OperationLog) -> None:
+    def __init__(
+        self, settings: Settings, table: NodeTable, view: LowerView, log: OperationLog
+    ) -> None:
         self._settings, self._table, self._view, self._log = settings, table, view, log
         self.peers = PeerNames(settings)
         """Nobody has anything, until somebody tells it."""
@@ -46,11 +48,20 @@ class AwaitedNames:
         waited = False
         try:
             while True:
-                comes = self.peers.may_come(directory, name)  # before the look: what is not pending any more is there to be seen
+                comes = self.peers.may_come(
+                    directory, name
+                )  # before the look: what is not pending any more is there to be seen
                 ino = await self._view.child(parent, name, anew=True)
                 if ino and waited:
-                    self._view.trusted_since = time.monotonic()  # more of that node may have come, where it was not yet a moment ago
-                if ino or not comes or self.peers.is_over(until) or not self._settings.wait_for_peers_s:
+                    self._view.trusted_since = (
+                        time.monotonic()
+                    )  # more of that node may have come, where it was not yet a moment ago
+                if (
+                    ino
+                    or not comes
+                    or self.peers.is_over(until)
+                    or not self._settings.wait_for_peers_s
+                ):
                     return ino
                 waited = True
                 await wait(self.peers.news(until))
@@ -71,15 +82,22 @@ class AwaitedNames:
         """For our own record: the names that were made here and are not persisted; with very many, the directories that have them."""
         directories: dict[Ino, bytes | None] = {}
         if len(self._log) <= PATHS_MAX:
-            return Pending([path for op in self._log for path in self._made(op, directories)], of_directories=False)
-        found = [self._path(directory, directories) for directory in self._log.directories(PATHS_MAX)]
+            return Pending(
+                [path for op in self._log for path in self._made(op, directories)],
+                of_directories=False,
+            )
+        found = [
+            self._path(directory, directories) for directory in self._log.directories(PATHS_MAX)
+        ]
         return Pending([path for path in found if path is not None], of_directories=True)
 
     def _made(self, op: Op, directories: dict[Ino, bytes | None]) -> Iterator[bytes]:
         """The path that an operation makes, if it is there (still) as the application sees it, and nothing has to be decided first."""
         if op.kind not in _NAMING or op.parked:
             return
-        directory, name = (op.new_parent, op.new_name) if op.kind is OpKind.RENAME else (op.parent, op.name)
+        directory, name = (
+            (op.new_parent, op.new_name) if op.kind is OpKind.RENAME else (op.parent, op.name)
+        )
         path = self._path(directory, directories)
         if path is None:
             return
@@ -91,5 +109,9 @@ class AwaitedNames:
         """Where a directory is, as the application sees it; None: nowhere."""
         if directory not in known:
             node = self._table.get(directory)
-            known[directory] = self._table.path(directory) if node is not None and node.is_dir and node.nlink else None
+            known[directory] = (
+                self._table.path(directory)
+                if node is not None and node.is_dir and node.nlink
+                else None
+            )
         return known[directory]

@@ -16,7 +16,9 @@ SPACE_MAX_AGE_S = 2.0
 class BackingSpace:
     """What was last heard. Used under the file system's lock."""
 
-    def __init__(self, lower: Lower, calls: CallPool, lock: RLock, tell: Callable[[SpaceInfo], None]) -> None:
+    def __init__(
+        self, lower: Lower, calls: CallPool, lock: RLock, tell: Callable[[SpaceInfo], None]
+    ) -> None:
         """`tell`: who else is to know, under the lock."""
         self._tell = tell
         self._lower, self._calls, self._lock = lower, calls, lock
@@ -37,7 +39,9 @@ class BackingSpace:
         if time.monotonic() - self._known_at > SPACE_MAX_AGE_S and not self._asked:
             self._asked = True
             future = self._calls.submit("statfs", self._lower.space)
-            future.add_done_callback(lambda f: self._answered(None if f.exception() else f.result()))
+            future.add_done_callback(
+                lambda f: self._answered(None if f.exception() else f.result())
+            )
         return self._known
 
     def _answered(self, space: SpaceInfo | None) -> None:

@@ -79,7 +79,11 @@ class Bursts:
         return (
             self._has_many(parent, time.monotonic())
             and directory.listing_s < self._keeps_s / 10
-            and (len(directory.listing) < LISTING_ENTRIES_MAX if directory.listed_at >= 0 else parent.size < LISTING_BYTES_MAX)
+            and (
+                len(directory.listing) < LISTING_ENTRIES_MAX
+                if directory.listed_at >= 0
+                else parent.size < LISTING_BYTES_MAX
+            )
         )
 
     def following(self, parent: Node, name: bytes) -> list[bytes]:
@@ -103,7 +107,10 @@ class Bursts:
             order.expected = at + 1 if at >= 0 else -1
             if goes_on and not found:
                 end = min(at + 2 * run.ahead, len(order.names))
-                while end > at + 1 and len(found := self._outdated(parent, order.names[at:end], now)) > run.ahead:
+                while (
+                    end > at + 1
+                    and len(found := self._outdated(parent, order.names[at:end], now)) > run.ahead
+                ):
                     end -= len(found) - run.ahead
                 order.expected = end
         if not found:
@@ -122,7 +129,10 @@ class Bursts:
         known = [(child.ino, name) for name, child in parent.dir.children.items() if child.ino]
         by_name = sorted(name for _ino, name in known)
         known.sort()
-        orders = [_Order(by_name, by_name), _Order([ino for ino, _name in known], [name for _ino, name in known])]
+        orders = [
+            _Order(by_name, by_name),
+            _Order([ino for ino, _name in known], [name for _ino, name in known]),
+        ]
         run = self._runs[parent.ino] = _Run(orders, now, now)
         if len(self._runs) > RUNS_MAX:
             self._runs.popitem(last=False)
@@ -131,4 +141,8 @@ class Bursts:
     def _outdated(self, parent: Node, names: list[bytes], now: float) -> list[bytes]:
         """Of these, those whose time is up, or soon will be."""
         children, until = parent.dir.children, now - self._keeps_s / 2
-        return [n for n in names if (c := children.get(n)) is not None and c.ino and not c.pins and c.checked_at < until]
+        return [
+            n
+            for n in names
+            if (c := children.get(n)) is not None and c.ino and not c.pins and c.checked_at < until
+        ]

@@ -59,13 +59,24 @@ class Moments:
     def of_this_boot(self) -> Moments:
         """What an earlier boot stamped may lie ahead; it was before anything that happens now."""
         now = time.monotonic()
-        return Moments(self.closed if self.closed <= now else 0.0, self.persisted if self.persisted <= now else 0.0)
+        return Moments(
+            self.closed if self.closed <= now else 0.0,
+            self.persisted if self.persisted <= now else 0.0,
+        )
 
 
 class Catalogue:
     """Times of checkpoints, and which have files that are not persisted."""
 
-    def __init__(self, state: StateDatabase, table: NodeTable, log: OperationLog, checkpoints: Checkpoints, *, verifies: bool) -> None:
+    def __init__(
+        self,
+        state: StateDatabase,
+        table: NodeTable,
+        log: OperationLog,
+        checkpoints: Checkpoints,
+        *,
+        verifies: bool,
+    ) -> None:
         """Load what the last worker left; after the log and the nodes. `verifies`: what is streamed from RAM is read back."""
         self._verifies = verifies
         self._state, self._table, self._log, self.recognise = state, table, log, checkpoints.of
@@ -79,18 +90,33 @@ class Catalogue:
         """How often some checkpoint came to be persisted."""
         self._newly_settled: dict[Checkpoint, int] = {}
         state.create(DDL)
-        for save_dir, name, step, epoch, *times in state.rows("SELECT * FROM checkpoint ORDER BY began_at"):
-            self._times[Checkpoint(bytes(save_dir), bytes(name), step, epoch)] = CheckpointTimes(*times)
-        stamped = {(bytes(row[0]), bytes(row[1])): Moments(*row[2:]) for row in state.rows("SELECT * FROM checkpoint_moments")}
-        self._moments = {c: stamped.get((c.save_dir, c.name), Moments()).of_this_boot() for c in self._times}
+        for save_dir, name, step, epoch, *times in state.rows(
+            "SELECT * FROM checkpoint ORDER BY began_at"
+        ):
+            self._times[Checkpoint(bytes(save_dir), bytes(name), step, epoch)] = CheckpointTimes(
+                *times
+            )
+        stamped = {
+            (bytes(row[0]), bytes(row[1])): Moments(*row[2:])
+            for row in state.rows("SELECT * FROM checkpoint_moments")
+        }
+        self._moments = {
+            c: stamped.get((c.save_dir, c.name), Moments()).of_this_boot() for c in self._times
+        }
         for node in table:
             self._look_at(node)
-        self._newly_settled = {c: 0 for c, times in self._times.items() if times.persisted_at and self.is_settled(c)}
+        self._newly_settled = {
+            c: 0 for c, times in self._times.items() if times.persisted_at and self.is_settled(c)
+        }
         state.before_commit(self._changed, self._flush_rows)
 
     def of(self, node: Node) -> Checkpoint | None:
         """The checkpoint that a node belongs to by its (first) name."""
-        return self.recognise(self._table.path(node.ino), directory=node.is_dir) if node.names else None
+        return (
+            self.recognise(self._table.path(node.ino), directory=node.is_dir)
+            if node.names
+            else None
+        )
 
     def times(self, checkpoint: Checkpoint) -> CheckpointTimes | None:
         """None: it was not written through this mount."""
@@ -194,13 +220,21 @@ class Catalogue:
             return
         checkpoint = self.of(node)
         self._settle(ino)
-        if checkpoint is not None and persisted and op.kind in (OpKind.STORE, OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK):
+        if (
+            checkpoint is not None
+            and persisted
+            and op.kind in (OpKind.STORE, OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK)
+        ):
             now = time.time()
             times = self._begin(checkpoint, now)
             times.persisted_at = now
             self._moments[checkpoint].persisted = time.monotonic()
             if op.version is not None:
-                times.verified_at = now if self._verifies and op.version.tier_id and times.verified_at >= 0 else -1.0
+                times.verified_at = (
+                    now
+                    if self._verifies and op.version.tier_id and times.verified_at >= 0
+                    else -1.0
+                )
             if self.is_settled(checkpoint):
                 self.settlements += 1
                 self._newly_settled[checkpoint] = self.settlements
@@ -232,8 +266,17 @@ class Catalogue:
             self._moments[checkpoint] = Moments()
             if len(self._times) > RECORDS_MAX:
                 self._drop(next(iter(self._times)))
-        elif self.is_settled(checkpoint) and times.closed_at and self._moments[checkpoint].closed < time.monotonic() - NEW_SAVE_S:
-            times.began_at, times.closed_at, times.persisted_at, times.verified_at = at, 0.0, 0.0, 0.0
+        elif (
+            self.is_settled(checkpoint)
+            and times.closed_at
+            and self._moments[checkpoint].closed < time.monotonic() - NEW_SAVE_S
+        ):
+            times.began_at, times.closed_at, times.persisted_at, times.verified_at = (
+                at,
+                0.0,
+                0.0,
+                0.0,
+            )
         self._changed[checkpoint] = None
         return times
 
@@ -254,12 +297,25 @@ class Catalogue:
             times, key = self._times.get(checkpoint), (checkpoint.save_dir, checkpoint.name)
             if times is None:
                 self._state.change("DELETE FROM checkpoint WHERE save_dir = ? AND name = ?", key)
-                self._state.change("DELETE FROM checkpoint_moments WHERE save_dir = ? AND name = ?", key)
+                self._state.change(
+                    "DELETE FROM checkpoint_moments WHERE save_dir = ? AND name = ?", key
+                )
             else:
-                row = (*key, checkpoint.step, checkpoint.epoch, times.began_at, times.closed_at, times.persisted_at, times.verified_at)
-                self._state.change("INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                row = (
+                    *key,
+                    checkpoint.step,
+                    checkpoint.epoch,
+                    times.began_at,
+                    times.closed_at,
+                    times.persisted_at,
+                    times.verified_at,
+                )
+                self._state.change(
+                    "INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
+                )
                 moments = self._moments[checkpoint]
                 self._state.change(
-                    "INSERT OR REPLACE INTO checkpoint_moments VALUES (?, ?, ?, ?)", (*key, moments.closed, moments.persisted)
+                    "INSERT OR REPLACE INTO checkpoint_moments VALUES (?, ?, ?, ?)",
+                    (*key, moments.closed, moments.persisted),
                 )
         self._changed.clear()

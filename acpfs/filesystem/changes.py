@@ -59,7 +59,9 @@ class Changes:
         for parent, name in op.touches():
             directory = self._table.get(parent)
             if directory is not None:
-                child = directory.dir.children.get(name) or self._table.set_child(parent, name, NO_INO)
+                child = directory.dir.children.get(name) or self._table.set_child(
+                    parent, name, NO_INO
+                )
                 child.pins += 1
 
     # -- logging
@@ -77,7 +79,15 @@ class Changes:
             last = self._log.last_of(one.ino)
             if last is not None:
                 self.confirm(last)
-        op = self._log.append(kind, node.ino, creates=creates, parent=parent, name=name, logged_at=self._log.clock.now(), **fields)
+        op = self._log.append(
+            kind,
+            node.ino,
+            creates=creates,
+            parent=parent,
+            name=name,
+            logged_at=self._log.clock.now(),
+            **fields,
+        )
         self._pin(op)
         self._table.needed(node)
         victim = self._table.get(op.victim)
@@ -121,7 +131,9 @@ class Changes:
         body = node.body
         if not body.modified or body.failed or body.interrupted or not node.names:
             return None
-        for op in self._log.unsealed_of(node.ino):  # its bytes are those that the staging file will have
+        for op in self._log.unsealed_of(
+            node.ino
+        ):  # its bytes are those that the staging file will have
             body.frozen()
             self._log.fold(node.ino, self.metadata(node, everything=False))
             self._table.changed(node)
@@ -132,7 +144,9 @@ class Changes:
         version = self._contents.freeze(node, quiet=quiet)
         below = self._view.beneath.uncover((parent, name)) if first else None
         victim = below.ino if below is not None else NO_INO
-        op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta, victim=victim)
+        op = self.record(
+            OpKind.STORE, node, parent, name, version=version, meta=meta, victim=victim
+        )
         if body.is_outgrown:
             op.take(Step.OUTGROWN)
         if first:
@@ -153,10 +167,18 @@ class Changes:
     def withdraw(self, op: Op) -> None:
         """The descriptor that was closed is still open elsewhere and was written to: what was closed was not complete."""
         node = self._table.get(op.ino)
-        if not op.tentative or node is None or node.body.is_cold or op.version is None or self._log.last_of(op.ino) is not op:
+        if (
+            not op.tentative
+            or node is None
+            or node.body.is_cold
+            or op.version is None
+            or self._log.last_of(op.ino) is not op
+        ):
             self.confirm(op)
             return
-        if (op.parent, op.name) not in node.names:  # deleted or replaced since: what did that needs the name to have been there
+        if (
+            (op.parent, op.name) not in node.names
+        ):  # deleted or replaced since: what did that needs the name to have been there
             self.confirm(op)
             return
         self._log.needs.give_back(op)
@@ -170,7 +192,9 @@ class Changes:
         self._unpin_name(op.parent, op.name)
         self._contents.withdrawn(node, op.version)
         self._table.changed(node)
-        if op.meta.xattrs and not created:  # folded in since; the other attributes go with the next STORE anyway
+        if (
+            op.meta.xattrs and not created
+        ):  # folded in since; the other attributes go with the next STORE anyway
             self.change_metadata(node, Metadata(xattrs=op.meta.xattrs))
 
     def closes_known(self, ops: Iterable[Op]) -> Future[None]:
@@ -211,7 +235,15 @@ class Changes:
         if below is not None:
             self.record(OpKind.UNLINK, below, parent, name)
 
-    def move_birth(self, node: Node, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, target: Node | None) -> None:
+    def move_birth(
+        self,
+        node: Node,
+        parent: Ino,
+        name: bytes,
+        new_parent: Ino,
+        new_name: bytes,
+        target: Node | None,
+    ) -> None:
         """A never logged file that cannot be fixed (a half) gets another name: nobody needs to know. What it replaces stays beneath it."""
         if target is not None and not target.unlogged:
             self._view.beneath.cover((new_parent, new_name), target)
@@ -248,7 +280,9 @@ class Changes:
         """
         if node.handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        for op in self._log.unsealed_of(node.ino):  # its place in the order goes with the bytes: what is behind must not wait for them
+        for op in self._log.unsealed_of(
+            node.ino
+        ):  # its place in the order goes with the bytes: what is behind must not wait for them
             op.last_error = errno.EIO
             self._log.park(op)
         if self._back_to_last(node):
@@ -371,7 +405,11 @@ class Changes:
         return node is None or all(self._is_settled(one) for one in self._table.tree(node))
 
     def _is_settled(self, node: Node) -> bool:
-        if node.unlogged or node.modified or any(not self._log.is_aside(op) for op in self._log.pending_of(node.ino)):
+        if (
+            node.unlogged
+            or node.modified
+            or any(not self._log.is_aside(op) for op in self._log.pending_of(node.ino))
+        ):
             return False
         if self._log.is_victim(node.ino):
             return False  # of an exchange: it is not under this name yet

@@ -42,18 +42,24 @@ def closing_of(pid: int, proc: Path = PROC) -> Closing:
 def _closing_of(thread: Path) -> Closing:
     _state, flags = _state_and_flags(thread)
     if not flags & _EXITING:
-        return Closing.CALL  # by far the most: one file of /proc, however many threads the process has
+        return (
+            Closing.CALL
+        )  # by far the most: one file of /proc, however many threads the process has
     tasks = [_state_and_flags(task) for task in (thread / "task").iterdir()]
     if all(state in "ZX" for state, _flags in tasks):
         return Closing.CALL  # it has closed what it had already, and somebody else has a copy
-    if flags & _SIGNALED and (is_ended_by_signal(thread) or any(others & _DUMPED_CORE for _state, others in tasks)):
+    if flags & _SIGNALED and (
+        is_ended_by_signal(thread) or any(others & _DUMPED_CORE for _state, others in tasks)
+    ):
         return Closing.KILL
     return Closing.END
 
 
 def _state_and_flags(task: Path) -> tuple[str, int]:
     try:
-        fields = (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        fields = (
+            (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
     except (FileNotFoundError, ProcessLookupError):
         return "X", 0
     return fields[0], int(fields[6])

@@ -76,7 +76,7 @@ from acpfs.writeback.sources.spill import Spill
 class FileSystemParts:
     """All parts, over one lock; `changes` is the engine's listener."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # one statement for each part
         self,
         settings: Settings,
         state: StateDatabase,
@@ -106,70 +106,205 @@ class FileSystemParts:
         self.settings, self.lock, self.durations = settings, RLock(), Durations()
         self.steps = Steps(self.lock, state)
         self.state, self.tier, self.log, self.lower, self.calls = state, tier, log, lower, calls
-        self.kept = Kept() if kept is None else kept  # what the next worker of the session will need; transports keep theirs here too
+        self.kept = (
+            Kept() if kept is None else kept
+        )  # what the next worker of the session will need; transports keep theirs here too
         self.table = NodeTable(state, log, tree)
         self.missing, self.earlier_calls = Missing(self.table, log, tier), EarlierCalls()
-        self.overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls)
-        versions, self.urgent = Versions(tier, log), UrgentFiles(state, self.table, tier, settings.reserve)
+        self.overflow = Overflow(
+            lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls
+        )
+        versions, self.urgent = (
+            Versions(tier, log),
+            UrgentFiles(state, self.table, tier, settings.reserve),
+        )
         self.room = room = Room(tier, settings.when_full, versions.await_drain, self.urgent.covers)
         shapes, self.fills = Checkpoints(settings.checkpoint_patterns), Fills(tier)
-        self.catalogue = Catalogue(state, self.table, log, shapes, verifies=settings.verify_after_write)
+        self.catalogue = Catalogue(
+            state, self.table, log, shapes, verifies=settings.verify_after_write
+        )
         self.contents = self._make_contents(copies, versions)
-        self.lower_view = LowerView(settings, lower, calls, tree, log, self.table, self.contents, tier, self.lock)
-        self.changes = Changes(self.table, log, self.contents, self.lower_view, self.steps, self.catalogue, self.durations)
+        self.lower_view = LowerView(
+            settings, lower, calls, tree, log, self.table, self.contents, tier, self.lock
+        )
+        self.changes = Changes(
+            self.table,
+            log,
+            self.contents,
+            self.lower_view,
+            self.steps,
+            self.catalogue,
+            self.durations,
+        )
         self.awaited = AwaitedNames(settings, self.table, self.lower_view, log)
         self.expectations = Expectations(state)
-        earlier = EarlierSaves(lower, calls, tree, self.table, self.lock, self.expectations, state.commit)
-        self.names = Names(self.table, self.lower_view, self.changes, self.contents, self.awaited, earlier)
-        self.attributes = AttributeCalls(settings, self.table, self.lower_view, self.changes, self.contents, NeededNodes(log.needs))
+        earlier = EarlierSaves(
+            lower, calls, tree, self.table, self.lock, self.expectations, state.commit
+        )
+        self.names = Names(
+            self.table, self.lower_view, self.changes, self.contents, self.awaited, earlier
+        )
+        self.attributes = AttributeCalls(
+            settings,
+            self.table,
+            self.lower_view,
+            self.changes,
+            self.contents,
+            NeededNodes(log.needs),
+        )
         self.at_once = AtOnce(settings, self.table, self.lower_view, self.attributes, self.steps)
-        self.lanes, self.payers = Lanes(), Payers(state, self.table, self.contents.retention, limits)
+        self.lanes, self.payers = (
+            Lanes(),
+            Payers(state, self.table, self.contents.retention, limits),
+        )
         sizes = (self.expectations, self.payers, LikelySizes(shapes), earlier, unknown_bytes)
-        admission = Admission(self.table, tier, room, self.contents.retention, Shortage(available), *sizes)
+        admission = Admission(
+            self.table, tier, room, self.contents.retention, Shortage(available), *sizes
+        )
         rest = (self.contents, self.table, log, state, admission, self.lock, self.earlier_calls)
         self.outgrown = OutgrownFiles(lower, calls, tier, *rest)
-        self.hold = Hold(self.contents, admission, tier, room, self.table.path, self.outgrown.relieve)
+        self.hold = Hold(
+            self.contents, admission, tier, room, self.table.path, self.outgrown.relieve
+        )
         shared = (tier, calls, fills or calls, self.lock, state.commit, self.fills)
         self.warming = Warming(settings, self.table, self.contents, self.lower_view, *shared)
-        self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
+        self.spilling = (
+            None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
+        )
         self.spill = None if self.spilling is None else self.spilling.spill
         writable = self._writable(room)
-        places = (self.contents, self.overflow, self.outgrown, self.spill, self.warming, self.lower_view.reads)
+        places = (
+            self.contents,
+            self.overflow,
+            self.outgrown,
+            self.spill,
+            self.warming,
+            self.lower_view.reads,
+        )
         self.reads = Reads(*places, writable.persisting)
-        self.open_files, self.files = self._regular_files(admission, writable, closing, copies, ready or NoReadyMemory())
-        self.directories = Directories(self.table, self.names, self.attributes, self.lower_view, self.kept)
+        self.open_files, self.files = self._regular_files(
+            admission, writable, closing, copies, ready or NoReadyMemory()
+        )
+        self.directories = Directories(
+            self.table, self.names, self.attributes, self.lower_view, self.kept
+        )
         self.paths = Paths(self.table, self.lower_view, settings.mountpoint)
-        self.preloading = Preloading(self.table, self.lower_view, self.reads, self.warming, shapes, self.open_files.closed, self.paths)
+        self.preloading = Preloading(
+            self.table,
+            self.lower_view,
+            self.reads,
+            self.warming,
+            shapes,
+            self.open_files.closed,
+            self.paths,
+        )
         self.mending = Mending(self.table, log, self.contents, self.changes, tier, self.lower_view)
-        self.known_files, self.eviction = KnownFiles(self.table, log, tier), Eviction(self.table, log, tier, self.contents.retention)
-        self.invariants, self.reports = Invariants(self.table, log, tier), Reports(self.table, log, self.open_files)
-        self.interrupted = InterruptedFiles(state, self.table, self.reports, self.changes, self.finish_outgrown)
-        self.space, self.descriptors = BackingSpace(lower, calls, self.lock, self.files.learn_capacity), Reserve(settings.allow_other)
+        self.known_files, self.eviction = (
+            KnownFiles(self.table, log, tier),
+            Eviction(self.table, log, tier, self.contents.retention),
+        )
+        self.invariants, self.reports = (
+            Invariants(self.table, log, tier),
+            Reports(self.table, log, self.open_files),
+        )
+        self.interrupted = InterruptedFiles(
+            state, self.table, self.reports, self.changes, self.finish_outgrown
+        )
+        self.space, self.descriptors = (
+            BackingSpace(lower, calls, self.lock, self.files.learn_capacity),
+            Reserve(settings.allow_other),
+        )
 
     def _regular_files(
-        self, admission: Admission, writable: Writable, closing: Callable[[int], Closing], threads: CallPool, ready: ReadyMemory
+        self,
+        admission: Admission,
+        writable: Writable,
+        closing: Callable[[int], Closing],
+        threads: CallPool,
+        ready: ReadyMemory,
     ) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
-        closing = closing if self.settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
+        closing = (
+            closing if self.settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
+        )
         self.ahead = PagesAhead(self.tier, self.contents, admission, threads, self.lock, ready)
-        lane_use = LaneUse(self.lanes, self.attributes, self.contents, admission, self.hold, self.lower_view, self.warming, self.ahead)
-        parts = (self.contents, writable, admission, self.outgrown, self.warming, self.log, self.kept, closing)
+        lane_use = LaneUse(
+            self.lanes,
+            self.attributes,
+            self.contents,
+            admission,
+            self.hold,
+            self.lower_view,
+            self.warming,
+            self.ahead,
+        )
+        parts = (
+            self.contents,
+            writable,
+            admission,
+            self.outgrown,
+            self.warming,
+            self.log,
+            self.kept,
+            closing,
+        )
         self.loads = Loads(self.table, self.catalogue.recognise, self.durations.load)
         told = (self.durations, self.loads, ready)
-        opened = OpenFiles(self.table, self.lanes, lane_use, self.names, self.attributes, self.lower_view, self.changes, *parts, *told)
-        files = Files(opened, self.attributes, self.reads, self.changes, self.contents, writable, self.outgrown, self.table, self.log)
+        opened = OpenFiles(
+            self.table,
+            self.lanes,
+            lane_use,
+            self.names,
+            self.attributes,
+            self.lower_view,
+            self.changes,
+            *parts,
+            *told,
+        )
+        files = Files(
+            opened,
+            self.attributes,
+            self.reads,
+            self.changes,
+            self.contents,
+            writable,
+            self.outgrown,
+            self.table,
+            self.log,
+        )
         return opened, files
 
     def _spilling(self, spill: Spill, versions: Versions, room: Room) -> Spilling:
-        return Spilling(spill, self.tier, self.log, self.table, self.contents, versions, room, self.overflow, self.state)
+        return Spilling(
+            spill,
+            self.tier,
+            self.log,
+            self.table,
+            self.contents,
+            versions,
+            room,
+            self.overflow,
+            self.state,
+        )
 
     def _writable(self, room: Room) -> Writable:
         bring_back = None if self.spilling is None else self.spilling.bring_back
-        parts = (self.contents, self.overflow, self.outgrown, self.tier, room, self.log, self.warming, bring_back)
+        parts = (
+            self.contents,
+            self.overflow,
+            self.outgrown,
+            self.tier,
+            room,
+            self.log,
+            self.warming,
+            bring_back,
+        )
         return Writable(self.table, self.lower_view, *parts)
 
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
-        order = EvictionOrder(self.table, self.catalogue, Pins(self.state), self.settings.keep_checkpoints)
+        order = EvictionOrder(
+            self.table, self.catalogue, Pins(self.state), self.settings.keep_checkpoints
+        )
         parts = (self.overflow, versions, self.room, order, Marks(self.state), self.fills)
         return Contents(self.tier, self.log, self.table, copies, *parts)
 

@@ -14,13 +14,17 @@ COPY_RANGE_PIECE_BYTES = 8 << 20
 """Room is asked for in such pieces."""
 
 
-async def copy_pieces(contents: Contents, source_fd: int, source_offset: int, node: Node, offset: int, size: int) -> int | None:
+async def copy_pieces(
+    contents: Contents, source_fd: int, source_offset: int, node: Node, offset: int, size: int
+) -> int | None:
     """Returns how many bytes; None: not even the first piece has room."""
     total, done = 0, 1
     while total < size and done:
         piece, at = min(COPY_RANGE_PIECE_BYTES, size - total), offset + total
         try:
-            count = await contents.change(node, at, piece, _copy_range, source_fd, source_offset + total, at, piece)
+            count = await contents.change(
+                node, at, piece, _copy_range, source_fd, source_offset + total, at, piece
+            )
         except OSError:
             if not total:
                 raise

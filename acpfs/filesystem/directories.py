@@ -42,7 +42,14 @@ class OpenDirectory:
 class Directories:
     """Calls on open directories."""
 
-    def __init__(self, table: NodeTable, names: Names, attributes: AttributeCalls, view: LowerView, kept: Kept) -> None:
+    def __init__(
+        self,
+        table: NodeTable,
+        names: Names,
+        attributes: AttributeCalls,
+        view: LowerView,
+        kept: Kept,
+    ) -> None:
         self._table = table
         self._names = names
         self._attributes = attributes
@@ -61,7 +68,9 @@ class Directories:
                 self._kept.directories.free(slot)
                 continue
             node.handles += 1
-            self._handles[HandleId(number)] = OpenDirectory(node, slot, unique, self._kept.read_listing(number))
+            self._handles[HandleId(number)] = OpenDirectory(
+                node, slot, unique, self._kept.read_listing(number)
+            )
             self._unanswered[unique] = HandleId(number)
 
     def opendir(self, ino: Ino, unique: int = 0) -> HandleId:
@@ -94,7 +103,13 @@ class Directories:
         return opened.node
 
     async def readdir(
-        self, number: HandleId, offset: int, *, with_attributes: bool, without_fails: bool = False, fitting: Fitting = len
+        self,
+        number: HandleId,
+        offset: int,
+        *,
+        with_attributes: bool,
+        without_fails: bool = False,
+        fitting: Fitting = len,
     ) -> list[DirEntry]:
         """At most `ENTRIES_PER_CALL` entries from `offset` on; [] at the end. As `FileSystem.readdir`."""
         opened = self._handles.get(number)
@@ -105,7 +120,12 @@ class Directories:
             self._kept.write_listing(number, opened.names)
         entries = self._dots(opened.node, offset)
         position = max(offset, FIRST_NAME_OFFSET)
-        following = opened.names[position - FIRST_NAME_OFFSET : position - FIRST_NAME_OFFSET + ENTRIES_PER_CALL - len(entries)]
+        following = opened.names[
+            position - FIRST_NAME_OFFSET : position
+            - FIRST_NAME_OFFSET
+            + ENTRIES_PER_CALL
+            - len(entries)
+        ]
         count = max(1, fitting([*(dot.name for dot in entries), *following]))
         while len(entries) < count and position - FIRST_NAME_OFFSET < len(opened.names):
             start = position - FIRST_NAME_OFFSET
@@ -113,15 +133,22 @@ class Directories:
             position += len(chunk)
             if with_attributes:
                 await self._view.fill(opened.node, chunk, whole=without_fails)
-            entries += self._entries(opened.node, chunk, position - len(chunk), with_attributes=with_attributes)
+            entries += self._entries(
+                opened.node, chunk, position - len(chunk), with_attributes=with_attributes
+            )
         return entries
 
     def _dots(self, node: Node, offset: int) -> list[DirEntry]:
         above = node.names[0][0] if node.names else node.ino
-        dots = [DirEntry(b".", node.ino, node.mode, 1, None), DirEntry(b"..", above, node.mode, 2, None)]
+        dots = [
+            DirEntry(b".", node.ino, node.mode, 1, None),
+            DirEntry(b"..", above, node.mode, 2, None),
+        ]
         return dots[offset:] if offset < FIRST_NAME_OFFSET else []
 
-    def _entries(self, parent: Node, names: list[bytes], position: int, *, with_attributes: bool) -> list[DirEntry]:
+    def _entries(
+        self, parent: Node, names: list[bytes], position: int, *, with_attributes: bool
+    ) -> list[DirEntry]:
         entries = []
         for number, name in enumerate(names, position + 1):
             entry = self._entry(parent, name, number, with_attributes=with_attributes)
@@ -129,7 +156,9 @@ class Directories:
                 entries.append(entry)
         return entries
 
-    def _entry(self, parent: Node, name: bytes, next_offset: int, *, with_attributes: bool) -> DirEntry | None:
+    def _entry(
+        self, parent: Node, name: bytes, next_offset: int, *, with_attributes: bool
+    ) -> DirEntry | None:
         child = parent.dir.children.get(name)
         if child is not None and (child.ino or child.pins or with_attributes):
             if not child.ino:
@@ -137,6 +166,16 @@ class Directories:
             node = self._table[child.ino]
             if with_attributes:
                 node.lookups += 1
-            return DirEntry(name, node.ino, node.mode, next_offset, self._attributes.of(node) if with_attributes else None)
+            return DirEntry(
+                name,
+                node.ino,
+                node.mode,
+                next_offset,
+                self._attributes.of(node) if with_attributes else None,
+            )
         listed: LowerEntry | None = parent.dir.listing.get(name)
-        return None if listed is None else DirEntry(name, Ino(listed.ino % (1 << 64)), listed.mode, next_offset, None)
+        return (
+            None
+            if listed is None
+            else DirEntry(name, Ino(listed.ino % (1 << 64)), listed.mode, next_offset, None)
+        )

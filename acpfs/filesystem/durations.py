@@ -11,7 +11,24 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+BOUNDS_S = (
+    0.001,
+    0.005,
+    0.025,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+)
 """From a small file on a tmpfs to a checkpoint over a slow storage; 17 series a histogram, whatever a mount is used for."""
 
 

@@ -44,7 +44,13 @@ class EarlierSaves:
         commit: Callable[[], object],
     ) -> None:
         """`commit`: of the state database."""
-        self._lower, self._calls, self._tree, self._table, self._lock = lower, calls, tree, table, lock
+        self._lower, self._calls, self._tree, self._table, self._lock = (
+            lower,
+            calls,
+            tree,
+            table,
+            lock,
+        )
         self._expectations, self._commit = expectations, commit
         self._asked: dict[tuple[Ino, bytes], None] = {}
         self._under_way = False
@@ -53,19 +59,31 @@ class EarlierSaves:
         """A name was made in a directory. Does not wait."""
         pattern = pattern_of(name)
         path = self._tree.path(parent.ino)
-        if pattern == name or path is None or self._under_way or (parent.ino, pattern) in self._asked or parent.size > BYTES_MAX:
+        if (
+            pattern == name
+            or path is None
+            or self._under_way
+            or (parent.ino, pattern) in self._asked
+            or parent.size > BYTES_MAX
+        ):
             return
         self._asked[parent.ino, pattern] = None
         if len(self._asked) > ASKED_MAX:
             del self._asked[next(iter(self._asked))]
         self._under_way = True
-        self._calls.submit("earlier saves", self._look, path, name).add_done_callback(lambda done: self._looked(parent, done))
+        self._calls.submit("earlier saves", self._look, path, name).add_done_callback(
+            lambda done: self._looked(parent, done)
+        )
 
     def _looked(self, parent: Node, done: Future[Sizes]) -> None:
         """What went wrong is not told: sizes are a help, and the first save teaches them too."""
         with self._lock:
             self._under_way = False
-            if done.cancelled() or done.exception() is not None or self._table.get(parent.ino) is not parent:
+            if (
+                done.cancelled()
+                or done.exception() is not None
+                or self._table.get(parent.ino) is not parent
+            ):
                 return
             above = self._table.path(parent.ino)
             for path, size in done.result():
@@ -77,7 +95,11 @@ class EarlierSaves:
     def _look(self, directory: LowerPath, name: bytes) -> Sizes:
         """Files of the newest entry like `name`: their paths below the directory, and sizes."""
         pattern = pattern_of(name)
-        alike = [entry.name for entry in self._lower.listdir(directory) if entry.name != name and pattern_of(entry.name) == pattern]
+        alike = [
+            entry.name
+            for entry in self._lower.listdir(directory)
+            if entry.name != name and pattern_of(entry.name) == pattern
+        ]
         if not alike:
             return []
         newest = max(alike, key=lambda other: [int(number) for number in _NUMBER.findall(other)])
@@ -91,8 +113,14 @@ class EarlierSaves:
             if stat.S_ISREG(st.mode):
                 files += 1
                 yield path, st.size
-            elif stat.S_ISDIR(st.mode) and directories < DIRECTORIES_MAX and len(path) - len(top) < DEPTH_MAX:
+            elif (
+                stat.S_ISDIR(st.mode)
+                and directories < DIRECTORIES_MAX
+                and len(path) - len(top) < DEPTH_MAX
+            ):
                 directories += 1
-                waiting += [(*path, entry.name) for entry in self._lower.listdir(path)][: FILES_MAX + DIRECTORIES_MAX - len(waiting)]
+                waiting += [(*path, entry.name) for entry in self._lower.listdir(path)][
+                    : FILES_MAX + DIRECTORIES_MAX - len(waiting)
+                ]
             if files >= FILES_MAX:
                 return

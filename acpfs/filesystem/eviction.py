@@ -48,7 +48,9 @@ def below(path: bytes, prefix: bytes) -> bool:
 class Eviction:
     """Pins and evicts."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, tier: Tier, retention: Retention) -> None:
+    def __init__(
+        self, table: NodeTable, log: OperationLog, tier: Tier, retention: Retention
+    ) -> None:
         self._table, self._log, self._tier, self._retention = table, log, tier, retention
 
     @property
@@ -95,7 +97,11 @@ class Eviction:
         """Bytes in RAM of files at and below pinned paths, clean or not."""
         if not self._order.pins.paths:
             return 0
-        return sum(taken for node, path, taken in self._in_ram(b"") if self._order.pins.covering(path) is not None)
+        return sum(
+            taken
+            for node, path, taken in self._in_ram(b"")
+            if self._order.pins.covering(path) is not None
+        )
 
     def is_pinned_full(self) -> bool:
         """Whether pins keep more of the budget than a pin may be made for: what lies below them has grown, or the budget shrunk."""

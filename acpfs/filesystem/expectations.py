@@ -46,7 +46,9 @@ class Expectations:
 
     def newest(self, count: int) -> list[tuple[bytes, int]]:
         """Patterns and sizes that were learnt last, the oldest first; not those that no file is expected to have."""
-        return [(pattern, size) for pattern, size in self._sizes.items() if size < UNBOUNDED_BYTES][-count:]
+        return [(pattern, size) for pattern, size in self._sizes.items() if size < UNBOUNDED_BYTES][
+            -count:
+        ]
 
     def largest_save(self) -> int:
         """Bytes that the largest save takes: all files below one directory whose name has a number, or one file. Needs no lock.

@@ -47,7 +47,9 @@ class Reports:
             state=self._state(node, op),
             checksum=op.version.digest if op is not None and op.version is not None else "",
             error=errno_name(op.last_error) if op is not None and op.last_error else "",
-            age_s=self._log.clock.age_s(op.logged_at) if op is not None else max(0.0, time.time() - node.mtime_ns / 1e9),
+            age_s=self._log.clock.age_s(op.logged_at)
+            if op is not None
+            else max(0.0, time.time() - node.mtime_ns / 1e9),
             ino=node.ino,
         )
 
@@ -74,11 +76,19 @@ class Reports:
     def complete_until(self, paths: Iterable[bytes]) -> Seq:
         """See `FileSystem.complete_until`."""
         wanted = list(paths)
-        return max((op.seq for op in self.operations(wanted)), default=Seq(0)) if wanted else self._log.last_seq
+        return (
+            max((op.seq for op in self.operations(wanted)), default=Seq(0))
+            if wanted
+            else self._log.last_seq
+        )
 
     def operations(self, paths: Collection[bytes]) -> Iterator[Op]:
         """Pending operations on what lies at and below the paths; all where none is named."""
-        return (op for op in self._log if not paths or any(below(self._op_path(op), path) for path in paths))
+        return (
+            op
+            for op in self._log
+            if not paths or any(below(self._op_path(op), path) for path in paths)
+        )
 
     def _op_path(self, op: Op) -> bytes:
         if op.ino in self._table and self._table[op.ino].names:
@@ -88,4 +98,8 @@ class Reports:
 
     def interrupted(self, prefix: bytes) -> list[Node]:
         """Files whose writer was lost with an earlier daemon."""
-        return [node for node in self._table.recorded() if node.body.interrupted and below(self._table.path(node.ino), prefix)]
+        return [
+            node
+            for node in self._table.recorded()
+            if node.body.interrupted and below(self._table.path(node.ino), prefix)
+        ]

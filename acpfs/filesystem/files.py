@@ -75,11 +75,16 @@ class Files:
         self._open.goes_on(handle)
         self._open.complete(handle, quiet=True)
         self._open.report_refusal(handle.node)
-        if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
+        if (
+            handle.synchronous
+            or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE
+        ):
             if handle.writes_unseen:
                 self._outgrown.refuse_to_wait(handle.node)
             seen = None
-            while (last := self._log.last_of(handle.node.ino)) is not None and last is not seen:  # others may store it anew meanwhile
+            while (
+                last := self._log.last_of(handle.node.ino)
+            ) is not None and last is not seen:  # others may store it anew meanwhile
                 seen = last
                 if open_ones := await self._outgrown.in_the_way(last.seq):
                     self._outgrown.refuse_to_wait(self._table[open_ones[0].ino])
@@ -99,7 +104,11 @@ class Files:
         open_ones = await self._outgrown.in_the_way(newest.seq)
         seq = self._log.last_seq  # not the one from before the wait: a store may have been replaced by one with a larger number
         if open_ones:
-            later = (op for op in self._log.since(open_ones[0].seq) if op not in open_ones and op.concerns(node.ino))
+            later = (
+                op
+                for op in self._log.since(open_ones[0].seq)
+                if op not in open_ones and op.concerns(node.ino)
+            )
             if any(self._log.stands_since(op) <= newest.logged_at for op in later):
                 self._outgrown.refuse_to_wait(self._table[open_ones[0].ino])
             seq = Seq(open_ones[0].seq - 1)
@@ -153,7 +162,9 @@ class Files:
         if not node.body.is_writable:
             await self._writable.ensure(node)
         if node.kernel_writers:
-            self._contents.kernel.look(node)  # the end of the file is where writers in the passthrough lane have put it
+            self._contents.kernel.look(
+                node
+            )  # the end of the file is where writers in the passthrough lane have put it
         return handle
 
     async def write(self, number: HandleId, offset: int, data: bytes | memoryview) -> int:
@@ -166,7 +177,9 @@ class Files:
         node = handle.node
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
-        done = await self._contents.write(node, offset, data, by_append=bool(handle.flags & os.O_APPEND))
+        done = await self._contents.write(
+            node, offset, data, by_append=bool(handle.flags & os.O_APPEND)
+        )
         self._open.wrote(handle)
         if handle.synchronous:
             await self.fsync(number)
@@ -177,10 +190,14 @@ class Files:
         handle = await self._changing(number, offset + length)
         if not handle.node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
             handle.node.body.reserved = True
-        await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
+        await self._contents.allocate(
+            handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE)
+        )
         self._open.wrote(handle)
 
-    async def copy_range(self, source_number: HandleId, source_offset: int, number: HandleId, offset: int, size: int) -> int:
+    async def copy_range(
+        self, source_number: HandleId, source_offset: int, number: HandleId, offset: int, size: int
+    ) -> int:
         """copy_file_range(2) inside the RAM tier: the bytes visit neither the caller nor this process. May copy less than asked for.
 
         Raises:
@@ -191,9 +208,18 @@ class Files:
         source = reader.node.body
         if not source.is_whole_in_ram:
             raise fail(errno.EOPNOTSUPP)
-        source_fd = os.dup(self._contents.opened(source))  # a truncation meanwhile may give its node another content
+        source_fd = os.dup(
+            self._contents.opened(source)
+        )  # a truncation meanwhile may give its node another content
         try:
-            done = await copy_pieces(self._contents, source_fd, source_offset, handle.node, offset, min(size, COPY_RANGE_BYTES_MAX))
+            done = await copy_pieces(
+                self._contents,
+                source_fd,
+                source_offset,
+                handle.node,
+                offset,
+                min(size, COPY_RANGE_BYTES_MAX),
+            )
         finally:
             os.close(source_fd)
         if done is None:
@@ -218,13 +244,20 @@ class Files:
         """Before `freeze_older_than`: writes that are under way in the passthrough lane get done first, and are waited for elsewhere."""
         due = time.monotonic() - age_s
         for node in self._open.open_nodes():
-            if node.kernel_writers and not node.body.is_cold and node.body.modified_since <= due and self._open.is_log(node):
+            if (
+                node.kernel_writers
+                and not node.body.is_cold
+                and node.body.modified_since <= due
+                and self._open.is_log(node)
+            ):
                 await self._contents.mark(node, behind=True)
 
     def freeze_older_than(self, age_s: float) -> int:
         """Fix the content of logs that are open and whose first unfixed change is older; returns how many."""
         due = time.monotonic() - age_s
-        changed = (n for n in self._changed() if not n.body.is_cold and n.body.modified_since <= due)
+        changed = (
+            n for n in self._changed() if not n.body.is_cold and n.body.modified_since <= due
+        )
         return self._freeze(n for n in changed if self._open.is_log(n))
 
     def freeze_the_closed(self) -> int:
@@ -232,7 +265,9 @@ class Files:
 
         Where the session ended beneath its users, that one is a half, and found as one whose writer was lost.
         """
-        return self._freeze(n for n in self._changed() if self._open.is_log(n) or self._open.was_closed(n))
+        return self._freeze(
+            n for n in self._changed() if self._open.is_log(n) or self._open.was_closed(n)
+        )
 
     def _freeze(self, nodes: Iterable[Node]) -> int:
         return sum(self._changes.freeze(node) is not None for node in list(nodes))
@@ -242,4 +277,8 @@ class Files:
         for node in self._open.open_nodes():
             if node.kernel_writers:
                 self._contents.kernel.look(node)
-        return [n for n in self._open.open_nodes() if n.modified and not n.interrupted and not n.body.is_outgrown]
+        return [
+            n
+            for n in self._open.open_nodes()
+            if n.modified and not n.interrupted and not n.body.is_outgrown
+        ]

@@ -25,7 +25,16 @@ from acpfs.filesystem.lowerview import LowerViewStatistics
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S
-from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, Lane, OpenFile, WaitingWriter
+from acpfs.filesystem.records import (
+    AttributeChange,
+    Attributes,
+    Caller,
+    DirEntry,
+    FileReport,
+    Lane,
+    OpenFile,
+    WaitingWriter,
+)
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import TierStatistics
 from acpfs.types import ROOT, HandleId, Ino, Seq
@@ -72,7 +81,11 @@ class FileSystem:
     def __init__(self, parts: FileSystemParts) -> None:
         self.settings, self.lock, self.steps = parts.settings, parts.lock, parts.steps
         self._parts = parts
-        self._names, self._attributes, self._directories = parts.names, parts.attributes, parts.directories
+        self._names, self._attributes, self._directories = (
+            parts.names,
+            parts.attributes,
+            parts.directories,
+        )
         self._open, self._files = parts.open_files, parts.files
         self._table, self._view, self._state = parts.table, parts.lower_view, parts.state
         self.attributes_at_once, self.entry_at_once = parts.at_once.attributes, parts.at_once.entry
@@ -91,8 +104,12 @@ class FileSystem:
         if space is not None and ROOT in self._table:
             self._parts.space.learn(space, of_earlier_worker=True)
         else:
-            top: LowerStat = await self._view.questions.call("lstat top", self._parts.lower.lstat, ())
-            self._parts.space.learn(await self._view.questions.call("statfs", self._parts.lower.space))
+            top: LowerStat = await self._view.questions.call(
+                "lstat top", self._parts.lower.lstat, ()
+            )
+            self._parts.space.learn(
+                await self._view.questions.call("statfs", self._parts.lower.space)
+            )
             if ROOT not in self._table:
                 self._table.found_root(top)
             self._view.compare(self._table[ROOT], top)
@@ -125,7 +142,9 @@ class FileSystem:
         self._parts.finish_outgrown(node)
         self._view.reap(node)
 
-    def watch_outside(self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]) -> None:
+    def watch_outside(
+        self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]
+    ) -> None:
         """Be told of nodes that others changed on the backing directory, and of names (parent, name, node) that they removed.
 
         Called under the lock, from any thread, and only for what the kernel knows.
@@ -164,7 +183,9 @@ class FileSystem:
     async def readlink(self, ino: Ino) -> bytes:
         return await self._view.load_target(self._names.node(ino))
 
-    async def mknod(self, parent: Ino, name: bytes, mode: int, rdev: int, caller: Caller) -> Attributes:
+    async def mknod(
+        self, parent: Ino, name: bytes, mode: int, rdev: int, caller: Caller
+    ) -> Attributes:
         """Takes a kernel reference."""
         self._check_space()
         return self._attributes.of(await self._names.mknod(parent, name, mode, rdev, caller))
@@ -190,7 +211,9 @@ class FileSystem:
     async def rmdir(self, parent: Ino, name: bytes) -> None:
         await self._names.rmdir(parent, name)
 
-    async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
+    async def rename(
+        self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+    ) -> None:
         """As renameat2, with RENAME_NOREPLACE and RENAME_EXCHANGE."""
         await self._names.rename(parent, name, new_parent, new_name, flags)
 
@@ -200,13 +223,18 @@ class FileSystem:
         """Attributes; of an open file also after it was deleted."""
         return await self._attributes.getattr(self._names.node(ino))
 
-    async def setattr(self, ino: Ino, change: AttributeChange, handle: HandleId | None, caller: Caller) -> Attributes:
+    async def setattr(
+        self, ino: Ino, change: AttributeChange, handle: HandleId | None, caller: Caller
+    ) -> Attributes:
         """chmod, chown, utimens, truncate."""
         node = self._names.node(ino)
         if change.size is not None:
             await self._view.renew(node)
             await self._files.truncate(node, change.size, handle)
-        if any(v is not None for v in (change.mode, change.uid, change.gid, change.atime_ns, change.mtime_ns)):
+        if any(
+            v is not None
+            for v in (change.mode, change.uid, change.gid, change.atime_ns, change.mtime_ns)
+        ):
             await self._attributes.setattr(node, change)
         elif change.size is None:
             await self._view.renew(node)
@@ -219,7 +247,9 @@ class FileSystem:
     async def listxattr(self, ino: Ino) -> list[bytes]:
         return await self._attributes.listxattr(self._names.node(ino))
 
-    async def setxattr(self, ino: Ino, name: bytes, value: bytes, flags: int = 0, uid: int = 0) -> None:
+    async def setxattr(
+        self, ino: Ino, name: bytes, value: bytes, flags: int = 0, uid: int = 0
+    ) -> None:
         """Set an extended attribute; flags XATTR_CREATE (1), XATTR_REPLACE (2). `uid`: the caller's."""
         self._check_space()
         await self._attributes.setxattr(self._names.node(ino), name, value, flags, uid)
@@ -233,14 +263,18 @@ class FileSystem:
         self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         return await self._open.open(ino, flags, caller)
 
-    async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
+    async def create(
+        self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller
+    ) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
         self._check_space(caller.unique)
         self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         opened, node = await self._open.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
-    async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
+    async def tmpfile(
+        self, parent: Ino, mode: int, flags: int, caller: Caller
+    ) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
         self._check_space(caller.unique)
         self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
@@ -280,7 +314,9 @@ class FileSystem:
         """Allocate or punch, as the system call of that name."""
         await self._files.fallocate(handle, mode, offset, length)
 
-    async def copy_range(self, source: HandleId, source_offset: int, handle: HandleId, offset: int, size: int) -> int:
+    async def copy_range(
+        self, source: HandleId, source_offset: int, handle: HandleId, offset: int, size: int
+    ) -> int:
         """copy_file_range; returns how many bytes, possibly fewer than asked for."""
         return await self._files.copy_range(source, source_offset, handle, offset, size)
 
@@ -311,7 +347,13 @@ class FileSystem:
         return self._directories.opendir(ino, unique)
 
     async def readdir(
-        self, handle: HandleId, offset: int, *, with_attributes: bool, without_fails: bool = False, fitting: Fitting = len
+        self,
+        handle: HandleId,
+        offset: int,
+        *,
+        with_attributes: bool,
+        without_fails: bool = False,
+        fitting: Fitting = len,
     ) -> list[DirEntry]:
         """Entries from an offset on; with attributes each entry but `.` and `..` carries a kernel reference.
 
@@ -319,7 +361,11 @@ class FileSystem:
         `fitting`: how many of the next names, the dots included, the answer has room for.
         """
         return await self._directories.readdir(
-            handle, offset, with_attributes=with_attributes, without_fails=without_fails, fitting=fitting
+            handle,
+            offset,
+            with_attributes=with_attributes,
+            without_fails=without_fails,
+            fitting=fitting,
         )
 
     async def releasedir(self, handle: HandleId) -> None:
@@ -373,7 +419,11 @@ class FileSystem:
     def freeze_old(self) -> int:
         """Commit long-open logs as of now (S12); under the lock; returns how many."""
         self._open.confirm_older_than(LAST_CLOSE_WAIT_S)
-        frozen = self._files.freeze_older_than(self.settings.max_dirty_age_s) if self.settings.max_dirty_age_s else 0
+        frozen = (
+            self._files.freeze_older_than(self.settings.max_dirty_age_s)
+            if self.settings.max_dirty_age_s
+            else 0
+        )
         if self._parts.spilling is not None:
             self._parts.spilling.look()
         self._state.commit()
@@ -440,7 +490,9 @@ class FileSystem:
             content=parts.contents.statistics(),
             lower_view=self._view.statistics(),
             spill=None if parts.spill is None else parts.spill.statistics(),
-            unmirrored=spilling.unmirrored() if spilling is not None and spilling.spill.mirror is not None else None,
+            unmirrored=spilling.unmirrored()
+            if spilling is not None and spilling.spill.mirror is not None
+            else None,
             spilled=(0, 0) if spilling is None else (spilling.moved_files, spilling.moved_bytes),
             warm=parts.warming.counts,
         )

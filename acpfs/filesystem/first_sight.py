@@ -22,7 +22,9 @@ class FirstSight:
     def __init__(self, table: NodeTable, tree: LowerTree) -> None:
         self._table, self._tree = table, tree
 
-    def take(self, parent: Node, names: Sequence[bytes], answers: Sequence[Seen]) -> list[tuple[bytes, Seen]]:
+    def take(
+        self, parent: Node, names: Sequence[bytes], answers: Sequence[Seen]
+    ) -> list[tuple[bytes, Seen]]:
         """Take over the answers about names of a directory that are about new files; returns the others.
 
         Nothing was forgotten in the directory since it was asked about, and the directory is known and on the backing directory.
@@ -41,5 +43,7 @@ class FirstSight:
             ):
                 others.append((name, seen))
             else:
-                self._tree.add_unrecorded(table.found_file(parent, name, st, now).ino, parent.ino, name)
+                self._tree.add_unrecorded(
+                    table.found_file(parent, name, st, now).ino, parent.ino, name
+                )
         return others

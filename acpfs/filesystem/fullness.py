@@ -92,5 +92,6 @@ class Fullness:
         self._table.changed(node)
         path = shown(self._table.path(node.ino))
         log.error(
-            "it was written while the RAM tier's tmpfs was full, and may lack bytes: close says ENOSPC, nothing is published", path=path
+            "it was written while the RAM tier's tmpfs was full, and may lack bytes: close says ENOSPC, nothing is published",
+            path=path,
         )

@@ -41,7 +41,9 @@ GAP_ROOM_BYTES = 64 << 20
 MARGIN_BYTES_MAX, GRANT_BYTES_MAX, GRANT_BYTES_MIN = 64 << 20, 256 << 20, 2 << 20
 
 
-RELIEVING = "nothing else can make room: what it has written so far is moved to the backing directory"
+RELIEVING = (
+    "nothing else can make room: what it has written so far is moved to the backing directory"
+)
 
 
 class Holder(Protocol):
@@ -174,12 +176,18 @@ class Hold:
         if unpromised < ahead:
             self._tier.ladder.make_room(2 * ahead - unpromised)
         for writer in self._writers.values():
-            if writer.node.ino not in self._held and not writer.granted_bytes and self._is_short_for(writer.node):
+            if (
+                writer.node.ino not in self._held
+                and not writer.granted_bytes
+                and self._is_short_for(writer.node)
+            ):
                 self._begin(writer.node)
         in_turn = sorted(self._held.values(), key=self._turn)
         for held in in_turn:
             self._tend(held)
-        for held in reversed(in_turn):  # who has had most gives way first, and what that frees goes to who has had least
+        for held in reversed(
+            in_turn
+        ):  # who has had most gives way first, and what that frees goes to who has had least
             self._wait_or_give_way(held)
         return self._interval()
 
@@ -231,7 +239,10 @@ class Hold:
         urgent = self._room.is_urgent(node)
         if self._admission.outstanding_of(node):
             return self._tier.free_bytes(urgent=urgent) < self._margin()
-        return self._admission.unpromised(urgent=urgent) < self._ahead() or self._tier.waiting(urgent=urgent) > 0
+        return (
+            self._admission.unpromised(urgent=urgent) < self._ahead()
+            or self._tier.waiting(urgent=urgent) > 0
+        )
 
     def _interval(self) -> float:
         distance = self._admission.unpromised() - self._ahead()
@@ -271,15 +282,22 @@ class Hold:
     def lost(self, ino: Ino, until: Future[bool]) -> None:
         """Whoever held the lock is dying."""
         held = self._held.get(ino)
-        if held is not None and held.until is until:  # else it was taken again meanwhile, by another process
-            held.until, held.asked_at = None, 0.0  # ask at once: its writers go on until somebody has the lock
+        if (
+            held is not None and held.until is until
+        ):  # else it was taken again meanwhile, by another process
+            held.until, held.asked_at = (
+                None,
+                0.0,
+            )  # ask at once: its writers go on until somebody has the lock
             held.steady.clear()
             self._admission.stop(held.node, stopped=False)
             held.gaps += 1
 
     def _tend(self, held: Held) -> None:
         assert self._holder is not None
-        if self._room.when_full is WhenFull.ERROR and not self._room.waiting_helps():  # since it was changed
+        if (
+            self._room.when_full is WhenFull.ERROR and not self._room.waiting_helps()
+        ):  # since it was changed
             self._refuse(held.node)
             self._end(held)
             return
@@ -293,14 +311,21 @@ class Hold:
             held.asked_at, held.gap_blocks = now, None
             self._holder.take(held.node.ino)
         elif held.until is not None and now - held.taken_at > SLICE_S and self._may_open(held):
-            self._gap, held.gaps, held.asked_at, held.gap_blocks = held.node.ino, held.gaps + 1, now, held.node.blocks
+            self._gap, held.gaps, held.asked_at, held.gap_blocks = (
+                held.node.ino,
+                held.gaps + 1,
+                now,
+                held.node.blocks,
+            )
             _settle(held, again=True)
 
     def _granted(self, held: Held) -> int:
         """How much room the held writer has got: it is reserved."""
         if held.room is not None:
             # it asks for more than it may have by now (another budget): out of the queue, unless the room came in this very moment
-            if not held.room.done() and (self._grant(held.node) >= held.asked_bytes or not held.room.cancel()):
+            if not held.room.done() and (
+                self._grant(held.node) >= held.asked_bytes or not held.room.cancel()
+            ):
                 return 0
             room, held.room = held.room, None
             if not room.cancelled() and room.exception() is None:
@@ -311,7 +336,10 @@ class Hold:
 
     def _is_promised_to_others(self, node: Node) -> bool:
         """What others were promised they have to write outside of the reserve, unless they are urgent, too: those share it."""
-        return not self._room.is_urgent(node) and self._admission.unpromised() < self._grant(node) <= self._tier.free_bytes()
+        return (
+            not self._room.is_urgent(node)
+            and self._admission.unpromised() < self._grant(node) <= self._tier.free_bytes()
+        )
 
     def _wait_or_give_way(self, held: Held) -> None:
         """What may be done for a held writer that has got no room is begun here."""
@@ -319,7 +347,11 @@ class Hold:
             return
         waiting_helps = self._room.waiting_helps()
         is_outgrown = held.node.body.is_outgrown
-        if (is_outgrown or not waiting_helps) and held.until is not None and self._relieve(held, self.look_soon):
+        if (
+            (is_outgrown or not waiting_helps)
+            and held.until is not None
+            and self._relieve(held, self.look_soon)
+        ):
             return
         if waiting_helps and not self._is_promised_to_others(held.node):
             held.asked_bytes = self._grant(held.node)
@@ -337,7 +369,9 @@ class Hold:
         del self._held[held.node.ino]
         held.ended = True
         writer = self._writers.get(held.node.ino)
-        self._admission.stop(held.node, stopped=writer is not None and writer.granted_bytes > 0)  # what it writes then is reserved
+        self._admission.stop(
+            held.node, stopped=writer is not None and writer.granted_bytes > 0
+        )  # what it writes then is reserved
         if held.room is not None and not held.room.cancel() and held.room.exception() is None:
             self._tier.release(held.asked_bytes)
         self._tier.room_changed()
@@ -347,7 +381,13 @@ class Hold:
         """Who is held now."""
         now = time.monotonic()
         return tuple(
-            HeldReport(h.node.ino, self._path(h.node.ino), h.reason, now - h.since, h.node.blocks * BLOCK_BYTES)
+            HeldReport(
+                h.node.ino,
+                self._path(h.node.ino),
+                h.reason,
+                now - h.since,
+                h.node.blocks * BLOCK_BYTES,
+            )
             for h in self._held.values()
         )
 

@@ -13,9 +13,22 @@ from acpfs.ram.state import StateDatabase
 class InterruptedFiles:
     """Stores them as they are, or gives them up."""
 
-    def __init__(self, state: StateDatabase, table: NodeTable, reports: Reports, changes: Changes, finish: Callable[[Node], None]) -> None:
+    def __init__(
+        self,
+        state: StateDatabase,
+        table: NodeTable,
+        reports: Reports,
+        changes: Changes,
+        finish: Callable[[Node], None],
+    ) -> None:
         """`finish`: has what did not fit into RAM follow in the background."""
-        self._state, self._table, self._reports, self._changes, self._finish = state, table, reports, changes, finish
+        self._state, self._table, self._reports, self._changes, self._finish = (
+            state,
+            table,
+            reports,
+            changes,
+            finish,
+        )
 
     def store(self, path: bytes) -> int:
         """Store those below a path as they are; returns how many."""

@@ -119,7 +119,9 @@ class Invariants:
         if wrong := body.wrong():
             yield wrong
         versions = [op.version for op in self._log.pending_of(node.ino) if op.version is not None]
-        if body.is_spilled and body.busy is None:  # else it is on its way back, and may have been persisted meanwhile
+        if (
+            body.is_spilled and body.busy is None
+        ):  # else it is on its way back, and may have been persisted meanwhile
             if not any(version.spilled and version.vid == body.spilled for version in versions):
                 yield "it is in the spill directory, and no version keeps its copy there"
             if not body.is_clean:
@@ -159,5 +161,7 @@ class Invariants:
 
 def _bytes_in_ram(node: Node, body: Body) -> int:
     """How long the tier file must be, at least; of a file that changes at this moment, nothing is said."""
-    is_still = body.is_whole_in_ram and body.busy is None and not (body.in_flight or node.kernel_writers)
+    is_still = (
+        body.is_whole_in_ram and body.busy is None and not (body.in_flight or node.kernel_writers)
+    )
     return node.size if is_still else body.head_bytes

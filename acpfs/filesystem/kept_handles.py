@@ -76,7 +76,11 @@ class Handle:
 
     def __post_init__(self) -> None:
         access = self.flags & os.O_ACCMODE
-        self.writable, self.may_map, self.synchronous = access != os.O_RDONLY, access != os.O_WRONLY, bool(self.flags & os.O_DSYNC)
+        self.writable, self.may_map, self.synchronous = (
+            access != os.O_RDONLY,
+            access != os.O_WRONLY,
+            bool(self.flags & os.O_DSYNC),
+        )
 
     @property
     def writes_unseen(self) -> bool:
@@ -112,7 +116,13 @@ class KeptHandles:
 
     @staticmethod
     def _bits(handle: Handle) -> int:
-        bits = _WROTE * handle.wrote | _UNSEEN * handle.unseen | _CREATED * handle.created | _BOUND * handle.bound | _KILLED * handle.killed
+        bits = (
+            _WROTE * handle.wrote
+            | _UNSEEN * handle.unseen
+            | _CREATED * handle.created
+            | _BOUND * handle.bound
+            | _KILLED * handle.killed
+        )
         return bits | handle.uid << _UID_SHIFT
 
     def changed(self, handle: Handle) -> None:
@@ -121,7 +131,9 @@ class KeptHandles:
             slots = self._slots
             slots.set(handle.slot, _LANE, _LANES.index(handle.lane))
             slots.set(handle.slot, _BITS, self._bits(handle))
-            slots.set(handle.slot, _TENTATIVE, handle.tentative.seq if handle.tentative is not None else 0)
+            slots.set(
+                handle.slot, _TENTATIVE, handle.tentative.seq if handle.tentative is not None else 0
+            )
 
     def closed(self, handle: Handle) -> None:
         """It is gone."""
@@ -137,9 +149,19 @@ class KeptHandles:
                 self._slots.free(slot)
                 continue
             bits = words[_BITS]
-            handle = Handle(HandleId(words[_NUMBER]), node, words[_FLAGS], lane=_LANES[words[_LANE]], pid=words[_PID])
+            handle = Handle(
+                HandleId(words[_NUMBER]),
+                node,
+                words[_FLAGS],
+                lane=_LANES[words[_LANE]],
+                pid=words[_PID],
+            )
             handle.unique, handle.slot, handle.uid = words[_UNIQUE], slot, bits >> _UID_SHIFT
-            handle.wrote, handle.unseen, handle.created = bool(bits & _WROTE), bool(bits & _UNSEEN), bool(bits & _CREATED)
+            handle.wrote, handle.unseen, handle.created = (
+                bool(bits & _WROTE),
+                bool(bits & _UNSEEN),
+                bool(bits & _CREATED),
+            )
             handle.bound, handle.killed = bool(bits & _BOUND), bool(bits & _KILLED)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])

@@ -92,13 +92,17 @@ class KeptListings:
     def load(self) -> Mapping[Ino, Unread]:
         """What the last worker left, by directory."""
         changes: dict[int, list[LowerEntry]] = {}
-        for parent, name, ino, mode in self._state.rows("SELECT parent, name, ino, mode FROM listing_change"):
+        for parent, name, ino, mode in self._state.rows(
+            "SELECT parent, name, ino, mode FROM listing_change"
+        ):
             changes.setdefault(parent, []).append(LowerEntry(name, int(ino), mode))
         for number, entries in self._state.rows("SELECT ino, entries FROM listing"):
             self._have(Ino(number), _Kept(entries, changes.get(number, ())))
         return dict(self._kept)
 
-    def keep(self, directory: Ino, names: Collection[bytes], entry: Callable[[bytes], LowerEntry | None]) -> None:
+    def keep(
+        self, directory: Ino, names: Collection[bytes], entry: Callable[[bytes], LowerEntry | None]
+    ) -> None:
         """It has these names, but those of which there is no entry. Costs little for a directory with too many."""
         if len(names) * NAME_BYTES > DIRECTORY_BYTES_MAX:
             return self.drop(directory)
@@ -126,7 +130,10 @@ class KeptListings:
         if kept is None or (name in kept.names) == (entry is not None):
             return
         ino, mode = (entry.ino, entry.mode) if entry is not None else (0, GONE)
-        self._state.change("INSERT OR REPLACE INTO listing_change VALUES (?, ?, ?, ?)", (directory, name, ino, mode))
+        self._state.change(
+            "INSERT OR REPLACE INTO listing_change VALUES (?, ?, ?, ?)",
+            (directory, name, ino, mode),
+        )
         self._bytes += kept.change(name, there=entry is not None)
         if self._bytes > BYTES_MAX:
             self.drop(next(iter(self._kept)))

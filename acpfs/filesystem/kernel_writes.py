@@ -97,11 +97,16 @@ class KernelWrites:
             self._fullness.judge(node, st, moment)
         if (st.st_mtime_ns, st.st_size) == body.seen:
             return False
-        node.size, node.blocks = st.st_size, st.st_blocks if body.reserved else min(st.st_blocks, _blocks_max(st.st_size))
+        node.size, node.blocks = (
+            st.st_size,
+            st.st_blocks if body.reserved else min(st.st_blocks, _blocks_max(st.st_size)),
+        )
         if body.interrupted and body.seen != UNSEEN:  # somebody goes on writing to it
             body.interrupted = False
             self._table.changed(node)
-        only_marked = body.seen == UNSEEN and 0 <= st.st_mtime_ns - node.mtime_ns <= MARKS_NS  # by a worker that died before it said so
+        only_marked = (
+            body.seen == UNSEEN and 0 <= st.st_mtime_ns - node.mtime_ns <= MARKS_NS
+        )  # by a worker that died before it said so
         if not only_marked:
             node.mtime_ns = node.ctime_ns = st.st_mtime_ns
         self.assume_changed(node)
@@ -117,7 +122,9 @@ class KernelWrites:
         if not node.kernel_writers and not node.body.is_cold:
             if not node.modified or node.interrupted:
                 node.body.seen = stamp(self._opened(node.body))
-            self._marks.set(node.ino, UNSEEN if node.modified and not node.interrupted else node.body.seen)
+            self._marks.set(
+                node.ino, UNSEEN if node.modified and not node.interrupted else node.body.seen
+            )
             moment = self._fullness.moment()
             self._fullness.judge(node, os.fstat(self._opened(node.body)), moment)
         node.kernel_writers += 1
@@ -125,7 +132,9 @@ class KernelWrites:
     def note(self, node: Node, seen: tuple[int, int]) -> None:
         """The tier file looks like this, and everything in it is known."""
         node.body.seen = seen
-        self._table.changed(node)  # the next worker believes the row where the mark fits: size and times come with it
+        self._table.changed(
+            node
+        )  # the next worker believes the row where the mark fits: size and times come with it
         if node.kernel_writers:
             self._marks.set(node.ino, seen)
             self._fullness.marked(node.ino, seen[0])
@@ -154,7 +163,9 @@ class KernelWrites:
     def set_times(self, node: Node) -> None:
         """The file's times were set: the tier file shows them too, so that the change is not taken for a write."""
         body = node.body
-        if body.is_cold or not (node.kernel_writers or (body.modified and body.is_whole_in_ram and node.handles)):
+        if body.is_cold or not (
+            node.kernel_writers or (body.modified and body.is_whole_in_ram and node.handles)
+        ):
             return
         fd = self._opened(body)
         os.utime(fd, ns=(node.atime_ns, node.mtime_ns))

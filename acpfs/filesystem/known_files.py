@@ -61,20 +61,30 @@ class KnownFiles:
                 for name, child in node.dir.children.items():
                     if child.ino:
                         below = self._table[child.ino]
-                        waiting.append((below, path + b"/" + name if path else name, moving or self._is_moving(below)))
+                        waiting.append(
+                            (
+                                below,
+                                path + b"/" + name if path else name,
+                                moving or self._is_moving(below),
+                            )
+                        )
 
     def _is_moving(self, node: Node) -> bool:
         """Whether a directory is not under this name on the backing directory yet."""
         if not node.is_dir:
             return False
-        return self._log.is_victim(node.ino) or any(op.kind in _NAMING for op in self._log.pending_of(node.ino))
+        return self._log.is_victim(node.ino) or any(
+            op.kind in _NAMING for op in self._log.pending_of(node.ino)
+        )
 
     def _file(self, node: Node, path: bytes, moving: bool) -> KnownFile:
         body = node.body
         taken, spilled = body.head_bytes, node.size if body.is_spilled else 0
         if body.is_whole_in_ram:
             taken = min(node.size, self._tier.allocated_bytes(body.tier)) if node.size else 0
-        pending = self._log.is_pending(node.ino) or self._log.is_victim(node.ino)  # an exchange gives both their names
+        pending = self._log.is_pending(node.ino) or self._log.is_victim(
+            node.ino
+        )  # an exchange gives both their names
         is_persisted = not (node.modified or moving or node.unlogged or pending)
         return KnownFile(path, node.size, taken, spilled, node.modified, is_persisted)
 

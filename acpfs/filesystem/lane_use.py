@@ -52,7 +52,9 @@ class LaneUse:
         handle.lane = lane
         if lane is not Lane.PASSTHROUGH:
             if self._lanes.bind(handle):
-                await self._contents.protect(node, 0)  # from the first byte: a mapping is written to anywhere
+                await self._contents.protect(
+                    node, 0
+                )  # from the first byte: a mapping is written to anywhere
                 self._contents.kernel.expect(node)
                 handle.unseen = True
                 node.kernel_rewriters += 1
@@ -72,23 +74,37 @@ class LaneUse:
 
     async def _lane_for(self, handle: Handle) -> Lane:
         node = handle.node
-        if handle.writable and not handle.flags & os.O_APPEND and self._contents.frozen_bytes(node) > COPY_AT_FREEZE_BYTES_MAX:
-            lane = self._lanes.daemon_lane  # bytes that versions need are copied aside only where they are really changed
+        if (
+            handle.writable
+            and not handle.flags & os.O_APPEND
+            and self._contents.frozen_bytes(node) > COPY_AT_FREEZE_BYTES_MAX
+        ):
+            lane = (
+                self._lanes.daemon_lane
+            )  # bytes that versions need are copied aside only where they are really changed
         else:
             lane = self._choose(handle)
         if lane is Lane.PASSTHROUGH and node.body.is_cold and not node.size and not node.in_kernel:
-            lane = self._lanes.daemon_for("empty")  # in passthrough it would keep writers out (exception X7), for nothing
+            lane = self._lanes.daemon_for(
+                "empty"
+            )  # in passthrough it would keep writers out (exception X7), for nothing
         if lane is Lane.PASSTHROUGH and node.body.is_cold and self._warming.through_daemon(node):
-            lane = self._lanes.daemon_for("comes to RAM, and the kernel caches nothing of the backing directory")
+            lane = self._lanes.daemon_for(
+                "comes to RAM, and the kernel caches nothing of the backing directory"
+            )
         if lane is Lane.PASSTHROUGH and node.body.is_cold:
             await self._view.reads.ready(handle)
-            lane = self._choose(handle)  # much may have happened meanwhile: a writer may have brought the file up, or opened it (S335)
+            lane = self._choose(
+                handle
+            )  # much may have happened meanwhile: a writer may have brought the file up, or opened it (S335)
         if lane is Lane.PASSTHROUGH and handle.writable:
             start = node.size if handle.flags & os.O_APPEND else 0
             waits = node.body.busy is not None or self._contents.frozen_bytes(node) > start
             await self._contents.protect(node, start)
             if waits:
-                lane = self._choose(handle)  # again: its bytes may have moved out meanwhile, or somebody may have mapped it
+                lane = self._choose(
+                    handle
+                )  # again: its bytes may have moved out meanwhile, or somebody may have mapped it
             if lane is not Lane.PASSTHROUGH and not node.kernel_writers:
                 self._admission.settle(node)
         return lane
@@ -105,7 +121,11 @@ class LaneUse:
 
     def _refuse(self, handle: Handle) -> str:
         """Why a writer may not have the passthrough lane: what outgrows RAM there is complete at its close, so no fsync is durable."""
-        return "fsync is durable here" if self._attributes.is_durable(handle.node) else self._admission.refuse(handle)
+        return (
+            "fsync is durable here"
+            if self._attributes.is_durable(handle.node)
+            else self._admission.refuse(handle)
+        )
 
     def refused(self, handle: Handle) -> None:
         """The kernel would not take the file: the handle goes on in the daemon's lane."""

@@ -69,7 +69,9 @@ class Lanes:
         if not node.in_kernel:
             return False
         may_write = handle.writable and handle.may_map
-        if may_write and (node.body.is_cold or not node.body.tier or node.kernel_target != node.body.tier):
+        if may_write and (
+            node.body.is_cold or not node.body.tier or node.kernel_target != node.body.tier
+        ):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         handle.bound = True
         node.bound_handles += 1
@@ -84,7 +86,11 @@ class Lanes:
         """
         # by time, since the kernel does not tell when an answer to open has come to its end (S335)
         others = node.handles - 1 - node.kernel_handles
-        return not node.in_kernel and others > 0 and time.monotonic() - node.daemon_opened_at < ARRIVAL_S
+        return (
+            not node.in_kernel
+            and others > 0
+            and time.monotonic() - node.daemon_opened_at < ARRIVAL_S
+        )
 
     def _against(self, node: Node, flags: int) -> str:
         """Why not passthrough; "" for no reason."""
@@ -95,7 +101,9 @@ class Lanes:
             return "in the spill directory" if node.body.is_spilled else "does not fit into RAM"
         if node.body.head_bytes and access == os.O_RDONLY:
             return "partly in RAM"
-        if node.in_kernel and node.kernel_target != (node.body.tier if not node.body.is_cold else 0):
+        if node.in_kernel and node.kernel_target != (
+            node.body.tier if not node.body.is_cold else 0
+        ):
             return "open in the passthrough lane on an earlier content"
         if access == os.O_RDWR:
             return "may be mapped writable: the daemon must see those writes"

@@ -36,7 +36,9 @@ class LikelySizes:
 
     def may_be_large(self, path: bytes) -> bool:
         """Whether a file that is about to be made is likely to be large."""
-        if _DESCRIPTION.search(path) is not None or not (is_state(path) or self._checkpoints.of(path) is not None):
+        if _DESCRIPTION.search(path) is not None or not (
+            is_state(path) or self._checkpoints.of(path) is not None
+        ):
             return False
         pattern = pattern_of(path)
         return pattern not in self._small and self._in_a_row.get(_kind(pattern), 0) < SMALL_IN_A_ROW

@@ -43,7 +43,12 @@ class Load:
 class Loads:
     """See above."""
 
-    def __init__(self, table: NodeTable, recognise: Callable[[bytes], Checkpoint | None], durations: Distribution) -> None:
+    def __init__(
+        self,
+        table: NodeTable,
+        recognise: Callable[[bytes], Checkpoint | None],
+        durations: Distribution,
+    ) -> None:
         """`recognise`: the checkpoint that a path belongs to."""
         self._table, self._recognise, self._durations = table, recognise, durations
         self._loads: OrderedDict[Checkpoint, Load] = OrderedDict()
@@ -77,7 +82,9 @@ class Loads:
     def take(self) -> list[tuple[Checkpoint, Load]]:
         """Loads that have ended, each once."""
         until = time.monotonic() - QUIET_S
-        ended = [(checkpoint, load) for checkpoint, load in self._loads.items() if load.ended <= until]
+        ended = [
+            (checkpoint, load) for checkpoint, load in self._loads.items() if load.ended <= until
+        ]
         for checkpoint, _load in ended:
             del self._loads[checkpoint]
         return ended

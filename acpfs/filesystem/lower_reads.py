@@ -42,7 +42,9 @@ class LowerReads:
     async def read_same(self, handle: ReadHandle, offset: int, size: int) -> bytes | None:
         """`read`; None: it is not the file any more that the mount knows."""
         await self.ready_again(handle)
-        data: bytes | None = await self._call("read", self._read_same, handle.lower_fd, size, offset, handle.node.identity)
+        data: bytes | None = await self._call(
+            "read", self._read_same, handle.lower_fd, size, offset, handle.node.identity
+        )
         return data
 
     async def ready(self, handle: ReadHandle) -> None:
@@ -71,7 +73,9 @@ class LowerReads:
         for fd in handle.left_fds + [handle.lower_fd] * (handle.lower_fd >= 0):
             self._close_later(fd)
 
-    def _read_same(self, fd: int, size: int, offset: int, identity: Identity | None) -> bytes | None:
+    def _read_same(
+        self, fd: int, size: int, offset: int, identity: Identity | None
+    ) -> bytes | None:
         data = self._read(fd, size, offset)
         return data if lower_stat(os.fstat(fd)).identity() == identity else None
 

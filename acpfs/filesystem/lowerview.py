@@ -91,17 +91,29 @@ class LowerView:
         """How fast files of the backing directory were read."""
         self.questions = Questions(settings, calls, tree, lock)
         self._bursts = Bursts(settings.attr_timeout_s)
-        self.ahead = ListingsAhead(self._there, calls, tree, table, lock, partial(self._listed, ahead=True))
+        self.ahead = ListingsAhead(
+            self._there, calls, tree, table, lock, partial(self._listed, ahead=True)
+        )
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
-        self._recognition, self._first_sight = Recognition(self._there, tree, table, lock), FirstSight(table, tree)
+        self._recognition, self._first_sight = (
+            Recognition(self._there, tree, table, lock),
+            FirstSight(table, tree),
+        )
         self.whole = WholeReads(lower, self._there, tier, self.read_rate)
         self.notices = Notices()
-        self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s, self.notices)
-        self.reads = LowerReads(self.questions.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
+        self.nameless = Nameless(
+            self.open_lower, self.close_later, settings.patience_s, self.notices
+        )
+        self.reads = LowerReads(
+            self.questions.call, self.open_lower, self.close_later, self.nameless, self.read_rate
+        )
 
     def is_fresh(self, checked_at: float, began: float, since: float = 0.0) -> bool:
         """Whether knowledge is new enough: what a call asked for itself will do, however long that took. `since`: nothing older."""
-        return checked_at >= max(since, min(began, max(self.trusted_since, time.monotonic() - self._settings.attr_timeout_s)))
+        return checked_at >= max(
+            since,
+            min(began, max(self.trusted_since, time.monotonic() - self._settings.attr_timeout_s)),
+        )
 
     def on_backing(self, ino: Ino) -> bool:
         """Whether the node has a place on the backing directory."""
@@ -109,7 +121,12 @@ class LowerView:
 
     def held(self, node: Node) -> bool:
         """Whether the mount's own idea of the node is the right one, because the backing directory has yet to hear of it."""
-        return node.unlogged or node.is_written or self._log.is_pending(node.ino) or (node.is_dir and self._log.pending_in(node.ino) > 0)
+        return (
+            node.unlogged
+            or node.is_written
+            or self._log.is_pending(node.ino)
+            or (node.is_dir and self._log.pending_in(node.ino) > 0)
+        )
 
     # -- names
 
@@ -124,11 +141,20 @@ class LowerView:
             child = parent.dir.children.get(name)
             if self.is_settled(parent, name, child, began, since=began if anew else 0.0):
                 return child.ino if child else NO_INO
-            if not asked and (child is None or not child.ino) and self._bursts.is_worth_listing(parent):
+            if (
+                not asked
+                and (child is None or not child.ino)
+                and self._bursts.is_worth_listing(parent)
+            ):
                 asked, parent.dir.misses = True, 0
                 await self._list(parent)
                 continue
-            if not asked and child is not None and child.ino and (following := self._bursts.following(parent, name)):
+            if (
+                not asked
+                and child is not None
+                and child.ino
+                and (following := self._bursts.following(parent, name))
+            ):
                 asked = True
                 if not await self._look_at(parent, following, known=True):
                     return self._stale(parent, name)
@@ -139,7 +165,9 @@ class LowerView:
             path = self._tree.path_at(parent.ino, name)
             assert path is not None
             known = parent.dir.knows(name)
-            answer = await self.questions.renew("lookup", self._recognition.look, path, known=known, late=late)
+            answer = await self.questions.renew(
+                "lookup", self._recognition.look, path, known=known, late=late
+            )
             if answer is None:
                 return self._stale(parent, name)
             if self.questions.overtaken(epoch):
@@ -148,20 +176,30 @@ class LowerView:
                 continue
             self._learn_asked(parent, name, parent.dir.notes, asked_at, answer)
 
-    def _learn_asked(self, parent: Node, name: bytes, notes: int, asked_at: float, seen: Seen) -> None:
+    def _learn_asked(
+        self, parent: Node, name: bytes, notes: int, asked_at: float, seen: Seen
+    ) -> None:
         """Take over the answer about a name, unless more was learnt of it since: it was made, committed and (by `notes`) forgotten, say."""
         child = parent.dir.children.get(name)
-        newer = parent.dir.notes != notes if child is None else child.pins or child.checked_at >= asked_at
+        newer = (
+            parent.dir.notes != notes
+            if child is None
+            else child.pins or child.checked_at >= asked_at
+        )
         if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
             self.learn(parent, name, seen, asked_at)
 
-    def is_settled(self, parent: Node, name: bytes, child: KnownName | None, began: float, since: float) -> bool:
+    def is_settled(
+        self, parent: Node, name: bytes, child: KnownName | None, began: float, since: float
+    ) -> bool:
         """Whether the answer is known without asking."""
         if (child is not None and child.pins) or parent.ino not in self._tree:
             return True
         listed = self._is_listed(parent, began, since)
         if child is not None:
-            return self.is_fresh(child.checked_at, began, since) or (listed and not child.ino and name not in parent.dir.listing)
+            return self.is_fresh(child.checked_at, began, since) or (
+                listed and not child.ino and name not in parent.dir.listing
+            )
         return listed and name not in parent.dir.listing
 
     def _is_listed(self, parent: Node, began: float, since: float = 0.0) -> bool:
@@ -171,7 +209,9 @@ class LowerView:
     def _stale(self, parent: Node, name: bytes) -> Ino:
         """The answer by older knowledge, where there was some when it was asked for anew."""
         child = parent.dir.children.get(name)
-        if child is None and name in parent.dir.listing:  # it was forgotten while the question was out
+        if (
+            child is None and name in parent.dir.listing
+        ):  # it was forgotten while the question was out
             raise OSError(errno.EIO, "listed, but the backing directory does not answer")
         return child.ino if child is not None else NO_INO
 
@@ -180,20 +220,34 @@ class LowerView:
         child = parent.dir.children.get(name)
         node = self._table.get(child.ino) if child is not None and child.ino else None
         # `settled_at`: our own operation left the log after the question, which may have been answered before that was carried out
-        if (child is not None and (child.pins or child.settled_at >= asked_at)) or (node is not None and node.settled_at >= asked_at):
+        if (child is not None and (child.pins or child.settled_at >= asked_at)) or (
+            node is not None and node.settled_at >= asked_at
+        ):
             self.questions.overtaken_answers += 1
             return
         if seen.st is None:
             self._lost(parent, name, node)
-        elif node is None or not self.held(node):  # else its commit is under way, or the mount's file takes the place when it is closed
+        elif node is None or not self.held(
+            node
+        ):  # else its commit is under way, or the mount's file takes the place when it is closed
             self._found(parent, name, node, seen.st, seen.twin, asked_at)
         child = parent.dir.children.get(name) or self._table.set_child(parent.ino, name, NO_INO)
         child.checked_at = time.monotonic()
         if not (child.ino or child.pins):
             self._table.known_absent(parent.ino, name)
 
-    def _found(self, parent: Node, name: bytes, known: Node | None, st: LowerStat, twin: Ino, asked_at: float) -> None:
-        node = self._recognition.node(known, st, twin, asked_at, in_use=known is not None and known.handles > 0)
+    def _found(
+        self,
+        parent: Node,
+        name: bytes,
+        known: Node | None,
+        st: LowerStat,
+        twin: Ino,
+        asked_at: float,
+    ) -> None:
+        node = self._recognition.node(
+            known, st, twin, asked_at, in_use=known is not None and known.handles > 0
+        )
         if self._tree.node_at(parent.ino, name) != node.ino:
             node.unseen_links = max(0, node.unseen_links - 1)
             self._tree.add(node.ino, parent.ino, name)
@@ -207,7 +261,10 @@ class LowerView:
     def _is_needed(self, node: Node) -> bool:
         """Whether operations still rely on a node's place: it was removed from outside, and the drain will make it again."""
         # what is open may be written to yet
-        return any(self.held(one) or (one is not node and one.open_writers) for one in self._table.tree(node))
+        return any(
+            self.held(one) or (one is not node and one.open_writers)
+            for one in self._table.tree(node)
+        )
 
     def _lost(self, parent: Node, name: bytes, node: Node | None) -> None:
         if node is not None and self._is_needed(node):
@@ -261,7 +318,9 @@ class LowerView:
             if path is None:
                 return  # deleted, but still open
             late = partial(self._compare_asked, node, asked_at)
-            answer = await self.questions.renew("getattr", self._recognition.look, path, known=True, late=late)
+            answer = await self.questions.renew(
+                "getattr", self._recognition.look, path, known=True, late=late
+            )
             if answer is None:
                 return
             if self.questions.overtaken(epoch):
@@ -272,14 +331,22 @@ class LowerView:
                 self.questions.overtaken_answers += 1
                 continue
             st = answer.st
-            if st is not None and stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode) and (node.lower_ino in (0, st.ino) or node.is_dir):
+            if (
+                st is not None
+                and stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode)
+                and (node.lower_ino in (0, st.ino) or node.is_dir)
+            ):
                 self.compare(node, st)
             elif st is None or stat.S_IFMT(st.mode) != stat.S_IFMT(node.mode):
                 self._moved_away(node, place, NOTHING, asked_at, errno.ENOENT)
             else:
-                self._moved_away(node, place, answer, asked_at, errno.ESTALE)  # replaced: the kernel looks the name up again
+                self._moved_away(
+                    node, place, answer, asked_at, errno.ESTALE
+                )  # replaced: the kernel looks the name up again
 
-    def _moved_away(self, node: Node, place: Place | None, seen: Seen, asked_at: float, number: int) -> None:
+    def _moved_away(
+        self, node: Node, place: Place | None, seen: Seen, asked_at: float, number: int
+    ) -> None:
         """A name of the node leads to nothing, or to another by now; an error, when that was its only one."""
         if place is not None and (seen.st is not None or len(self._tree.places(node.ino)) > 1):
             self.learn(self._table[place[0]], place[1], seen, asked_at)
@@ -289,16 +356,24 @@ class LowerView:
     def _compare_asked(self, node: Node, asked_at: float, seen: Seen) -> None:
         """Take over attributes that came late; a file that is another one by now is left to the next who asks."""
         st = seen.st
-        if st is None or max(node.checked_at, node.settled_at) >= asked_at or self._table.get(node.ino) is not node:
+        if (
+            st is None
+            or max(node.checked_at, node.settled_at) >= asked_at
+            or self._table.get(node.ino) is not node
+        ):
             return
-        if stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode) and (node.is_dir or node.lower_ino in (0, st.ino)):
+        if stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode) and (
+            node.is_dir or node.lower_ino in (0, st.ino)
+        ):
             self.compare(node, st)
 
     async def load_xattrs(self, node: Node) -> dict[bytes, bytes]:
         if node.xattrs is None:
             xattrs: dict[bytes, bytes] = {}
             try:
-                xattrs = await self.questions.at_place(node, lambda path: self.questions.call("xattrs", self._there.xattrs, path))
+                xattrs = await self.questions.at_place(
+                    node, lambda path: self.questions.call("xattrs", self._there.xattrs, path)
+                )
             except OSError:
                 if self.path(node) is not None:
                     raise
@@ -331,7 +406,9 @@ class LowerView:
             return None
         future = self._foreseen.get(node.ino)
         if future is None or future.done():  # done before it was taken out: no thread ever began it
-            future = self._foreseen[node.ino] = self._calls.submit("xattrs", self._foresee_xattrs, node, path, self._tree.epoch)
+            future = self._foreseen[node.ino] = self._calls.submit(
+                "xattrs", self._foresee_xattrs, node, path, self._tree.epoch
+            )
         return future
 
     def _foresee_xattrs(self, node: Node, path: LowerPath, epoch: int) -> None:
@@ -351,7 +428,9 @@ class LowerView:
 
     async def load_target(self, node: Node) -> bytes:
         if not node.target:
-            node.target = await self.questions.at_place(node, lambda path: self.questions.call("readlink", self._there.readlink, path))
+            node.target = await self.questions.at_place(
+                node, lambda path: self.questions.call("readlink", self._there.readlink, path)
+            )
         return node.target
 
     # -- bytes of files that are not in RAM
@@ -364,11 +443,15 @@ class LowerView:
         """A descriptor of the node's file on the backing directory."""
         while True:
             with contextlib.suppress(_ReplacedError):
-                return await self.questions.at_place(node, lambda path: self._open_lower(node, path), again=False)
+                return await self.questions.at_place(
+                    node, lambda path: self._open_lower(node, path), again=False
+                )
             if not node.body.is_cold or self.held(node):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             node.checked_at = 0.0
-            await self.renew(node)  # another file lies there by now: ESTALE, and the kernel looks the name up again
+            await self.renew(
+                node
+            )  # another file lies there by now: ESTALE, and the kernel looks the name up again
 
     async def _open_lower(self, node: Node, path: LowerPath) -> int:
         future = self._calls.submit("open", self._open_and_look, path)
@@ -418,7 +501,11 @@ class LowerView:
     async def names(self, parent: Node) -> dict[bytes, LowerEntry | Ino]:
         """All names in a directory: with the node's number where one is known, else with what the listing said."""
         directory, began = parent.dir, time.monotonic()
-        while parent.ino in self._tree and not self._is_listed(parent, began) and await self._list(parent):
+        while (
+            parent.ino in self._tree
+            and not self._is_listed(parent, began)
+            and await self._list(parent)
+        ):
             pass
         names: dict[bytes, LowerEntry | Ino] = dict(directory.listing)
         for name, child in directory.children.items():
@@ -431,13 +518,20 @@ class LowerView:
     async def _list(self, parent: Node) -> bool:
         """Ask for a listing; False when there is no answer. One that was overtaken is not taken over."""
         directory = parent.dir
-        epoch, notes, asked_at, known = self._tree.epoch, directory.notes, time.monotonic(), directory.listed_at >= 0
+        epoch, notes, asked_at, known = (
+            self._tree.epoch,
+            directory.notes,
+            time.monotonic(),
+            directory.listed_at >= 0,
+        )
         take = partial(self._listed, parent, notes, asked_at)
         path = self._tree.path(parent.ino)
         if path is None:
             return False
         try:
-            entries = await self.questions.renew("listdir", self._there.listdir, path, known=known, late=take)
+            entries = await self.questions.renew(
+                "listdir", self._there.listdir, path, known=known, late=take
+            )
         except OSError:  # not there at the moment is no answer: the C library takes ENOENT for the end of the listing
             if not self.questions.overtaken(epoch):
                 raise
@@ -450,20 +544,41 @@ class LowerView:
         take(entries)
         return True
 
-    def _listed(self, parent: Node, notes: int, asked_at: float, entries: Sequence[LowerEntry], *, ahead: bool = False) -> None:
+    def _listed(
+        self,
+        parent: Node,
+        notes: int,
+        asked_at: float,
+        entries: Sequence[LowerEntry],
+        *,
+        ahead: bool = False,
+    ) -> None:
         """Take over a listing, unless a name was forgotten since it was asked for, or a newer one has come."""
         directory = parent.dir
-        if directory.notes != notes or directory.listed_at >= asked_at or self._table.get(parent.ino) is not parent:
+        if (
+            directory.notes != notes
+            or directory.listed_at >= asked_at
+            or self._table.get(parent.ino) is not parent
+        ):
             return
         self._table.listed(parent, {entry.name: entry for entry in entries}, asked_at, ahead=ahead)
         for name, child in list(directory.children.items()):
-            if child.ino and not child.pins and name not in directory.listing and child.checked_at < asked_at:
+            if (
+                child.ino
+                and not child.pins
+                and name not in directory.listing
+                and child.checked_at < asked_at
+            ):
                 self.learn(parent, name, NOTHING, asked_at)
 
     async def fill(self, parent: Node, names: Sequence[bytes], *, whole: bool = False) -> None:
         """Turn listed names into nodes, with one call for all; but for `whole`, those for which there is no answer soon stay names."""
-        unknown = [n for n in names if (c := parent.dir.children.get(n)) is None or not (c.pins or c.ino)]
-        await self._look_at(parent, unknown, known=not whole)  # a list of names needs no attributes: whoever wants them asks for them
+        unknown = [
+            n for n in names if (c := parent.dir.children.get(n)) is None or not (c.pins or c.ino)
+        ]
+        await self._look_at(
+            parent, unknown, known=not whole
+        )  # a list of names needs no attributes: whoever wants them asks for them
 
     async def _look_at(self, parent: Node, names: Sequence[bytes], *, known: bool) -> bool:
         """Ask about names of a directory with one call; False when there is no answer (soon, where it is `known` what to go on with)."""
@@ -472,7 +587,9 @@ class LowerView:
             path = self._tree.path(parent.ino)
             assert path is not None
             late = partial(self._fill, parent, names, parent.dir.notes, asked_at)
-            answers = await self.questions.renew("lstat many", self._recognition.look_at_all, path, names, known=known, late=late)
+            answers = await self.questions.renew(
+                "lstat many", self._recognition.look_at_all, path, names, known=known, late=late
+            )
             if answers is None:
                 return False
             if self.questions.overtaken(epoch):
@@ -483,9 +600,20 @@ class LowerView:
             return True
         return True
 
-    def _fill(self, parent: Node, names: Sequence[bytes], notes: int, asked_at: float, answers: Sequence[Seen]) -> None:
+    def _fill(
+        self,
+        parent: Node,
+        names: Sequence[bytes],
+        notes: int,
+        asked_at: float,
+        answers: Sequence[Seen],
+    ) -> None:
         others = list(zip(names, answers, strict=True))
-        if parent.dir.notes == notes and self._table.get(parent.ino) is parent and parent.ino in self._tree:
+        if (
+            parent.dir.notes == notes
+            and self._table.get(parent.ino) is parent
+            and parent.ino in self._tree
+        ):
             others = self._first_sight.take(parent, names, answers)
         for name, seen in others:
             self._learn_asked(parent, name, notes, asked_at, seen)
@@ -500,12 +628,22 @@ class LowerView:
 
     def _reap(self, node: Node) -> list[Node]:
         if not node.names and node.handles == 0 and not node.body.is_only_backing:
-            self._contents.drop(node)  # deleted and closed: its bytes need not wait for the kernel to forget it
+            self._contents.drop(
+                node
+            )  # deleted and closed: its bytes need not wait for the kernel to forget it
         if node.ino == ROOT or node.lookups or node.handles or not node.body.is_only_backing:
             return []
-        if self._log.is_pending(node.ino) or self._log.is_victim(node.ino) or (node.unlogged and node.names) or node.ino in self.beneath:
+        if (
+            self._log.is_pending(node.ino)
+            or self._log.is_victim(node.ino)
+            or (node.unlogged and node.names)
+            or node.ino in self.beneath
+        ):
             return []
-        if node.is_dir and (self._log.pending_in(node.ino) or any(c.ino or c.pins for c in node.dir.children.values())):
+        if node.is_dir and (
+            self._log.pending_in(node.ino)
+            or any(c.ino or c.pins for c in node.dir.children.values())
+        ):
             return []
         self._contents.forget(node)
         parents = [parent for parent, _name in node.names]
@@ -515,4 +653,6 @@ class LowerView:
 
     def statistics(self) -> LowerViewStatistics:
         """What `status`, the metrics and the tests see."""
-        return LowerViewStatistics(self.questions.stale, self.questions.overtaken_answers, self.whole.mismatches)
+        return LowerViewStatistics(
+            self.questions.stale, self.questions.overtaken_answers, self.whole.mismatches
+        )

@@ -22,7 +22,10 @@ class Marks:
         self._state = state
         self._changed: dict[Ino, None] = {}
         state.create(DDL)
-        self._marks = {Ino(ino): (int(mtime_ns), size) for ino, mtime_ns, size in state.rows("SELECT ino, mtime_ns, size FROM mark")}
+        self._marks = {
+            Ino(ino): (int(mtime_ns), size)
+            for ino, mtime_ns, size in state.rows("SELECT ino, mtime_ns, size FROM mark")
+        }
         state.before_commit(self._changed, self._flush_rows)
 
     def __contains__(self, ino: Ino) -> bool:

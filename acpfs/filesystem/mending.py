@@ -39,20 +39,49 @@ class Clean:
 class Mending:
     """See above."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, changes: Changes, tier: Tier, view: LowerView) -> None:
-        self._table, self._log, self._contents, self._changes, self._tier, self._view = table, log, contents, changes, tier, view
+    def __init__(
+        self,
+        table: NodeTable,
+        log: OperationLog,
+        contents: Contents,
+        changes: Changes,
+        tier: Tier,
+        view: LowerView,
+    ) -> None:
+        self._table, self._log, self._contents, self._changes, self._tier, self._view = (
+            table,
+            log,
+            contents,
+            changes,
+            tier,
+            view,
+        )
 
     def in_ram(self) -> list[tuple[Ino, int]]:
         """(file, size) of those of which RAM has all bytes."""
-        return [(node.ino, node.size) for node in self._table.recorded() if node.body.is_whole_in_ram]
+        return [
+            (node.ino, node.size) for node in self._table.recorded() if node.body.is_whole_in_ram
+        ]
 
     def clean(self, ino: Ino) -> Clean | None:
         """What RAM has of a file; None: it is being changed or stored, or has left."""
         node = self._table.get(ino)
         body = node.body if node is not None else None
-        if node is None or body is None or not body.is_whole_in_ram or body.busy is not None or self._tier.is_lost(body.tier):
+        if (
+            node is None
+            or body is None
+            or not body.is_whole_in_ram
+            or body.busy is not None
+            or self._tier.is_lost(body.tier)
+        ):
             return None
-        if node.identity is None or node.is_written or node.open_writers or not node.names or self._log.is_pending(ino):
+        if (
+            node.identity is None
+            or node.is_written
+            or node.open_writers
+            or not node.names
+            or self._log.is_pending(ino)
+        ):
             return None
         return Clean(self._table.path(ino), body.tier, node.size, node.identity)
 
@@ -82,7 +111,13 @@ class Mending:
     def store_again(self, path: bytes, tier_id: TierId) -> Seq | None:
         """Log the content once more; None: it is not that content any more."""
         node = self._node(path)
-        if node is None or node.body.is_cold or node.body.tier != tier_id or node.modified or self._log.is_pending(node.ino):
+        if (
+            node is None
+            or node.body.is_cold
+            or node.body.tier != tier_id
+            or node.modified
+            or self._log.is_pending(node.ino)
+        ):
             return None
         self._contents.dirtied(node)
         op = self._changes.freeze(node)

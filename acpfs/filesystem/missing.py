@@ -35,7 +35,10 @@ class Missing:
             if self._is_gone(node.body.tier):
                 clean += self._judge(node)
         if clean:
-            _log.warning("files in the RAM tier are gone that the backing directory has: they are read from there", files=clean)
+            _log.warning(
+                "files in the RAM tier are gone that the backing directory has: they are read from there",
+                files=clean,
+            )
 
     def _is_gone(self, tier_id: TierId) -> bool:
         return tier_id != NO_TIER and tier_id not in self._there

@@ -26,7 +26,11 @@ class Nameless:
     """Node → descriptor."""
 
     def __init__(
-        self, open_lower: Callable[[Node], Awaitable[int]], close_later: Callable[[int], None], patience_s: float, notices: Notices
+        self,
+        open_lower: Callable[[Node], Awaitable[int]],
+        close_later: Callable[[int], None],
+        patience_s: float,
+        notices: Notices,
     ) -> None:
         """`patience_s`: for so long a removal waits for the supervisor."""
         self._open_lower, self._close_later, self._patience_s = open_lower, close_later, patience_s
@@ -37,7 +41,13 @@ class Nameless:
 
     async def before_removal(self, node: Node) -> None:
         """A name of the node is about to go; neither a file that cannot be opened nor a supervisor that does not answer holds that up."""
-        if not node.handles or not node.body.is_cold or not stat.S_ISREG(node.mode) or len(node.names) > 1 or self._has(node):
+        if (
+            not node.handles
+            or not node.body.is_cold
+            or not stat.S_ISREG(node.mode)
+            or len(node.names) > 1
+            or self._has(node)
+        ):
             return
         try:
             fd = await self._open_lower(node)

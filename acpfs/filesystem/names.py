@@ -34,7 +34,13 @@ class Names:
     """Name calls over the two trees."""
 
     def __init__(
-        self, table: NodeTable, view: LowerView, changes: Changes, contents: Contents, awaited: AwaitedNames, earlier: EarlierSaves
+        self,
+        table: NodeTable,
+        view: LowerView,
+        changes: Changes,
+        contents: Contents,
+        awaited: AwaitedNames,
+        earlier: EarlierSaves,
     ) -> None:
         self._table = table
         self._earlier = earlier
@@ -67,7 +73,11 @@ class Names:
         """The node, with a reference for the kernel taken; `waits`: as for `existing`."""
         parent = self.node(parent_ino)
         node = (
-            parent if name == b"." else await self._parent_of(parent) if name == b".." else await self.existing(parent, name, waits=waits)
+            parent
+            if name == b"."
+            else await self._parent_of(parent)
+            if name == b".."
+            else await self.existing(parent, name, waits=waits)
         )
         node.lookups += 1
         return node
@@ -150,7 +160,9 @@ class Names:
         self._earlier.made(parent, name)
         return self._make(OpKind.MKDIR, parent, name, node)
 
-    async def mknod(self, parent_ino: Ino, name: bytes, mode: int, rdev: int, caller: Caller) -> Node:
+    async def mknod(
+        self, parent_ino: Ino, name: bytes, mode: int, rdev: int, caller: Caller
+    ) -> Node:
         """Make a fifo, socket, device, or an empty regular file (complete at once)."""
         parent = await self.vacant(parent_ino, name)
         node = self.new_node(parent, mode, caller)
@@ -168,7 +180,9 @@ class Names:
         node.target, node.size = target, len(target)
         return self._make(OpKind.SYMLINK, parent, name, node, payload=target)
 
-    def _make(self, kind: OpKind, parent: Node, name: bytes, node: Node, payload: bytes = b"") -> Node:
+    def _make(
+        self, kind: OpKind, parent: Node, name: bytes, node: Node, payload: bytes = b""
+    ) -> Node:
         self._table.set_child(parent.ino, name, node.ino)
         meta = self._changes.metadata(node, everything=True)
         if kind is OpKind.MKNOD:
@@ -258,7 +272,9 @@ class Names:
 
     # -- moving
 
-    async def rename(self, parent_ino: Ino, name: bytes, new_parent_ino: Ino, new_name: bytes, flags: int) -> None:
+    async def rename(
+        self, parent_ino: Ino, name: bytes, new_parent_ino: Ino, new_name: bytes, flags: int
+    ) -> None:
         """Move a name, with RENAME_NOREPLACE and RENAME_EXCHANGE."""
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE):
             raise fail(errno.EINVAL)
@@ -293,14 +309,31 @@ class Names:
         else:
             await self._view.nameless.before_removal(target)
 
-    def _move(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node | None) -> None:
-        self._changes.freeze(node, quiet=True)  # a file that is still being written carries its data along
+    def _move(
+        self,
+        parent: Node,
+        name: bytes,
+        node: Node,
+        new_parent: Node,
+        new_name: bytes,
+        target: Node | None,
+    ) -> None:
+        self._changes.freeze(
+            node, quiet=True
+        )  # a file that is still being written carries its data along
         if target is not None and target.unlogged:
             self._changes.replaced_birth(new_parent.ino, new_name)
         if node.unlogged:
             self._changes.move_birth(node, parent.ino, name, new_parent.ino, new_name, target)
         else:
-            self._log_move(node, parent, name, new_parent, new_name, self._changes.replaces(new_parent.ino, new_name, target))
+            self._log_move(
+                node,
+                parent,
+                name,
+                new_parent,
+                new_name,
+                self._changes.replaces(new_parent.ino, new_name, target),
+            )
         self._moved_directory(node, parent, new_parent)
         if target is not None:
             if target.is_dir:
@@ -308,12 +341,30 @@ class Names:
             self._lost_name(target)
         self._finish_move(node, parent, new_parent)
 
-    def _log_move(self, node: Node, parent: Node, name: bytes, new_parent: Node, new_name: bytes, victim: Ino) -> None:
+    def _log_move(
+        self, node: Node, parent: Node, name: bytes, new_parent: Node, new_name: bytes, victim: Ino
+    ) -> None:
         self._table.set_child(parent.ino, name, NO_INO)
         self._table.set_child(new_parent.ino, new_name, node.ino)
-        self._changes.record(OpKind.RENAME, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=victim)
+        self._changes.record(
+            OpKind.RENAME,
+            node,
+            parent.ino,
+            name,
+            new_parent=new_parent.ino,
+            new_name=new_name,
+            victim=victim,
+        )
 
-    def _exchange(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node | None) -> None:
+    def _exchange(
+        self,
+        parent: Node,
+        name: bytes,
+        node: Node,
+        new_parent: Node,
+        new_name: bytes,
+        target: Node | None,
+    ) -> None:
         if target is None:
             raise fail(errno.ENOENT)
         if target is node:
@@ -325,22 +376,46 @@ class Names:
         else:
             self._table.set_child(parent.ino, name, target.ino)
             self._table.set_child(new_parent.ino, new_name, node.ino)
-            self._changes.record(OpKind.EXCHANGE, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=target.ino)
+            self._changes.record(
+                OpKind.EXCHANGE,
+                node,
+                parent.ino,
+                name,
+                new_parent=new_parent.ino,
+                new_name=new_name,
+                victim=target.ino,
+            )
         self._moved_directory(node, parent, new_parent)
         self._moved_directory(target, new_parent, parent)
         self._finish_move(target, parent, new_parent)
         self._finish_move(node, parent, new_parent)
 
-    def _exchange_halves(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node) -> None:
+    def _exchange_halves(
+        self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node
+    ) -> None:
         """One of them, or both, is a half that the backing directory has not heard of: there the other one just moves."""
         if not node.unlogged:
-            node, parent, name, target, new_parent, new_name = target, new_parent, new_name, node, parent, name
+            node, parent, name, target, new_parent, new_name = (
+                target,
+                new_parent,
+                new_name,
+                node,
+                parent,
+                name,
+            )
         self._changes.replaced_birth(parent.ino, name)
         if target.unlogged:
             self._changes.replaced_birth(new_parent.ino, new_name)
             self._changes.born(target, parent.ino, name)
         else:
-            self._log_move(target, new_parent, new_name, parent, name, self._changes.replaces(parent.ino, name, node))
+            self._log_move(
+                target,
+                new_parent,
+                new_name,
+                parent,
+                name,
+                self._changes.replaces(parent.ino, name, node),
+            )
         self._changes.born(node, new_parent.ino, new_name)
 
     @staticmethod

@@ -222,7 +222,17 @@ class NodeTable:
         """A node born in the mount, now."""
         self._last_upper += 1
         now = time.time_ns()
-        node = Node(Ino(self._last_upper), mode, uid, gid, atime_ns=now, mtime_ns=now, ctime_ns=now, unlogged=True, xattrs={})
+        node = Node(
+            Ino(self._last_upper),
+            mode,
+            uid,
+            gid,
+            atime_ns=now,
+            mtime_ns=now,
+            ctime_ns=now,
+            unlogged=True,
+            xattrs={},
+        )
         self._insert(node)
         self.changed(node)
         return node
@@ -253,7 +263,11 @@ class NodeTable:
         """
         node = Node(Ino(st.ino), st.mode)
         node.adopt(st)
-        node.lower_ino, node.lower_device, node.identity = st.ino, st.device, (st.ino, st.size, st.mtime_ns, st.ctime_ns)
+        node.lower_ino, node.lower_device, node.identity = (
+            st.ino,
+            st.device,
+            (st.ino, st.size, st.mtime_ns, st.ctime_ns),
+        )
         node.checked_at = now
         node.names.append((parent.ino, name))
         self._nodes[node.ino] = node
@@ -378,7 +392,12 @@ class NodeTable:
         child = node.dir.children.pop(name, None)
         if child is not None:
             found = self._nodes.get(child.ino)
-            node.dir.note(name, None if found is None else LowerEntry(name, found.lower_ino, stat.S_IFMT(found.mode)))
+            node.dir.note(
+                name,
+                None
+                if found is None
+                else LowerEntry(name, found.lower_ino, stat.S_IFMT(found.mode)),
+            )
             self._unlink_name(child.ino, parent, name)
             self._changed_names.setdefault((parent, name), child.recorded)
 
@@ -407,15 +426,26 @@ class NodeTable:
             found = todo.pop()
             yield found
             if found.is_dir:
-                todo += [self._nodes[child.ino] for child in found.dir.children.values() if child.ino]
+                todo += [
+                    self._nodes[child.ino] for child in found.dir.children.values() if child.ino
+                ]
 
     # -- listings
 
-    def listed(self, parent: Node, listing: dict[bytes, LowerEntry], asked_at: float, *, ahead: bool = False) -> None:
+    def listed(
+        self,
+        parent: Node,
+        listing: dict[bytes, LowerEntry],
+        asked_at: float,
+        *,
+        ahead: bool = False,
+    ) -> None:
         """Names on the backing directory as of then; a next worker has them, too."""
         directory = parent.dir
         directory.listing, directory.listed_at, directory.listed_ahead = listing, asked_at, ahead
-        self._listings.keep(parent.ino, listing.keys() | directory.children.keys(), partial(self._entry, parent))
+        self._listings.keep(
+            parent.ino, listing.keys() | directory.children.keys(), partial(self._entry, parent)
+        )
 
     def _entry(self, parent: Node, name: bytes) -> LowerEntry | None:
         """What is to be kept of a name: what is known of it without rows of its own."""
@@ -460,10 +490,14 @@ class NodeTable:
             directory = self._nodes.get(parent)
             child = directory.dir.children.get(name) if directory is not None else None
             if child is not None and (child.pins or child.ino in self._recorded):
-                self._state.change("INSERT OR REPLACE INTO child VALUES (?, ?, ?)", (parent, name, child.ino))
+                self._state.change(
+                    "INSERT OR REPLACE INTO child VALUES (?, ?, ?)", (parent, name, child.ino)
+                )
                 child.recorded = True
             elif has_row or (child is not None and child.recorded):
-                self._state.change("DELETE FROM child WHERE parent = ? AND name = ?", (parent, name))
+                self._state.change(
+                    "DELETE FROM child WHERE parent = ? AND name = ?", (parent, name)
+                )
                 if child is not None:
                     child.recorded = False
             if directory is not None:
@@ -520,13 +554,21 @@ class NodeTable:
 _SELDOM = ("mode", "uid", "gid", "rdev", "lower_ino", "identity", "target", "xattrs")
 _OFTEN = ("nlink", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "unlogged", *COLUMNS)
 _COLUMNS = ("ino", *_SELDOM, *_OFTEN)
-_INSERT_NODE = f"INSERT OR REPLACE INTO node ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - constants
+_INSERT_NODE = (
+    f"INSERT OR REPLACE INTO node ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - constants
+)
 _UPDATE_NODE = f"UPDATE node SET {', '.join(f'{name} = ?' for name in _OFTEN)} WHERE ino = ?"  # noqa: S608 - constants
 
 
 def _row_values(node: Node) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Of the columns that seldom change, and of those that often do."""
-    xattrs = None if node.xattrs is None else json.dumps({k.hex(): v.hex() for k, v in node.xattrs.items()}) if node.xattrs else "{}"
+    xattrs = (
+        None
+        if node.xattrs is None
+        else json.dumps({k.hex(): v.hex() for k, v in node.xattrs.items()})
+        if node.xattrs
+        else "{}"
+    )
     identity = str(list(node.identity)) if node.identity else None
     rest = (node.mode, node.uid, node.gid, node.rdev, node.lower_ino, identity, node.target, xattrs)
     times = (node.atime_ns, node.mtime_ns, node.ctime_ns)
@@ -534,13 +576,35 @@ def _row_values(node: Node) -> tuple[tuple[object, ...], tuple[object, ...]]:
 
 
 def _node_from_row(row: tuple[Any, ...]) -> Node:
-    ino, mode, uid, gid, rdev, lower_ino, identity, target, xattrs, nlink, size, blocks, atime, mtime, ctime, unlogged, *bytes_at = row
-    node = Node(ino, mode, uid, gid, rdev, size=size, blocks=blocks, target=target, unlogged=bool(unlogged))
+    (
+        ino,
+        mode,
+        uid,
+        gid,
+        rdev,
+        lower_ino,
+        identity,
+        target,
+        xattrs,
+        nlink,
+        size,
+        blocks,
+        atime,
+        mtime,
+        ctime,
+        unlogged,
+        *bytes_at,
+    ) = row
+    node = Node(
+        ino, mode, uid, gid, rdev, size=size, blocks=blocks, target=target, unlogged=bool(unlogged)
+    )
     node.atime_ns, node.mtime_ns, node.ctime_ns = int(atime), int(mtime), int(ctime)
     node.directory_links = int(nlink)
     node.lower_ino = int(lower_ino)
     node.identity = tuple(json.loads(str(identity))) if identity else None
     if xattrs is not None:
-        node.xattrs = {bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()}
+        node.xattrs = {
+            bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()
+        }
     node.body = from_row(tuple(bytes_at))
     return node

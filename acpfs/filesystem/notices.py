@@ -19,7 +19,9 @@ class Notices:
         self._keep: list[Callable[[Ino, list[int]], None]] = []
         self._forgotten: list[Callable[[HandleId], None]] = []
 
-    def pass_on(self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]) -> None:
+    def pass_on(
+        self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]
+    ) -> None:
         """To these, from now on."""
         self._changed.append(changed)
         self._lost.append(lost)

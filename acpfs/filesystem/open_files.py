@@ -167,7 +167,9 @@ class OpenFiles:
             node.writer_pid = caller.pid
         try:
             if flags & os.O_TRUNC:
-                await self._outgrown.closed_in_the_kernel(node)  # what cannot be opened is not truncated
+                await self._outgrown.closed_in_the_kernel(
+                    node
+                )  # what cannot be opened is not truncated
                 await self._writable.truncate(node, 0)
             elif flags & os.O_ACCMODE != os.O_RDONLY:
                 await self._writable.bring_up(node)
@@ -176,10 +178,19 @@ class OpenFiles:
         except BaseException:
             self.closed(node)
             raise
-        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC), before=before)
+        return await self._opened(
+            node, flags, caller, wrote=bool(flags & os.O_TRUNC), before=before
+        )
 
     async def _opened(
-        self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False, before: BeforeOpen | None = None
+        self,
+        node: Node,
+        flags: int,
+        caller: Caller,
+        *,
+        wrote: bool,
+        created: bool = False,
+        before: BeforeOpen | None = None,
     ) -> OpenFile:
         before = before or BeforeOpen(time.monotonic())
         truncated = wrote and before.size > 0
@@ -189,7 +200,15 @@ class OpenFiles:
             self._not_opened(node, truncated=truncated)
             raise
         self._last_handle += 1
-        handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, uid=caller.uid, wrote=wrote, unique=caller.unique)
+        handle = Handle(
+            HandleId(self._last_handle),
+            node,
+            flags,
+            pid=caller.pid,
+            uid=caller.uid,
+            wrote=wrote,
+            unique=caller.unique,
+        )
         handle.created = created
         handle.former_bytes, handle.opened_at, handle.place = before.size, before.at, before.place
         if handle.writable:
@@ -240,7 +259,9 @@ class OpenFiles:
         self._lane_use.refused(handle)
         self._kept.changed(handle)
 
-    async def create(self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
+    async def create(
+        self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller
+    ) -> tuple[OpenFile, Node]:
         """Make and open a regular file; one that exists is opened, unless O_EXCL."""
         parent = self._names.node(parent_ino)
         again = self._created_before(caller.unique) if self._unanswered else None
@@ -260,7 +281,9 @@ class OpenFiles:
         node.lookups += 1
         return opened, node
 
-    async def tmpfile(self, parent_ino: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
+    async def tmpfile(
+        self, parent_ino: Ino, mode: int, flags: int, caller: Caller
+    ) -> tuple[OpenFile, Node]:
         """O_TMPFILE: a file without a name, until linkat gives it one."""
         parent = self._names.node(parent_ino)
         again = self._created_before(caller.unique) if self._unanswered else None
@@ -283,7 +306,9 @@ class OpenFiles:
         handle = self.handle(number)
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
-        if await self._is_half(handle, pid or handle.pid):  # before the wait below, which a killed writer does not live to see
+        if await self._is_half(
+            handle, pid or handle.pid
+        ):  # before the wait below, which a killed writer does not live to see
             return
         if handle.writable and handle.node.body.is_outgrown:
             await self._outgrown.check(handle.node)
@@ -346,7 +371,9 @@ class OpenFiles:
         for handle in self._handles.values():
             if handle.tentative is not None and handle.closed_at <= closed_before:
                 # looked at before it is settled: what the kernel wrote since that close is no part of its version (interleaving 10)
-                wrote = handle.writes_unseen and (self._contents.kernel.look(handle.node) or handle.node.modified)
+                wrote = handle.writes_unseen and (
+                    self._contents.kernel.look(handle.node) or handle.node.modified
+                )
                 self.settle_tentative(handle, written=wrote)
 
     def wrote(self, handle: Handle) -> None:
@@ -362,7 +389,11 @@ class OpenFiles:
         if handle.wrote:
             self.settle_tentative(handle, written=True)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
-        op = self._changes.freeze(handle.node, quiet=quiet) if handle.wrote and not handle.node.interrupted else None
+        op = (
+            self._changes.freeze(handle.node, quiet=quiet)
+            if handle.wrote and not handle.node.interrupted
+            else None
+        )
         if handle.wrote:
             handle.wrote = False
             self._kept.changed(handle)
@@ -397,8 +428,12 @@ class OpenFiles:
         self._kept.closed(handle)
         self._view.reads.left(handle)
         node = handle.node
-        if not node.interrupted and (handle.wrote or (handle.writable and node.handles == 1 and node.modified)):
-            self._changes.freeze(node)  # no FLUSH came, or a shared mapping wrote after the last one
+        if not node.interrupted and (
+            handle.wrote or (handle.writable and node.handles == 1 and node.modified)
+        ):
+            self._changes.freeze(
+                node
+            )  # no FLUSH came, or a shared mapping wrote after the last one
         if handle.writable and not node.kernel_writers and not node.interrupted:
             await self._outgrown.finish(node)
         self.closed(node)
@@ -430,11 +465,17 @@ class OpenFiles:
 
     def is_log(self, node: Node) -> bool:
         """Whether the file only grew as a log does since its last version, so that it may be published as it is."""
-        return not node.body.is_cold and node.body.writing is Writing.APPENDING and not node.kernel_rewriters
+        return (
+            not node.body.is_cold
+            and node.body.writing is Writing.APPENDING
+            and not node.kernel_rewriters
+        )
 
     def was_closed(self, node: Node) -> bool:
         """Whether one of those who have the file open for writing, or had, has closed it."""
-        return any(handle.node is node and handle.closed_at > 0 for handle in self._handles.values())
+        return any(
+            handle.node is node and handle.closed_at > 0 for handle in self._handles.values()
+        )
 
     def comes_again(self, unique: int) -> bool:
         """Whether the last worker opened something for that request, and did not answer it."""
@@ -448,7 +489,11 @@ class OpenFiles:
         del self._unanswered[unique]
         node = handle.node
         node.lookups += 1
-        fd = self._contents.opened(node.body) if handle.lane is Lane.PASSTHROUGH and not node.body.is_cold else -1
+        fd = (
+            self._contents.opened(node.body)
+            if handle.lane is Lane.PASSTHROUGH and not node.body.is_cold
+            else -1
+        )
         return OpenFile(handle.number, keep_cache=False, lane=handle.lane, backing_fd=fd), node
 
     def _forget_unanswered(self, unique: int) -> None:
@@ -467,7 +512,9 @@ class OpenFiles:
         if node.handles == 0:
             self._table.needed_no_more(node)
             if node.modified and not node.interrupted:
-                self._changes.freeze(node)  # by a call that was broken off, and whose handle never heard of it
+                self._changes.freeze(
+                    node
+                )  # by a call that was broken off, and whose handle never heard of it
             self._warming.closed(node)
             self._contents.closed(node)
             self._view.nameless.closed(node)

@@ -22,7 +22,14 @@ from acpfs.filesystem.content.body import UNSEEN, Body
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.nodes import Node
-from acpfs.ram.tier import BLOCK_BYTES, FALLOC_KEEP_SIZE, HUGE_PAGE_BYTES, Tier, fallocate, punch_hole
+from acpfs.ram.tier import (
+    BLOCK_BYTES,
+    FALLOC_KEEP_SIZE,
+    HUGE_PAGE_BYTES,
+    Tier,
+    fallocate,
+    punch_hole,
+)
 from acpfs.types import TierId
 
 BYTES_MIN = 2 * HUGE_PAGE_BYTES
@@ -72,9 +79,23 @@ class NoReadyMemory:
 class PagesAhead:
     """Takes pages for writers in the passthrough lane, and gives back what they did not need."""
 
-    def __init__(self, tier: Tier, contents: Contents, admission: Admission, threads: CallPool, lock: RLock, ready: ReadyMemory) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        contents: Contents,
+        admission: Admission,
+        threads: CallPool,
+        lock: RLock,
+        ready: ReadyMemory,
+    ) -> None:
         """`threads`: where all but the first piece is taken."""
-        self._tier, self._contents, self._admission, self._threads, self._lock = tier, contents, admission, threads, lock
+        self._tier, self._contents, self._admission, self._threads, self._lock = (
+            tier,
+            contents,
+            admission,
+            threads,
+            lock,
+        )
         self._taken: dict[TierId, _Taken] = {}
         self._ready = ready
 
@@ -82,7 +103,13 @@ class PagesAhead:
         """Take pages for a writer that was promised room, and is the first."""
         node = handle.node
         body = node.body
-        if not body.is_whole_in_ram or node.size or node.kernel_writers or body.in_flight or not self._tier.large_pages:
+        if (
+            not body.is_whole_in_ram
+            or node.size
+            or node.kernel_writers
+            or body.in_flight
+            or not self._tier.large_pages
+        ):
             return
         if self._tier.allocated_bytes(body.tier):
             return
@@ -90,7 +117,9 @@ class PagesAhead:
         if size < BYTES_MIN:
             return
         for gone in [tier_id for tier_id in self._taken if not self._tier.allocated_bytes(tier_id)]:
-            del self._taken[gone]  # its bytes were replaced, and its end is nobody's business any more
+            del self._taken[
+                gone
+            ]  # its bytes were replaced, and its end is nobody's business any more
         self._taken[body.tier] = _Taken(size, 0)
         fd = self._contents.opened(body)
         st = os.fstat(fd)
@@ -103,7 +132,9 @@ class PagesAhead:
 
     def _take(self, body: Body, start: int, size: int) -> bool:
         """One piece; with less than all of them the writer goes on as it would with none."""
-        if self._tier.free_bytes() < size or self._tier.space_left_bytes() < 2 * size:  # a tmpfs that is full for a moment fails others
+        if (
+            self._tier.free_bytes() < size or self._tier.space_left_bytes() < 2 * size
+        ):  # a tmpfs that is full for a moment fails others
             return False
         try:
             fallocate(self._contents.opened(body), FALLOC_KEEP_SIZE, start, size)
@@ -120,8 +151,18 @@ class PagesAhead:
             piece = min(PIECE_BYTES, size - start)
             self._ready.hand_over(piece, True)
             with self._lock:
-                goes_on = node.body is body and body.is_whole_in_ram and node.kernel_writers and body.tier in self._taken
-                if not goes_on or body.seen != UNSEEN or body.reserved or not self._take(body, start, piece):
+                goes_on = (
+                    node.body is body
+                    and body.is_whole_in_ram
+                    and node.kernel_writers
+                    and body.tier in self._taken
+                )
+                if (
+                    not goes_on
+                    or body.seen != UNSEEN
+                    or body.reserved
+                    or not self._take(body, start, piece)
+                ):
                     return
 
     def found(self, node: Node) -> None:
@@ -150,7 +191,9 @@ class PagesAhead:
     def _cut(self, node: Node, body: Body) -> bool:
         """A piece; whether there is none left, or none that may go now."""
         taken = self._taken.get(body.tier)
-        if taken is None or node.body is not body or node.kernel_writers:  # the last one of those will cut
+        if (
+            taken is None or node.body is not body or node.kernel_writers
+        ):  # the last one of those will cut
             return True
         if body.in_flight:  # a write without the lock may be on its way to where nothing is yet
             body.call_when_idle(partial(self.cut, node))
@@ -171,7 +214,9 @@ class PagesAhead:
         self._tier.look_full()
         bytes_left, piece = PIECE_BYTES, 1
         while piece and bytes_left > 0:
-            piece = _punch_end(fd, st.st_size, taken, bytes_left) or _punch_hole(fd, st.st_size, taken, bytes_left)
+            piece = _punch_end(fd, st.st_size, taken, bytes_left) or _punch_hole(
+                fd, st.st_size, taken, bytes_left
+            )
             bytes_left -= piece
         os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
         node.blocks = self._tier.settle_fd(body.tier, fd).st_blocks

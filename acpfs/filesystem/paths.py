@@ -26,7 +26,11 @@ class Paths:
 
     def of(self, ino: Ino) -> bytes:
         """Where a node lies in the mount now, "" also for one that has no name; under the lock."""
-        return self._table.path(ino) if ino in self._table and (self._table[ino].names or ino == ROOT) else b""
+        return (
+            self._table.path(ino)
+            if ino in self._table and (self._table[ino].names or ino == ROOT)
+            else b""
+        )
 
     async def child(self, parent: Node, name: bytes) -> Node | None:
         """What a name in a directory leads to, now."""

@@ -50,7 +50,9 @@ class Payers:
         self.pays_as_we_do = False
         """Of the writer that was asked about last: whether its pages are charged to the same limited groups as those of the daemon."""
 
-    def refuse(self, node: Node, pid: int, wanted_bytes: int, outstanding: Callable[[Node], int]) -> str:
+    def refuse(
+        self, node: Node, pid: int, wanted_bytes: int, outstanding: Callable[[Node], int]
+    ) -> str:
         """Why the groups around a writer cannot pay for its file; "": they do, from now on.
 
         `outstanding`: what the writers of a file that is paid for already are still to write.
@@ -65,33 +67,52 @@ class Payers:
             return "the writer's memory control group has no room for it"
         for group in foreign:
             promised = sum(
-                outstanding(other) for other in self._nodes_of(os.fsencode(group.directory)) if other is not node and other.kernel_writers
+                outstanding(other)
+                for other in self._nodes_of(os.fsencode(group.directory))
+                if other is not node and other.kernel_writers
             )
             if group.room_bytes() - promised - wanted_bytes < group.limit_bytes // ROOMY:
                 return "the writer's memory control group has no room for it"
         if foreign and not node.body.is_cold:
-            self._note(node.body.tier, node.ino, frozenset(os.fsencode(group.directory) for group in foreign))
+            self._note(
+                node.body.tier,
+                node.ino,
+                frozenset(os.fsencode(group.directory) for group in foreign),
+            )
         return ""
 
     def look(self) -> None:
         """Every second: let clean files of groups that are short of room leave."""
-        for tier_id in [tier_id for tier_id, (ino, _groups) in self._paid.items() if not self._is_there(tier_id, ino)]:
+        for tier_id in [
+            tier_id
+            for tier_id, (ino, _groups) in self._paid.items()
+            if not self._is_there(tier_id, ino)
+        ]:
             del self._paid[tier_id]
             self._state.change("DELETE FROM payer WHERE tier_id = ?", (tier_id,))
         for directory in {group for _ino, groups in self._paid.values() for group in groups}:
             group = limit_of(Path(os.fsdecode(directory)))
             missing = 0 if group is None else group.limit_bytes // PRESSED - group.room_bytes()
             if missing > 0:
-                self._retention.let_these_leave({node.ino for node in self._nodes_of(directory)}, missing)
+                self._retention.let_these_leave(
+                    {node.ino for node in self._nodes_of(directory)}, missing
+                )
 
     def _note(self, tier_id: TierId, ino: Ino, groups: frozenset[bytes]) -> None:
         known = self._paid.get(tier_id, (ino, frozenset()))[1]
         if not groups <= known:
             self._paid[tier_id] = (ino, known | groups)
-            self._state.change("INSERT OR REPLACE INTO payer VALUES (?, ?, ?)", (tier_id, ino, b"\0".join(sorted(known | groups))))
+            self._state.change(
+                "INSERT OR REPLACE INTO payer VALUES (?, ?, ?)",
+                (tier_id, ino, b"\0".join(sorted(known | groups))),
+            )
 
     def _nodes_of(self, group: bytes) -> Iterable[Node]:
-        return [self._table[ino] for tier_id, (ino, groups) in self._paid.items() if group in groups and self._is_there(tier_id, ino)]
+        return [
+            self._table[ino]
+            for tier_id, (ino, groups) in self._paid.items()
+            if group in groups and self._is_there(tier_id, ino)
+        ]
 
     def _is_there(self, tier_id: TierId, ino: Ino) -> bool:
         """Whether the file still has those pages; True, too, where it was cut to nothing and the daemon wrote anew: no loss when clean."""

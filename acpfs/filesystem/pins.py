@@ -20,7 +20,9 @@ class Pins:
         """Load what the last worker left."""
         self._state = state
         state.create(DDL)
-        self._since: dict[bytes, float] = {bytes(path): since for path, since in state.rows("SELECT path, since FROM pin")}
+        self._since: dict[bytes, float] = {
+            bytes(path): since for path, since in state.rows("SELECT path, since FROM pin")
+        }
 
     @property
     def paths(self) -> list[bytes]:
@@ -31,7 +33,9 @@ class Pins:
         """Pin a path; one that is pinned stays so."""
         if path not in self._since:
             self._since[path] = time.time()
-            self._state.change("INSERT OR REPLACE INTO pin VALUES (?, ?)", (path, self._since[path]))
+            self._state.change(
+                "INSERT OR REPLACE INTO pin VALUES (?, ?)", (path, self._since[path])
+            )
 
     def remove(self, path: bytes) -> bool:
         """Take the pin off exactly this path; False when there is none."""

@@ -20,7 +20,12 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.paths import Paths
 from acpfs.types import ROOT, Ino
 
-TRACKERS = (b"latest_checkpointed_iteration.txt", b"latest", b"latest_checkpoint", b"latest_checkpoint.txt")
+TRACKERS = (
+    b"latest_checkpointed_iteration.txt",
+    b"latest",
+    b"latest_checkpoint",
+    b"latest_checkpoint.txt",
+)
 """Files of one line that name the checkpoint beside them: Megatron writes a number, DeepSpeed and others a name."""
 TRACKER_BYTES_MAX = 4096
 SAVE_DIR_DEPTH_MAX = 3
@@ -67,7 +72,10 @@ class Preloading:
                 await self._view.renew(node)
                 found.append(Found(where, node.ino, node.size))
             elif node.is_dir:
-                todo += [(where + b"/" + name if where else name, child) for name, child in reversed(await self._children(node))]
+                todo += [
+                    (where + b"/" + name if where else name, child)
+                    for name, child in reversed(await self._children(node))
+                ]
         return found
 
     async def bring(self, ino: Ino) -> tuple[str, str]:
@@ -107,7 +115,11 @@ class Preloading:
             if named:
                 candidates.append((max(child.mtime_ns for name, child in children), named))
             elif depth < SAVE_DIR_DEPTH_MAX:
-                todo += [(depth + 1, path + b"/" + name if path else name, child) for name, child in children if child.is_dir]
+                todo += [
+                    (depth + 1, path + b"/" + name if path else name, child)
+                    for name, child in children
+                    if child.is_dir
+                ]
         return max(candidates, default=(0, []))[1]
 
     async def _tracked(self, path: bytes, children: Sequence[tuple[bytes, Node]]) -> list[bytes]:
@@ -120,7 +132,9 @@ class Preloading:
             number = int(text) if text.isdigit() else -1
             for name, _child in children:
                 checkpoint = self._checkpoints.of(_join(path, name), directory=True)
-                is_it = name == text or (number >= 0 and checkpoint is not None and checkpoint.step == number)
+                is_it = name == text or (
+                    number >= 0 and checkpoint is not None and checkpoint.step == number
+                )
                 if is_it and name not in TRACKERS:
                     return [_join(path, name), _join(path, tracker)]
         return []
@@ -145,10 +159,16 @@ class Preloading:
             checkpoint = self._checkpoints.of(_join(path, name), directory=child.is_dir)
             if checkpoint is not None and checkpoint.save_dir == path:
                 groups.setdefault(checkpoint, []).append((_join(path, name), child))
-        ranked = sorted(groups, key=lambda c: (c.order, max(child.mtime_ns for _path, child in groups[c])), reverse=True)
+        ranked = sorted(
+            groups,
+            key=lambda c: (c.order, max(child.mtime_ns for _path, child in groups[c])),
+            reverse=True,
+        )
         for number, newer in enumerate(ranked):
             older = ranked[number + 1] if number + 1 < len(ranked) else None
-            if older is None or await self._count(groups[newer]) >= await self._count(groups[older]):
+            if older is None or await self._count(groups[newer]) >= await self._count(
+                groups[older]
+            ):
                 return [where for where, _child in groups[newer]]
         return []
 
@@ -159,7 +179,9 @@ class Preloading:
 
     async def _children(self, parent: Node) -> list[tuple[bytes, Node]]:
         names = await self._view.names(parent)
-        await self._view.fill(parent, [name for name, known in names.items() if isinstance(known, LowerEntry)])
+        await self._view.fill(
+            parent, [name for name, known in names.items() if isinstance(known, LowerEntry)]
+        )
         found = [(name, await self._paths.child(parent, name)) for name in sorted(names)]
         return [(name, child) for name, child in found if child is not None]
 

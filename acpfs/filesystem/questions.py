@@ -46,17 +46,28 @@ class Questions:
         """`call` for one that is under way; `progress`: patience goes by that, not by the time since it began."""
         moved = progress.mark if progress is not None else lambda: None
         try:
-            return await wait(self._calls.patient(future, self._settings.backing_timeout_s, moved=moved))
+            return await wait(
+                self._calls.patient(future, self._settings.backing_timeout_s, moved=moved)
+            )
         except TimeoutError:
             raise OSError(errno.EIO, f"{label}: no answer from the backing directory") from None
 
-    async def renew(self, label: str, function: Callable[..., T], *arguments: Any, known: bool, late: Callable[[T], None]) -> T | None:
+    async def renew(
+        self,
+        label: str,
+        function: Callable[..., T],
+        *arguments: Any,
+        known: bool,
+        late: Callable[[T], None],
+    ) -> T | None:
         """A call that renews knowledge; None: go on with what is known. `late`: takes, under the lock, an answer that came after that."""
         if not known:
             return await self.call(label, function, *arguments)
         epoch, future = self._tree.epoch, self._calls.submit(label, function, *arguments)
         try:
-            return await wait(self._calls.patient(future, self._settings.patience_s, when_stuck=0.0))
+            return await wait(
+                self._calls.patient(future, self._settings.patience_s, when_stuck=0.0)
+            )
         except InterruptedError:
             raise  # who asked was killed: that is no answer, and who asks again and again has to end
         except OSError:
@@ -87,7 +98,11 @@ class Questions:
         """
         patience_s = self._settings.patience_s if known else self._settings.backing_timeout_s
         try:
-            await wait(self._calls.patient(self._tree.at_rest(), patience_s, when_stuck=0.0 if known else None))
+            await wait(
+                self._calls.patient(
+                    self._tree.at_rest(), patience_s, when_stuck=0.0 if known else None
+                )
+            )
         except TimeoutError:
             if known:
                 self.stale += 1
@@ -95,7 +110,9 @@ class Questions:
             raise OSError(errno.EIO, "a rename on the backing directory does not end") from None
         return True
 
-    async def at_place(self, node: Node, question: Callable[..., Awaitable[T]], *arguments: Any, again: bool = True) -> T:
+    async def at_place(
+        self, node: Node, question: Callable[..., Awaitable[T]], *arguments: Any, again: bool = True
+    ) -> T:
         """Ask something about a node: `question(path, *arguments)`, with its path on the backing directory.
 
         What a commit that moves things meanwhile made of it does not count: a path that leads nowhere, or to something else, for a
@@ -111,7 +128,9 @@ class Questions:
             try:
                 answer = await question(path, *arguments)
             except OSError as error:
-                if isinstance(error, InterruptedError) or not (self.overtaken(epoch) or self._tree.path(node.ino) != path):
+                if isinstance(error, InterruptedError) or not (
+                    self.overtaken(epoch) or self._tree.path(node.ino) != path
+                ):
                     raise
             else:
                 if not (again and self.overtaken(epoch)):

@@ -47,7 +47,8 @@ class Recognition:
         """`look` for names of one directory."""
         found = self._lower.lstat_many(directory, names)
         return [
-            Seen(st) if st is None or st.nlink < 2 else self._seen((*directory, name), st) for name, st in zip(names, found, strict=True)
+            Seen(st) if st is None or st.nlink < 2 else self._seen((*directory, name), st)
+            for name, st in zip(names, found, strict=True)
         ]
 
     def _seen(self, path: LowerPath, st: LowerStat | None) -> Seen:
@@ -70,15 +71,29 @@ class Recognition:
     def _elsewhere(self, lower_ino: int, path: LowerPath) -> list[tuple[Ino, LowerPath]]:
         """The nodes that had an inode number when they were last looked at, and their paths; but for the one that lies at `path`."""
         with self._lock:
-            places = [(node.ino, place) for node in self._table.by_lower(lower_ino) for place in self._tree.places(node.ino)]
-            paths = [(ino, found) for ino, place in places if (found := self._tree.path_at(*place)) is not None]
+            places = [
+                (node.ino, place)
+                for node in self._table.by_lower(lower_ino)
+                for place in self._tree.places(node.ino)
+            ]
+            paths = [
+                (ino, found)
+                for ino, place in places
+                if (found := self._tree.path_at(*place)) is not None
+            ]
         here = {ino for ino, found in paths if found == path}
         return [(ino, found) for ino, found in paths if ino not in here]
 
-    def node(self, known: Node | None, st: LowerStat, twin: Ino, asked_at: float, *, in_use: bool) -> Node:
+    def node(
+        self, known: Node | None, st: LowerStat, twin: Ino, asked_at: float, *, in_use: bool
+    ) -> Node:
         """The node of an entry that was looked at. `known`: under its name; `in_use`: somebody relies on that one."""
         same_kind = known is not None and stat.S_IFMT(known.mode) == stat.S_IFMT(st.mode)
-        same = known if known is not None and same_kind and (known.lower_ino in (0, st.ino) or known.is_dir) else None
+        same = (
+            known
+            if known is not None and same_kind and (known.lower_ino in (0, st.ino) or known.is_dir)
+            else None
+        )
         if same is not None and in_use:
             return same
         other = self._table.get(twin) or self._seen_meanwhile(st, asked_at)

@@ -84,12 +84,17 @@ class _Salvage:
             self._mend_node(ino)
         for table in ("mark", "mirror_seed"):
             self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
-        self._db.execute("DROP TABLE IF EXISTS incarnation")  # to other members this is a loss: what was not mirrored is gone
+        self._db.execute(
+            "DROP TABLE IF EXISTS incarnation"
+        )  # to other members this is a loss: what was not mirrored is gone
         return self._found
 
     def _keep_counters(self) -> None:
         """No number is used twice, not even one that is lost."""
-        for name, sql in (("seq", "SELECT max(seq) FROM op"), ("vid", "SELECT max(vid) FROM version")):
+        for name, sql in (
+            ("seq", "SELECT max(seq) FROM op"),
+            ("vid", "SELECT max(vid) FROM version"),
+        ):
             known = self._rows("SELECT value FROM counter WHERE name = ?", name)
             largest = max(self._rows(sql)[0][0] or 0, known[0][0] if known else 0)
             self._db.execute("INSERT OR REPLACE INTO counter VALUES (?, ?)", (name, largest))
@@ -110,7 +115,9 @@ class _Salvage:
         self._found.lost_names = [os.fsdecode(name) for name in stores[:NAMES_MAX]]
         if lost:
             self._db.execute("DELETE FROM op WHERE seq >= ?", (lost[0]["seq"],))
-        self._db.execute("DELETE FROM version WHERE vid NOT IN (SELECT vid FROM op WHERE vid IS NOT NULL)")
+        self._db.execute(
+            "DELETE FROM version WHERE vid NOT IN (SELECT vid FROM op WHERE vid IS NOT NULL)"
+        )
         self._db.execute("DELETE FROM spilled WHERE vid NOT IN (SELECT vid FROM version)")
         return kept
 
@@ -118,13 +125,18 @@ class _Salvage:
         """Settle where a version's bytes are now."""
         (version,) = self._rows("SELECT * FROM version WHERE vid = ?", vid)
         copies = self._rows("SELECT * FROM spilled WHERE vid = ?", vid)
-        copy = copies[0] if copies and self._size_of(copies[0]["name"]) == copies[0]["size"] else None
+        copy = (
+            copies[0] if copies and self._size_of(copies[0]["name"]) == copies[0]["size"] else None
+        )
         is_staged = version["state"] in _STAGED and version["staging_name"]
         if is_staged and (copy is None or copy["size"] != version["size"]):
             self._db.execute("DELETE FROM spilled WHERE vid = ?", (vid,))
             self._db.execute("UPDATE version SET tier_id = 0, spilled = 0 WHERE vid = ?", (vid,))
         elif copy is not None:
-            self._db.execute("UPDATE version SET tier_id = 0, spilled = 1, size = ? WHERE vid = ?", (copy["size"], vid))
+            self._db.execute(
+                "UPDATE version SET tier_id = 0, spilled = 1, size = ? WHERE vid = ?",
+                (copy["size"], vid),
+            )
         else:
             return False
         self._found.bytes += version["size"]
@@ -135,10 +147,19 @@ class _Salvage:
     def _needed(self, ops: list[sqlite3.Row]) -> set[int]:
         """Nodes that operations mention, and all directories above them; the others are found on the backing directory again."""
         needed = {int(ROOT)}
-        wanted = {op[column] for op in ops for column in ("ino", "parent", "new_parent", "victim") if op[column]}
+        wanted = {
+            op[column]
+            for op in ops
+            for column in ("ino", "parent", "new_parent", "victim")
+            if op[column]
+        }
         while wanted:
             needed |= wanted
-            above = {row["parent"] for ino in wanted for row in self._rows("SELECT parent FROM place WHERE ino = ?", ino)}
+            above = {
+                row["parent"]
+                for ino in wanted
+                for row in self._rows("SELECT parent FROM place WHERE ino = ?", ino)
+            }
             wanted = above - needed
         return needed
 
@@ -146,7 +167,9 @@ class _Salvage:
         self._db.execute("CREATE TEMP TABLE needed (ino INTEGER PRIMARY KEY)")
         self._db.executemany("INSERT INTO needed VALUES (?)", [(ino,) for ino in needed])
         self._db.execute("DELETE FROM node WHERE ino NOT IN (SELECT ino FROM needed)")
-        self._db.execute("DELETE FROM place WHERE ino NOT IN (SELECT ino FROM needed) OR parent NOT IN (SELECT ino FROM needed)")
+        self._db.execute(
+            "DELETE FROM place WHERE ino NOT IN (SELECT ino FROM needed) OR parent NOT IN (SELECT ino FROM needed)"
+        )
 
     def _name(self, ops: list[sqlite3.Row], needed: set[int]) -> None:
         """The upper tree: where nodes lie on the backing directory, and what the operations change of that."""
@@ -154,7 +177,10 @@ class _Salvage:
         for row in self._rows("SELECT parent, name, ino FROM place"):
             children[(row["parent"], bytes(row["name"]))] = row["ino"]
         for op in ops:
-            here, there = (op["parent"], bytes(op["name"])), (op["new_parent"], bytes(op["new_name"]))
+            here, there = (
+                (op["parent"], bytes(op["name"])),
+                (op["new_parent"], bytes(op["new_name"])),
+            )
             kind = OpKind(op["kind"])
             if kind is OpKind.LINK or (op["kind"] in _MAKING and op["creates"]):
                 children[here] = op["ino"]
@@ -177,12 +203,17 @@ class _Salvage:
         is_dir = node["mode"] & 0o170000 == 0o040000
         nlink = node["nlink"] if ino == ROOT or (is_dir and links) else links
         staging, spilled, size, mtime_ns = "", 0, node["size"], node["mtime_ns"]
-        stored = self._rows("SELECT version.*, op.meta FROM op JOIN version USING (vid) WHERE op.ino = ? ORDER BY seq DESC LIMIT 1", ino)
+        stored = self._rows(
+            "SELECT version.*, op.meta FROM op JOIN version USING (vid) WHERE op.ino = ? ORDER BY seq DESC LIMIT 1",
+            ino,
+        )
         if stored:
             version = stored[0]
             size, mtime_ns = version["size"], json.loads(version["meta"])[4] or mtime_ns
             if links:
-                staging, spilled = ("", version["vid"]) if version["spilled"] else (version["staging_name"], 0)
+                staging, spilled = (
+                    ("", version["vid"]) if version["spilled"] else (version["staging_name"], 0)
+                )
         elif node["identity"] and not is_dir:
             _lower_ino, size, mtime_ns, _ctime_ns = json.loads(node["identity"])
         self._db.execute(

@@ -85,7 +85,13 @@ class RamScrub:
         commit: Callable[[], object],
     ) -> None:
         """`manifest`: what this node has stored; of other files the backing directory is asked. `commit`: ends the step, under the lock."""
-        self._mending, self._log, self._listener, self._tier, self._tree = mending, operations, listener, tier, tree
+        self._mending, self._log, self._listener, self._tier, self._tree = (
+            mending,
+            operations,
+            listener,
+            tier,
+            tree,
+        )
         self._manifest, self._lower, self._lock, self._commit = manifest, lower, lock, commit
         self.read_bytes = self.repaired_files = 0
 
@@ -93,13 +99,23 @@ class RamScrub:
         """Where there is something to look at now."""
         with self._lock:
             waiting = [op for op in self._log if self._version(op) is not None]
-            found = [ScrubPlace(op.seq, op.version.size, waits=True) for op in waiting if op.version is not None]
-            return found + [ScrubPlace(ino, size, waits=False) for ino, size in self._mending.in_ram()]
+            found = [
+                ScrubPlace(op.seq, op.version.size, waits=True)
+                for op in waiting
+                if op.version is not None
+            ]
+            return found + [
+                ScrubPlace(ino, size, waits=False) for ino, size in self._mending.in_ram()
+            ]
 
     def look(self, place: ScrubPlace, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
         """Compare, if it lies at or below one of the paths (all, where none is named); None: it does not, or has changed meanwhile."""
         try:
-            return self._waiting(Seq(place.number), paths, pace) if place.waits else self._clean(Ino(place.number), paths, pace)
+            return (
+                self._waiting(Seq(place.number), paths, pace)
+                if place.waits
+                else self._clean(Ino(place.number), paths, pace)
+            )
         except (OSError, AbandonedError):
             return None  # it has just left RAM, or cannot be opened now
 
@@ -110,20 +126,37 @@ class RamScrub:
         version = op.version
         if version is None or not version.digest or version.is_staged or not version.tier_id:
             return None
-        if op.stage < Stage.LOGGED or self._tier.is_lost(version.tier_id) or self._listener.version_of_open_file(version):
+        if (
+            op.stage < Stage.LOGGED
+            or self._tier.is_lost(version.tier_id)
+            or self._listener.version_of_open_file(version)
+        ):
             return None
-        return None if any(later.version is not None and later.seq > op.seq for later in self._log.pending_of(op.ino)) else version
+        return (
+            None
+            if any(
+                later.version is not None and later.seq > op.seq
+                for later in self._log.pending_of(op.ino)
+            )
+            else version
+        )
 
     def _waiting(self, seq: Seq, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
         with self._lock:
             op = self._log.get(seq)
             version = self._version(op) if op is not None else None
-            if op is None or version is None or not _below_any(path := self._listener.display_path(op), paths):
+            if (
+                op is None
+                or version is None
+                or not _below_any(path := self._listener.display_path(op), paths)
+            ):
                 return None
             before = (version.digest, version.size, version.renewals)
         found = self._version_digest(version, before[1], pace)
         if found != before[0]:
-            found = self._version_digest(version, before[1], pace)  # a single wrong read is no damage
+            found = self._version_digest(
+                version, before[1], pace
+            )  # a single wrong read is no damage
         if not found:
             return None  # so much of it is holes by now that no checksum is taken (S229)
         if found == before[0]:
@@ -136,12 +169,19 @@ class RamScrub:
             ):
                 return None
         return ScrubFinding(
-            path, Soundness.DAMAGED, before[1], before[0], found, "it is not persisted yet, and not stored like this: save it again"
+            path,
+            Soundness.DAMAGED,
+            before[1],
+            before[0],
+            found,
+            "it is not persisted yet, and not stored like this: save it again",
         )
 
     def _version_digest(self, version: Version, size: int, pace: Pace) -> str:
         self.read_bytes += size
-        return digest_in_ram(version, size, self._tier, self._lock, memoryview(bytearray(SLICE_MAX_BYTES)), pace)
+        return digest_in_ram(
+            version, size, self._tier, self._lock, memoryview(bytearray(SLICE_MAX_BYTES)), pace
+        )
 
     # -- what the backing directory has, too
 
@@ -168,20 +208,28 @@ class RamScrub:
             st, note = self._lower.lstat(path), self._lower.note(path)
         except OSError:
             return ""
-        is_about = note is not None and st.identity() == clean.identity and note.is_about(st, self._lower.features.time_granularity_ns)
+        is_about = (
+            note is not None
+            and st.identity() == clean.identity
+            and note.is_about(st, self._lower.features.time_granularity_ns)
+        )
         return note.digest if note is not None and is_about else ""
 
     def _digest(self, clean: Clean, pace: Pace) -> str:
         fd = self._tier.open(clean.tier_id)
         try:
             buffer = memoryview(bytearray(min(clean.size, SLICE_MAX_BYTES)))
-            digest, read_bytes = of_reads(lambda piece, at: os.preadv(fd, [piece], at), buffer, clean.size, before=pace)
+            digest, read_bytes = of_reads(
+                lambda piece, at: os.preadv(fd, [piece], at), buffer, clean.size, before=pace
+            )
         finally:
             os.close(fd)
         self.read_bytes += read_bytes
         return digest
 
-    def _judge(self, ino: Ino, clean: Clean, lower_path: LowerPath, expected: str, found: str) -> ScrubFinding | None:
+    def _judge(
+        self, ino: Ino, clean: Clean, lower_path: LowerPath, expected: str, found: str
+    ) -> ScrubFinding | None:
         """RAM has other bytes than were recorded: which copy is the good one?"""
 
         def finding(soundness: Soundness, why: str) -> ScrubFinding:
@@ -196,16 +244,21 @@ class RamScrub:
             if self._mending.clean(ino) != clean or self._tree.path(ino) != lower_path:
                 return None
             if stored == found:
-                return finding(Soundness.UNKNOWN, "")  # somebody else has replaced it since it was recorded
+                return finding(
+                    Soundness.UNKNOWN, ""
+                )  # somebody else has replaced it since it was recorded
             if stored != expected:
                 return finding(Soundness.DAMAGED, why)
             if not self._mending.drop(ino, clean):
                 return finding(
-                    Soundness.DAMAGED, "the backing directory has the right ones, and is read again when nobody has the file open"
+                    Soundness.DAMAGED,
+                    "the backing directory has the right ones, and is read again when nobody has the file open",
                 )
             self._commit()
             self.repaired_files += 1
-        return finding(Soundness.REPAIRED, "the backing directory has the right ones, and is read from now on")
+        return finding(
+            Soundness.REPAIRED, "the backing directory has the right ones, and is read from now on"
+        )
 
 
 def _below_any(path: bytes, paths: Sequence[bytes]) -> bool:

@@ -111,7 +111,11 @@ class Steps:
                     if self._state.commit() or self._state.changes == changes:
                         raise
                     return self._withhold(call, outcome)
-                if not self._state.commit() and self._state.changes != changes and not isinstance(request, Unlocked):
+                if (
+                    not self._state.commit()
+                    and self._state.changes != changes
+                    and not isinstance(request, Unlocked)
+                ):
                     return self._withhold(call, request)
             if not isinstance(request, Unlocked):
                 return request
@@ -153,7 +157,12 @@ class Steps:
         """Run a call; whatever thread completes a future goes on with it, and at last calls `reply(value, error)` once."""
         self._go_on(call, None, reply)
 
-    def _go_on(self, call: Call[T], done: Future[Any] | None, reply: Callable[[T | None, BaseException | None], None]) -> None:
+    def _go_on(
+        self,
+        call: Call[T],
+        done: Future[Any] | None,
+        reply: Callable[[T | None, BaseException | None], None],
+    ) -> None:
         try:
             future = self.step(call, done)
         except StopIteration as stop:

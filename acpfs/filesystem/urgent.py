@@ -23,7 +23,8 @@ URGENT_S_MAX = 3600.0
 """A declaration that somebody forgets must not keep the reserve from others for long."""
 
 DDL = (
-    "CREATE TABLE IF NOT EXISTS urgent (path BLOB PRIMARY KEY, until REAL NOT NULL, boot TEXT NOT NULL, uid INTEGER NOT NULL) WITHOUT ROWID"
+    "CREATE TABLE IF NOT EXISTS urgent (path BLOB PRIMARY KEY, until REAL NOT NULL, "
+    "boot TEXT NOT NULL, uid INTEGER NOT NULL) WITHOUT ROWID"
 )
 
 
@@ -42,14 +43,22 @@ class UrgentFiles:
     """Who may take from the reserve."""
 
     def __init__(
-        self, state: StateDatabase, table: NodeTable, tier: Tier, reserve: int | str, *, clock: Callable[[], float] = since_boot
+        self,
+        state: StateDatabase,
+        table: NodeTable,
+        tier: Tier,
+        reserve: int | str,
+        *,
+        clock: Callable[[], float] = since_boot,
     ) -> None:
         """Load what earlier workers of this boot were told, and keep that part of the tier's budget."""
         self._state, self._table, self._tier, self._clock = state, table, tier, clock
         self._boot = boot_id()
         state.create(DDL)
         rows = state.rows("SELECT path, until, uid FROM urgent WHERE boot = ?", (self._boot,))
-        self._declared = {bytes(path): Urgency(bytes(path), until, uid) for path, until, uid in rows}
+        self._declared = {
+            bytes(path): Urgency(bytes(path), until, uid) for path, until, uid in rows
+        }
         tier.keep_for_urgent(reserve)
 
     def declare(self, path: bytes, seconds: float, uid: int) -> bool:
@@ -62,9 +71,14 @@ class UrgentFiles:
             raise RefusedError(f"a path can be urgent for at most {URGENT_S_MAX:g} seconds")
         self.look()
         if path not in self._declared and len(self._declared) >= URGENT_PATHS_MAX:
-            raise RefusedError(f"{URGENT_PATHS_MAX} paths are urgent already: end one with --off, or declare one that lies above")
+            raise RefusedError(
+                f"{URGENT_PATHS_MAX} paths are urgent already: end one with --off, or declare one that lies above"
+            )
         declared = self._declared[path] = Urgency(path, self._clock() + seconds, uid)
-        self._state.change("INSERT OR REPLACE INTO urgent VALUES (?, ?, ?, ?)", (path, declared.until, self._boot, uid))
+        self._state.change(
+            "INSERT OR REPLACE INTO urgent VALUES (?, ?, ?, ?)",
+            (path, declared.until, self._boot, uid),
+        )
         self._tier.tell_urgent(self._is_urgent)
         return True
 
@@ -80,7 +94,11 @@ class UrgentFiles:
     def declared(self) -> list[tuple[Urgency, float]]:
         """All that holds now, in order of path, each with the seconds that are left."""
         now = self._clock()
-        return [(one, one.until - now) for _path, one in sorted(self._declared.items()) if one.until > now]
+        return [
+            (one, one.until - now)
+            for _path, one in sorted(self._declared.items())
+            if one.until > now
+        ]
 
     def look(self) -> None:
         """End what is over, and serve who waits by what is urgent now: files may have been moved in or out."""

@@ -38,8 +38,14 @@ T = TypeVar("T")
 def normal(settings: Settings) -> Settings:
     """The settings with absolute paths."""
     mountpoint = registry.normalised(os.fspath(settings.mountpoint))
-    settings = settings.changed(backing=Path(os.path.abspath(settings.backing)), mountpoint=Path(mountpoint))
-    return settings if settings.spill is None else settings.changed(spill=Path(os.path.abspath(settings.spill)))
+    settings = settings.changed(
+        backing=Path(os.path.abspath(settings.backing)), mountpoint=Path(mountpoint)
+    )
+    return (
+        settings
+        if settings.spill is None
+        else settings.changed(spill=Path(os.path.abspath(settings.spill)))
+    )
 
 
 def check_all(settings: Settings, *, is_mounted: bool = False) -> Settings:
@@ -56,10 +62,20 @@ def check_all(settings: Settings, *, is_mounted: bool = False) -> Settings:
     check_fuse()
     budget_bytes(settings.ram, read_memory())
     if is_mounted or has_inherited_session():
-        return _allowed(settings)  # the mount is there, and a look at it would wait for the worker that is still to be started
+        return _allowed(
+            settings
+        )  # the mount is there, and a look at it would wait for the worker that is still to be started
     check_free(mountpoint, settings.runtime_dir or runtime.runtime_dir())
-    apart(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_backing(settings.backing))
-    apart(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_apart(settings.backing, mountpoint))
+    apart(
+        BACKING_WAIT_S,
+        f"backing directory {settings.backing} does not answer",
+        lambda: check_backing(settings.backing),
+    )
+    apart(
+        BACKING_WAIT_S,
+        f"backing directory {settings.backing} does not answer",
+        lambda: check_apart(settings.backing, mountpoint),
+    )
     if settings.spill is not None:
         spill = settings.spill
         complaint = f"spill directory {spill} does not answer"
@@ -77,10 +93,16 @@ def check_backing(backing: Path) -> None:
     except NotADirectoryError:
         raise MachineError(f"backing directory {backing} is not a directory") from None
     except OSError as error:
-        raise MachineError(f"backing directory {backing} cannot be opened: {error.strerror}") from error
+        raise MachineError(
+            f"backing directory {backing} cannot be opened: {error.strerror}"
+        ) from error
     os.close(fd)
     if not os.access(backing, os.W_OK | os.X_OK):
-        why = "its file system is read-only" if os.statvfs(backing).f_flag & os.ST_RDONLY else "permission denied"
+        why = (
+            "its file system is read-only"
+            if os.statvfs(backing).f_flag & os.ST_RDONLY
+            else "permission denied"
+        )
         raise MachineError(f"backing directory {backing} is not writable: {why}")
 
 
@@ -94,7 +116,10 @@ def check_not_bare(backing: Path, tiers: Path) -> None:
     for meta in sorted(tiers.glob("*/meta.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             owner = json.loads(meta.read_text())
-            if owner["backing"] == os.fspath(backing) and fallthrough.count_kept(meta.parent)[0] != 0:
+            if (
+                owner["backing"] == os.fspath(backing)
+                and fallthrough.count_kept(meta.parent)[0] != 0
+            ):
                 kept[owner["volume_id"]] = meta.parent
     if not kept:
         return
@@ -125,9 +150,13 @@ def check_spill(spill: Path, apart: dict[str, Path]) -> None:
     if not os.access(spill, os.W_OK | os.X_OK):
         raise MachineError(f"spill directory {spill} is not writable")
     for what, other in apart.items():
-        inner, outer = sorted((os.path.realpath(spill), os.path.realpath(other)), key=len, reverse=True)
+        inner, outer = sorted(
+            (os.path.realpath(spill), os.path.realpath(other)), key=len, reverse=True
+        )
         if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
-            raise RefusedError(f"spill directory {spill} and {what} {other} lie one inside the other")
+            raise RefusedError(
+                f"spill directory {spill} and {what} {other} lie one inside the other"
+            )
 
 
 def check_fuse() -> None:
@@ -136,10 +165,14 @@ def check_fuse() -> None:
         os.close(os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
-            raise MachineError(f"no {DEV_FUSE}: load the kernel's fuse module (modprobe fuse), or give the container the device") from None
+            raise MachineError(
+                f"no {DEV_FUSE}: load the kernel's fuse module (modprobe fuse), or give the container the device"
+            ) from None
         raise MachineError(f"fuse is not permitted here: {DEV_FUSE}: {error.strerror}") from error
     if os.getuid() != 0 and shutil.which("fusermount3") is None:
-        raise MachineError("fuse is not permitted here: not root, and there is no fusermount3 (install fuse3)")
+        raise MachineError(
+            "fuse is not permitted here: not root, and there is no fusermount3 (install fuse3)"
+        )
 
 
 def _allowed(settings: Settings) -> Settings:
@@ -147,7 +180,9 @@ def _allowed(settings: Settings) -> Settings:
     if os.getuid() == 0 or not settings.allow_other or _user_allow_other(FUSE_CONF):
         return settings
     if "allow_other" in settings.given:
-        raise MachineError(f"allow_other is not permitted to users here: add user_allow_other to {FUSE_CONF}")
+        raise MachineError(
+            f"allow_other is not permitted to users here: add user_allow_other to {FUSE_CONF}"
+        )
     return settings.changed(allow_other=False)
 
 

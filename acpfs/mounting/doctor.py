@@ -22,7 +22,15 @@ from acpfs.backing.probe import ProbeReport, probe
 from acpfs.config import Transport
 from acpfs.errors import AcpfsError, MachineError
 from acpfs.mounting import transports
-from acpfs.mounting.checks import BACKING_WAIT_S, DEV_FUSE, apart, check_backing, check_fuse, check_spill, within
+from acpfs.mounting.checks import (
+    BACKING_WAIT_S,
+    DEV_FUSE,
+    apart,
+    check_backing,
+    check_fuse,
+    check_spill,
+    within,
+)
 from acpfs.mounting.spill_place import complaints
 from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
 from acpfs.ram.mounts import mount_tmpfs, unmount
@@ -31,7 +39,12 @@ from acpfs.transport.native.device import Device
 from acpfs.transport.native.mount import MountOptions
 from acpfs.transport.native.mount import mount as session_mount
 from acpfs.transport.native.mount import unmount as session_unmount
-from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError, max_pages_limit
+from acpfs.transport.native.negotiate import (
+    ALL_FEATURES,
+    Negotiated,
+    ProtocolError,
+    max_pages_limit,
+)
 from acpfs.transport.native.protocol import PAGE_BYTES, InitFlag
 from acpfs.transport.native.serve import MASK_VARIABLE
 from acpfs.transport.native.session import negotiate
@@ -55,7 +68,11 @@ FEATURES = {
     InitFlag.HANDLE_KILLPRIV_V2: "set-uid removal by the daemon (5.11): each write asks for xattrs first",
 }
 """What the native transport uses if it is there → since when, and what its absence costs."""
-OTHER_NAMES = {"libfuse3-dev": "fuse3-devel", "pkg-config": "pkgconf-pkg-config", "python3-dev": "python3-devel"}
+OTHER_NAMES = {
+    "libfuse3-dev": "fuse3-devel",
+    "pkg-config": "pkgconf-pkg-config",
+    "python3-dev": "python3-devel",
+}
 """Debian's package → Fedora's and its relatives'."""
 
 
@@ -72,7 +89,11 @@ class Finding:
 
 def script(findings: Iterable[Finding]) -> str:
     """A shell script of what `findings` can be mended with, each part below what it is for."""
-    parts = ["\n".join([f"# {found.subject}: {' '.join(found.text.split())}", *found.fix]) for found in findings if found.fix]
+    parts = [
+        "\n".join([f"# {found.subject}: {' '.join(found.text.split())}", *found.fix])
+        for found in findings
+        if found.fix
+    ]
     return "\n\n".join(parts) if parts else "# nothing to mend"
 
 
@@ -112,7 +133,14 @@ def _transport() -> list[Finding]:
         chosen = transports.choose(Transport.AUTO)
     except MachineError as error:
         packages = _install("libfuse3-dev", "pkg-config", "gcc", "python3-dev")
-        return [Finding("transport", "bad", str(error), (packages, f"{shlex.quote(sys.executable)} -m pip install 'acpfs[libfuse]'"))]
+        return [
+            Finding(
+                "transport",
+                "bad",
+                str(error),
+                (packages, f"{shlex.quote(sys.executable)} -m pip install 'acpfs[libfuse]'"),
+            )
+        ]
     verdict = "ok" if chosen.transport is Transport.NATIVE else "note"
     return [Finding("transport", verdict, f"auto is {chosen.transport.value}: {chosen.reason}")]
 
@@ -123,7 +151,11 @@ def _session() -> list[Finding]:
         return []
     found: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="acpfs-doctor-") as name:
-        within(SESSION_WAIT_S, "the kernel does not begin a FUSE session", lambda: found.extend(_try_session(Path(name))))
+        within(
+            SESSION_WAIT_S,
+            "the kernel does not begin a FUSE session",
+            lambda: found.extend(_try_session(Path(name))),
+        )
     return found
 
 
@@ -160,7 +192,12 @@ def _requests(negotiated: Negotiated) -> Finding:
     text = f"up to {size >> 10} KiB each (fs.fuse.max_pages_limit = {limit}), FUSE 7.{negotiated.minor}"
     if size < WRITE_BYTES_ENOUGH:
         setting = f"fs.fuse.max_pages_limit={WRITE_BYTES_ENOUGH // PAGE_BYTES}"
-        return Finding("requests", "note", f"{text}: sysctl {setting} makes the direct lane faster", _sysctl(setting))
+        return Finding(
+            "requests",
+            "note",
+            f"{text}: sysctl {setting} makes the direct lane faster",
+            _sysctl(setting),
+        )
     return Finding("requests", "ok", text)
 
 
@@ -189,8 +226,17 @@ def _request_timeout() -> list[Finding]:
     native = not transports.native_lacks(transports.MachineSupport.this())
     limits = RequestTimeouts.read(FUSE_SYSCTLS)
     text = limits.warning(asks=native)
-    fix = _sysctl(f"fs.fuse.{'max' if limits.max_s else 'default'}_request_timeout=0") if text else ()
-    return [Finding("request timeout", "note" if text else "ok", text or "the kernel never gives a request up", fix)]
+    fix = (
+        _sysctl(f"fs.fuse.{'max' if limits.max_s else 'default'}_request_timeout=0") if text else ()
+    )
+    return [
+        Finding(
+            "request timeout",
+            "note" if text else "ok",
+            text or "the kernel never gives a request up",
+            fix,
+        )
+    ]
 
 
 def _memory() -> list[Finding]:
@@ -200,7 +246,11 @@ def _memory() -> list[Finding]:
     if memory.cgroup_bytes is not None:
         text += f", the control group {memory.cgroup} allows {memory.cgroup_bytes / gib:.1f} GiB"
     return [
-        Finding("memory", "ok", f"{text}; the RAM tier would get {budget_bytes(DEFAULT_SHARE, memory) / gib:.1f} GiB ({DEFAULT_SHARE})")
+        Finding(
+            "memory",
+            "ok",
+            f"{text}; the RAM tier would get {budget_bytes(DEFAULT_SHARE, memory) / gib:.1f} GiB ({DEFAULT_SHARE})",
+        )
     ]
 
 
@@ -211,21 +261,36 @@ def _control_group() -> list[Finding]:
         return [Finding("control group", "ok", "no memory limit around this process")]
     text = f"{room / (1 << 30):.1f} GiB of memory left in this process's control group"
     return [
-        Finding("control group", "note", f"{text}: writers in one like it take the slower direct lane unless half of its limit stays free")
+        Finding(
+            "control group",
+            "note",
+            f"{text}: writers in one like it take the slower direct lane unless half of its limit stays free",
+        )
     ]
 
 
 def _shared_memory() -> list[Finding]:
     """Where the RAM tier lies when no tmpfs may be mounted."""
     space = os.statvfs(SHARED_MEMORY)
-    total, free = space.f_blocks * space.f_frsize / (1 << 30), space.f_bavail * space.f_frsize / (1 << 30)
+    total, free = (
+        space.f_blocks * space.f_frsize / (1 << 30),
+        space.f_bavail * space.f_frsize / (1 << 30),
+    )
     if transports.may_mount():
         return [
             Finding(
-                "shared memory", "ok", f"not needed: the RAM tier has a tmpfs of its own (/dev/shm: {free:.1f} of {total:.1f} GiB free)"
+                "shared memory",
+                "ok",
+                f"not needed: the RAM tier has a tmpfs of its own (/dev/shm: {free:.1f} of {total:.1f} GiB free)",
             )
         ]
-    return [Finding("shared memory", "note", f"the RAM tier lies in /dev/shm, which has {free:.1f} of {total:.1f} GiB free")]
+    return [
+        Finding(
+            "shared memory",
+            "note",
+            f"the RAM tier lies in /dev/shm, which has {free:.1f} of {total:.1f} GiB free",
+        )
+    ]
 
 
 def _huge_pages() -> list[Finding]:
@@ -262,18 +327,35 @@ def _shmem_denied() -> bool:
 def _system_mount() -> list[Finding]:
     for directory in ("/sbin", "/usr/sbin"):
         if (Path(directory) / "mount.acpfs").exists():
-            return [Finding("mount helper", "ok", f"{directory}/mount.acpfs: `mount -t acpfs` and fstab work")]
+            return [
+                Finding(
+                    "mount helper",
+                    "ok",
+                    f"{directory}/mount.acpfs: `mount -t acpfs` and fstab work",
+                )
+            ]
     own = shutil.which("mount.acpfs")
     if own is None:
-        return [Finding("mount helper", "note", "for `mount -t acpfs` and fstab: ln -s …/bin/mount.acpfs /sbin/mount.acpfs")]
+        return [
+            Finding(
+                "mount helper",
+                "note",
+                "for `mount -t acpfs` and fstab: ln -s …/bin/mount.acpfs /sbin/mount.acpfs",
+            )
+        ]
     names = ("mount.acpfs", "umount.fuse.acpfs")
-    fix = tuple(f"ln -s {shlex.quote(str(Path(own).with_name(name)))} /sbin/{name}" for name in names)
+    fix = tuple(
+        f"ln -s {shlex.quote(str(Path(own).with_name(name)))} /sbin/{name}" for name in names
+    )
     return [Finding("mount helper", "note", f"for `mount -t acpfs` and fstab: {fix[0]}", fix)]
 
 
 def _sysctl(setting: str) -> tuple[str, ...]:
     """Now, and after the next start of the machine."""
-    return (f"sysctl -w {setting}", f"echo {setting} >/etc/sysctl.d/60-acpfs-{setting.split('=', maxsplit=1)[0].rpartition('.')[2]}.conf")
+    return (
+        f"sysctl -w {setting}",
+        f"echo {setting} >/etc/sysctl.d/60-acpfs-{setting.split('=', maxsplit=1)[0].rpartition('.')[2]}.conf",
+    )
 
 
 def _install(*packages: str) -> str:
@@ -285,7 +367,17 @@ def _install(*packages: str) -> str:
 
 def _tidy(own: Path) -> None:
     """Leave no trace in a directory that was never mounted; what is not empty belongs to mounts."""
-    for name in (f"staging/{PROBE_NODE}", f"kept/{PROBE_NODE}", "staging", "kept", "areas", "manifest", "mirrors", "nodes", ""):
+    for name in (
+        f"staging/{PROBE_NODE}",
+        f"kept/{PROBE_NODE}",
+        "staging",
+        "kept",
+        "areas",
+        "manifest",
+        "mirrors",
+        "nodes",
+        "",
+    ):
         with contextlib.suppress(OSError):
             (own / name).rmdir()
 
@@ -301,18 +393,32 @@ def _backing(backing: Path) -> list[Finding]:
             _tidy(backing / ".acpfs")
 
     report = apart(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
-    has = [name.replace("_", " ") for name, value in asdict(report.features).items() if value is True]
-    findings = [Finding("backing directory", "ok", f"{backing}: {', '.join(has)}, names up to {report.features.name_bytes_max} bytes")]
+    has = [
+        name.replace("_", " ") for name, value in asdict(report.features).items() if value is True
+    ]
+    findings = [
+        Finding(
+            "backing directory",
+            "ok",
+            f"{backing}: {', '.join(has)}, names up to {report.features.name_bytes_max} bytes",
+        )
+    ]
     return findings + [Finding("backing directory", "note", note) for note in report.notes]
 
 
 def _spill(spill: Path, backing: Path | None) -> list[Finding]:
     others = {"backing directory": backing} if backing is not None else {}
-    apart(BACKING_WAIT_S, f"spill directory {spill} does not answer", lambda: check_spill(spill, others))
+    apart(
+        BACKING_WAIT_S,
+        f"spill directory {spill} does not answer",
+        lambda: check_spill(spill, others),
+    )
     space, gib = os.statvfs(spill), 1 << 30
     free, ram = space.f_bavail * space.f_frsize, budget_bytes(DEFAULT_SHARE, read_memory())
     notes = complaints(spill, None if backing is None else Path(os.path.realpath(backing)))
     if free < ram:
-        notes.append(f"{free / gib:.1f} GiB are free there, less than the RAM tier would get ({ram / gib:.1f} GiB): it helps little")
+        notes.append(
+            f"{free / gib:.1f} GiB are free there, less than the RAM tier would get ({ram / gib:.1f} GiB): it helps little"
+        )
     found = Finding("spill directory", "ok", f"{spill}: {free / gib:.1f} GiB free")
     return [found, *(Finding("spill directory", "note", note) for note in notes)]

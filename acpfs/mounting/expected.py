@@ -36,9 +36,13 @@ class ExpectedVolume:
         volume, last_kind = self._expected()
         if volume and found != volume:
             what = "a volume that acpfs has used" if not found else f"that volume, but {found}"
-            self._refuse(f"is not {what}: {volume} is expected there (its file system was {last_kind or 'not noted'}, here is {kind})")
+            self._refuse(
+                f"is not {what}: {volume} is expected there (its file system was {last_kind or 'not noted'}, here is {kind})"
+            )
         if volume and last_kind and _same(kind) != _same(last_kind):
-            self._refuse(f"lies on {kind} now, and its volume {volume} lay on {last_kind} at the last mount")
+            self._refuse(
+                f"lies on {kind} now, and its volume {volume} lay on {last_kind} at the last mount"
+            )
 
     def _refuse(self, why: str) -> None:
         raise RefusedError(
@@ -47,7 +51,11 @@ class ExpectedVolume:
 
     def remember(self, volume: str) -> None:
         """What is mounted now. Where that cannot be noted, the next mount expects nothing."""
-        noted: dict[str, object] = {"backing": os.fspath(self._settings.backing), "volume": volume, "kind": self._look()[1]}
+        noted: dict[str, object] = {
+            "backing": os.fspath(self._settings.backing),
+            "volume": volume,
+            "kind": self._look()[1],
+        }
         if self._file.read() != noted:
             self._file.write(noted)
 

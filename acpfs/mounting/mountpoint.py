@@ -38,7 +38,9 @@ def check_free(mountpoint: str, runtime: Path) -> None:
     if beneath is not None and beneath.uncovered:
         return  # an earlier mount fell through to it; looking into it could hang
     if is_mounted(mountpoint):
-        owner = next((record for record in registry.records() if record.mountpoint == mountpoint), None)
+        owner = next(
+            (record for record in registry.records() if record.mountpoint == mountpoint), None
+        )
         if owner is None or owner.alive:
             who = "" if owner is None else f" (process {owner.pid}, {owner.backing})"
             raise RefusedError(f"mount point {mountpoint} is in use by another acpfs{who}")
@@ -63,8 +65,14 @@ def check_apart(backing: Path, mountpoint: str) -> None:
         RefusedError: they do.
     """
     lower, upper = os.path.realpath(backing), os.path.realpath(mountpoint)
-    if lower == upper or lower.startswith(upper.rstrip("/") + "/") or upper.startswith(lower.rstrip("/") + "/"):
-        raise RefusedError(f"backing directory {backing} and mount point {mountpoint} lie one inside the other")
+    if (
+        lower == upper
+        or lower.startswith(upper.rstrip("/") + "/")
+        or upper.startswith(lower.rstrip("/") + "/")
+    ):
+        raise RefusedError(
+            f"backing directory {backing} and mount point {mountpoint} lie one inside the other"
+        )
 
 
 def take_away(mountpoint: str, *, detach: bool = False, abort: bool = False) -> None:
@@ -80,7 +88,9 @@ def take_away(mountpoint: str, *, detach: bool = False, abort: bool = False) -> 
         unmount(mountpoint, detach=detach, abort=abort)
     except OSError as error:
         if error.errno == errno.EBUSY:
-            raise RefusedError(f"{mountpoint} is in use: some process has a file open or its working directory there") from None
+            raise RefusedError(
+                f"{mountpoint} is in use: some process has a file open or its working directory there"
+            ) from None
         if error.errno != errno.EPERM:
             raise MachineError(f"cannot unmount {mountpoint}: {error.strerror}") from error
         _through_fusermount(mountpoint, detach=detach)
@@ -89,12 +99,18 @@ def take_away(mountpoint: str, *, detach: bool = False, abort: bool = False) -> 
 def _through_fusermount(mountpoint: str, *, detach: bool) -> None:
     program = next((path for name in FUSERMOUNT if (path := shutil.which(name))), None)
     if program is None:
-        raise MachineError(f"cannot unmount {mountpoint}: not permitted, and there is no fusermount3")
+        raise MachineError(
+            f"cannot unmount {mountpoint}: not permitted, and there is no fusermount3"
+        )
     command = [program, "-u", *(["-z"] if detach else []), mountpoint]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=FUSERMOUNT_WAIT_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=FUSERMOUNT_WAIT_S, check=False
+    )
     if done.returncode == 0:
         return
     said = done.stderr.strip()
     if "busy" in said.lower():
-        raise RefusedError(f"{mountpoint} is in use: some process has a file open or its working directory there")
+        raise RefusedError(
+            f"{mountpoint} is in use: some process has a file open or its working directory there"
+        )
     raise MachineError(f"cannot unmount {mountpoint}: {said or f'{program} failed'}")

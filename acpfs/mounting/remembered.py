@@ -44,6 +44,11 @@ class RememberedFile:
             temporary.write_text(json.dumps(what) + "\n", encoding="utf-8")
             temporary.replace(self._file)
         except OSError as error:
-            log.warning("something cannot be remembered for the next mount", what=self._kind, file=str(self._file), error=error.strerror)
+            log.warning(
+                "something cannot be remembered for the next mount",
+                what=self._kind,
+                file=str(self._file),
+                error=error.strerror,
+            )
             with contextlib.suppress(OSError):
                 temporary.unlink()

@@ -32,14 +32,22 @@ _MEMORY = frozenset({"tmpfs", "ramfs"})
 def complaints(spill: Path, backing: Path | None) -> list[str]:
     """What speaks against the place; nothing that forbids it."""
     place = mount_of(os.path.realpath(spill))
-    under = mount_of(os.fspath(backing)) if backing is not None else None  # by its name alone: it may hang
+    under = (
+        mount_of(os.fspath(backing)) if backing is not None else None
+    )  # by its name alone: it may hang
     found = []
     if place is not None and place.kind in _MEMORY:
-        found.append(f"the spill directory {spill} lies in memory ({place.kind}): what moves there frees nothing, and survives no reboot")
+        found.append(
+            f"the spill directory {spill} lies in memory ({place.kind}): what moves there frees nothing, and survives no reboot"
+        )
     elif place is not None and place.kind not in LOCAL:
-        found.append(f"the spill directory {spill} is on {place.kind}: it is meant for a local disk, a slow one slows the drain")
+        found.append(
+            f"the spill directory {spill} is on {place.kind}: it is meant for a local disk, a slow one slows the drain"
+        )
     if place is not None and under is not None and place.device == under.device:
-        found.append(f"the spill directory {spill} is on the file system of the backing directory: it fills, fails and slows with that")
+        found.append(
+            f"the spill directory {spill} is on the file system of the backing directory: it fills, fails and slows with that"
+        )
     return found
 
 
@@ -54,7 +62,9 @@ class SpillPlace:
         """
         left = recorded_place(state)
         if left is not None and settings.spill is not None and left != settings.spill:
-            raise RefusedError(f"the last mount left files in the spill directory {left}: mount with --spill {left} until they are drained")
+            raise RefusedError(
+                f"the last mount left files in the spill directory {left}: mount with --spill {left} until they are drained"
+            )
         self.path = settings.spill or left
         """None: there is no spill tier."""
         self._settings, self._state, self._node_id = settings, state, identity.node_id
@@ -71,7 +81,9 @@ class SpillPlace:
         directory = self.directory
         within(SPILL_WAIT_S, f"spill directory {self.path} does not answer", directory.prepare)
         if self._settings.spill is None:
-            return [f"files that the last mount left in the spill directory {self.path} are drained from there; nothing new goes there"]
+            return [
+                f"files that the last mount left in the spill directory {self.path} are drained from there; nothing new goes there"
+            ]
         return complaints(self.path, self._settings.backing)
 
     @property
@@ -80,12 +92,20 @@ class SpillPlace:
         assert self.path is not None
         return SpillDirectory(self.path / self._name)
 
-    def maker(self, tier: Tier, operations: OperationLog, lower: Lower) -> Callable[[RLock], Spill] | None:
+    def maker(
+        self, tier: Tier, operations: OperationLog, lower: Lower
+    ) -> Callable[[RLock], Spill] | None:
         """Makes the spill tier, given the file system's lock."""
         settings = self._settings
         if self.path is None:
             return None
         closed, directory, state = settings.spill is None, self.directory, self._state
         mode = SpillMode.MOVE if closed else settings.spill_mode
-        mirror = Mirror(directory, state, operations, lower, self._node_id) if mode is SpillMode.MIRROR else None
-        return lambda lock: Spill(directory, state, tier, lock, mode, settings.spill_budget, closed=closed, mirror=mirror)
+        mirror = (
+            Mirror(directory, state, operations, lower, self._node_id)
+            if mode is SpillMode.MIRROR
+            else None
+        )
+        return lambda lock: Spill(
+            directory, state, tier, lock, mode, settings.spill_budget, closed=closed, mirror=mirror
+        )

@@ -40,7 +40,14 @@ READY: dict[str, Any] = {"result": {}}
 SUPERVISOR = (sys.executable, "-m", "acpfs.supervisor.supervisor")
 
 
-RENEWED = (*CHANGEABLE, "drain_timeout_s", "log_file", "metrics_port", "metrics_address", "metrics_file")
+RENEWED = (
+    *CHANGEABLE,
+    "drain_timeout_s",
+    "log_file",
+    "metrics_port",
+    "metrics_address",
+    "metrics_file",
+)
 """Settings that hold from a take-over on; all others are the mount's own until it ends."""
 
 
@@ -84,17 +91,25 @@ def prepare(settings: Settings, *, take_over: bool = False, instance: str = "") 
     from acpfs.mounting.mountpoint import is_mounted
 
     directory = Path(os.path.abspath(settings.runtime_dir or runtime.runtime_dir()))
-    files = {name: Path(os.path.abspath(path)) for name in ("log_file", "metrics_file") if (path := getattr(settings, name)) is not None}
+    files = {
+        name: Path(os.path.abspath(path))
+        for name in ("log_file", "metrics_file")
+        if (path := getattr(settings, name)) is not None
+    }
     settings = normal(settings).changed(runtime_dir=directory, **files)
     origin = _origin(settings.as_json(), take_over=take_over)
     dead = origin is Origin.NEW and is_mounted(os.fspath(settings.mountpoint))
     settings = check_all(settings, is_mounted=origin is not Origin.NEW)
     if dead:
-        sys.stderr.write(f"acpfs: {settings.mountpoint}: all processes of the mount before were killed and no keeper held it: {LOST}\n")
+        sys.stderr.write(
+            f"acpfs: {settings.mountpoint}: all processes of the mount before were killed and no keeper held it: {LOST}\n"
+        )
     try:
         runtime.prepare(directory)
     except OSError as error:
-        raise MachineError(f"the runtime directory {directory} cannot be made: {error.strerror}") from error
+        raise MachineError(
+            f"the runtime directory {directory} cannot be made: {error.strerror}"
+        ) from error
     return Prepared(settings, origin, instance)
 
 
@@ -114,14 +129,19 @@ def _origin(told: dict[str, Any], *, take_over: bool) -> Origin:
         if held["phase"] == "alone":
             return Origin.RESUMED
         if time.monotonic() >= until:
-            raise RefusedError(f"{told['mountpoint']} is held by the keeper for a supervisor that does not serve it: {held['phase']}")
+            raise RefusedError(
+                f"{told['mountpoint']} is held by the keeper for a supervisor that does not serve it: {held['phase']}"
+            )
         time.sleep(LOOK_AGAIN_S)
 
 
 def default_log_file(settings: Settings) -> Path:
     """Where a detached daemon logs when it was not told."""
     name = f"{slug(os.fspath(settings.mountpoint))}.log"
-    if os.environ.get(runtime.ENVIRONMENT_VARIABLE) or settings.runtime_dir not in (None, runtime.runtime_dir()):
+    if os.environ.get(runtime.ENVIRONMENT_VARIABLE) or settings.runtime_dir not in (
+        None,
+        runtime.runtime_dir(),
+    ):
         return _runtime_of(settings) / "logs" / name
     if os.getuid() == 0:
         return Path("/var/log/acpfs") / name
@@ -154,7 +174,9 @@ def start(checked: Callable[[], Prepared]) -> None:
             line = _outcome(answers, child.pid)
         except BaseException:
             child.terminate()  # the user, or we, lost patience: no mount without anybody knowing
-            child.returncode = -signal.SIGTERM  # one that is stopped may take its time; nobody waits for it here
+            child.returncode = (
+                -signal.SIGTERM
+            )  # one that is stopped may take its time; nobody waits for it here
             raise
     _judge(child, line, settings.log_file)
 
@@ -197,7 +219,9 @@ def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(CHILD_ENDS_WAIT_S)
     if message is None:
-        raise AcpfsError(f"the daemon ended before the mount was ready (exit status {child.returncode}); see {log_file}")
+        raise AcpfsError(
+            f"the daemon ended before the mount was ready (exit status {child.returncode}); see {log_file}"
+        )
     error = error_from(message)
     if error.exit_code is ExitCode.ENVIRONMENT:
         raise MachineError(f"{error} (log: {log_file})")

@@ -80,7 +80,9 @@ def salvage(tier: Path, target: Path, *, everything: bool = False) -> list[Saved
             if names is None or not file.name.isdigit() or int(file.name) not in names:
                 saved.append(_copy_unnamed(file, target, why))
             else:
-                saved += [_copy_claimed(file, target, claim, why) for claim in names[int(file.name)]]
+                saved += [
+                    _copy_claimed(file, target, claim, why) for claim in names[int(file.name)]
+                ]
     (target / LIST).write_text(json.dumps([asdict(one) for one in saved], indent=2) + "\n")
     return saved
 
@@ -90,7 +92,10 @@ def _kept_out(tier: Path) -> Iterator[None]:
     """No mount takes the tier meanwhile."""
     with contextlib.ExitStack() as stack:
         name = f"{tier.resolve().name}.lock"
-        for lock in {tier.resolve().parent / name, *(place / "tiers" / name for place in places_to_look())}:
+        for lock in {
+            tier.resolve().parent / name,
+            *(place / "tiers" / name for place in places_to_look()),
+        }:
             with contextlib.suppress(FileNotFoundError):
                 stream = stack.enter_context(open(lock, "rb"))
                 try:
@@ -103,7 +108,9 @@ def _kept_out(tier: Path) -> Iterator[None]:
 # -- the state
 
 
-def _names(tier: Path, scratch: Path, *, everything: bool) -> tuple[str, dict[int, list[TierFileRecord]] | None]:
+def _names(
+    tier: Path, scratch: Path, *, everything: bool
+) -> tuple[str, dict[int, list[TierFileRecord]] | None]:
     """What is wrong with the state, and what it says of tier files. One without claims is of a file that the backing directory has."""
     why = lost(tier / STATE_FILE, has_bytes=True)
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
@@ -123,14 +130,19 @@ def _names(tier: Path, scratch: Path, *, everything: bool) -> tuple[str, dict[in
 
 def _claims(db: sqlite3.Connection, *, everything: bool) -> dict[int, list[TierFileRecord]]:
     """A state that is damaged is not believed that the backing directory has a file: then `everything`."""
-    parents = {ino: (parent, bytes(name)) for parent, name, ino in db.execute("SELECT parent, name, ino FROM child WHERE ino > 0")}
+    parents = {
+        ino: (parent, bytes(name))
+        for parent, name, ino in db.execute("SELECT parent, name, ino FROM child WHERE ino > 0")
+    }
     found: dict[int, list[TierFileRecord]] = {}
     versions = "SELECT op.ino, op.parent, op.name, vid, tier_id, size, digest FROM op JOIN version USING (vid)"
     for ino, parent, name, vid, tier_id, size, digest in db.execute(versions):
         path = _path(ino, parents) or _path(ino, {**parents, ino: (parent, bytes(name))})
         if path and tier_id:
             found.setdefault(tier_id, []).append(TierFileRecord(path, size, digest, vid))
-    contents = "SELECT ino, tier_id, modified, identity, staging FROM node WHERE tier_id > 0 AND head = 0"
+    contents = (
+        "SELECT ino, tier_id, modified, identity, staging FROM node WHERE tier_id > 0 AND head = 0"
+    )
     for ino, tier_id, modified, identity, staging in db.execute(contents):
         path, note = _path(ino, parents), ""
         if staging:
@@ -166,7 +178,13 @@ def _path(ino: int, parents: dict[int, tuple[int, bytes]]) -> bytes:
     names: list[bytes] = []
     while ino != ROOT:
         parent, name = parents.get(ino, (0, b""))
-        if not name or name in (b".", b"..") or b"/" in name or b"\0" in name or len(names) > len(parents):
+        if (
+            not name
+            or name in (b".", b"..")
+            or b"/" in name
+            or b"\0" in name
+            or len(names) > len(parents)
+        ):
             return b""
         ino = parent
         names.append(name)
@@ -178,7 +196,9 @@ def _path(ino: int, parents: dict[int, tuple[int, bytes]]) -> bytes:
 
 def _copy_claimed(file: Path, target: Path, claim: TierFileRecord, why: str) -> Saved:
     saved = _copied(file, target, Path(os.fsdecode(NAMED.encode() + b"/" + claim.name)), claim.size)
-    if saved.target is None:  # a name that nothing can have there: too long, or a directory of another file
+    if (
+        saved.target is None
+    ):  # a name that nothing can have there: too long, or a directory of another file
         other = _copied(file, target, Path(UNNAMED) / f"{file.name}-{claim.order}", claim.size)
         return replace(other, problem=f"{saved.problem} as {os.fsdecode(claim.name)}")
     problem = claim.note or (f"it is called so by a state that is damaged: {why}" if why else "")
@@ -191,7 +211,9 @@ def _copy_claimed(file: Path, target: Path, claim: TierFileRecord, why: str) -> 
 
 def _copy_unnamed(file: Path, target: Path, why: str) -> Saved:
     saved = _copied(file, target, Path(UNNAMED) / file.name, None)
-    return replace(saved, problem=saved.problem or f"its name is not known{f': {why}' if why else ''}")
+    return replace(
+        saved, problem=saved.problem or f"its name is not known{f': {why}' if why else ''}"
+    )
 
 
 def _copied(file: Path, target: Path, to: Path, size: int | None) -> Saved:
@@ -199,9 +221,13 @@ def _copied(file: Path, target: Path, to: Path, size: int | None) -> Saved:
     number, hasher, begins, done = int(file.name) if file.name.isdigit() else 0, Checksum(), b"", 0
     try:
         (target / to).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(target / to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            target / to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         with os.fdopen(fd, "wb") as writer, open(file, "rb") as reader:
-            while data := reader.read(PIECE_BYTES if size is None else min(PIECE_BYTES, size - done)):
+            while data := reader.read(
+                PIECE_BYTES if size is None else min(PIECE_BYTES, size - done)
+            ):
                 hasher.update(data)
                 begins, done = begins or data[:SHOWN_BYTES], done + len(data)
                 if data.strip(b"\0"):
@@ -216,4 +242,11 @@ def _copied(file: Path, target: Path, to: Path, size: int | None) -> Saved:
         with contextlib.suppress(OSError):
             (target / to).unlink()
         return Saved(number, None, done, "", "", f"it could not be copied: {error.strerror}")
-    return Saved(number, os.fspath(to), done, hasher.hexdigest(), begins.decode("ascii", "backslashreplace"), "")
+    return Saved(
+        number,
+        os.fspath(to),
+        done,
+        hasher.hexdigest(),
+        begins.decode("ascii", "backslashreplace"),
+        "",
+    )

@@ -52,7 +52,12 @@ class MachineSupport:
     @classmethod
     def this(cls) -> MachineSupport:
         """The one that this process runs on."""
-        return cls(os.uname().release, is_root=os.geteuid() == 0, helper=shutil.which(HELPER), libfuse=has_libfuse())
+        return cls(
+            os.uname().release,
+            is_root=os.geteuid() == 0,
+            helper=shutil.which(HELPER),
+            libfuse=has_libfuse(),
+        )
 
 
 def choose(wanted: Transport, machine: MachineSupport | None = None) -> TransportChoice:
@@ -68,9 +73,13 @@ def choose(wanted: Transport, machine: MachineSupport | None = None) -> Transpor
         return TransportChoice(wanted, "asked for")
     missing = native_lacks(machine)
     if missing and not machine.libfuse:
-        raise MachineError(f"the native transport is not possible here ({missing}), and libfuse is not installed: {HOW_TO_GET_LIBFUSE}")
+        raise MachineError(
+            f"the native transport is not possible here ({missing}), and libfuse is not installed: {HOW_TO_GET_LIBFUSE}"
+        )
     if missing:
-        return TransportChoice(Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False)
+        return TransportChoice(
+            Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False
+        )
     how = "" if may_mount(machine.status) else f"; mounted by {HELPER}, so without passthrough"
     return TransportChoice(Transport.NATIVE, f"the fastest that works here{how}", forced=False)
 
@@ -99,4 +108,6 @@ def may_mount(status: Path = OWN_STATUS) -> bool:
         lines = status.read_text().splitlines()
     except OSError:
         return False
-    return any(int(line.split()[1], 16) & SYS_ADMIN_BIT for line in lines if line.startswith("CapEff:"))
+    return any(
+        int(line.split()[1], 16) & SYS_ADMIN_BIT for line in lines if line.startswith("CapEff:")
+    )

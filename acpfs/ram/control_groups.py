@@ -56,7 +56,11 @@ def _limits(process: Path, proc: Path) -> list[LimitedGroup] | None:
         lines = (process / "cgroup").read_text().splitlines()
     except OSError:
         return None  # gone, or hidden (hidepid)
-    groups = {"v2" if not controllers else "v1": group for controllers, group in map(_membership, lines) if _may_limit(controllers)}
+    groups = {
+        "v2" if not controllers else "v1": group
+        for controllers, group in map(_membership, lines)
+        if _may_limit(controllers)
+    }
     if not groups:
         return []  # the kernel has no memory controller
     kind = "v1" if "v1" in groups else "v2"  # the controller belongs to one hierarchy only
@@ -87,7 +91,11 @@ def _mounts(mountinfo: Path, kind: str) -> list[tuple[str, Path]]:
         fields, _dash, rest = line.partition(" - ")
         name, _source, options = rest.split(" ", 2)
         root, mount_point = fields.split()[3:5]
-        if (name == "cgroup2") if kind == "v2" else (name == "cgroup" and "memory" in options.split(",")):
+        if (
+            (name == "cgroup2")
+            if kind == "v2"
+            else (name == "cgroup" and "memory" in options.split(","))
+        ):
             found.append((root, Path(mount_point)))
     return found
 

@@ -56,12 +56,16 @@ def complaints() -> list[str]:
     if count >= FEW:
         return []
     files = max(0, count - reserve(count)) // 2
-    return [f"the daemon may have {count} descriptors, so some {files} files can be open: raise the limit (ulimit -Hn, LimitNOFILE)"]
+    return [
+        f"the daemon may have {count} descriptors, so some {files} files can be open: raise the limit (ulimit -Hn, LimitNOFILE)"
+    ]
 
 
 def taken() -> int:
     """How many this process has open. The lowest free number does not say: behind what was closed, most can be taken."""
-    return os.stat(OWN).st_size or len(os.listdir(OWN))  # Linux counts since 6.2; before, the size is 0
+    return os.stat(OWN).st_size or len(
+        os.listdir(OWN)
+    )  # Linux counts since 6.2; before, the size is 0
 
 
 class Reserve:
@@ -91,7 +95,9 @@ class Reserve:
             if not self._has_room(has):
                 if not os.stat(OWN).st_size and self._listed_at is None:
                     self._listed_at = time.monotonic()
-                raise OSError(errno.ENFILE, "acpfs has no more descriptors for open files of this user")
+                raise OSError(
+                    errno.ENFILE, "acpfs has no more descriptors for open files of this user"
+                )
         self._opens += 1
 
     def _has_room(self, has: int) -> bool:
@@ -99,4 +105,8 @@ class Reserve:
 
     def _count(self, files: int) -> None:
         count = limit()
-        self._left, self._opens, self._listed_at = count - reserve(count) - max(taken(), files), 0, None
+        self._left, self._opens, self._listed_at = (
+            count - reserve(count) - max(taken(), files),
+            0,
+            None,
+        )

@@ -56,7 +56,12 @@ class Kept:
         self.backings = self._slots("backings", BACKING_WORDS)
         self.calls = self._slots("calls", CALL_WORDS)
         self._listings = (
-            {int(file.name[len(_LISTING) :]): file.stat().st_size for file in directory.glob(_LISTING + "*")} if directory else {}
+            {
+                int(file.name[len(_LISTING) :]): file.stat().st_size
+                for file in directory.glob(_LISTING + "*")
+            }
+            if directory
+            else {}
         )
         """Bytes of each that is kept."""
         self._facts |= {"session": session, "version": KEPT_VERSION, "generation": self.generation}
@@ -70,7 +75,9 @@ class Kept:
         if not session or facts.get("session") != session:
             return False
         if facts["version"] > KEPT_VERSION:
-            raise RefusedError(f"the session in {directory} has version {facts['version']}, this acpfs knows {KEPT_VERSION}")
+            raise RefusedError(
+                f"the session in {directory} has version {facts['version']}, this acpfs knows {KEPT_VERSION}"
+            )
         self._facts = facts
         return True
 

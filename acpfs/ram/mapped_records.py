@@ -27,7 +27,11 @@ class Slots:
         """Map the file, with what an earlier process left in it. None: memory of this process only."""
         self._words = words
         self._stride = words + 1
-        self._fd = -1 if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._fd = (
+            -1
+            if path is None
+            else os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        )
         found = 0 if path is None else os.fstat(self._fd).st_size // (self._stride * WORD_BYTES)
         self._view = self._map(max(found, FIRST_SLOTS))
         self._free = list(compress(count(), map(not_, self._column(0))))[::-1]
@@ -36,7 +40,9 @@ class Slots:
         size = slots * self._stride * WORD_BYTES
         if self._fd < 0:
             return memoryview(bytearray(size)).cast("Q")
-        os.posix_fallocate(self._fd, 0, size)  # on a full tmpfs an error here, where a page that is missing later ends the worker by SIGBUS
+        os.posix_fallocate(
+            self._fd, 0, size
+        )  # on a full tmpfs an error here, where a page that is missing later ends the worker by SIGBUS
         return memoryview(mmap.mmap(self._fd, size)).cast("Q")
 
     def __iter__(self) -> Iterator[tuple[int, tuple[int, ...]]]:

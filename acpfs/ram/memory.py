@@ -29,14 +29,22 @@ class Memory:
     @property
     def usable_bytes(self) -> int:
         """The smaller of both."""
-        return self.machine_bytes if self.cgroup_bytes is None else min(self.machine_bytes, self.cgroup_bytes)
+        return (
+            self.machine_bytes
+            if self.cgroup_bytes is None
+            else min(self.machine_bytes, self.cgroup_bytes)
+        )
 
 
 def read_memory(proc: Path = PROC) -> Memory:
     """Memory as seen from this process."""
     machine = _machine_bytes(proc / "meminfo")
     tightest = min(own_limits(proc), key=lambda group: group.limit_bytes, default=None)
-    return Memory(machine, None) if tightest is None else Memory(machine, tightest.limit_bytes, str(tightest.directory))
+    return (
+        Memory(machine, None)
+        if tightest is None
+        else Memory(machine, tightest.limit_bytes, str(tightest.directory))
+    )
 
 
 def headroom_bytes() -> int | None:
@@ -54,9 +62,13 @@ def budget_bytes(wanted: int | str, memory: Memory) -> int:
         share = int(memory.usable_bytes * float(wanted.rstrip("%")) / 100)
         return max(RAM_BYTES_MIN, share // PAGE_BYTES * PAGE_BYTES)
     if wanted > memory.machine_bytes:
-        raise MachineError(f"ram = {_gib(wanted)} is more than this machine has ({_gib(memory.machine_bytes)})")
+        raise MachineError(
+            f"ram = {_gib(wanted)} is more than this machine has ({_gib(memory.machine_bytes)})"
+        )
     if wanted > memory.usable_bytes:
-        raise MachineError(f"ram = {_gib(wanted)} is more than the control group {memory.cgroup} allows ({_gib(memory.usable_bytes)})")
+        raise MachineError(
+            f"ram = {_gib(wanted)} is more than the control group {memory.cgroup} allows ({_gib(memory.usable_bytes)})"
+        )
     return wanted
 
 
@@ -67,7 +79,10 @@ def unfit(budget: int, memory: Memory) -> str:
     """
     if memory.cgroup_bytes is None or budget + DAEMON_BYTES <= memory.cgroup_bytes:
         return ""
-    allowed, wanted = _gib(memory.cgroup_bytes), f"{_gib(budget)} and some {DAEMON_BYTES >> 20} MiB for the daemon"
+    allowed, wanted = (
+        _gib(memory.cgroup_bytes),
+        f"{_gib(budget)} and some {DAEMON_BYTES >> 20} MiB for the daemon",
+    )
     return (
         f"the control group {memory.cgroup} allows {allowed}, ram and daemon need {wanted}: "
         "the kernel will kill the daemon before RAM is full; lower ram, or raise the limit"

@@ -23,7 +23,9 @@ _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x200, 1 << 18
 
-LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay", "tmpfs", "ramfs"})
+LOCAL = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay", "tmpfs", "ramfs"}
+)
 """Kinds of file systems that no other machine writes to."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +48,10 @@ class MountEntry:
 
     def is_there(self) -> bool:
         """Whether it is still in the table, under its path, covered or not."""
-        return any((entry.number, entry.device, entry.path) == (self.number, self.device, self.path) for entry in mount_table())
+        return any(
+            (entry.number, entry.device, entry.path) == (self.number, self.device, self.path)
+            for entry in mount_table()
+        )
 
 
 def mount_table(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[MountEntry]:
@@ -95,12 +100,21 @@ def mount_tmpfs(directory: Path, options: str, *, remount: bool = False) -> None
         OSError: EPERM without CAP_SYS_ADMIN, EINVAL for an option that this kernel does not know.
     """
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | (MS_REMOUNT if remount else 0)
-    _checked(_libc.mount(b"acpfs-ram", os.fsencode(directory), b"tmpfs", ctypes.c_ulong(flags), options.encode()), directory)
+    _checked(
+        _libc.mount(
+            b"acpfs-ram", os.fsencode(directory), b"tmpfs", ctypes.c_ulong(flags), options.encode()
+        ),
+        directory,
+    )
 
 
 def mount_of(path: str) -> MountEntry | None:
     """The mount that a path without symlinks lies in, by its name."""
-    over = [entry for entry in mount_table() if entry.path in (path, "/") or path.startswith(entry.path + "/")]
+    over = [
+        entry
+        for entry in mount_table()
+        if entry.path in (path, "/") or path.startswith(entry.path + "/")
+    ]
     return max(reversed(over), key=lambda entry: len(entry.path), default=None)
 
 
@@ -126,11 +140,18 @@ def clone(source: str | Path) -> int:
     Raises:
         OSError: as `bind`, or what the look-up says.
     """
-    tree: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC)
+    tree: int = _libc.syscall(
+        _OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
+    )
     _checked(min(tree, 0), source)
     try:
         private = struct.pack("4Q", 0, 0, _MS_PRIVATE, 0)
-        _checked(_libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, private, len(private)), source)
+        _checked(
+            _libc.syscall(
+                _MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, private, len(private)
+            ),
+            source,
+        )
     except OSError:
         os.close(tree)
         raise
@@ -153,7 +174,13 @@ def unmount(path: str | Path, *, detach: bool = False, abort: bool = False) -> N
     Raises:
         OSError: EBUSY (in use), EPERM, EINVAL (nothing mounted there).
     """
-    _checked(_libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0)), path)
+    _checked(
+        _libc.umount2(
+            os.fsencode(path),
+            UMOUNT_NOFOLLOW | (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0),
+        ),
+        path,
+    )
 
 
 def _checked(result: int, path: str | Path) -> None:

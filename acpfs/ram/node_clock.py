@@ -39,7 +39,9 @@ def wall_clock() -> float:
     wanted = os.environ.get(OFFSET_VARIABLE)
     if wanted is None:
         return time.time()
-    return time.time() + float(Path(wanted).read_text(encoding="ascii") if "/" in wanted else wanted)
+    return time.time() + float(
+        Path(wanted).read_text(encoding="ascii") if "/" in wanted else wanted
+    )
 
 
 def boot_id() -> str:
@@ -100,4 +102,7 @@ class NodeClock:
 
     def keep(self) -> None:
         """For the next worker; part of the step's transaction."""
-        self._state.change("INSERT OR REPLACE INTO node_clock VALUES (1, ?, ?, ?)", (self._boot_id, self._base, self._last))
+        self._state.change(
+            "INSERT OR REPLACE INTO node_clock VALUES (1, ?, ?, ?)",
+            (self._boot_id, self._base, self._last),
+        )

@@ -24,11 +24,15 @@ def mount_option(numa: str, nodes: Path = NODES) -> str:
     try:
         here = (nodes / "has_memory").read_text().strip()
     except OSError:
-        raise MachineError(f"numa = {numa}: this kernel knows no NUMA nodes (CONFIG_NUMA)") from None
+        raise MachineError(
+            f"numa = {numa}: this kernel knows no NUMA nodes (CONFIG_NUMA)"
+        ) from None
     missing = _numbers(numa.partition(":")[2]) - _numbers(here)
     if missing:
         named = ", ".join(str(number) for number in sorted(missing))
-        raise MachineError(f"numa = {numa}: this machine has no memory on NUMA node {named} (it has some on {here})")
+        raise MachineError(
+            f"numa = {numa}: this machine has no memory on NUMA node {named} (it has some on {here})"
+        )
     return f",mpol={numa}"
 
 

@@ -81,7 +81,13 @@ def take(
     name = f"{volume_id}-{node_id}"
     lock_fd = _lock(tiers / f"{name}.lock", name) if lock_fd < 0 else lock_fd
     try:
-        place = _take_locked(tiers / name, shared_memory / f"acpfs-{os.getuid()}" / name, budget_bytes, policy, lock_fd)
+        place = _take_locked(
+            tiers / name,
+            shared_memory / f"acpfs-{os.getuid()}" / name,
+            budget_bytes,
+            policy,
+            lock_fd,
+        )
         _check_owner(place, volume_id, node_id, backing)
     except BaseException:
         os.close(lock_fd)
@@ -105,7 +111,9 @@ def resize(place: Place, budget_bytes: int) -> None:
         raise MachineError(f"{place.directory} has only {_capacity_bytes(place.directory)} bytes")
     place.budget_bytes = budget_bytes
     if place.own_tmpfs:
-        with contextlib.suppress(OSError):  # smaller than what the state takes: that is as large as it has to be
+        with contextlib.suppress(
+            OSError
+        ):  # smaller than what the state takes: that is as large as it has to be
             mount_tmpfs(place.directory, _state_size(budget_bytes), remount=True)
         fit(place)
 
@@ -120,7 +128,9 @@ def fit(place: Place) -> bool:
     wanted = _rounded(place.budget_bytes + slack_bytes(place.budget_bytes))
     capacity = _capacity_bytes(place.directory / DATA)
     # Never more than it has, whatever was written: a write of a passthrough writer that cannot be held ends at this limit.
-    size = max(wanted, min(capacity, _rounded(taken_bytes(place) + slack_bytes(place.budget_bytes))))
+    size = max(
+        wanted, min(capacity, _rounded(taken_bytes(place) + slack_bytes(place.budget_bytes)))
+    )
     if size != capacity:
         try:
             mount_tmpfs(place.directory / DATA, f"size={size}", remount=True)
@@ -144,7 +154,9 @@ def give_up(place: Place) -> None:
         (place.directory / _GIVEN_UP).touch()  # with it nobody takes over what is half gone
     if place.own_tmpfs:
         with contextlib.suppress(OSError):
-            shutil.rmtree(place.directory / DATA, ignore_errors=True)  # a container that was started meanwhile may have a copy of the mount
+            shutil.rmtree(
+                place.directory / DATA, ignore_errors=True
+            )  # a container that was started meanwhile may have a copy of the mount
             unmount(place.directory, detach=True)
             place.directory.rmdir()
     else:
@@ -172,21 +184,39 @@ def _lock(path: Path, name: str) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise RefusedError(f"the identity is in use: another acpfs on this machine serves volume and node {name}") from None
+        raise RefusedError(
+            f"the identity is in use: another acpfs on this machine serves volume and node {name}"
+        ) from None
     return fd
 
 
 def _take_locked(own: Path, shared: Path, budget_bytes: int, policy: str, lock_fd: int) -> Place:
     if _is_left(shared):
-        return _on_shared_memory(shared, budget_bytes, policy, lock_fd, found=True, reason="what is left of the last mount lies there")
+        return _on_shared_memory(
+            shared,
+            budget_bytes,
+            policy,
+            lock_fd,
+            found=True,
+            reason="what is left of the last mount lies there",
+        )
     _private_directory(own)
     if mounted_at(str(own)) is not None and not _is_left(own):
         unmount(own, detach=True)  # its maker, or who removed it, died in the middle
     if mounted_at(str(own)) is not None:
         data = mounted_at(str(own / DATA))
         if data is None:
-            raise MachineError(f"{own} has no tmpfs for its bytes; move what is in {own / DATA} away, and unmount it")
-        place = Place(own, budget_bytes, own_tmpfs=True, huge=_huge_of(data.options), found=_is_left(own), lock_fd=lock_fd)
+            raise MachineError(
+                f"{own} has no tmpfs for its bytes; move what is in {own / DATA} away, and unmount it"
+            )
+        place = Place(
+            own,
+            budget_bytes,
+            own_tmpfs=True,
+            huge=_huge_of(data.options),
+            found=_is_left(own),
+            lock_fd=lock_fd,
+        )
         if not policy and policy_of(data.options) != "default":
             policy = ",mpol=local"  # what default means, but for a remount, which takes it for nothing said
         return _resized(place, budget_bytes, policy)
@@ -196,7 +226,14 @@ def _take_locked(own: Path, shared: Path, budget_bytes: int, policy: str, lock_f
         with contextlib.suppress(OSError):
             unmount(own, detach=True)
         own.rmdir()
-        return _on_shared_memory(shared, budget_bytes, policy, lock_fd, found=False, reason=f"mounting a tmpfs: {error.strerror}")
+        return _on_shared_memory(
+            shared,
+            budget_bytes,
+            policy,
+            lock_fd,
+            found=False,
+            reason=f"mounting a tmpfs: {error.strerror}",
+        )
     return Place(own, budget_bytes, own_tmpfs=True, huge=huge, found=False, lock_fd=lock_fd)
 
 
@@ -214,7 +251,9 @@ def _mount(directory: Path, budget_bytes: int, policy: str) -> str:
     mount_tmpfs(directory, f"{_state_size(budget_bytes)},mode=0700")
     (directory / DATA).mkdir(mode=0o700)
     for huge in HUGE_CHOICES:
-        options = f"{_data_size(budget_bytes)},mode=0700{policy}" + (f",huge={huge}" if huge else "")
+        options = f"{_data_size(budget_bytes)},mode=0700{policy}" + (
+            f",huge={huge}" if huge else ""
+        )
         try:
             mount_tmpfs(directory / DATA, options)
         except OSError as error:
@@ -228,7 +267,9 @@ def _mount(directory: Path, budget_bytes: int, policy: str) -> str:
 
 
 def _policy_refused(policy: str, error: OSError) -> MachineError:
-    return MachineError(f"the kernel refuses the memory policy {policy.removeprefix(',')} that `numa` asks for: {error.strerror}")
+    return MachineError(
+        f"the kernel refuses the memory policy {policy.removeprefix(',')} that `numa` asks for: {error.strerror}"
+    )
 
 
 def _data_size(budget_bytes: int) -> str:
@@ -246,7 +287,11 @@ def state_space(place: Place) -> StateSpace:
     if place.own_tmpfs:
         return StateSpace(partial(_free_bytes, place.directory), partial(_grow_state, place))
     reserve = shared_reserve_bytes(_capacity_bytes(place.directory), place.budget_bytes)
-    return StateSpace(partial(_free_bytes, place.directory), ballast=place.directory / BALLAST, reserve_bytes=reserve)
+    return StateSpace(
+        partial(_free_bytes, place.directory),
+        ballast=place.directory / BALLAST,
+        reserve_bytes=reserve,
+    )
 
 
 def shared_reserve_bytes(capacity_bytes: int, budget_bytes: int) -> int:
@@ -267,7 +312,12 @@ def _grow_state(place: Place) -> bool:
     if not place.own_tmpfs:
         return False
     capacity = _capacity_bytes(place.directory)
-    size = _rounded(min(capacity + max(capacity // 2, STATE_SLACK_BYTES_MIN), max(STATE_BYTES_MAX, place.budget_bytes // 8)))
+    size = _rounded(
+        min(
+            capacity + max(capacity // 2, STATE_SLACK_BYTES_MIN),
+            max(STATE_BYTES_MAX, place.budget_bytes // 8),
+        )
+    )
     if size <= capacity or available_bytes() < 2 * (size - capacity):
         return False
     try:
@@ -297,7 +347,9 @@ def spare_tmpfs(place: Place, size_bytes: int) -> int | None:
         return None
     data = mounted_at(str(place.directory / DATA))
     policy = policy_of(data.options) if data is not None else "default"
-    options = f"size={size_bytes},mode=0700,huge={place.huge}" + (f",mpol={policy}" if policy != "default" else "")
+    options = f"size={size_bytes},mode=0700,huge={place.huge}" + (
+        f",mpol={policy}" if policy != "default" else ""
+    )
     directory = place.directory / "spare"
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -326,7 +378,9 @@ def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:
     return warnings
 
 
-def _on_shared_memory(directory: Path, budget_bytes: int, policy: str, lock_fd: int, *, found: bool, reason: str) -> Place:
+def _on_shared_memory(
+    directory: Path, budget_bytes: int, policy: str, lock_fd: int, *, found: bool, reason: str
+) -> Place:
     _private_directory(directory.parent)
     if not found:
         shutil.rmtree(directory, ignore_errors=True)  # who removed the last one died in the middle
@@ -338,9 +392,19 @@ def _on_shared_memory(directory: Path, budget_bytes: int, policy: str, lock_fd: 
             f"give a smaller ram, or more shared memory"
         )
     warning = f"the RAM tier lies in {directory.parent.parent} ({reason}): {SMALL_PAGES}, and others can fill it"
-    place = Place(directory, budget_bytes, own_tmpfs=False, huge="never", found=found, lock_fd=lock_fd, warnings=[warning])
+    place = Place(
+        directory,
+        budget_bytes,
+        own_tmpfs=False,
+        huge="never",
+        found=found,
+        lock_fd=lock_fd,
+        warnings=[warning],
+    )
     if policy:
-        place.warnings.append("the memory policy that `numa` asks for has no effect: it takes a tmpfs of its own")
+        place.warnings.append(
+            "the memory policy that `numa` asks for has no effect: it takes a tmpfs of its own"
+        )
     return place
 
 
@@ -360,7 +424,10 @@ def _capacity_bytes(path: Path) -> int:
 
 
 def _huge_of(options: str) -> str:
-    return next((option.partition("=")[2] for option in options.split(",") if option.startswith("huge=")), "never")
+    return next(
+        (option.partition("=")[2] for option in options.split(",") if option.startswith("huge=")),
+        "never",
+    )
 
 
 def _is_left(directory: Path) -> bool:
@@ -389,23 +456,34 @@ def _check_owner(place: Place, volume_id: str, node_id: str, backing: Path) -> N
     file = place.directory / _META
     if not _has_meta(place.directory):
         if place.found:  # its name says whose it is, and nobody else can make such a directory
-            place.warnings.append(f"{file} was gone, and was made anew: somebody removes files in the RAM tier")
-        _write_whole(file, json.dumps({"volume_id": volume_id, "node_id": node_id, "backing": os.fspath(backing)}))
+            place.warnings.append(
+                f"{file} was gone, and was made anew: somebody removes files in the RAM tier"
+            )
+        _write_whole(
+            file,
+            json.dumps({"volume_id": volume_id, "node_id": node_id, "backing": os.fspath(backing)}),
+        )
         return
     try:
         meta = json.loads(file.read_text())
         owner = (meta["volume_id"], meta["node_id"])
     except (ValueError, KeyError, TypeError) as error:
-        raise RefusedError(f"{file} is damaged; move {place.directory} away to start without what is left in it") from error
+        raise RefusedError(
+            f"{file} is damaged; move {place.directory} away to start without what is left in it"
+        ) from error
     if owner != (volume_id, node_id):
-        raise RefusedError(f"the RAM tier {place.directory} belongs to {meta.get('backing')} (volume {owner[0]}, node {owner[1]})")
+        raise RefusedError(
+            f"the RAM tier {place.directory} belongs to {meta.get('backing')} (volume {owner[0]}, node {owner[1]})"
+        )
 
 
 def _write_whole(file: Path, text: str) -> None:
     """All of it or nothing, also for who is killed."""
     temporary = file.with_suffix(".new")
     temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     with os.fdopen(fd, "w") as stream:
         stream.write(text)
     temporary.rename(file)

@@ -125,7 +125,9 @@ class Prefault:
                         self._asked = False
                     self._begin_following(self._used())
                 self._taken += size
-                self._shrink(max(0, min(self.ready_bytes, self._ready_before - self._taken - LEAD_BYTES)))
+                self._shrink(
+                    max(0, min(self.ready_bytes, self._ready_before - self._taken - LEAD_BYTES))
+                )
             finally:
                 self._pages.release()
 
@@ -199,7 +201,9 @@ class Prefault:
     def _is_quiet(self) -> bool:
         """Whether no save is under way."""
         wait_s = QUIET_S if self._writers() else CLOSED_S
-        return self._clock() - self._active_at >= min(QUIET_S_MAX, wait_s * 2.0 ** min(self._for_nothing, 30))
+        return self._clock() - self._active_at >= min(
+            QUIET_S_MAX, wait_s * 2.0 ** min(self._for_nothing, 30)
+        )
 
     def _shrink(self, target: int) -> None:
         if self._fd < 0:
@@ -228,7 +232,11 @@ class Prefault:
         if self._fd < 0 and not self._begin():
             return False
         try:
-            written = os.pwritev(self._fd, [_ZEROS[: size - at] for at in range(0, size, len(_ZEROS))], self.ready_bytes)
+            written = os.pwritev(
+                self._fd,
+                [_ZEROS[: size - at] for at in range(0, size, len(_ZEROS))],
+                self.ready_bytes,
+            )
         except OSError:  # memory is shorter than it looked
             written = 0
         if written < size:

@@ -27,7 +27,17 @@ CALM_S = 60.0
 NOTHING_BYTES = -(1 << 62)
 """Less than nothing is available: what is ready is given back as well."""
 _SYS = Path("/sys")
-_VENDORS = ("qemu", "kvm", "vmware", "virtualbox", "xen", "openstack", "google compute engine", "virtual machine", "alibaba cloud ecs")
+_VENDORS = (
+    "qemu",
+    "kvm",
+    "vmware",
+    "virtualbox",
+    "xen",
+    "openstack",
+    "google compute engine",
+    "virtual machine",
+    "alibaba cloud ecs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +71,21 @@ def is_virtual(proc: Path = PROC, sys: Path = _SYS) -> bool:
         return True
     if "hypervisor" in _read(proc / "cpuinfo").partition("\n\n")[0].split():
         return True
-    firmware = " ".join(_read(sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")).lower()
+    firmware = " ".join(
+        _read(sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")
+    ).lower()
     return any(vendor in firmware for vendor in _VENDORS)
 
 
 class UnusedMemory:
     """How much memory nobody uses, page cache included: what is free, and nothing while somebody waits for memory."""
 
-    def __init__(self, takeable: Callable[[], int], proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        takeable: Callable[[], int],
+        proc: Path = PROC,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`takeable`: bytes that this process may still take without hurting others."""
         self._takeable, self._proc, self._clock = takeable, proc, clock
         self._calm_at = clock()
@@ -83,7 +100,9 @@ class UnusedMemory:
 
     def _free(self) -> int:
         lines = _read(self._proc / "meminfo").splitlines()
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemFree:")), 0)
+        return next(
+            (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemFree:")), 0
+        )
 
     def _pressure(self) -> float:
         """0 where the kernel does not count it."""

@@ -72,7 +72,12 @@ def storable(values: Sequence[Any]) -> Sequence[Any]:
     A time after 2262 in nanoseconds is such a number, and so are inode numbers of some network file systems: nothing that the backing
     directory can say may be refused here. Bytes, because a column of integers turns digits in text into a rounded number.
     """
-    return [b"%d" % value if isinstance(value, int) and not -INTEGER_MAX <= value <= INTEGER_MAX else value for value in values]
+    return [
+        b"%d" % value
+        if isinstance(value, int) and not -INTEGER_MAX <= value <= INTEGER_MAX
+        else value
+        for value in values
+    ]
 
 
 class DamagedError(RefusedError):
@@ -103,7 +108,9 @@ def _write_ahead_log(path: Path) -> Path:
 
 def _has_write_ahead_log(path: Path) -> bool:
     ahead = _write_ahead_log(path)
-    return ahead.exists() and ahead.stat().st_size > 0  # who only looks at a database without one leaves an empty one
+    return (
+        ahead.exists() and ahead.stat().st_size > 0
+    )  # who only looks at a database without one leaves an empty one
 
 
 def forget(path: Path) -> None:
@@ -115,7 +122,9 @@ def forget(path: Path) -> None:
 def _check_copying(status: int, _remaining: int, _total: int) -> None:
     """Of a copy that cannot be made SQLite would else wait for the end of the transaction, for ever and with the interpreter's signals."""
     if status not in (_SQLITE_OK, _SQLITE_DONE):
-        raise sqlite3.OperationalError("the state was changed while it was copied, without the lock")
+        raise sqlite3.OperationalError(
+            "the state was changed while it was copied, without the lock"
+        )
 
 
 class StateDatabase:
@@ -144,10 +153,18 @@ class StateDatabase:
         # Without SQLite's locks: a killed worker whose thread never comes back from the backing directory keeps them for as long. Whoever
         # opens the database holds the tier's lock, and the supervisor has one worker at a time.
         self._db = sqlite3.connect(
-            f"{path.as_uri()}?vfs=unix-none", uri=True, isolation_level=None, check_same_thread=False, cached_statements=256
+            f"{path.as_uri()}?vfs=unix-none",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
         )
-        self._db.execute("PRAGMA locking_mode=EXCLUSIVE")  # first of all: the index of the WAL is then in memory, not in a shared file
-        self._db.execute("PRAGMA page_size=1024")  # a step writes few rows, and whole pages: 20 % less than with 4096
+        self._db.execute(
+            "PRAGMA locking_mode=EXCLUSIVE"
+        )  # first of all: the index of the WAL is then in memory, not in a shared file
+        self._db.execute(
+            "PRAGMA page_size=1024"
+        )  # a step writes few rows, and whole pages: 20 % less than with 4096
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=OFF")
         self._open = False
@@ -201,7 +218,9 @@ class StateDatabase:
             raise RefusedError(
                 f"the state in {self.path} has version {found}, this acpfs knows {STATE_VERSION}: drain it with the newer acpfs"
             )
-        if found != STATE_VERSION:  # a worker that takes over must come to serve where nothing can be written
+        if (
+            found != STATE_VERSION
+        ):  # a worker that takes over must come to serve where nothing can be written
             if found:
                 self._begin()
                 self._is_trial = True
@@ -234,7 +253,9 @@ class StateDatabase:
                     self._begin()
                 try:
                     self._db.execute(sql, values)
-                except OverflowError:  # asked for only here: the look at each value costs as much as the statement
+                except (
+                    OverflowError
+                ):  # asked for only here: the look at each value costs as much as the statement
                     values = storable(values)
                     self._db.execute(sql, values)
             except sqlite3.Error as error:
@@ -320,12 +341,18 @@ class StateDatabase:
         if self.recording is Recording.CURRENT:
             return self.space.warnings()
         since = time.strftime("%H:%M:%S", time.localtime(self.late_since))
-        return [f"since {since} the state in the RAM tier cannot be written ({self.problem}): what applications change waits until it can"]
+        return [
+            f"since {since} the state in the RAM tier cannot be written ({self.problem}): what applications change waits until it can"
+        ]
 
     def close(self) -> None:
         """Commit and close."""
         if not self.commit():
-            log.error("the last changes of the state could not be recorded", changes=self.unrecorded, error=self.problem)
+            log.error(
+                "the last changes of the state could not be recorded",
+                changes=self.unrecorded,
+                error=self.problem,
+            )
         _in_use(self.path).unlink(missing_ok=True)
         self._db.close()
 
@@ -337,7 +364,9 @@ class StateDatabase:
 
     def _settle(self) -> bool:
         """End the transaction, with all that is late; False: it is (still) late."""
-        if self.recording is Recording.LATE and (time.monotonic() < self._try_at or not self._replay()):
+        if self.recording is Recording.LATE and (
+            time.monotonic() < self._try_at or not self._replay()
+        ):
             return False
         return self._end()
 
@@ -369,7 +398,9 @@ class StateDatabase:
 
     def _roll_back(self) -> None:
         self._open = False
-        with contextlib.suppress(sqlite3.Error):  # SQLite ends the transaction by itself after some errors
+        with contextlib.suppress(
+            sqlite3.Error
+        ):  # SQLite ends the transaction by itself after some errors
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
@@ -381,7 +412,10 @@ class StateDatabase:
         self._try_at = 0.0 if self.space.give_way() else time.monotonic() + RETRY_S
         if self.recording is Recording.CURRENT:
             self.late_since = time.time()
-            log.error("the state in the RAM tier cannot be written; what applications change waits until it can", error=self.problem)
+            log.error(
+                "the state in the RAM tier cannot be written; what applications change waits until it can",
+                error=self.problem,
+            )
         self.recording = Recording.LATE
 
     def _replay(self) -> bool:
@@ -403,4 +437,12 @@ class StateDatabase:
 
 def _is_bug(error: sqlite3.Error) -> bool:
     """Whether the statement is wrong, and not the world: it would fail for ever."""
-    return isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.NotSupportedError))
+    return isinstance(
+        error,
+        (
+            sqlite3.ProgrammingError,
+            sqlite3.IntegrityError,
+            sqlite3.InterfaceError,
+            sqlite3.NotSupportedError,
+        ),
+    )

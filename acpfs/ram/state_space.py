@@ -39,11 +39,18 @@ class StateSpace:
         reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
         """`grow`: makes the tmpfs larger, False where that cannot be. `ballast`: the file that has the reserve where others write."""
-        self._free_bytes, self._grow, self._ballast, self._reserve_bytes = free_bytes, grow, ballast, reserve_bytes
+        self._free_bytes, self._grow, self._ballast, self._reserve_bytes = (
+            free_bytes,
+            grow,
+            ballast,
+            reserve_bytes,
+        )
 
     def is_short(self) -> bool:
         """Whether only what was promised may still be recorded."""
-        return self._free_bytes() < self._reserve_bytes and not (self._grow() and self._free_bytes() >= self._reserve_bytes)
+        return self._free_bytes() < self._reserve_bytes and not (
+            self._grow() and self._free_bytes() >= self._reserve_bytes
+        )
 
     def look(self) -> None:
         """About once a second, and at a worker's start: grow in time, and have the reserve."""
@@ -62,7 +69,10 @@ class StateSpace:
             return True
         if self._ballast is None or not _size(self._ballast):
             return False
-        log.warning("the state in the RAM tier takes its reserve: no room is left", bytes=_size(self._ballast))
+        log.warning(
+            "the state in the RAM tier takes its reserve: no room is left",
+            bytes=_size(self._ballast),
+        )
         with contextlib.suppress(OSError):
             self._ballast.unlink()
             return True
@@ -72,7 +82,9 @@ class StateSpace:
         """For `status`."""
         if not self.is_short():
             return []
-        return ["little room is left for the state in the RAM tier: new names are refused (ENOSPC) until more of it is drained"]
+        return [
+            "little room is left for the state in the RAM tier: new names are refused (ENOSPC) until more of it is drained"
+        ]
 
 
 def _size(file: Path) -> int:

@@ -102,7 +102,12 @@ class Tier:
         """A new, empty tier file and a read-write descriptor, which the caller closes."""
         self._last_id += 1
         tier_id = TierId(self._last_id)
-        fd = os.open(str(tier_id), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._dir_fd)
+        fd = os.open(
+            str(tier_id),
+            os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o600,
+            dir_fd=self._dir_fd,
+        )
         self._allocated[tier_id] = 0
         return tier_id, fd
 
@@ -199,7 +204,9 @@ class Tier:
         try:
             done = 0
             while done < size:
-                count = os.copy_file_range(read_fd, write_fd, min(COPY_CHUNK_BYTES, size - done), done, done)
+                count = os.copy_file_range(
+                    read_fd, write_fd, min(COPY_CHUNK_BYTES, size - done), done, done
+                )
                 if count == 0:
                     break
                 done += count
@@ -226,7 +233,9 @@ class Tier:
     def keep_for_urgent(self, wanted: int | str) -> None:
         """The last part of the budget, bytes or percent, is for urgent files from now on. What others have of it, they keep."""
         self._urgent_wanted = wanted
-        self.urgent_bytes = min(share_of(wanted, self.budget_bytes), self.budget_bytes * RESERVE_PERCENT_MAX // 100)
+        self.urgent_bytes = min(
+            share_of(wanted, self.budget_bytes), self.budget_bytes * RESERVE_PERCENT_MAX // 100
+        )
         self._wake()
 
     def tell_urgent(self, is_urgent: Callable[[Ino], bool]) -> None:
@@ -312,7 +321,9 @@ class Tier:
     def room_changed(self) -> None:
         """Something may have become evictable, or the budget has changed: look again whether it holds, and whether waiting writers fit."""
         if self.free_bytes(urgent=True) < 0:
-            self.ladder.make_room(-self.free_bytes(urgent=True))  # nobody asks for room now, and yet there is to be some
+            self.ladder.make_room(
+                -self.free_bytes(urgent=True)
+            )  # nobody asks for room now, and yet there is to be some
         self._wake()
 
     def fail_waiting(self, number: int) -> None:

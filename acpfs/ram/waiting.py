@@ -103,7 +103,9 @@ class Turns:
 
     def add(self, applicant: Applicant, size: int, lead_bytes_max: int) -> Waiting:
         """Somebody has to wait."""
-        waiting = Waiting(size, applicant, self._take_turn(applicant, size, lead_bytes_max), applicant.urgent)
+        waiting = Waiting(
+            size, applicant, self._take_turn(applicant, size, lead_bytes_max), applicant.urgent
+        )
         self._waiting.append(waiting)
         return waiting
 
@@ -117,7 +119,11 @@ class Turns:
 
     def before(self, *, urgent: bool) -> int:
         """How many wait that go before somebody who comes now."""
-        return sum(one.urgent and not one.room.cancelled() for one in self._waiting) if urgent else len(self._waiting)
+        return (
+            sum(one.urgent and not one.room.cancelled() for one in self._waiting)
+            if urgent
+            else len(self._waiting)
+        )
 
     def tell_urgent(self, is_urgent: Callable[[Ino], bool]) -> None:
         """Which files are urgent now."""
@@ -146,7 +152,9 @@ class Turns:
     def _purge(self, now: float) -> None:
         self._purge_at = now + PURGE_S
         waiting = {_writer(one.applicant) for one in self._waiting}
-        self._had = {w: had for w, had in self._had.items() if had[1] > now - LIVE_S or w in waiting}
+        self._had = {
+            w: had for w, had in self._had.items() if had[1] > now - LIVE_S or w in waiting
+        }
 
 
 def _place(one: Waiting) -> tuple[bool, float]:

@@ -34,14 +34,22 @@ def damage(path: Path) -> str:
 def _damaged_frame(log: bytes, order: str) -> str:
     (page_bytes,) = struct.unpack_from(">I", log, 8)
     salts, before, broken = log[16:24], _sums(log, 24), 0
-    frames = range(_HEADER_BYTES, len(log) - _FRAME_HEADER_BYTES - page_bytes + 1, _FRAME_HEADER_BYTES + page_bytes)
+    frames = range(
+        _HEADER_BYTES,
+        len(log) - _FRAME_HEADER_BYTES - page_bytes + 1,
+        _FRAME_HEADER_BYTES + page_bytes,
+    )
     for number, start in enumerate(frames, 1):
         if log[start + 8 : start + 16] != salts:
-            broken = broken or number  # of an earlier log, as are all that follow, unless it is damaged
+            broken = (
+                broken or number
+            )  # of an earlier log, as are all that follow, unless it is damaged
             before = _sums(log, start + 16)
             continue
         page = start + _FRAME_HEADER_BYTES
-        found = _sum(log[page : page + page_bytes], order, _sum(log[start : start + 8], order, before))
+        found = _sum(
+            log[page : page + page_bytes], order, _sum(log[start : start + 8], order, before)
+        )
         noted = _sums(log, start + 16)
         is_commit = any(log[start + 4 : start + 8])
         if found != noted:

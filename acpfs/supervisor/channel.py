@@ -23,7 +23,9 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(end: socket.socket, message: Message, fds: Sequence[int] = (), *, wait: bool = True) -> bool:
+def send(
+    end: socket.socket, message: Message, fds: Sequence[int] = (), *, wait: bool = True
+) -> bool:
     """Send; False when nobody is at the other end.
 
     Raises:
@@ -31,7 +33,9 @@ def send(end: socket.socket, message: Message, fds: Sequence[int] = (), *, wait:
     """
     try:
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        end.sendmsg([json.dumps(message).encode()], beside, 0 if wait else socket.MSG_DONTWAIT)  # socket.send_fds forgets its flags
+        end.sendmsg(
+            [json.dumps(message).encode()], beside, 0 if wait else socket.MSG_DONTWAIT
+        )  # socket.send_fds forgets its flags
     except (BrokenPipeError, ConnectionResetError):
         return False
     return True
@@ -44,7 +48,9 @@ def receive(end: socket.socket) -> tuple[Message | None, list[int]]:
         ValueError: it is no message; its descriptors are closed.
     """
     try:
-        data, fds, _flags, _address = socket.recv_fds(end, PACKET_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+        data, fds, _flags, _address = socket.recv_fds(
+            end, PACKET_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC
+        )
     except ConnectionResetError:
         return None, []
     try:

@@ -58,7 +58,9 @@ class Attention:
 class Child:
     """One worker, from the order to start it."""
 
-    def __init__(self, end: socket.socket, template: Template | None = None, *, told: Stop = Stop.NOT_TOLD) -> None:
+    def __init__(
+        self, end: socket.socket, template: Template | None = None, *, told: Stop = Stop.NOT_TOLD
+    ) -> None:
         """`template`: has the order to fork it; None: it lives already. `told`: to end, by an earlier supervisor."""
         self.end, self._template = end, template
         self.pid = self.own_pid = 0
@@ -149,7 +151,11 @@ class Child:
     def excuse(self, seconds: float) -> None:
         """Nobody listened for so long: that was no silence of the worker."""
         now = time.monotonic()
-        self.step_at, self.beat_at, self.dumped_at = min(now, self.step_at + seconds), min(now, self.beat_at + seconds), 0.0
+        self.step_at, self.beat_at, self.dumped_at = (
+            min(now, self.step_at + seconds),
+            min(now, self.beat_at + seconds),
+            0.0,
+        )
 
     def is_well(self, now: float, limits: Limits) -> bool:
         """Whether it goes on; its error says where its start did not."""

@@ -26,7 +26,16 @@ from typing import Any
 from acpfs.control import registry
 from acpfs.control.runtime import places_to_look
 from acpfs.logger import get_logger
-from acpfs.ram.mounts import attach, bind, clone, mount_of, mount_table, mounted_at, number_of, unmount
+from acpfs.ram.mounts import (
+    attach,
+    bind,
+    clone,
+    mount_of,
+    mount_table,
+    mounted_at,
+    number_of,
+    unmount,
+)
 
 KIND = "fuse.acpfs"
 STACKED_MAX = 16
@@ -36,7 +45,9 @@ _INVALID = "//deleted"
 """What the mount table says of a mount whose root has lost its name; such a one cannot be bound."""
 LOOK_S = 5.0
 """How long a name of the backing directory may take when acpfs gives up."""
-_LASTING = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs"})
+_LASTING = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs"}
+)
 """File systems whose directory entries nobody changes but this machine's kernel."""
 
 Kept = tuple[int | None, int | None]
@@ -67,12 +78,23 @@ class BypassedMount:
     @property
     def lies(self) -> bool:
         """Whether it is still there."""
-        return any(entry.number == self.number and entry.path == (self.aside or self.mountpoint) for entry in mount_table())
+        return any(
+            entry.number == self.number and entry.path == (self.aside or self.mountpoint)
+            for entry in mount_table()
+        )
 
     def as_it_lies(self) -> BypassedMount:
         """What is on its way may have come, and whoever brought it been killed before noting that: the mount table knows."""
-        at_mountpoint = [entry.number for entry in mount_table() if entry.path == self.mountpoint and entry.kind != KIND]
-        return replace(self, number=self.coming, aside="", coming=0) if self.coming in at_mountpoint else self
+        at_mountpoint = [
+            entry.number
+            for entry in mount_table()
+            if entry.path == self.mountpoint and entry.kind != KIND
+        ]
+        return (
+            replace(self, number=self.coming, aside="", coming=0)
+            if self.coming in at_mountpoint
+            else self
+        )
 
     @property
     def uncovered(self) -> bool:
@@ -99,8 +121,15 @@ def lay(runtime: Path, backing: Path, mountpoint: str) -> str:
             os.makedirs(aside, mode=0o700, exist_ok=True)
         bind(backing, aside or mountpoint)
     except OSError as error:
-        return "only root may bind it there" if error.errno == errno.EPERM else f"binding it there: {error.strerror}"
-    _write(runtime, BypassedMount(mountpoint, os.fspath(backing), _number(aside or mountpoint), aside=aside))
+        return (
+            "only root may bind it there"
+            if error.errno == errno.EPERM
+            else f"binding it there: {error.strerror}"
+        )
+    _write(
+        runtime,
+        BypassedMount(mountpoint, os.fspath(backing), _number(aside or mountpoint), aside=aside),
+    )
     return ""
 
 
@@ -117,7 +146,14 @@ def _number(path: str) -> int:
     return entry.number
 
 
-def fall(runtime: Path, mountpoint: str, reason: str, *, kept: Kept | None = None, tier: Path | None = None) -> bool:
+def fall(
+    runtime: Path,
+    mountpoint: str,
+    reason: str,
+    *,
+    kept: Kept | None = None,
+    tier: Path | None = None,
+) -> bool:
     """Take the FUSE mount away from over the backing directory, so that new opens are native; False: nothing lies beneath.
 
     What is open in the old mount goes on as long as somebody serves it. `kept`: (operations, bytes) in the RAM tier; without a worker
@@ -132,7 +168,14 @@ def fall(runtime: Path, mountpoint: str, reason: str, *, kept: Kept | None = Non
     tree = _tree(found) if found.aside else -1
     operations, size = kept if kept is not None else count_kept(tier)
     coming = number_of(tree) if tree >= 0 else 0
-    record = replace(found, since=time.time(), reason=reason, kept_operations=operations, kept_bytes=size, coming=coming)
+    record = replace(
+        found,
+        since=time.time(),
+        reason=reason,
+        kept_operations=operations,
+        kept_bytes=size,
+        coming=coming,
+    )
     try:
         _write(runtime, record)
         _uncover(mountpoint, tree)
@@ -142,7 +185,13 @@ def fall(runtime: Path, mountpoint: str, reason: str, *, kept: Kept | None = Non
     if found.aside:
         _write(runtime, record.as_it_lies())
         _remove_aside(found.aside)
-    log.error("bypassed: new opens are native", mount=mountpoint, backing=found.backing, reason=reason, kept_operations=operations)
+    log.error(
+        "bypassed: new opens are native",
+        mount=mountpoint,
+        backing=found.backing,
+        reason=reason,
+        kept_operations=operations,
+    )
     return True
 
 
@@ -155,9 +204,14 @@ def end_mount(runtime: Path, settings: dict[str, Any], facts: dict[str, Any], re
             unmount(Path(mountpoint), detach=True)
 
 
-def end_unserved(settings: dict[str, Any], facts: dict[str, Any], reason: str, *, told: bool) -> None:
+def end_unserved(
+    settings: dict[str, Any], facts: dict[str, Any], reason: str, *, told: bool
+) -> None:
     """No worker comes any more: `end_mount`; one that was `told` to end is taken away, and its last words say what it leaves."""
-    _say(settings, f"{settings['mountpoint']}: {reason}" + (f"; {_left(settings, facts)}" if told else ""))
+    _say(
+        settings,
+        f"{settings['mountpoint']}: {reason}" + (f"; {_left(settings, facts)}" if told else ""),
+    )
     if told:
         clear_away(settings, mounted=covers(settings["mountpoint"]))
     else:
@@ -170,7 +224,10 @@ def _say(settings: dict[str, Any], text: str) -> None:
     if settings.get("log_file"):
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = json.dumps({"timestamp": at, "level": "error", "logger": __name__, "event": text})
-        with contextlib.suppress(OSError), open(settings["log_file"], "a", encoding="ascii") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(settings["log_file"], "a", encoding="ascii") as file,
+        ):
             file.write(f"{line}\n")
 
 
@@ -178,7 +235,11 @@ def _left(settings: dict[str, Any], facts: dict[str, Any]) -> str:
     """What the RAM tier keeps, and how to get it."""
     tier = Path(facts["tier"]) if facts.get("tier") else None
     operations, size = count_kept(tier)
-    known = "how much is not known" if operations is None else f"operations: {operations}, bytes: {size}"
+    known = (
+        "how much is not known"
+        if operations is None
+        else f"operations: {operations}, bytes: {size}"
+    )
     return (
         f"what is not persisted stays in the RAM tier{f' {tier}' if tier else ''} ({known}): "
         f"`acpfs mount {settings['backing']} {settings['mountpoint']}` drains it, unless this machine loses its memory first"
@@ -207,7 +268,13 @@ def _uncover(mountpoint: str, tree: int) -> None:
 def _stacked(mountpoint: str) -> int:
     """How many mounts of acpfs lie over one another there, on top of all others."""
     there = reversed([entry for entry in mount_table() if entry.path == mountpoint])
-    return len(list(itertools.islice(itertools.takewhile(lambda entry: entry.kind == KIND, there), STACKED_MAX)))
+    return len(
+        list(
+            itertools.islice(
+                itertools.takewhile(lambda entry: entry.kind == KIND, there), STACKED_MAX
+            )
+        )
+    )
 
 
 def covers(mountpoint: str) -> bool:
@@ -236,7 +303,9 @@ def _tree(found: BypassedMount) -> int:
         OSError: it does not answer, or refuses.
     """
     entry = mounted_at(found.aside)
-    source = found.aside if entry is not None and not entry.root.endswith(_INVALID) else found.backing
+    source = (
+        found.aside if entry is not None and not entry.root.endswith(_INVALID) else found.backing
+    )
     outcome: list[int | OSError] = []
 
     def look() -> None:
@@ -248,7 +317,11 @@ def _tree(found: BypassedMount) -> int:
     looking = Thread(target=look, daemon=True)  # only this can hang
     looking.start()
     looking.join(LOOK_S)
-    tree = outcome[0] if outcome else TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), found.backing)
+    tree = (
+        outcome[0]
+        if outcome
+        else TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), found.backing)
+    )
     if isinstance(tree, OSError):
         raise tree
     return tree
@@ -308,12 +381,17 @@ def count_kept(tier: Path | None) -> Kept:
     import sqlite3  # whoever mounts, unmounts or asks for the status needs this module, but seldom this function
 
     place = f"{(tier / 'state.sqlite').absolute().as_uri()}?mode=ro&vfs=unix-none"
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(place, uri=True)) as db:
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(sqlite3.connect(place, uri=True)) as db,
+    ):
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'op'").fetchone():
             return 0, 0  # its maker died before there was a log
         (operations,) = db.execute("SELECT count(*) FROM op").fetchone()
-        (size,) = db.execute("SELECT coalesce(sum(version.size), 0) FROM op JOIN version ON version.vid = op.vid").fetchone()
+        (size,) = db.execute(
+            "SELECT coalesce(sum(version.size), 0) FROM op JOIN version ON version.vid = op.vid"
+        ).fetchone()
         return int(operations), int(size)
     return None, None
 
@@ -330,7 +408,9 @@ def _write(runtime: Path, record: BypassedMount) -> None:
     file = _file(runtime, record.mountpoint)
     file.parent.mkdir(mode=0o755, exist_ok=True)
     temporary = file.with_suffix(f".{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+    )
     with os.fdopen(fd, "w") as stream:
         json.dump(asdict(record), stream)
     temporary.rename(file)

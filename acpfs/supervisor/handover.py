@@ -45,7 +45,11 @@ def ask(settings: dict[str, Any], instance: str) -> socket.socket | None:
     """Ask the supervisor of this mount for it, as this instance (`instances`); None: there is none."""
     end = knock(door_of(settings))
     if end is not None:
-        send_with_pidfd(end, {"take_over": os.getpid(), "backing": settings["backing"], "instance": instance}, os.getpid())
+        send_with_pidfd(
+            end,
+            {"take_over": os.getpid(), "backing": settings["backing"], "instance": instance},
+            os.getpid(),
+        )
     return end
 
 
@@ -161,7 +165,9 @@ class Door:
             except ProcessLookupError:
                 pass
             except OSError as error:  # it lives in a PID name space that this one does not see into
-                sys.stderr.write(f"acpfs: who took the mount over gives no sign of life, and cannot be ended from here: {error.strerror}\n")
+                sys.stderr.write(
+                    f"acpfs: who took the mount over gives no sign of life, and cannot be ended from here: {error.strerror}\n"
+                )
 
     def _answer(self) -> None:
         assert self._door is not None
@@ -175,7 +181,9 @@ class Door:
         if end.fileno() < 0:
             return
         message, fds = channel.receive(end)
-        if end is self._successor or (message is not None and "take_over" in message and not self.is_asked):
+        if end is self._successor or (
+            message is not None and "take_over" in message and not self.is_asked
+        ):
             self._heard_at = time.monotonic()
             self._processes += fds
         else:

@@ -77,7 +77,11 @@ class HeldSession:
 
     def is_cut_off(self, now: float) -> bool:
         """Whether the connection has just ended, and not yet those who may serve it."""
-        return self.owner is None and self.phase is not Phase.ALONE and now - self._unheard_since < GIVEN_UP_S
+        return (
+            self.owner is None
+            and self.phase is not Phase.ALONE
+            and now - self._unheard_since < GIVEN_UP_S
+        )
 
     @property
     def how_it_ends(self) -> str:
@@ -135,7 +139,9 @@ class HeldSession:
         """Whether those who may serve it have ended; the connection may be open in a process that will never run again."""
         if self.phase is Phase.ALONE:
             return
-        if self.owner is not None and (self._starting or self._supervisor < 0 or not has_ended(self._supervisor)):
+        if self.owner is not None and (
+            self._starting or self._supervisor < 0 or not has_ended(self._supervisor)
+        ):
             return
         if not self._somebody_lives():
             self._left(now)
@@ -147,18 +153,28 @@ class HeldSession:
 
     def is_given_up(self, now: float) -> bool:
         """Whether somebody serves it who tells nothing any more: what is held here becomes untrue."""
-        return self.owner is None and self.phase is Phase.SERVED and now - self._unheard_since >= GIVEN_UP_S
+        return (
+            self.owner is None
+            and self.phase is Phase.SERVED
+            and now - self._unheard_since >= GIVEN_UP_S
+        )
 
     def _somebody_lives(self) -> bool:
         if self._supervisor >= 0 and not has_ended(self._supervisor):
             return True
-        return self._worker >= 0 and not has_ended(self._worker) and not is_stuck(_number_of(self._worker))
+        return (
+            self._worker >= 0
+            and not has_ended(self._worker)
+            and not is_stuck(_number_of(self._worker))
+        )
 
     def _left(self, now: float) -> None:
         """The last process that could serve it has ended."""
         self.owner = None
         if self._worker >= 0 and not has_ended(self._worker):
-            self.fds.setdefault(STUCK, []).append(self._worker)  # whoever goes on waits for its call
+            self.fds.setdefault(STUCK, []).append(
+                self._worker
+            )  # whoever goes on waits for its call
         else:
             _close([self._worker])
         _close([self._supervisor])
@@ -172,7 +188,9 @@ class HeldSession:
         looks = select.poll()
         for fd in self.fds.get(SESSION, ())[:1]:
             looks.register(fd, 0)
-        return SESSION not in self.fds or any(events & (select.POLLERR | select.POLLHUP) for _fd, events in looks.poll(0))
+        return SESSION not in self.fds or any(
+            events & (select.POLLERR | select.POLLHUP) for _fd, events in looks.poll(0)
+        )
 
     # -- whoever asks for it
 
@@ -201,7 +219,9 @@ class HeldSession:
             "backing": self.state.get("settings", {}).get("backing", ""),
             "phase": self.phase.value,
             "alone_s": alone_s,
-            "left_s": max(0.0, self.patience_s - alone_s) if self.waits and self.patience_s else None,
+            "left_s": max(0.0, self.patience_s - alone_s)
+            if self.waits and self.patience_s
+            else None,
             "descriptors": sum(len(fds) for fds in self.fds.values()),
             "generation": self.state.get("generation", 0),
         }

@@ -59,7 +59,9 @@ class Keeper:
             OSError: the socket cannot be made.
         """
         self._directory = directory
-        self._lock = os.open(directory / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(
+            directory / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._door = listening(directory / SOCKET)
         self._poll = select.poll()
@@ -92,7 +94,9 @@ class Keeper:
                 time.sleep(BUG_WAIT_S)
         left = [held.mountpoint for held in self._held.values() if held.phase is Phase.ALONE]
         if left:
-            _say(f"the keeper ends, and with it these mounts, which nobody serves: {', '.join(left)}")
+            _say(
+                f"the keeper ends, and with it these mounts, which nobody serves: {', '.join(left)}"
+            )
         return 0
 
     def _pause_s(self) -> float:
@@ -115,13 +119,17 @@ class Keeper:
         self._peers[end.fileno()] = end
         self._poll.register(end, select.POLLIN)
         owners = {id(held.owner) for held in self._held.values()}
-        others = [peer for peer in self._peers.values() if id(peer) not in owners]  # the oldest first
+        others = [
+            peer for peer in self._peers.values() if id(peer) not in owners
+        ]  # the oldest first
         for peer in others[:-OTHERS_MAX]:
             self._forget(peer)
 
     def _hear(self, fd: int) -> None:
         end = self._peers.get(fd)
-        if end is None or not readable(end, 0):  # ended, or heard already, since it was looked for who speaks
+        if end is None or not readable(
+            end, 0
+        ):  # ended, or heard already, since it was looked for who speaks
             return
         fds: list[int] = []
         """What nobody keeps of the message; whoever keeps one takes it out, so that none is left open whatever goes wrong."""
@@ -131,8 +139,15 @@ class Keeper:
                 self._forget(end)
             else:
                 self._do(end, message, fds)
-        except (KeyError, TypeError, ValueError, OSError) as error:  # another version's, or no descriptor is left
-            _say(f"a message was not understood or could not be carried out: {type(error).__name__}: {error}")
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OSError,
+        ) as error:  # another version's, or no descriptor is left
+            _say(
+                f"a message was not understood or could not be carried out: {type(error).__name__}: {error}"
+            )
             self._forget(end)
         finally:
             for unused in fds:
@@ -158,7 +173,11 @@ class Keeper:
     def _do(self, end: socket.socket, message: channel.Message, fds: list[int]) -> None:
         """Carry out what is said; the descriptors that are kept leave `fds`."""
         if "list" in message:
-            channel.send(end, {"held": [held.report(time.monotonic()) for held in self._held.values()]}, wait=False)
+            channel.send(
+                end,
+                {"held": [held.report(time.monotonic()) for held in self._held.values()]},
+                wait=False,
+            )
             return
         if "take" in message:
             self._take(end, message, fds)
@@ -212,7 +231,9 @@ class Keeper:
                 held.look(now)
                 self._tell_if_alone(held)
             if held.is_given_up(now):
-                self._tell(held, "its supervisor lives and tells nothing any more: not held until it does")
+                self._tell(
+                    held, "its supervisor lives and tells nothing any more: not held until it does"
+                )
                 self._drop(held)
             elif held.phase is Phase.ALONE and held.session_ended():
                 self._tell(held, "unmounted")
@@ -271,7 +292,9 @@ def main(arguments: list[str]) -> int:
         Path("/proc/self/oom_score_adj").write_text(OUT_OF_MEMORY_SCORE)
     with contextlib.suppress(OSError, ValueError):
         _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each mount has some, and one for each deleted file that is open
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (hard, hard)
+        )  # each mount has some, and one for each deleted file that is open
     try:
         keeper = Keeper(directory)
     except BlockingIOError:

@@ -33,7 +33,9 @@ Forget = Callable[[socket.socket], None]
 class KeeperClient:
     """The supervisor's side: everything it keeps is told there as well."""
 
-    def __init__(self, watch: Watch, forget: Forget, changed: Callable[[Sequence[int]], None]) -> None:
+    def __init__(
+        self, watch: Watch, forget: Forget, changed: Callable[[Sequence[int]], None]
+    ) -> None:
         """`changed`: there is a connection now, or none; workers are to have it."""
         self._watch, self._forget, self._changed = watch, forget, changed
         self._end: socket.socket | None = None
@@ -51,7 +53,13 @@ class KeeperClient:
         self._end = end
         self._watch(end, self._hear)
 
-    def look(self, settings: dict[str, Any], kept: Mapping[str, Sequence[int]], state: dict[str, Any], worker: int) -> None:
+    def look(
+        self,
+        settings: dict[str, Any],
+        kept: Mapping[str, Sequence[int]],
+        state: dict[str, Any],
+        worker: int,
+    ) -> None:
         """Where a keeper has come, or a worker begins to serve, tell it all. `worker`: pidfd of the one that serves."""
         now = time.monotonic()
         if self._end is not None:
@@ -73,10 +81,20 @@ class KeeperClient:
         """Another worker serves: what is held is to be the same as here from now on."""
         self._told = False
 
-    def _tell_all(self, settings: dict[str, Any], kept: Mapping[str, Sequence[int]], state: dict[str, Any], worker: int) -> None:
+    def _tell_all(
+        self,
+        settings: dict[str, Any],
+        kept: Mapping[str, Sequence[int]],
+        state: dict[str, Any],
+        worker: int,
+    ) -> None:
         self._told = True
-        self._send({"hold": settings["mountpoint"], "session": state["facts"].get("session")}, own=True)
-        for name, fds in list(kept.items()):  # the connection may end meanwhile, and leaves its name
+        self._send(
+            {"hold": settings["mountpoint"], "session": state["facts"].get("session")}, own=True
+        )
+        for name, fds in list(
+            kept.items()
+        ):  # the connection may end meanwhile, and leaves its name
             self.store(name, fds)
         self._send({"state": state})
         self._send({"worker": True}, [worker])
@@ -103,7 +121,9 @@ class KeeperClient:
         """The mount has ended; one that another supervisor has by now is not concerned."""
         self._send({"forget": True})
 
-    def _send(self, message: channel.Message, fds: Sequence[int] = (), *, own: bool = False) -> None:
+    def _send(
+        self, message: channel.Message, fds: Sequence[int] = (), *, own: bool = False
+    ) -> None:
         if self._end is None:
             return
         pidfd = os.pidfd_open(os.getpid()) if own else -1
@@ -156,7 +176,11 @@ def take(settings: dict[str, Any], instance: str) -> Taken:
         return Taken("there is no keeper any more")
     pidfd, taken = os.pidfd_open(os.getpid()), Taken(end=end)
     try:
-        channel.send(end, {"take": settings["mountpoint"], "backing": settings["backing"], "instance": instance}, [pidfd])
+        channel.send(
+            end,
+            {"take": settings["mountpoint"], "backing": settings["backing"], "instance": instance},
+            [pidfd],
+        )
         end.settimeout(ANSWER_S)
         while True:
             message, fds = channel.receive(end)
@@ -167,7 +191,11 @@ def take(settings: dict[str, Any], instance: str) -> Taken:
                 end.settimeout(None)
                 return taken
             else:
-                taken.refused = "the keeper holds it no more" if message is None or "none" in message else message["refused"]
+                taken.refused = (
+                    "the keeper holds it no more"
+                    if message is None or "none" in message
+                    else message["refused"]
+                )
                 break
     except OSError as error:
         taken.refused = f"the keeper does not answer: {error}"
@@ -195,4 +223,7 @@ def held(path: Path) -> list[dict[str, Any]] | None:
 
 def held_mount(settings: dict[str, Any]) -> dict[str, Any] | None:
     """What is held of this mount; None: nothing."""
-    return next((one for one in held(socket_of(settings)) or () if one["mount"] == settings["mountpoint"]), None)
+    return next(
+        (one for one in held(socket_of(settings)) or () if one["mount"] == settings["mountpoint"]),
+        None,
+    )

@@ -20,7 +20,12 @@ _TIMEVAL = "2l"
 
 def uid_of(end: socket.socket) -> int:
     """The user of the process that connected."""
-    return int(struct.unpack(_CREDENTIALS, end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS)))[1])
+    return int(
+        struct.unpack(
+            _CREDENTIALS,
+            end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS)),
+        )[1]
+    )
 
 
 def connected(path: Path, wait_s: float) -> socket.socket | None:
@@ -29,7 +34,9 @@ def connected(path: Path, wait_s: float) -> socket.socket | None:
     try:
         address, directory = socket_address(path)
         if wait_s:  # a time limit of Python's would not wait where as many as may have come and not been let in yet
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack(_TIMEVAL, int(wait_s), 0))
+            end.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack(_TIMEVAL, int(wait_s), 0)
+            )
         else:
             end.setblocking(False)
         end.connect(address)

@@ -33,7 +33,12 @@ class MountState:
 
     def record(self) -> dict[str, Any]:
         """For the next supervisor."""
-        return {"facts": self.facts, "workers": self.workers, "settings": self.settings, **self.lineage}
+        return {
+            "facts": self.facts,
+            "workers": self.workers,
+            "settings": self.settings,
+            **self.lineage,
+        }
 
     def orders(self) -> dict[str, Any]:
         """For the next worker."""
@@ -55,12 +60,20 @@ class MountState:
     def go_on_from(self, record: dict[str, Any], renewed: dict[str, Any], why: str) -> None:
         """Take over from another supervisor; `renewed`: settings that hold from now on. A record of an older acpfs may have no settings."""
         self.settings, self.reason = record.get("settings", self.settings) | renewed, why
-        self.facts, self.workers, self.died_at = record["facts"], max(1, record["workers"]), record.get("died_at", time.monotonic())
+        self.facts, self.workers, self.died_at = (
+            record["facts"],
+            max(1, record["workers"]),
+            record.get("died_at", time.monotonic()),
+        )
         self.lineage = next_generation(record, self.instance)
 
     def adopt(self, message: dict[str, Any]) -> None:
         """Take over from a living worker; an older one knows no lineage."""
-        self.settings, self.facts, self.workers = message["settings"], message["facts"], message["workers"]
+        self.settings, self.facts, self.workers = (
+            message["settings"],
+            message["facts"],
+            message["workers"],
+        )
         self.lineage = message.get("lineage") or next_generation({}, "")
 
     def served(self) -> None:

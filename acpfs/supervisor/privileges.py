@@ -47,9 +47,13 @@ def confine() -> None:
     kept = kept_mask()
     for number in range(_last() + 1):
         if not kept >> number & 1:
-            _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails without CAP_SETPCAP: then the two lines below have to do
+            _libc.prctl(
+                _PR_CAPBSET_DROP, number, 0, 0, 0
+            )  # fails without CAP_SETPCAP: then the two lines below have to do
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # so an exec as root gets no capability that was not there before it
+    _libc.prctl(
+        _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0
+    )  # so an exec as root gets no capability that was not there before it
     _set(kept & _permitted())
 
 

@@ -31,4 +31,8 @@ class Restarts:
         self.early += 1
         if self.early >= self._max:
             return None
-        return 0.0 if self.early <= AT_ONCE else min(DELAY_MAX_S, DELAY_FIRST_S * 2 ** (self.early - AT_ONCE))
+        return (
+            0.0
+            if self.early <= AT_ONCE
+            else min(DELAY_MAX_S, DELAY_FIRST_S * 2 ** (self.early - AT_ONCE))
+        )

@@ -25,6 +25,9 @@ def rest(settings: dict[str, Any], look_once: Callable[[float], bool]) -> int:
     while missed < LOOKS:
         if look_once(LOOK_S):
             return 0
-        somebody = handover.answers(handover.door_of(settings)) or keeper_client.held_mount(settings) is not None
+        somebody = (
+            handover.answers(handover.door_of(settings))
+            or keeper_client.held_mount(settings) is not None
+        )
         missed = 0 if somebody else missed + 1
     return WITHDRAWN

@@ -29,7 +29,9 @@ class Service:
         self._address = os.environ.get("NOTIFY_SOCKET", "")
         microseconds = os.environ.pop("WATCHDOG_USEC", "")
         watched = os.environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self.watchdog_s = int(microseconds) / 2e6 if self.present and watched and microseconds.isdigit() else 0.0
+        self.watchdog_s = (
+            int(microseconds) / 2e6 if self.present and watched and microseconds.isdigit() else 0.0
+        )
         """Between two signs of life; 0: nobody watches."""
         self._stored: set[str] = set()
 
@@ -43,7 +45,10 @@ class Service:
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender, contextlib.suppress(OSError):
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender,
+            contextlib.suppress(OSError),
+        ):
             sender.settimeout(0.0 if text == ALIVE else PATIENCE_S)
             sender.connect(address)
             socket.send_fds(sender, [text.encode()], list(fds))
@@ -102,4 +107,6 @@ def inherited() -> tuple[dict[str, list[int]], dict[str, Any]]:
 
 def has_inherited_session() -> bool:
     """Whether the service manager hands a session to this process, without taking it yet."""
-    return f"{_PREFIX}session" in os.environ.get("LISTEN_FDNAMES", "").split(":") and os.environ.get("LISTEN_PID") == str(os.getpid())
+    return f"{_PREFIX}session" in os.environ.get("LISTEN_FDNAMES", "").split(
+        ":"
+    ) and os.environ.get("LISTEN_PID") == str(os.getpid())

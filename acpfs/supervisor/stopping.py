@@ -63,15 +63,23 @@ TABLE: dict[tuple[Owner, Readiness | None], tuple[Act, Act]] = {
     (Owner.NOBODY, None): (Act.FINISH, Act.FINISH),
     (Owner.NOBODY, Readiness.STARTING): (Act.TELL, Act.TELL),
     (Owner.OURS, None): (Act.START, Act.ABANDON),
-    (Owner.OURS, Readiness.STARTING): (Act.WAIT, Act.KILL),  # a signal would end it before it can drain
+    (Owner.OURS, Readiness.STARTING): (
+        Act.WAIT,
+        Act.KILL,
+    ),  # a signal would end it before it can drain
     (Owner.OTHERS, None): (Act.FINISH, Act.FINISH),
-    (Owner.OTHERS, Readiness.STARTING): (Act.KILL, Act.KILL),  # it must not unmount what others go on with
+    (Owner.OTHERS, Readiness.STARTING): (
+        Act.KILL,
+        Act.KILL,
+    ),  # it must not unmount what others go on with
     # a process may come of it that lives on by itself: only when its number is known can it be told anything
     (Owner.NOBODY, Readiness.ORDERED): (Act.CANCEL, Act.CANCEL),
     (Owner.OURS, Readiness.ORDERED): (Act.WAIT, Act.CANCEL),
     (Owner.OTHERS, Readiness.ORDERED): (Act.CANCEL, Act.CANCEL),
     **dict.fromkeys([(owner, Readiness.SERVING) for owner in Owner], (Act.TELL, Act.TELL)),
-    **dict.fromkeys([(Owner.SUCCESSOR, readiness) for readiness in (None, *Readiness)], (Act.WAIT, Act.WAIT)),
+    **dict.fromkeys(
+        [(Owner.SUCCESSOR, readiness) for readiness in (None, *Readiness)], (Act.WAIT, Act.WAIT)
+    ),
 }
 """Whose the mount is, and how far the worker is (None: there is none) → what is done with `DRAIN`, and with `NOW`."""
 

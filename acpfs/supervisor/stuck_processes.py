@@ -35,7 +35,9 @@ def main_thread_end(pid: int) -> int:
 def is_stuck(pid: int) -> bool:
     """Whether nothing is left of a killed process but threads in uninterruptible calls."""
     try:
-        if _state(Path(f"/proc/{pid}")) not in "ZX" and not _is_killed(pid):  # Python's main thread never ends before the process does
+        if _state(Path(f"/proc/{pid}")) not in "ZX" and not _is_killed(
+            pid
+        ):  # Python's main thread never ends before the process does
             return False
         states = {_state(task) for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:

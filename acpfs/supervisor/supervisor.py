@@ -25,7 +25,15 @@ from typing import Any
 
 from acpfs.errors import ExitCode
 from acpfs.ram import descriptor_limits
-from acpfs.supervisor import channel, handover, keeper_client, privileges, resting, signal_pipe, stuck_processes
+from acpfs.supervisor import (
+    channel,
+    handover,
+    keeper_client,
+    privileges,
+    resting,
+    signal_pipe,
+    stuck_processes,
+)
 from acpfs.supervisor.child import DUMP_WAIT_S, Attention, Child, Limits
 from acpfs.supervisor.handover import PREDECESSOR, Door
 from acpfs.supervisor.instances import OUTLIVED, outlived
@@ -48,7 +56,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Supervisor:
     """One per mount; `run` until the mount ends."""
 
-    def __init__(self, settings: dict[str, Any], answer_fd: int = -1, *, detached: bool = True) -> None:
+    def __init__(
+        self, settings: dict[str, Any], answer_fd: int = -1, *, detached: bool = True
+    ) -> None:
         """`settings`: as JSON has them, not looked into but for the places that falling through needs. `detached`: from any terminal."""
         self._detached = detached
         self._mount = MountState(settings)
@@ -74,7 +84,13 @@ class Supervisor:
         """The same for one that only a keeper holds, until a worker serves it."""
         self._predecessor: socket.socket | None = None
         """The supervisor that waits until a worker of this one serves."""
-        self._door = Door(self._watch, self._forget, asked=self._asked, served=self._outlived, left_alone=self._go_on)
+        self._door = Door(
+            self._watch,
+            self._forget,
+            asked=self._asked,
+            served=self._outlived,
+            left_alone=self._go_on,
+        )
         self._rests = False
 
     # -- life
@@ -104,7 +120,9 @@ class Supervisor:
                 patience_s = self._patience_s()
                 for key, _events in self._selector.select(patience_s):
                     key.data()
-                if (overslept_s := self._attention.overslept_s(patience_s)) and self._child is not None:
+                if (
+                    overslept_s := self._attention.overslept_s(patience_s)
+                ) and self._child is not None:
                     self._child.excuse(overslept_s)
                 self._look_after()
             except Exception:  # noqa: BLE001 - whatever it is
@@ -114,7 +132,9 @@ class Supervisor:
         if self._resume is None:
             self._keeper.forget_mount()
         self._door.remove(self._mount.settings)
-        return resting.rest(self._mount.settings, self._look_once) if self._rests else self._exit_code
+        return (
+            resting.rest(self._mount.settings, self._look_once) if self._rests else self._exit_code
+        )
 
     def load(self) -> None:
         """Have the template load already, for settings that whoever mounts is still checking."""
@@ -123,7 +143,10 @@ class Supervisor:
 
     def told(self, settings: dict[str, Any]) -> bool:
         """With these; False without any: nothing is to be mounted after all."""
-        self._take_over, self._resume = settings.pop("take_over", None), settings.pop("resume", None)
+        self._take_over, self._resume = (
+            settings.pop("take_over", None),
+            settings.pop("resume", None),
+        )
         self._mount = MountState(settings, settings.pop("instance", ""))
         if not settings:
             self._templates.kill()  # by itself it ends when it has loaded
@@ -146,7 +169,9 @@ class Supervisor:
 
     def _heed_signals(self) -> None:
         woken = signal_pipe.heed(_SIGNALS)
-        self._selector.register(woken, selectors.EVENT_READ, lambda: self._pass_on(os.read(woken, 64)))
+        self._selector.register(
+            woken, selectors.EVENT_READ, lambda: self._pass_on(os.read(woken, 64))
+        )
 
     def _pass_on(self, numbers: bytes) -> None:
         """Signals are the worker's business; to end is this one's, too."""
@@ -202,7 +227,12 @@ class Supervisor:
                 self._look_after_orphan(self._child)
         elif "pid" in message and self._child is not None and is_current:
             self._know_pid(self._child, message["pid"])
-        elif "loaded" in message and is_current and self._take_over is not None and not self._mount.workers:
+        elif (
+            "loaded" in message
+            and is_current
+            and self._take_over is not None
+            and not self._mount.workers
+        ):
             self._ask_for_mount()
         elif "loaded" in message and is_next and self._child is not None:
             self._child.leaving = True
@@ -230,7 +260,11 @@ class Supervisor:
         ours, theirs = channel.pair()
         self._start_at = 0.0
         child = self._child = Child(ours, template)
-        orders = self._mount.orders() | {"keep": self._kept.names(), "supervisor": os.getpid(), "detached": self._detached}
+        orders = self._mount.orders() | {
+            "keep": self._kept.names(),
+            "supervisor": os.getpid(),
+            "detached": self._detached,
+        }
         orders["told_to_end_at"] = self._stopping.since
         self._keeper.starting()
         with theirs:
@@ -250,7 +284,9 @@ class Supervisor:
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._worker_gone(child))
         child.main_end = stuck_processes.main_thread_end(pid)
         if child.main_end >= 0:
-            self._selector.register(child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child))
+            self._selector.register(
+                child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child)
+            )
         self._do_as_told()
 
     def _main_thread_gone(self, child: Child) -> None:
@@ -319,7 +355,9 @@ class Supervisor:
         if child.exit_code is not None or act is Act.FINISH:
             self._finish(FAILED if child.exit_code is None else child.exit_code, child.error)
         elif act is Act.ABANDON:
-            self._end_unserved("told to end at once, and the worker died", ExitCode.TIMEOUT, child.error)
+            self._end_unserved(
+                "told to end at once, and the worker died", ExitCode.TIMEOUT, child.error
+            )
         elif self._mount.workers == 0:
             if child.error is None or child.dumped_at:
                 from acpfs.supervisor import fallthrough
@@ -331,7 +369,9 @@ class Supervisor:
 
     def _leave_behind(self, child: Child) -> None:
         """It will never run again, and may never end: the next one starts, and knows of it."""
-        sys.stderr.write(f"acpfs: worker {child.pid} was killed in a call on the backing directory that does not return\n")
+        sys.stderr.write(
+            f"acpfs: worker {child.pid} was killed in a call on the backing directory that does not return\n"
+        )
         self._kept.leave_behind(child.pidfd)
         self._worker_gone(child)
 
@@ -346,17 +386,25 @@ class Supervisor:
         self._mount.died_at = self._mount.died_at or child.stuck_at or now
         self._mount.reason = "hung" if child.dumped_at else "reload" if child.leaving else "died"
         if self._is_borrowed:
-            self._fail((child.error or {}).get("message", "the worker of this version died before it served; see the log"))
+            self._fail(
+                (child.error or {}).get(
+                    "message", "the worker of this version died before it served; see the log"
+                )
+            )
             return
         if child.leaving and self._templates.go_forward():
             self._start_worker()
             return
         if self._templates.go_back():  # the new code's worker could not take over
-            self._mount.reason = f"reload refused: {(child.error or {}).get('message', 'it did not start')}"
+            self._mount.reason = (
+                f"reload refused: {(child.error or {}).get('message', 'it did not start')}"
+            )
             self._start_worker()
             return
         # a drain that its worker dies of would go on for ever: told to end, each death counts, however long that one served
-        served_s = now - child.serving_at if child.serving_at and not self._stopping.is_told else 0.0
+        served_s = (
+            now - child.serving_at if child.serving_at and not self._stopping.is_told else 0.0
+        )
         delay_s = 0.0 if child.leaving else self._restarts.delay_s(served_s)
         if delay_s is None:
             self._give_up(child)
@@ -373,7 +421,12 @@ class Supervisor:
             return "a libfuse mount cannot be taken over: unmount and mount again"
         if message["backing"] != self._mount.settings["backing"]:
             return f"the mount has another backing directory: {self._mount.settings['backing']}"
-        if self._child is None or not self._child.serving_at or self._stopping.is_told or self._templates.are_changing:
+        if (
+            self._child is None
+            or not self._child.serving_at
+            or self._stopping.is_told
+            or self._templates.are_changing
+        ):
             return "its worker is being replaced just now, or ends"
         self._child.leaving = True
         self._tell_worker({"leave": True})
@@ -382,12 +435,20 @@ class Supervisor:
     def _give(self, child: Child, now: float) -> bool:
         """What the next supervisor needs, now that nobody serves."""
         self._mount.died_at = child.stuck_at or now
-        self._kept.put(KEEPER, [])  # the next one has a connection of its own; this one's client has its own copy
-        return self._door.give(self._kept.names(), self._kept.all(), self._mount.record() | {"died_at": self._mount.died_at})
+        self._kept.put(
+            KEEPER, []
+        )  # the next one has a connection of its own; this one's client has its own copy
+        return self._door.give(
+            self._kept.names(),
+            self._kept.all(),
+            self._mount.record() | {"died_at": self._mount.died_at},
+        )
 
     def _go_on(self) -> None:
         """Whoever was given the mount has ended before it served."""
-        self._mount.reason = "a take-over failed: the other supervisor ended before its worker served"
+        self._mount.reason = (
+            "a take-over failed: the other supervisor ended before its worker served"
+        )
         self._kept.put(KEEPER, self._keeper.connection)
         self._do_as_told()
         if not self._ended:
@@ -397,7 +458,9 @@ class Supervisor:
         """Another supervisor has the mount: nothing of it is this one's any more."""
         self._kept.let_go()
         self._door.close()
-        self._rests = not self._detached and not self._service.present and not self._stopping.is_told
+        self._rests = (
+            not self._detached and not self._service.present and not self._stopping.is_told
+        )
         self._finish(0)
 
     def _look_once(self, patience_s: float) -> bool:
@@ -415,7 +478,11 @@ class Supervisor:
             self._refuse(taken.refused)
             return
         self._kept.update(taken.kept)
-        self._mount.go_on_from(taken.state, self._resume or {}, "all processes of the mount were killed; a keeper held the session")
+        self._mount.go_on_from(
+            taken.state,
+            self._resume or {},
+            "all processes of the mount were killed; a keeper held the session",
+        )
         self._keeper.use(taken.end)
         self._kept.put(KEEPER, self._keeper.connection)
 
@@ -428,7 +495,9 @@ class Supervisor:
     def _look_for_keeper(self) -> None:
         """One that has come is told everything, and so is one that was there all along when a worker begins to serve."""
         if self._child is not None and "session" in self._kept:
-            self._keeper.look(self._mount.settings, self._kept, self._mount.record(), self._child.pidfd)
+            self._keeper.look(
+                self._mount.settings, self._kept, self._mount.record(), self._child.pidfd
+            )
 
     @property
     def _is_borrowed(self) -> bool:
@@ -446,7 +515,9 @@ class Supervisor:
     def _hear_predecessor(self, end: socket.socket) -> None:
         message, fds = channel.receive(end)
         if message is not None and "kept" in message:
-            self._mount.go_on_from(message, self._take_over or {}, "taken over by another supervisor")
+            self._mount.go_on_from(
+                message, self._take_over or {}, "taken over by another supervisor"
+            )
             self._kept.keep(message["kept"], fds)
             self._store_state()
             self._kept[PREDECESSOR] = [os.dup(end.fileno())]
@@ -474,7 +545,9 @@ class Supervisor:
         self._fail(why, ExitCode.REFUSED)
 
     def _fail(self, why: str, code: ExitCode = ExitCode.FAILED) -> None:
-        self._finish(FAILED, {"exit_code": int(code), "message": f"the mount cannot be taken over: {why}"})
+        self._finish(
+            FAILED, {"exit_code": int(code), "message": f"the mount cannot be taken over: {why}"}
+        )
 
     # -- time
 
@@ -496,7 +569,12 @@ class Supervisor:
         self._door.look(self._limits.hang_s)
         if self._predecessor is not None:
             handover.say_starting(self._predecessor)
-        if self._mount.workers and self._child is not None and self._child.serving_at and "session" in self._kept:
+        if (
+            self._mount.workers
+            and self._child is not None
+            and self._child.serving_at
+            and "session" in self._kept
+        ):
             self._door.open(self._mount.settings)
             self._look_for_keeper()
         if not self._ended:
@@ -517,12 +595,16 @@ class Supervisor:
         except OSError as error:
             if not self._start_at or not self._stopping.is_over(now, self._mount.settings):
                 raise
-            self._end_unserved(f"no worker could be started that drains: {error.strerror}", ExitCode.TIMEOUT)
+            self._end_unserved(
+                f"no worker could be started that drains: {error.strerror}", ExitCode.TIMEOUT
+            )
 
     def _look_at(self, child: Child, now: float) -> bool:
         """Whether the worker is well; one that is not is asked for its stacks, and then killed."""
         left_behind = self._kept.get(stuck_processes.STUCK, ())
-        if child.pid and child.is_left_behind(now, allowed=len(left_behind) < stuck_processes.STUCK_MAX):
+        if child.pid and child.is_left_behind(
+            now, allowed=len(left_behind) < stuck_processes.STUCK_MAX
+        ):
             self._leave_behind(child)
             return True
         if child.dumped_at:
@@ -549,15 +631,23 @@ class Supervisor:
         """No worker lives."""
         said = (child.error or {}).get("message", "it died")
         could_not = "drain" if self._stopping.is_told else "serve"
-        self._end_unserved(f"{self._restarts.early} workers in a row could not {could_not}; the last one: {said}", FAILED, child.error)
+        self._end_unserved(
+            f"{self._restarts.early} workers in a row could not {could_not}; the last one: {said}",
+            FAILED,
+            child.error,
+        )
 
     def _end_unserved(self, why: str, code: int, error: dict[str, Any] | None = None) -> None:
         """The mount falls through to the backing directory, if that lies beneath; one that is to end is taken away. The RAM tier stays."""
         self._finish(code, error)
-        self._kept.put("control", [])  # nobody answers; where no descriptor is left, what follows needs one
+        self._kept.put(
+            "control", []
+        )  # nobody answers; where no descriptor is left, what follows needs one
         from acpfs.supervisor import fallthrough
 
-        fallthrough.end_unserved(self._mount.settings, self._mount.facts, why, told=self._stopping.is_told)
+        fallthrough.end_unserved(
+            self._mount.settings, self._mount.facts, why, told=self._stopping.is_told
+        )
         self._kept.unlock()  # a template that was killed with an order may have its copies for a moment longer
 
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:

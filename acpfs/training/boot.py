@@ -71,31 +71,66 @@ def boot(rank: int, gathered: Gathered, directory: Path, policy: Policy) -> Boot
         RefusedError: a coordinator could not be started or reached.
     """
     mine = Place(node_name(directory), own_host(dict(os.environ)))
-    told = gathered((mine, f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"))
+    told = gathered(
+        (mine, f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}")
+    )
     places, job = [place for place, _ in told], told[0][1]
     nodes = list(dict.fromkeys(place.node for place in places))
-    starters = {number: [place.node for place in places].index(node) for number, node in enumerate(nodes[: policy.coordinators])}
+    starters = {
+        number: [place.node for place in places].index(node)
+        for number, node in enumerate(nodes[: policy.coordinators])
+    }
     addresses: dict[int, str] = {}
     for turn in (range(1), range(1, len(starters))):  # the others are told where the first one is
         numbers = [number for number in turn if starters.get(number) == rank]
-        answer = _start(directory, job, numbers[0], mine, len(nodes), addresses, policy) if numbers else None
+        answer = (
+            _start(directory, job, numbers[0], mine, len(nodes), addresses, policy)
+            if numbers
+            else None
+        )
         for number, (address, error) in (found for found in gathered(answer) if found is not None):
             if error:
                 raise RefusedError(f"no protection: coordinator {number} does not start: {error}")
             addresses[number] = address
     found = Credentials(directory / JOBS / job / CREDENTIALS) if policy.tls else None
-    return Boot(job, mine.node, _connect(directory / JOBS / job, addresses, policy), partial(connect, credentials=found))
+    return Boot(
+        job,
+        mine.node,
+        _connect(directory / JOBS / job, addresses, policy),
+        partial(connect, credentials=found),
+    )
 
 
 Answer = tuple[int, tuple[str, str]]
 """Number of a coordinator; its address, or what went wrong."""
 
 
-def _start(directory: Path, job: str, number: int, place: Place, nodes: int, peers: dict[int, str], policy: Policy) -> Answer:
+def _start(
+    directory: Path,
+    job: str,
+    number: int,
+    place: Place,
+    nodes: int,
+    peers: dict[int, str],
+    policy: Policy,
+) -> Answer:
     words = [policy.interpreter, "-m", "acpfs.training.coordinator", str(directory)]
-    words += ["--job", job, "--number", str(number), "--node", place.node, "--tls", "on" if policy.tls else "off"]
+    words += [
+        "--job",
+        job,
+        "--number",
+        str(number),
+        "--node",
+        place.node,
+        "--tls",
+        "on" if policy.tls else "off",
+    ]
     words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s)]
-    words += ["--settle-down", "0"] if nodes == 1 else ["--listen", "0.0.0.0:0", "--advertise", place.host]
+    words += (
+        ["--settle-down", "0"]
+        if nodes == 1
+        else ["--listen", "0.0.0.0:0", "--advertise", place.host]
+    )
     words += ["--coordinators", str(min(max(nodes, STANDING), policy.coordinators))]
     words += ["--first"] if number == 0 else []
     words += [word for peer, address in peers.items() for word in ("--peer", f"{peer}={address}")]
@@ -108,7 +143,12 @@ def _start(directory: Path, job: str, number: int, place: Place, nodes: int, pee
 def first_line(words: list[str], timeout_s: float) -> str:
     """Start it; the address that its first line has. It goes on by itself."""
     with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, close_fds=True
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        close_fds=True,
     ) as started:
         assert started.stdout is not None
         waiting = select.poll()
@@ -121,7 +161,9 @@ def first_line(words: list[str], timeout_s: float) -> str:
     return str(json.loads(line)["address"])
 
 
-def _connect(job_directory: Path, addresses: dict[int, str], policy: Policy) -> dict[int, SocketLink]:
+def _connect(
+    job_directory: Path, addresses: dict[int, str], policy: Policy
+) -> dict[int, SocketLink]:
     deadline = time.monotonic() + policy.protected_s
     found = Credentials(job_directory / CREDENTIALS)
     while policy.tls and not (found.directory / "certificate.pem").exists():

@@ -35,7 +35,12 @@ class Calling:
         if self._call is None or (number, address) in self._called:
             return
         self._called.add((number, address))
-        threading.Thread(target=self._run, args=(self._call, number, address, wake), name="acpfs-calling", daemon=True).start()
+        threading.Thread(
+            target=self._run,
+            args=(self._call, number, address, wake),
+            name="acpfs-calling",
+            daemon=True,
+        ).start()
 
     def answered(self) -> list[tuple[int, SocketLink]]:
         """Those that have, since it was asked last."""
@@ -51,7 +56,13 @@ class Calling:
         for _, link in self.answered():
             link.close()
 
-    def _run(self, call: Callable[[str], SocketLink], number: int, address: str, wake: Callable[[], object]) -> None:
+    def _run(
+        self,
+        call: Callable[[str], SocketLink],
+        number: int,
+        address: str,
+        wake: Callable[[], object],
+    ) -> None:
         for _ in range(TRIES):
             if self._closed.is_set():
                 return

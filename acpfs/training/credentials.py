@@ -55,7 +55,9 @@ class Credentials:
     @cached_property
     def der(self) -> bytes:
         """The certificate, as a peer presents it."""
-        return ssl.PEM_cert_to_DER_cert((self.directory / "certificate.pem").read_text(encoding="ascii"))
+        return ssl.PEM_cert_to_DER_cert(
+            (self.directory / "certificate.pem").read_text(encoding="ascii")
+        )
 
     @cached_property
     def listening(self) -> ssl.SSLContext:
@@ -76,7 +78,9 @@ class Credentials:
         key, certificate = self.directory / "key.pem", self.directory / "certificate.pem"
         status = key.stat()
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o077:
-            raise RefusedError(f"{key} is not this user's own, or others may read it; remove {self.directory}, the next job makes it anew")
+            raise RefusedError(
+                f"{key} is not this user's own, or others may read it; remove {self.directory}, the next job makes it anew"
+            )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # the certificate is the name
@@ -141,19 +145,36 @@ def _generate(scratch: Path, begins: str, ends: str) -> None:
 
 
 def _files(scratch: Path, *pairs: str) -> list[str]:
-    return [part for option, name in zip(pairs[::2], pairs[1::2], strict=True) for part in (f"-{option}", str(scratch / name))]
+    return [
+        part
+        for option, name in zip(pairs[::2], pairs[1::2], strict=True)
+        for part in (f"-{option}", str(scratch / name))
+    ]
 
 
 def _openssl(*arguments: str) -> None:
     try:
-        done = subprocess.run(["openssl", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            ["openssl", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
     except FileNotFoundError:
-        raise MachineError("the program openssl is not installed; it makes the job's certificate (or tls=off)") from None
+        raise MachineError(
+            "the program openssl is not installed; it makes the job's certificate (or tls=off)"
+        ) from None
     if done.returncode:
-        raise MachineError(f"openssl {arguments[0]}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")
+        raise MachineError(
+            f"openssl {arguments[0]}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
+        )
 
 
-def connect(address: str, credentials: Credentials | None, timeout_s: float = CONNECT_S) -> SocketLink:
+def connect(
+    address: str, credentials: Credentials | None, timeout_s: float = CONNECT_S
+) -> SocketLink:
     """A link to a coordinator, for a thread; without credentials without TLS.
 
     Raises:
@@ -176,7 +197,9 @@ def _link(address: str, plain: socket.socket, credentials: Credentials | None) -
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials is not None:
-            connected = secured = credentials.calling.wrap_socket(plain)  # from here on `plain` owns nothing
+            connected = secured = credentials.calling.wrap_socket(
+                plain
+            )  # from here on `plain` owns nothing
             if not credentials.vouch_for(secured.getpeercert(binary_form=True)):
                 raise LinkClosedError(f"{address}: another certificate than the job's")
         return SocketLink(connected)

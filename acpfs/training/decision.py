@@ -96,29 +96,48 @@ def layout_of(hellos: Mapping[int, Hello]) -> Layout:
     for rank, hello in hellos.items():
         for name in ("world", "gate", "name", "begun"):
             if getattr(hello, name) != getattr(first, name):
-                raise LayoutError(f"rank {rank} says {name} = {getattr(hello, name)}, rank {first.rank} says {getattr(first, name)}")
+                raise LayoutError(
+                    f"rank {rank} says {name} = {getattr(hello, name)}, rank {first.rank} says {getattr(first, name)}"
+                )
         for shard, ranks in hello.holders.items():
             known = holders.setdefault(shard, tuple(sorted(ranks)))
             if known != tuple(sorted(ranks)):
-                raise LayoutError(f"ranks {known[0]} and {rank} do not agree about who holds {shard}")
+                raise LayoutError(
+                    f"ranks {known[0]} and {rank} do not agree about who holds {shard}"
+                )
     for shard, ranks in holders.items():
-        if without := [rank for rank in ranks if rank not in hellos or shard not in hellos[rank].holders]:
-            raise LayoutError(f"ranks {_listed(without)} are said to hold {shard}, and do not say so")
+        if without := [
+            rank for rank in ranks if rank not in hellos or shard not in hellos[rank].holders
+        ]:
+            raise LayoutError(
+                f"ranks {_listed(without)} are said to hold {shard}, and do not say so"
+            )
     if first.gate is Gate.NONE and any(len(ranks) < first.world for ranks in holders.values()):
         raise LayoutError("without a gate every rank must hold everything")
     if not holders:
         raise LayoutError("no rank holds anything")
-    return Layout(first.world, first.gate, first.name, first.begun, holders, {rank: hello.node for rank, hello in hellos.items()})
+    return Layout(
+        first.world,
+        first.gate,
+        first.name,
+        first.begun,
+        holders,
+        {rank: hello.node for rank, hello in hellos.items()},
+    )
 
 
-def meeting(layout: Layout, reports: Mapping[int, Stopped], unable: frozenset[int] = frozenset()) -> Meeting | NoCover:
+def meeting(
+    layout: Layout, reports: Mapping[int, Stopped], unable: frozenset[int] = frozenset()
+) -> Meeting | NoCover:
     """Where the ranks that reported can meet, such that a cover is left. Those who are lost have no report here.
 
     `unable`: ranks that could not write; they meet, and are in no cover.
     """
     if not reports:
         return NoCover(tuple(sorted(layout.holders)))
-    torn = frozenset((rank, shard) for rank, report in reports.items() for shard in _torn(layout, rank, report))
+    torn = frozenset(
+        (rank, shard) for rank, report in reports.items() for shard in _torn(layout, rank, report)
+    )
     newest = max(report.done for report in reports.values())
     first: NoCover | None = None
     for step in (newest, newest - 1):
@@ -137,8 +156,17 @@ def _torn(layout: Layout, rank: int, report: Stopped) -> Iterable[Shard]:
     return layout.shards[rank] if report.phase is Phase.UPDATING else report.damaged
 
 
-def _meeting_at(layout: Layout, reports: Mapping[int, Stopped], step: int, torn: frozenset[Held]) -> Meeting:
-    gate = next((report.gate for report in reports.values() if report.gate is not None and report.gate.step == step), None)
+def _meeting_at(
+    layout: Layout, reports: Mapping[int, Stopped], step: int, torn: frozenset[Held]
+) -> Meeting:
+    gate = next(
+        (
+            report.gate
+            for report in reports.values()
+            if report.gate is not None and report.gate.step == step
+        ),
+        None,
+    )
     there = frozenset(rank for rank, report in reports.items() if report.done == step)
     passed = layout.gate is Gate.EXPLICIT or (layout.gate is Gate.IMPLICIT and gate is not None)
     coming = frozenset(
@@ -148,34 +176,45 @@ def _meeting_at(layout: Layout, reports: Mapping[int, Stopped], step: int, torn:
         and (report.done, report.ready, report.phase) == (step - 1, step, Phase.READY)
         and not layout.shards[rank] <= _of(torn, rank)
     )
-    return Meeting(step, there, coming, frozenset(reports) - there - coming, gate if coming else None, torn)
+    return Meeting(
+        step, there, coming, frozenset(reports) - there - coming, gate if coming else None, torn
+    )
 
 
 def _of(held: frozenset[Held], rank: int) -> set[Shard]:
     return {shard for holder, shard in held if holder == rank}
 
 
-def cover(layout: Layout, able: Iterable[int], without: frozenset[Held] = frozenset()) -> Cover | NoCover:
+def cover(
+    layout: Layout, able: Iterable[int], without: frozenset[Held] = frozenset()
+) -> Cover | NoCover:
     """One able holder for each shard, none from `without`; nodes and ranks have equal shares as far as that goes.
 
     Shards with the fewest holders choose first; of equal holders the lowest rank is taken, so that the same reports give the same cover.
     """
     able = frozenset(able)
-    choices = {shard: [rank for rank in ranks if rank in able and (rank, shard) not in without] for shard, ranks in layout.holders.items()}
+    choices = {
+        shard: [rank for rank in ranks if rank in able and (rank, shard) not in without]
+        for shard, ranks in layout.holders.items()
+    }
     if missing := sorted(shard for shard, ranks in choices.items() if not ranks):
         return NoCover(tuple(missing))
     by_node: Counter[str] = Counter()
     by_rank: Counter[int] = Counter()
     chosen = {}
     for shard in sorted(choices, key=lambda shard: (len(choices[shard]), shard)):
-        rank = min(choices[shard], key=lambda rank: (by_node[layout.nodes[rank]], by_rank[rank], rank))
+        rank = min(
+            choices[shard], key=lambda rank: (by_node[layout.nodes[rank]], by_rank[rank], rank)
+        )
         chosen[shard] = rank
         by_node[layout.nodes[rank]] += 1
         by_rank[rank] += 1
     return chosen
 
 
-def differing(layout: Layout, digests: Mapping[int, Mapping[Shard, str]]) -> Mapping[Shard, Mapping[int, str]]:
+def differing(
+    layout: Layout, digests: Mapping[int, Mapping[Shard, str]]
+) -> Mapping[Shard, Mapping[int, str]]:
     """Shards whose holders at S have different digests: rank → digest. A holder that gave none is not compared."""
     found = {}
     for shard, ranks in layout.holders.items():

@@ -61,10 +61,19 @@ def parsed(text: str) -> tuple[Kill, ...]:
     for word in filter(None, text.split(",")):
         rank, _, rest = word.partition(":")
         point, _, update = rest.partition(":")
-        if point not in OF_AN_UPDATE | OF_A_FAULT or not rank.isdecimal() or (update and not update.isdecimal()):
-            raise ConfigError(f"drill = {word!r}: RANK:POINT:UPDATE; points are {', '.join(OF_AN_UPDATE | OF_A_FAULT)}")
+        if (
+            point not in OF_AN_UPDATE | OF_A_FAULT
+            or not rank.isdecimal()
+            or (update and not update.isdecimal())
+        ):
+            raise ConfigError(
+                f"drill = {word!r}: RANK:POINT:UPDATE; points are {', '.join(OF_AN_UPDATE | OF_A_FAULT)}"
+            )
         if (point in OF_AN_UPDATE) != (int(update or 0) > 0):
-            raise ConfigError(f"drill = {word!r}: " + ("say in which update" if point in OF_AN_UPDATE else f"{point} has no update"))
+            raise ConfigError(
+                f"drill = {word!r}: "
+                + ("say in which update" if point in OF_AN_UPDATE else f"{point} has no update")
+            )
         found.append(Kill(int(rank), point, int(update or 0)))
     return tuple(found)
 
@@ -87,7 +96,9 @@ class Points:
 class Drill:
     """One rank's: called at every point that it reaches."""
 
-    def __init__(self, kills: tuple[Kill, ...], rank: int, marks: Marks, job_directory: Path) -> None:
+    def __init__(
+        self, kills: tuple[Kill, ...], rank: int, marks: Marks, job_directory: Path
+    ) -> None:
         self._kills = [kill for kill in kills if kill.rank == rank]
         self._marks, self._begun, self._notes = marks, marks.now.done, job_directory / NOTES
 
@@ -97,7 +108,9 @@ class Drill:
         for kill in self._kills:
             if kill.point == point and kill.update in (0, update):
                 with self._notes.open("a", encoding="ascii") as file:
-                    file.write(json.dumps({**asdict(kill), "done": mark.done, "ready": mark.ready}) + "\n")
+                    file.write(
+                        json.dumps({**asdict(kill), "done": mark.done, "ready": mark.ready}) + "\n"
+                    )
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -122,7 +135,11 @@ def jobs(directory: Path) -> set[str]:
 def lines(path: Path) -> list[Json]:
     """Of a file of JSON lines; those that are whole."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+        return [
+            json.loads(line)
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
     except FileNotFoundError:
         return []
 
@@ -132,7 +149,10 @@ def judge(directory: Path, before: set[str], kills: tuple[Kill, ...], tracker: s
     new = sorted(jobs(directory) - before)
     if not new:
         return Verdict(f"no rank began protection in {directory}")
-    notes, faults = lines(directory / JOBS / new[-1] / NOTES), lines(directory / JOBS / new[-1] / FAULTS)
+    notes, faults = (
+        lines(directory / JOBS / new[-1] / NOTES),
+        lines(directory / JOBS / new[-1] / FAULTS),
+    )
     reached = {(note["rank"], note["point"]) for note in notes}
     missed = [str(kill) for kill in kills if (kill.rank, kill.point) not in reached]
     if missed:
@@ -146,10 +166,16 @@ def judge(directory: Path, before: set[str], kills: tuple[Kill, ...], tracker: s
     try:
         manifest = verify(directory / name)
     except (GaspError, OSError) as error:
-        return Verdict(f"the checkpoint is not what its manifest says: {error}", took_s=took_s, gasp=name)
+        return Verdict(
+            f"the checkpoint is not what its manifest says: {error}", took_s=took_s, gasp=name
+        )
     lost = max(0, max(note["done"] for note in notes) - manifest.step)
     wrong = f"{lost} steps are lost" if lost > 1 else ""
     if tracker and not wrong:
-        named = (directory / tracker).read_text(encoding="utf-8").strip() if (directory / tracker).exists() else "nothing"
+        named = (
+            (directory / tracker).read_text(encoding="utf-8").strip()
+            if (directory / tracker).exists()
+            else "nothing"
+        )
         wrong = "" if named in (name, str(manifest.step)) else f"{tracker} names {named}"
     return Verdict(wrong, manifest.step, lost, took_s, name)

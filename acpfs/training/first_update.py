@@ -22,7 +22,10 @@ _HEARD_MAX = 10_000
 def tell_launcher() -> None:
     """This process has done an update; nothing where no launcher wants to know."""
     if name := os.environ.get(VARIABLE):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as telling:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as telling,
+        ):
             telling.sendto(b"updated", f"\0{name}")
 
 
@@ -32,7 +35,9 @@ class Listener:
     def __init__(self) -> None:
         self.name = f"acpfs-run-{os.getpid()}-{os.urandom(4).hex()}"
         """In the abstract namespace: nothing is left behind by kill -9."""
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self.socket = socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.socket.bind(f"\0{self.name}")
 
@@ -45,7 +50,9 @@ class Listener:
             except BlockingIOError:
                 break
             for level, kind, content in further:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(content) >= _CREDENTIALS.size:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(
+                    content
+                ) >= _CREDENTIALS.size:
                     pid, uid, _ = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])
                     if uid in (0, os.geteuid()):
                         found.add(_session(pid))

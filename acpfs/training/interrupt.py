@@ -35,7 +35,9 @@ class Interrupted(BaseException):
 
 def _set_asynchronous(thread: int, exception: type[BaseException] | None) -> None:
     """What the thread raises next; None takes back what it has not raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(exception) if exception else None)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(exception) if exception else None
+    )
 
 
 def importing(thread: int, below: CodeType) -> bool:
@@ -54,13 +56,24 @@ def importing(thread: int, below: CodeType) -> bool:
 class Interrupter:
     """Of one thread. `tick` belongs to another one."""
 
-    def __init__(self, thread: int, updating: Callable[[], bool], after_s: float, every_s: float, stuck_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        thread: int,
+        updating: Callable[[], bool],
+        after_s: float,
+        every_s: float,
+        stuck_s: float = 2.0,
+    ) -> None:
         """`thread`: its identifier. `updating`: whether it is to be left alone; once false it stays false until `disarm`.
 
         `stuck_s`: turns that take so long or longer, without processor time for the thread, make it stuck.
         """
         self._thread, self._updating = thread, updating
-        self._after_s, self._every_s, self._stuck_turns = after_s, every_s, max(1, round(stuck_s / LOOK_EVERY_S))
+        self._after_s, self._every_s, self._stuck_turns = (
+            after_s,
+            every_s,
+            max(1, round(stuck_s / LOOK_EVERY_S)),
+        )
         self._used, self._still, self._look_at = -1.0, 0, 0.0
         """Its processor time, and for how many turns it has been that; when the next turn ends."""
         self._sending = threading.Lock()
@@ -106,7 +119,10 @@ class Interrupter:
         `start`: starts that one, and returns its identifier. The stuck one gets its `Interrupted` when it is back.
         """
         with self._sending:
-            if not self.stuck or time.clock_gettime(time.pthread_getcpuclockid(self._thread)) != self._used:
+            if (
+                not self.stuck
+                or time.clock_gettime(time.pthread_getcpuclockid(self._thread)) != self._used
+            ):
                 return False
             stuck, self._thread = self._thread, start()
             self._due, self._still = None, 0

@@ -10,7 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-PRODUCT_CURVE = ((50, 600), (100, 2000), (150, 5000), (200, 8000), (250, 12000), (300, 17000), (350, 21000), (400, 27000), (450, 32000))
+PRODUCT_CURVE = (
+    (50, 600),
+    (100, 2000),
+    (150, 5000),
+    (200, 8000),
+    (250, 12000),
+    (300, 17000),
+    (350, 21000),
+    (400, 27000),
+    (450, 32000),
+)
 """(seconds of a save, seconds between saves) as MindIO's documents recommend."""
 _NARROW = 200
 """Steps of the golden section: far more than doubles can tell apart."""
@@ -76,7 +86,10 @@ def daly_s(job: Job) -> float:
         return job.losing_s
     if ratio == 0:
         return math.inf
-    return math.sqrt(2 * job.save_s * job.losing_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - job.save_s
+    return (
+        math.sqrt(2 * job.save_s * job.losing_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
+        - job.save_s
+    )
 
 
 def waste(job: Job, interval_s: float) -> float:
@@ -85,7 +98,11 @@ def waste(job: Job, interval_s: float) -> float:
     rate = 1 / job.losing_s
     if rate * segment > 700:  # more than a double holds: no segment ever ends
         return 1.0
-    expected = segment if rate == 0 else math.expm1(rate * segment) / rate * math.exp(min(700.0, rate * job.restart_s))
+    expected = (
+        segment
+        if rate == 0
+        else math.expm1(rate * segment) / rate * math.exp(min(700.0, rate * job.restart_s))
+    )
     covered = job.covered / job.fault_s * job.restart_s
     undrained = rate * job.node_share * job.drain_s
     return 1 - interval_s / (expected * (1 + covered + undrained))
@@ -95,7 +112,10 @@ def best_s(job: Job) -> float:
     """The interval that wastes least; infinite where no fault costs steps. Golden section on the logarithm: the waste has one minimum."""
     if math.isinf(job.losing_s):
         return math.inf
-    low, high = math.log(min(job.save_s, job.losing_s) / 1e4), math.log(20 * max(job.save_s, job.losing_s))
+    low, high = (
+        math.log(min(job.save_s, job.losing_s) / 1e4),
+        math.log(20 * max(job.save_s, job.losing_s)),
+    )
     for _ in range(_NARROW):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
         if waste(job, math.exp(left)) <= waste(job, math.exp(right)):

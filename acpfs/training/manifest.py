@@ -53,7 +53,11 @@ def saved_file(directory: Path, path: Path) -> SavedFile:
 def files_in(directory: Path) -> dict[str, int]:
     """Path → size of all that belongs to a gasp, without the manifest."""
     found = (path for path in directory.rglob("*") if path.is_file())
-    return {name: path.stat().st_size for path in found if (name := path.relative_to(directory).as_posix()) not in (NAME, f".{NAME}.tmp")}
+    return {
+        name: path.stat().st_size
+        for path in found
+        if (name := path.relative_to(directory).as_posix()) not in (NAME, f".{NAME}.tmp")
+    }
 
 
 def differences(directory: Path, files: Iterable[SavedFile]) -> list[str]:
@@ -62,7 +66,15 @@ def differences(directory: Path, files: Iterable[SavedFile]) -> list[str]:
     missing = [f"{path} is missing" for path in sorted(reported.keys() - there.keys())]
     strange = [f"{path} was reported by nobody" for path in sorted(there.keys() - reported.keys())]
     sizes = [(path, there[path], reported[path]) for path in sorted(reported.keys() & there.keys())]
-    return missing + strange + [f"{path} has {found} bytes instead of {said}" for path, found, said in sizes if found != said]
+    return (
+        missing
+        + strange
+        + [
+            f"{path} has {found} bytes instead of {said}"
+            for path, found, said in sizes
+            if found != said
+        ]
+    )
 
 
 def verify(directory: Path) -> Manifest:

@@ -57,7 +57,9 @@ class Marks:
             Interrupted: there is to be none any more; the mark stays at `ready`.
         """
         now = self._now
-        if self._held and not settling:  # before anything is written: a thread that stands in for this one may have moved the mark
+        if (
+            self._held and not settling
+        ):  # before anything is written: a thread that stands in for this one may have moved the mark
             raise Interrupted(f"update {now.ready} does not begin")
         assert now.phase is Phase.READY, "an update begins without its gradients"
         try:

@@ -74,7 +74,10 @@ Command = Stop | Settle | Save | Publish | Leave | Resume | Done
 
 def bytes_written() -> int:
     """By this process so far, into whatever; 0 where the kernel does not say."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/self/io", encoding="ascii") as told:
+    with (
+        contextlib.suppress(OSError, StopIteration),
+        open("/proc/self/io", encoding="ascii") as told,
+    ):
         return int(next(line for line in told if line.startswith("wchar:")).split()[1])
     return 0
 
@@ -162,20 +165,29 @@ class Member:
         self._broadcast(self._hello)
         self._thread.start()
         deadline = time.monotonic() + timeout_s
-        while self._protected is None and time.monotonic() < deadline and self.cut_off_since is None:
+        while (
+            self._protected is None and time.monotonic() < deadline and self.cut_off_since is None
+        ):
             self._news.wait(TURN_S)
             self._news.clear()
         if isinstance(self._protected, Refused):
             raise RefusedError(f"no protection: {self._protected.reason}")
         if self._protected is None and self._order is None:
             raise RefusedError(
-                "no protection: " + ("the coordinator is gone" if self.cut_off_since else f"not all ranks came in {timeout_s:g} s")
+                "no protection: "
+                + (
+                    "the coordinator is gone"
+                    if self.cut_off_since
+                    else f"not all ranks came in {timeout_s:g} s"
+                )
             )
 
     def end(self) -> None:
         """Leave in order; what was said before is sent. May be called twice."""
         if self._thread.is_alive():
-            self.tell(Goodbye(all_done=self._order is not None and isinstance(self._order.command, Done)))
+            self.tell(
+                Goodbye(all_done=self._order is not None and isinstance(self._order.command, Done))
+            )
             self._ended = True
             self._wake()
             self._thread.join()
@@ -229,7 +241,9 @@ class Member:
                 return None
             self._news.wait(min(left, 1.0))
 
-    def ask(self, verb: StoreVerb, keys: tuple[str, ...], value: str, expected: str, timeout_s: float) -> StoreAnswer:
+    def ask(
+        self, verb: StoreVerb, keys: tuple[str, ...], value: str, expected: str, timeout_s: float
+    ) -> StoreAnswer:
         """An operation in the generation's store.
 
         Raises:
@@ -244,8 +258,12 @@ class Member:
                 if isinstance(answer, MalformedError):
                     raise answer
                 return answer
-            if self._order is not order or not self.commanded or self._commander != commander:  # the store ends with its coordinator
-                raise GenerationOverError("this generation's store has ended, or its coordinator has")
+            if (
+                self._order is not order or not self.commanded or self._commander != commander
+            ):  # the store ends with its coordinator
+                raise GenerationOverError(
+                    "this generation's store has ended, or its coordinator has"
+                )
             self._answered.wait(1.0)
 
     def _wake(self) -> None:
@@ -280,7 +298,11 @@ class Member:
             self._end_collectives()  # a group that was being made had connections later; no order for a new one came since
         if self._interrupter.stuck:
             self._on_stuck()
-        if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:
+        if (
+            self._leave_at is not None
+            and time.monotonic() > self._leave_at
+            and self._order is not None
+        ):
             assert isinstance(self._order.command, Leave)
             self.on_leave_late(self._order.command)
 
@@ -298,20 +320,34 @@ class Member:
     def _look_at_active(self) -> None:
         """Vote for another one where the active coordinator says nothing: it is stopped, or only the network to it is gone."""
         now, patience = time.monotonic(), SILENT_BEATS * self._policy.beat_s
-        if now - self._turned_at > patience / 2:  # this process stood still: what was said meanwhile was not heard yet
+        if (
+            now - self._turned_at > patience / 2
+        ):  # this process stood still: what was said meanwhile was not heard yet
             self._heard = dict.fromkeys(self._heard, now)
         self._turned_at = now
         active = self._ballot.active
-        if active in self._links and self._ballot.connected and now - self._heard.setdefault(active, now) > patience:
+        if (
+            active in self._links
+            and self._ballot.connected
+            and now - self._heard.setdefault(active, now) > patience
+        ):
             log.warning("the active coordinator says nothing", coordinator=active)
             self._ballot.disconnected(active)
 
     def _look_whether_alone(self) -> None:
         """Too few are left here to elect anybody, so the others are gone, or go on without them: only a time-out would end a collective."""
-        trains = isinstance(self._protected, Protected) and (self._order is None or isinstance(self._order.command, Resume))
-        if self._in_vain_since is not None and trains and time.monotonic() - self._in_vain_since > self._policy.command_s:
+        trains = isinstance(self._protected, Protected) and (
+            self._order is None or isinstance(self._order.command, Resume)
+        )
+        if (
+            self._in_vain_since is not None
+            and trains
+            and time.monotonic() - self._in_vain_since > self._policy.command_s
+        ):
             log.warning("nobody is elected: out of the loop", seconds=self._policy.command_s)
-            self._command(self._generation + 1, Stop(()))  # who commands after all hears that this rank was stopped already
+            self._command(
+                self._generation + 1, Stop(())
+            )  # who commands after all hears that this rank was stopped already
 
     @property
     def _saves(self) -> bool:
@@ -326,7 +362,9 @@ class Member:
             log.warning("nobody commands a save: out of its group", seconds=self._policy.command_s)
             self._commanded_at = now
             self._end_collectives()
-            if self._left_save is not self._order:  # once: what comes behind it is not to be interrupted
+            if (
+                self._left_save is not self._order
+            ):  # once: what comes behind it is not to be interrupted
                 self._left_save = self._order
                 self._interrupter.arm()  # it may wait for somebody who has not called: no connection's end brings it back
 
@@ -338,7 +376,9 @@ class Member:
             waiting.register(link, select.POLLIN)
         waiting.register(self._wake_reads, select.POLLIN)
         # before a STOP all that can happen has a descriptor, but for beats: this thread takes no time of the one that trains
-        until_s = min(self._beat_at - time.monotonic(), self._policy.beat_s / 2)  # longer looks as if the process had stood still
+        until_s = min(
+            self._beat_at - time.monotonic(), self._policy.beat_s / 2
+        )  # longer looks as if the process had stood still
         trains = self._order is None or isinstance(self._order.command, Resume)
         turn_s = max(0.0, until_s) if trains else TURN_S
         waiting.poll(math.ceil(turn_s * 1000))
@@ -382,7 +422,9 @@ class Member:
         if header.job != self._job:
             raise MalformedError(f"a message of job {header.job}")
         if isinstance(message, Vote):
-            self._ballot.disconnected(number)  # whoever asks does not command: one that did has stood back
+            self._ballot.disconnected(
+                number
+            )  # whoever asks does not command: one that did has stood back
             if not self.commanded and self._in_vain_since is None:
                 self._in_vain_since = time.monotonic()
             self._send(link, Voted(message.term, self._ballot.vote(message.term)))
@@ -396,7 +438,11 @@ class Member:
             self._protected = self._protected or message
             self._news.set()
         elif not self._hears(header.term, number):
-            log.warning("a word of a coordinator that commands no more", coordinator=number, term=header.term)
+            log.warning(
+                "a word of a coordinator that commands no more",
+                coordinator=number,
+                term=header.term,
+            )
         else:
             self._obey(header.generation, link, message)
 
@@ -431,7 +477,9 @@ class Member:
     def _command(self, generation: int, command: Command) -> None:
         if isinstance(command, Stop | Resume) and generation > self._generation:
             self._generation = generation
-        elif isinstance(command, Stop) or (generation != self._generation and not isinstance(command, Leave | Done)):
+        elif isinstance(command, Stop) or (
+            generation != self._generation and not isinstance(command, Leave | Done)
+        ):
             return  # of a generation that is over, or said again
         if isinstance(command, Leave):
             self._leave_at = time.monotonic() + LEAVE_S
@@ -439,7 +487,12 @@ class Member:
             self._marks.hold()
             ended = self._end_collectives()
             self._interrupter.arm()
-            log.warning("out of all collectives", command=type(command).__name__, generation=self._generation, connections=ended)
+            log.warning(
+                "out of all collectives",
+                command=type(command).__name__,
+                generation=self._generation,
+                connections=ended,
+            )
         self._said.clear()
         # last: whoever sees the order disarms the interrupter
         self._order = Order(next(self._numbers), self._generation, command)
@@ -457,7 +510,9 @@ class Member:
     def _send_outbox(self) -> None:
         while self._outbox:
             (generation, message), active = self._outbox[0], self._ballot.active
-            if active not in self._links and not (isinstance(message, Goodbye | StoreAsk) or self._ended):
+            if active not in self._links and not (
+                isinstance(message, Goodbye | StoreAsk) or self._ended
+            ):
                 return  # whoever takes over is told
             self._outbox.popleft()
             if isinstance(message, Goodbye):
@@ -497,7 +552,17 @@ class Member:
         self._beat_at = time.monotonic() + self._policy.beat_s
         mark = self._marks.now
         moved = bytes_written() if self._saves else 0
-        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues_now(), self.long_operation, self._parked, moved))
+        self._broadcast(
+            Beat(
+                mark.done,
+                mark.ready,
+                mark.phase,
+                self._clues_now(),
+                self.long_operation,
+                self._parked,
+                moved,
+            )
+        )
 
     def _clues_now(self) -> Mapping[str, int]:
         """None where groups are being made or destroyed right now."""

@@ -79,7 +79,9 @@ def leave(name: str, head: bytes, spans: Sequence[Span]) -> int:
         ready, says = os.pipe()
         launcher = os.pidfd_open(os.getppid())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: this child makes system calls only
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of forking with threads: this child makes system calls only
             pid = os.fork()
         if pid == 0:
             try:
@@ -92,7 +94,9 @@ def leave(name: str, head: bytes, spans: Sequence[Span]) -> int:
             waiting = select.poll()
             waiting.register(ready, select.POLLIN)
             if not waiting.poll(READY_S * 1000) or not os.read(ready, 1):
-                os.kill(pid, signal.SIGKILL)  # else it has memory and name for a quarter of an hour beside the next process
+                os.kill(
+                    pid, signal.SIGKILL
+                )  # else it has memory and name for a quarter of an hour beside the next process
                 raise OSError("the process that was to keep this one's memory does not answer")
         finally:
             os.close(ready)
@@ -115,14 +119,27 @@ def _take_name(listening: socket.socket, name: str) -> None:
         time.sleep(LOOK_AGAIN_S)
 
 
-def _keep(listening: socket.socket, launcher: int, says: int, head: bytes, spans: Sequence[Span]) -> None:
+def _keep(
+    listening: socket.socket, launcher: int, says: int, head: bytes, spans: Sequence[Span]
+) -> None:
     """In the child."""
     os.setsid()  # who cleans up behind the rank kills its process group
     signal.set_wakeup_fd(-1)
-    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGCHLD):
+    for one in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGALRM,
+        signal.SIGCHLD,
+    ):
         signal.signal(one, signal.SIG_DFL)
     os.chdir("/")
-    for number in {int(name) for name in os.listdir("/proc/self/fd")} - {listening.fileno(), launcher, says}:
+    for number in {int(name) for name in os.listdir("/proc/self/fd")} - {
+        listening.fileno(),
+        launcher,
+        says,
+    }:
         with contextlib.suppress(OSError):  # the listing's own
             os.close(number)
     ctypes.CDLL(None).prctl(PR_SET_NAME, b"acpfs-left", 0, 0, 0)
@@ -137,13 +154,18 @@ def _keep(listening: socket.socket, launcher: int, says: int, head: bytes, spans
 class Keeper:
     """Gives bytes of its process away, to one process after the other, until one says that it has all that it wants."""
 
-    def __init__(self, listening: socket.socket, launcher: int, head: bytes, spans: Sequence[Span]) -> None:
+    def __init__(
+        self, listening: socket.socket, launcher: int, head: bytes, spans: Sequence[Span]
+    ) -> None:
         """`launcher`: a descriptor that is readable when nobody is left who starts a process for the rank."""
         self._listening, self._launcher, self._head, self._spans = listening, launcher, head, spans
 
     def run(self, deadline: float) -> None:
         while self._readable(self._listening, deadline):
-            with contextlib.suppress(OSError), self._listening.accept()[0] as asking:  # whoever asked may have died: another one comes
+            with (
+                contextlib.suppress(OSError),
+                self._listening.accept()[0] as asking,
+            ):  # whoever asked may have died: another one comes
                 asking.settimeout(ANSWER_S)
                 if peer_of(asking) == os.getuid() and self._serve(asking, deadline):
                     return
@@ -153,7 +175,10 @@ class Keeper:
         waiting = select.poll()
         waiting.register(one, select.POLLIN)
         waiting.register(self._launcher, select.POLLIN)
-        ready = {descriptor for descriptor, _ in waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+        ready = {
+            descriptor
+            for descriptor, _ in waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        }
         return one.fileno() in ready and self._launcher not in ready
 
     def _serve(self, asking: socket.socket, deadline: float) -> bool:
@@ -173,7 +198,9 @@ class Keeper:
 
 def peer_of(connected: socket.socket) -> int:
     """The user at the other end."""
-    return int(_PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
+    return int(
+        _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+    )
 
 
 class Left:
@@ -214,7 +241,9 @@ class Left:
             self._asking.sendall(_NUMBER.pack(number))
             _received(self._asking, into)
         except OSError as error:
-            raise GoneError(f"what the process before this one has left is gone: {error}") from error
+            raise GoneError(
+                f"what the process before this one has left is gone: {error}"
+            ) from error
 
     def taken(self) -> None:
         """Nothing more is wanted: who keeps it may end."""

@@ -109,7 +109,11 @@ class Hello:
         if not self.rank < self.world <= WORLD_MAX:
             raise ValueError(f"rank {self.rank} of {self.world}")
         for shard, ranks in self.holders.items():
-            if self.rank not in ranks or any(rank >= self.world for rank in ranks) or len(set(ranks)) != len(ranks):
+            if (
+                self.rank not in ranks
+                or any(rank >= self.world for rank in ranks)
+                or len(set(ranks)) != len(ranks)
+            ):
                 raise ValueError(f"holders of {shard} make no sense")
         checkpoint_name(self.name, 0)
 
@@ -497,15 +501,44 @@ Ask = Callable[[StoreVerb, tuple[str, ...], str, str, float], StoreAnswer]
 """How a generation's store is asked: (verb, keys, value, expected, seconds) → answer."""
 
 
-FromMember = Hello | Beat | Trouble | Stopped | Settled | Saved | Published | Stacks | Goodbye | Voted | StoreAsk | Running | Finished
+FromMember = (
+    Hello
+    | Beat
+    | Trouble
+    | Stopped
+    | Settled
+    | Saved
+    | Published
+    | Stacks
+    | Goodbye
+    | Voted
+    | StoreAsk
+    | Running
+    | Finished
+)
 FromCoordinator = (
-    Welcome | Refused | Protected | Stop | Settle | Save | Publish | Leave | Resume | Done | ShowStacks | Vote | Active | StoreAnswer
+    Welcome
+    | Refused
+    | Protected
+    | Stop
+    | Settle
+    | Save
+    | Publish
+    | Leave
+    | Resume
+    | Done
+    | ShowStacks
+    | Vote
+    | Active
+    | StoreAnswer
 )
 Between = Watch | Exiting | Exited | Vouching
 FromLauncher = Launcher | Exited | Idle | Planned
 ToLauncher = Start | Replace | StopRanks | Over
 Message = FromMember | FromCoordinator | Between | Launcher | Idle | Planned | ToLauncher
-KINDS: Mapping[str, type[Message]] = MappingProxyType({kind.__name__.upper(): kind for kind in Message.__args__})
+KINDS: Mapping[str, type[Message]] = MappingProxyType(
+    {kind.__name__.upper(): kind for kind in Message.__args__}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,7 +562,11 @@ class Sent:
 
 def encode(sent: Sent) -> bytes:
     """JSON: the kind, the header's fields, the message's under `body`."""
-    data: Json = {"kind": type(sent.message).__name__.upper(), **to_json(sent.header), "body": to_json(sent.message)}
+    data: Json = {
+        "kind": type(sent.message).__name__.upper(),
+        **to_json(sent.header),
+        "body": to_json(sent.message),
+    }
     return json.dumps(data, separators=(",", ":")).encode("ascii")
 
 

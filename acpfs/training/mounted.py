@@ -52,7 +52,9 @@ def readable(directory: Path) -> Path:
         record, below = registry.locate(os.fspath(directory))
     except (AcpfsError, OSError):
         return directory
-    return directory if os.path.ismount(record.mountpoint) else Path(record.backing) / below.strip("/")
+    return (
+        directory if os.path.ismount(record.mountpoint) else Path(record.backing) / below.strip("/")
+    )
 
 
 def needed(nodes: Iterable[str]) -> tuple[str, ...]:
@@ -66,7 +68,9 @@ def written_by_one(directory: Path) -> Iterator[None]:
 
     They need not: nobody looks for them before the directory has its name, and that waits for all who wrote.
     """
-    directory.mkdir(exist_ok=True)  # no parents: where the mount is gone for a moment, nothing is made below its mount point
+    directory.mkdir(
+        exist_ok=True
+    )  # no parents: where the mount is gone for a moment, nothing is made below its mount point
     declare_urgent(directory, URGENT_S)
     try:
         needs = client.node_id(directory)
@@ -123,7 +127,9 @@ def write_tracker(path: Path, text: str, nodes: tuple[str, ...], temporary: Path
         return
     written = path if path.exists() else temporary
     with written.open("r+b" if written is path else "wb", buffering=0) as file:
-        declare_urgent(written, TRACKER_URGENT_S)  # by itself: other files of the job, which may be what RAM is full of, go on to wait
+        declare_urgent(
+            written, TRACKER_URGENT_S
+        )  # by itself: other files of the job, which may be what RAM is full of, go on to wait
         data = text.encode()
         file.write(data.ljust(os.fstat(file.fileno()).st_size, b"\n"))
         file.truncate(len(data))
@@ -145,9 +151,13 @@ def wait_persisted(checkpoint: Path, tracker: Path | None, timeout_s: float) -> 
             return _synced(paths)
         except DeadlineError:
             return False
-        except AcpfsError as error:  # another node's rename is not there yet, or the worker was killed
+        except (
+            AcpfsError
+        ) as error:  # another node's rename is not there yet, or the worker was killed
             if time.monotonic() > deadline:
-                log.error("the gasp is not known to be persisted", path=str(checkpoint), error=str(error))
+                log.error(
+                    "the gasp is not known to be persisted", path=str(checkpoint), error=str(error)
+                )
                 return False
             time.sleep(LOOK_AGAIN_S)
         else:
@@ -158,7 +168,11 @@ def _synced(paths: Iterable[Path]) -> bool:
     """fsync of all, files before the directories that name them."""
     try:
         for path in paths:
-            for one in (*sorted(path.rglob("*"), reverse=True), path, path.parent) if path.is_dir() else (path, path.parent):
+            for one in (
+                (*sorted(path.rglob("*"), reverse=True), path, path.parent)
+                if path.is_dir()
+                else (path, path.parent)
+            ):
                 descriptor = os.open(one, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)

@@ -66,18 +66,31 @@ def place_from(environment: Mapping[str, str]) -> Place:
     try:
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     except (KeyError, ValueError) as error:
-        raise ConfigError("resilient needs RANK and WORLD_SIZE, as acpfs-run and torchrun set them") from error
+        raise ConfigError(
+            "resilient needs RANK and WORLD_SIZE, as acpfs-run and torchrun set them"
+        ) from error
     local_world = int(environment.get("LOCAL_WORLD_SIZE", world))
-    told = [environment.get(name, "0") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
+    told = [
+        environment.get(name, "0")
+        for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    ]
     job = environment.get("ACPFS_JOB") or "-".join(told)
     return Place(
-        *(job.replace("/", "_"), rank, world, int(environment.get("LOCAL_RANK", rank)), int(environment.get("GROUP_RANK", "0"))),
+        *(
+            job.replace("/", "_"),
+            rank,
+            world,
+            int(environment.get("LOCAL_RANK", rank)),
+            int(environment.get("GROUP_RANK", "0")),
+        ),
         nodes=-(-world // local_world),
         generation=int(environment.get("ACPFS_GENERATION", "0")),
     )
 
 
-def muster(directory: Path, place: Place, policy: Policy, environment: Mapping[str, str] | None = None) -> Boot:
+def muster(
+    directory: Path, place: Place, policy: Policy, environment: Mapping[str, str] | None = None
+) -> Boot:
     """Coordinators, started or found, and connections to them.
 
     Raises:
@@ -89,9 +102,17 @@ def muster(directory: Path, place: Place, policy: Policy, environment: Mapping[s
     if not named:
         for number in place.starts:
             _start(directory, place, number, node, policy)
-    addresses = {int(number): address for number, _, address in (one.partition("=") for one in named.split(",") if one)}
+    addresses = {
+        int(number): address
+        for number, _, address in (one.partition("=") for one in named.split(",") if one)
+    }
     links = _links(job_directory, place, addresses, policy)  # by then the credentials are there
-    return Boot(place.job, node, links, partial(connect, credentials=_credentials(job_directory) if policy.tls else None))
+    return Boot(
+        place.job,
+        node,
+        links,
+        partial(connect, credentials=_credentials(job_directory) if policy.tls else None),
+    )
 
 
 def _node(directory: Path) -> str:
@@ -105,14 +126,42 @@ def _node(directory: Path) -> str:
 def _start(directory: Path, place: Place, number: int, node: str, policy: Policy) -> None:
     job_directory = directory / JOBS / place.job
     if number == 0:
-        for name in job_directory.glob("coordinator-*"):  # of another job of this name, that has ended
+        for name in job_directory.glob(
+            "coordinator-*"
+        ):  # of another job of this name, that has ended
             name.unlink(missing_ok=True)
     words = [policy.interpreter, "-m", "acpfs.training.coordinator", str(directory), "--replace"]
-    words += ["--job", place.job, "--number", str(number), "--node", node, "--tls", "on" if policy.tls else "off"]
-    words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s), "--settle-down", "0"]
-    words += ["--listen", "0.0.0.0:0", "--advertise", own_host(dict(os.environ))] if place.nodes > 1 else ["--witness", "off"]
+    words += [
+        "--job",
+        place.job,
+        "--number",
+        str(number),
+        "--node",
+        node,
+        "--tls",
+        "on" if policy.tls else "off",
+    ]
+    words += [
+        "--on-stall",
+        policy.on_stall,
+        "--stall-after",
+        str(policy.stall_after_s),
+        "--settle-down",
+        "0",
+    ]
     words += (
-        ["--first"] if number == 0 else [word for address in [_address(job_directory, 0, policy)] for word in ("--peer", f"0={address}")]
+        ["--listen", "0.0.0.0:0", "--advertise", own_host(dict(os.environ))]
+        if place.nodes > 1
+        else ["--witness", "off"]
+    )
+    words += (
+        ["--first"]
+        if number == 0
+        else [
+            word
+            for address in [_address(job_directory, 0, policy)]
+            for word in ("--peer", f"0={address}")
+        ]
     )
     first_line(words, policy.protected_s)
 
@@ -129,7 +178,9 @@ def _address(job_directory: Path, number: int, policy: Policy) -> str:
 
 def _told(job_directory: Path, number: int) -> str:
     try:
-        return str(json.loads((readable(job_directory) / f"coordinator-{number}").read_bytes())["address"])
+        return str(
+            json.loads((readable(job_directory) / f"coordinator-{number}").read_bytes())["address"]
+        )
     except (OSError, ValueError, KeyError):
         return ""
 
@@ -140,7 +191,9 @@ def _credentials(job_directory: Path) -> Credentials | None:
     return found if (found.directory / "certificate.pem").exists() else None
 
 
-def _links(job_directory: Path, place: Place, named: Mapping[int, str], policy: Policy) -> dict[int, SocketLink]:
+def _links(
+    job_directory: Path, place: Place, named: Mapping[int, str], policy: Policy
+) -> dict[int, SocketLink]:
     """To all of them; a process that comes later takes those that answer."""
     began, links = time.monotonic(), dict[int, SocketLink]()
     found: Credentials | None = None

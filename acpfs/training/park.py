@@ -109,7 +109,12 @@ class Park:
         """Where this rank has begun to write."""
         self._stop_failed: BaseException | None = None
         """What `on_stopped` raised: told at SETTLE, since the coordinator takes no trouble from who has not parked."""
-        self._is_mine, self._at, self._on_stopped, self._on_settled = is_mine, at, on_stopped, on_settled
+        self._is_mine, self._at, self._on_stopped, self._on_settled = (
+            is_mine,
+            at,
+            on_stopped,
+            on_settled,
+        )
 
     def run(self, trouble: Trouble) -> Leave:
         """From the exception that brought the main thread here to LEAVE.
@@ -141,13 +146,17 @@ class Park:
 
     def _next(self) -> Order:
         commanded_at = time.monotonic()
-        if not self._member.commanded:  # what brings a thread out of a save that nobody commands has done so
+        if (
+            not self._member.commanded
+        ):  # what brings a thread out of a save that nobody commands has done so
             self._interrupter.disarm()
         while True:
             order = self._member.order(self._handled, 1.0)
             if order is not None:
                 return order
-            if self._member.commanded:  # a standby that too few can vote for commands nobody, though it is connected
+            if (
+                self._member.commanded
+            ):  # a standby that too few can vote for commands nobody, though it is connected
                 commanded_at = time.monotonic()
             elif time.monotonic() - commanded_at > self._policy.command_s:
                 raise CutOffError(f"no coordinator for {self._policy.command_s:g} s")
@@ -172,26 +181,35 @@ class Park:
         except BaseException as error:  # whatever it is, another rank may be able to; torch's CheckpointException is no Exception
             self._look_whose_it_is()
             until = time.monotonic() + BACK_S  # whoever asks again at once would meet the same
-            mounted.wait_until_back(self._directory, lambda: self._member.order(order.number, 0.0) is None and time.monotonic() < until)
+            mounted.wait_until_back(
+                self._directory,
+                lambda: self._member.order(order.number, 0.0) is None and time.monotonic() < until,
+            )
             newer = self._member.order(order.number, 0.0)
             if newer is None:
                 log.exception("could not do what was asked", command=type(command).__name__)
                 others = isinstance(error, OthersFailedError)
-                self._member.tell(Trouble(TroubleKind.COLLECTIVE if others else TroubleKind.SAVE, told(error)))
+                self._member.tell(
+                    Trouble(TroubleKind.COLLECTIVE if others else TroubleKind.SAVE, told(error))
+                )
                 if not others:
                     self._remove_void()
 
     def _stop(self) -> None:
         self._interrupter.disarm()
         self._stop_failed = None
-        if (torn := _failure(self._rank.finish_begun)) is not None:  # the mark says so: it stays at `updating`
+        if (
+            torn := _failure(self._rank.finish_begun)
+        ) is not None:  # the mark says so: it stays at `updating`
             log.error("an update that had begun is torn", error=told(torn), exc_info=torn)
         if self._on_stopped is not None and (failed := _failure(self._on_stopped)) is not None:
             log.error("on_stopped failed", error=told(failed), exc_info=failed)
             self._stop_failed = failed
         self._at("stopping")
         mark = self._marks.now
-        self._member.tell(Stopped(mark.done, mark.ready, mark.phase, (), self._rank.gate_result, self._published))
+        self._member.tell(
+            Stopped(mark.done, mark.ready, mark.phase, (), self._rank.gate_result, self._published)
+        )
 
     def _settle(self, command: Settle) -> None:
         if self._stop_failed is not None:
@@ -223,7 +241,13 @@ class Park:
 
     def _publish(self, command: Publish) -> None:
         self._at("publishing")
-        path = publish(self._directory, command, self._policy.tracker, self._policy.files_s, self._policy.tracker_text)
+        path = publish(
+            self._directory,
+            command,
+            self._policy.tracker,
+            self._policy.files_s,
+            self._policy.tracker_text,
+        )
         self._published = command.manifest.step
         self._at("published")
         self._member.tell(Published(str(path)))

@@ -46,13 +46,21 @@ class Plan:
     """Master weight and two moments in float32; a checkpoint has them all."""
 
     def __post_init__(self) -> None:
-        for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "replicas", "ranks_per_node"):
+        for name in (
+            "data_parallel",
+            "tensor_parallel",
+            "pipeline_parallel",
+            "replicas",
+            "ranks_per_node",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.params <= 0:
             raise ValueError("params must be more than 0")
         if self.data_parallel % self.copies:
-            raise ValueError(f"{self.copies} replicas do not divide a data parallel size of {self.data_parallel}")
+            raise ValueError(
+                f"{self.copies} replicas do not divide a data parallel size of {self.data_parallel}"
+            )
 
     @property
     def copies(self) -> int:
@@ -77,7 +85,9 @@ class Plan:
     def rank_bytes(self) -> float:
         """What one rank holds of weights, gradients and the optimizer's state."""
         parameters = self.params / (self.tensor_parallel * self.pipeline_parallel)
-        model = self.model_bytes / self.shards if self.sharding is Sharding.FSDP else self.model_bytes
+        model = (
+            self.model_bytes / self.shards if self.sharding is Sharding.FSDP else self.model_bytes
+        )
         return parameters * (model + self.optimizer_bytes / self.shards)
 
     @property
@@ -107,7 +117,9 @@ class Plan:
             for tensor in range(self.tensor_parallel):
                 for shard in range(self.shards):
                     yield tuple(
-                        tensor + self.tensor_parallel * (copy * self.shards + shard + self.data_parallel * stage)
+                        tensor
+                        + self.tensor_parallel
+                        * (copy * self.shards + shard + self.data_parallel * stage)
                         for copy in range(self.copies)
                     )
 
@@ -139,7 +151,11 @@ def coverage(plan: Plan) -> Coverage:
     count = plan.nodes
     pairs = count * (count - 1) // 2
     untouched = count - len(alone)
-    fatal = pairs - untouched * (untouched - 1) // 2 + sum(1 for a, b in together if a not in alone and b not in alone)
+    fatal = (
+        pairs
+        - untouched * (untouched - 1) // 2
+        + sum(1 for a, b in together if a not in alone and b not in alone)
+    )
     return Coverage(plan.copies > 1, not alone, fatal == 0, len(alone), fatal, pairs)
 
 

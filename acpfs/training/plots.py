@@ -24,7 +24,9 @@ def text_waste(job: Job, best_s: float) -> str:
     for seconds in intervals:
         share = waste(job, seconds)
         bar = "█" * max(1, round(WIDTH * share / most))
-        rows.append(f"{_short(seconds):>9}  {bar} {100 * share:.2f} %{'  ← best' if seconds == best_s else ''}")
+        rows.append(
+            f"{_short(seconds):>9}  {bar} {100 * share:.2f} %{'  ← best' if seconds == best_s else ''}"
+        )
     return "\n".join(rows)
 
 
@@ -49,7 +51,13 @@ def draw_waste(path: Path, job: Job, marks: Sequence[tuple[str, float]]) -> None
     axes.plot(intervals, [100 * waste(job, seconds) for seconds in intervals], color="black")
     for number, (name, seconds) in enumerate(marks):
         if intervals[0] <= seconds <= intervals[-1]:
-            axes.plot([seconds], [100 * waste(job, seconds)], "o", color=f"C{number}", label=f"{name}: {_short(seconds)}")
+            axes.plot(
+                [seconds],
+                [100 * waste(job, seconds)],
+                "o",
+                color=f"C{number}",
+                label=f"{name}: {_short(seconds)}",
+            )
     axes.set_xscale("log")
     axes.set_xlabel("seconds of training between two saves")
     axes.set_ylabel("waste, percent of the time")
@@ -64,4 +72,10 @@ def draw_waste(path: Path, job: Job, marks: Sequence[tuple[str, float]]) -> None
 
 
 def _short(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.3g} min" if seconds < 36000 else f"{seconds / 3600:.3g} h"
+    return (
+        f"{seconds:.3g} s"
+        if seconds < 600
+        else f"{seconds / 60:.3g} min"
+        if seconds < 36000
+        else f"{seconds / 3600:.3g} h"
+    )

@@ -13,7 +13,16 @@ from acpfs.training.drill import parsed
 from acpfs.training.messages import checkpoint_name
 
 PREFIX = "ACPFS_TRAIN_"
-_YES_NO = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_YES_NO = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 COORDINATORS_MAX = 3
 
 
@@ -64,7 +73,9 @@ class Policy:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not 0 < value < 86_400:
-                raise ConfigError(f"{field.name} = {value}: seconds, more than 0 and less than a day")
+                raise ConfigError(
+                    f"{field.name} = {value}: seconds, more than 0 and less than a day"
+                )
         if not 1 <= self.coordinators <= COORDINATORS_MAX:
             raise ConfigError(f"coordinators = {self.coordinators}: 1 to {COORDINATORS_MAX}")
         if self.on_stall not in ("report", "fault"):
@@ -87,7 +98,9 @@ class Policy:
         return self.coordinator_python or sys.executable
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None, **given: object) -> Policy:
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, **given: object
+    ) -> Policy:
         """What the environment says, and before it what is given.
 
         Raises:
@@ -99,7 +112,9 @@ class Policy:
             if not variable.startswith(PREFIX):
                 continue
             if variable not in known:
-                raise ConfigError(f"{variable}: there is no such setting; known are {', '.join(known)}")
+                raise ConfigError(
+                    f"{variable}: there is no such setting; known are {', '.join(known)}"
+                )
             values[known[variable].name] = _parsed(variable, text, known[variable].default)
         if unknown := given.keys() - {field.name for field in fields(cls)}:
             raise ConfigError(f"there is no setting {min(unknown)}")

@@ -81,9 +81,13 @@ def protect(
 
     own = state if callable(state) else None
     if (own is None) is (model is None):
-        raise ConfigError("protect needs model= and optimizer=, or state= as a function, with save= and update=")
+        raise ConfigError(
+            "protect needs model= and optimizer=, or state= as a function, with save= and update="
+        )
     if own is not None and update is None:
-        raise ConfigError("acpfs knows nothing of a state of your own: give update=, and call begin_update and end_update")
+        raise ConfigError(
+            "acpfs knows nothing of a state of your own: give update=, and call begin_update and end_update"
+        )
     policy = policy or Policy.from_environment(None, **settings)
     rank = TorchRank(
         model,
@@ -139,7 +143,15 @@ class Protection:
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
         )
         hello = Hello(
-            *(rank.number, rank.world, booted.node, os.getpid(), _started(), rank.layout.gate, rank.layout.holders),
+            *(
+                rank.number,
+                rank.world,
+                booted.node,
+                os.getpid(),
+                _started(),
+                rank.layout.gate,
+                rank.layout.holders,
+            ),
             name=policy.name,
             begun=rank.marks.now.done,
         )
@@ -163,11 +175,23 @@ class Protection:
             raise
         rank.install()
         if policy.drill:
-            rank.points.follow(Drill(parsed(policy.drill), rank.number, rank.marks, self._directory / JOBS / booted.job))
+            rank.points.follow(
+                Drill(
+                    parsed(policy.drill),
+                    rank.number,
+                    rank.marks,
+                    self._directory / JOBS / booted.job,
+                )
+            )
         self._handle_signals()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._member is not None and not _in_order(value):
             self._fault(value)
         self._close()
@@ -195,7 +219,9 @@ class Protection:
             return
         kind = TroubleKind.ERROR if error is None else trouble_kind(error)
         try:
-            leave = self._park.run(Trouble(kind, told(error) if error is not None else "end of the loop"))
+            leave = self._park.run(
+                Trouble(kind, told(error) if error is not None else "end of the loop")
+            )
         except CutOffError as cut_off:
             log.error("no gasp: there is no coordinator", error=str(cut_off))
             self._charge.give_up()
@@ -215,9 +241,16 @@ class Protection:
             self._member.end()
         if leave.gasp and self._policy.durability == "persisted":  # while SIGTERM is still held off
             tracker = self._directory / self._policy.tracker if self._policy.tracker else None
-            is_safe = wait_persisted(self._directory / Path(leave.gasp).name, tracker, self._policy.durable_s)
-            log.warning("the gasp is persisted" if is_safe else "the gasp is not persisted yet", gasp=leave.gasp)
-        if threading.current_thread() is threading.main_thread():  # no other may set signal handlers
+            is_safe = wait_persisted(
+                self._directory / Path(leave.gasp).name, tracker, self._policy.durable_s
+            )
+            log.warning(
+                "the gasp is persisted" if is_safe else "the gasp is not persisted yet",
+                gasp=leave.gasp,
+            )
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # no other may set signal handlers
             self._handlers.close()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -263,20 +296,26 @@ class Protection:
         self._handlers.callback(setattr, sys, "excepthook", sys.excepthook)
         sys.excepthook = self._last_net
         if threading.current_thread() is threading.main_thread():
-            self._handlers.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, self._terminated))
+            self._handlers.callback(
+                signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, self._terminated)
+            )
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a data loader's worker, forked while this was the handler
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        elif self._member is not None and not self._member.stopped:  # one that is parked ends soon, whoever commands
+        elif (
+            self._member is not None and not self._member.stopped
+        ):  # one that is parked ends soon, whoever commands
             if self._member.cut_off_since is None:
                 self._member.tell(Trouble(TroubleKind.ERROR, "SIGTERM"))
             else:  # nobody would hear of it, and only SIGKILL could end this process
                 self._handlers.close()
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def _last_net(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    def _last_net(
+        self, kind: type[BaseException], value: BaseException, trace: TracebackType | None
+    ) -> None:
         """An `Interrupted` that came between the loop and `__exit__`."""
         if self._member is not None and self._member.stopped:
             self._fault(value)
@@ -289,4 +328,9 @@ def _in_order(error: BaseException | None) -> bool:
 
 def _started() -> int:
     """Field 22 of /proc/self/stat."""
-    return int(Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19])
+    return int(
+        Path("/proc/self/stat")
+        .read_text(encoding="ascii", errors="replace")
+        .rpartition(")")[2]
+        .split()[19]
+    )

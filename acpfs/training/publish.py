@@ -18,7 +18,9 @@ log = get_logger(__name__)
 LOOK_AGAIN_S = 0.05
 
 
-def publish(save_directory: Path, order: Publish, tracker: str, files_s: float, text: str = "{name}") -> Path:
+def publish(
+    save_directory: Path, order: Publish, tracker: str, files_s: float, text: str = "{name}"
+) -> Path:
     """Do it; the checkpoint's path.
 
     `tracker`: a file that names the newest checkpoint, or nothing. `files_s`: so long files of other nodes may take.
@@ -38,7 +40,12 @@ def publish(save_directory: Path, order: Publish, tracker: str, files_s: float, 
             _give_name(written, final, order, nodes)
     if tracker:
         temporary = save_directory / f".{tracker}.gasp-{order.manifest.generation}.tmp"
-        mounted.write_tracker(save_directory / tracker, text.format(name=order.name, step=order.manifest.step) + "\n", nodes, temporary)
+        mounted.write_tracker(
+            save_directory / tracker,
+            text.format(name=order.name, step=order.manifest.step) + "\n",
+            nodes,
+            temporary,
+        )
     return final
 
 
@@ -63,7 +70,11 @@ def _comes_from_elsewhere(final: Path, order: Publish, files_s: float) -> bool:
             and (found.job, found.step) == (order.manifest.job, order.manifest.step)
             and not differences(final, found.files)
         ):
-            log.warning("an earlier gasp of this step has the name", name=final.name, generation=found.generation)
+            log.warning(
+                "an earlier gasp of this step has the name",
+                name=final.name,
+                generation=found.generation,
+            )
             return True
         if time.monotonic() >= deadline:
             break
@@ -94,6 +105,10 @@ def _make_way(final: Path, generation: int, nodes: tuple[str, ...]) -> None:
     """A checkpoint that has the name already, perhaps half of one, is kept under another."""
     if final.exists():
         aside = final.with_name(f"{final.name}.before-gasp-{generation}")
-        log.warning("a checkpoint had the gasp's name; it is kept beside it", name=final.name, kept=aside.name)
+        log.warning(
+            "a checkpoint had the gasp's name; it is kept beside it",
+            name=final.name,
+            kept=aside.name,
+        )
         mounted.set_needs(final, nodes)
         final.rename(aside)

@@ -74,7 +74,10 @@ def _known(kind: type) -> dict[str, tuple[Any, bool]]:
     """Field → what it holds, whether it must be there."""
     hints = get_type_hints(kind)
     return {
-        field.name: (hints[field.name], field.default is MISSING and field.default_factory is MISSING)
+        field.name: (
+            hints[field.name],
+            field.default is MISSING and field.default_factory is MISSING,
+        )
         for field in fields(kind)
         if field.init
     }
@@ -96,8 +99,14 @@ def _parsed(hint: Any, data: object, where: str) -> Any:
         try:
             return hint(data)
         except ValueError:
-            raise MalformedError(f"{where}: {_shown(data)} is none of {', '.join(member.value for member in hint)}") from None
-    return _scalar(hint, data, where) if hint in (int, float, str, bool) else from_json(hint, data, where)
+            raise MalformedError(
+                f"{where}: {_shown(data)} is none of {', '.join(member.value for member in hint)}"
+            ) from None
+    return (
+        _scalar(hint, data, where)
+        if hint in (int, float, str, bool)
+        else from_json(hint, data, where)
+    )
 
 
 def _mapping(key_hint: type, value_hint: Any, data: object, where: str) -> Mapping[Any, Any]:

@@ -26,7 +26,20 @@ from acpfs.training.interrupt import Interrupted, Interrupter, importing
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member, Order
 from acpfs.training.memory_left import end_soon
-from acpfs.training.messages import Done, ExitStatus, Finished, Gate, Hello, Leave, Resume, Running, Stop, Stopped, Trouble, TroubleKind
+from acpfs.training.messages import (
+    Done,
+    ExitStatus,
+    Finished,
+    Gate,
+    Hello,
+    Leave,
+    Resume,
+    Running,
+    Stop,
+    Stopped,
+    Trouble,
+    TroubleKind,
+)
 from acpfs.training.muster import muster, place_from
 from acpfs.training.park import CutOffError, told
 from acpfs.training.policy import Policy
@@ -41,7 +54,12 @@ Result = TypeVar("Result")
 
 
 def resilient(
-    directory: str | os.PathLike[str], *, on_fault: str = "replace", device: str = "auto", policy: Policy | None = None, **settings: object
+    directory: str | os.PathLike[str],
+    *,
+    on_fault: str = "replace",
+    device: str = "auto",
+    policy: Policy | None = None,
+    **settings: object,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorator of a function `train(run, …)` that makes its process groups and its model itself.
 
@@ -59,13 +77,17 @@ def resilient(
         ConfigError: a setting that makes no sense.
     """
     if on_fault != "replace":
-        raise ConfigError(f"on_fault = {on_fault!r}: replace; for a checkpoint instead use acpfs.training.protect")
+        raise ConfigError(
+            f"on_fault = {on_fault!r}: replace; for a checkpoint instead use acpfs.training.protect"
+        )
 
     def decorate(train: Callable[..., Result]) -> Callable[..., Result]:
         @functools.wraps(train)
         def run(*args: Any, **kwargs: Any) -> Result:
             found = policy or Policy.from_environment(None, **settings)
-            value: Result = Voyage(Path(directory), found, lambda run: train(run, *args, **kwargs), device).run()
+            value: Result = Voyage(
+                Path(directory), found, lambda run: train(run, *args, **kwargs), device
+            ).run()
             return value
 
         return run
@@ -76,7 +98,9 @@ def resilient(
 class Voyage:
     """Of one process, from its first generation to its last."""
 
-    def __init__(self, directory: Path, policy: Policy, train: Callable[[Run], Any], device: str = "auto") -> None:
+    def __init__(
+        self, directory: Path, policy: Policy, train: Callable[[Run], Any], device: str = "auto"
+    ) -> None:
         """`device`: where the rank's tensors are."""
         from acpfs.training.torch.device import device_named
         from acpfs.training.torch.run import Run
@@ -90,7 +114,9 @@ class Voyage:
             *(main, lambda: self._marks.updating or importing(main, Voyage._enter.__code__)),
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
         )
-        self._run = Run(directory, place.job, place.rank, place.world, self._marks, policy, self._updated)
+        self._run = Run(
+            directory, place.job, place.rank, place.world, self._marks, policy, self._updated
+        )
         self._member: Member
         self._handled = 0
         self._is_running = False
@@ -110,12 +136,30 @@ class Voyage:
         from acpfs.training.torch.rendezvous import rendezvous_by
 
         place = self._place
-        with suppress(OSError) if place.generation else nullcontext():  # a mount that does not answer right now is no reason to stay away
+        with (
+            suppress(OSError) if place.generation else nullcontext()
+        ):  # a mount that does not answer right now is no reason to stay away
             self._directory.mkdir(parents=True, exist_ok=True)
         booted = muster(self._directory, place, self._policy)
-        hello = Hello(place.rank, place.world, booted.node, os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {}, self._policy.name)
+        hello = Hello(
+            place.rank,
+            place.world,
+            booted.node,
+            os.getpid(),
+            started_at(os.getpid()),
+            Gate.EXPLICIT,
+            {},
+            self._policy.name,
+        )
         self._member = member = Member(
-            booted.job, hello, self._marks, self._run.abort, self._interrupter, self._policy, booted.call, on_stuck=self._stuck
+            booted.job,
+            hello,
+            self._marks,
+            self._run.abort,
+            self._interrupter,
+            self._policy,
+            booted.call,
+            on_stuck=self._stuck,
         )
         member.parked = True
         try:
@@ -231,7 +275,10 @@ class Voyage:
         from acpfs.training.torch.rank import trouble_kind
 
         if self._device.ends_process(error):
-            self._make_room("the device can be used no more in this process", "".join(traceback.format_exception(error)))
+            self._make_room(
+                "the device can be used no more in this process",
+                "".join(traceback.format_exception(error)),
+            )
         self._damaged = self._damaged or self._device.lost_memory(error)
         traceback.clear_frames(error.__traceback__)  # they hold the model that was
         if isinstance(error, Interrupted):

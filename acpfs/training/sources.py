@@ -63,13 +63,18 @@ class Sources:
 def sources(having: Mapping[int, Having]) -> Sources:
     """The decision. What is of an older lineage than somebody has is void: the job has done those steps again since."""
     lineage = max(one.lineage for one in having.values())
-    having = {rank: one if one.lineage == lineage else Having(one.holders, mount=one.mount) for rank, one in having.items()}
+    having = {
+        rank: one if one.lineage == lineage else Having(one.holders, mount=one.mount)
+        for rank, one in having.items()
+    }
     holders = {shard: ranks for one in having.values() for shard, ranks in one.holders.items()}
     layout = Layout(len(having), Gate.EXPLICIT, NAME, 0, holders, dict.fromkeys(having, ""))
     stopped = {rank: one.stopped for rank, one in having.items() if one.stopped is not None}
     found = meeting(layout, stopped)
     seen = [one.mount for one in having.values()]
-    saved = min((step for step in seen if step is not None), default=None) if None not in seen else None
+    saved = (
+        min((step for step in seen if step is not None), default=None) if None not in seen else None
+    )
     if isinstance(found, NoCover):
         return Sources(Origin.BEGINNING, 0) if saved is None else Sources(Origin.MOUNT, saved)
     if saved is not None and saved > found.step:
@@ -90,11 +95,20 @@ def sources(having: Mapping[int, Having]) -> Sources:
 
 def _wanting(layout: Layout, found: Meeting, givers: Cover) -> Mapping[Shard, tuple[int, ...]]:
     whole = found.there | found.coming
-    wanting = {shard: tuple(rank for rank in layout.holders[shard] if rank not in whole or (rank, shard) in found.torn) for shard in givers}
+    wanting = {
+        shard: tuple(
+            rank
+            for rank in layout.holders[shard]
+            if rank not in whole or (rank, shard) in found.torn
+        )
+        for shard in givers
+    }
     return {shard: ranks for shard, ranks in wanting.items() if ranks}
 
 
 def _host(rank: int, step: int, having: Mapping[int, Having]) -> int | None:
     if step in having[rank].host:
         return rank
-    return next((other for other, one in sorted(having.items()) if step in one.kept.get(rank, ())), None)
+    return next(
+        (other for other, one in sorted(having.items()) if step in one.kept.get(rank, ())), None
+    )

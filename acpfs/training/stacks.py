@@ -15,5 +15,6 @@ def all_stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     ordered = sorted(frames.items(), key=lambda item: item[0] != main)
     return "\n".join(
-        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame, limit=FRAMES_MAX))}" for ident, frame in ordered
+        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame, limit=FRAMES_MAX))}"
+        for ident, frame in ordered
     )

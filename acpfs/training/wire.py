@@ -8,6 +8,7 @@ without the lock, none waits inside it, and waiting is done on the descriptor.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import socket
@@ -54,7 +55,12 @@ def frame(sent: Sent) -> bytes:
 
 def notice_silence(connection: socket.socket | trio.socket.SocketType) -> None:
     """Have the kernel end a connection whose other side is gone without a word, after ten seconds."""
-    for option, value in ((socket.TCP_KEEPIDLE, 3), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 10_000)):
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 3),
+        (socket.TCP_KEEPINTVL, 2),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 10_000),
+    ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -128,10 +134,17 @@ class TrioLink:
         while not self._ready:
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError, OSError) as error:
+            except (
+                trio.BrokenResourceError,
+                trio.ClosedResourceError,
+                ssl.SSLError,
+                OSError,
+            ) as error:
                 raise LinkClosedError(str(error)) from error
             if not data:
-                raise LinkClosedError("in the middle of a message" if self._frames.inside else "closed")
+                raise LinkClosedError(
+                    "in the middle of a message" if self._frames.inside else "closed"
+                )
             self._ready.extend(self._frames.take(data))
         return self._ready.popleft()
 
@@ -181,7 +194,11 @@ class SocketLink:
     def buffered(self) -> bool:
         """Whether something can be received that poll does not know of."""
         with self._touching:
-            return bool(self._ready) or (isinstance(self._socket, ssl.SSLSocket) and not self._closed and self._socket.pending() > 0)
+            return bool(self._ready) or (
+                isinstance(self._socket, ssl.SSLSocket)
+                and not self._closed
+                and self._socket.pending() > 0
+            )
 
     def send(self, sent: Sent, timeout_s: float = 30.0) -> None:
         """Hand a message to the kernel.
@@ -194,7 +211,9 @@ class SocketLink:
         with self._sending:
             while view:
                 try:
-                    view = view[self._attempt(lambda rest=view: self._socket.send(rest), select.POLLOUT, deadline) :]  # type: ignore[misc]
+                    send = functools.partial(self._socket.send, view)
+                    taken = self._attempt(send, select.POLLOUT, deadline)
+                    view = view[taken:]
                 except LinkTimeoutError as error:
                     self.close()
                     raise LinkClosedError("the other side takes nothing") from error
@@ -211,7 +230,9 @@ class SocketLink:
         while not self._ready:
             data = self._attempt(lambda: self._socket.recv(RECEIVE_BYTES), select.POLLIN, deadline)
             if not data:
-                raise LinkClosedError("in the middle of a message" if self._frames.inside else "closed")
+                raise LinkClosedError(
+                    "in the middle of a message" if self._frames.inside else "closed"
+                )
             self._ready.extend(self._frames.take(data))
         return self._ready.popleft()
 
@@ -234,7 +255,9 @@ class SocketLink:
             if not self._closed:
                 self._closed = True
                 with contextlib.suppress(OSError):  # the other side was faster
-                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # wakes who polls; a close alone does not
+                    socket.socket.shutdown(
+                        self._socket, socket.SHUT_RDWR
+                    )  # wakes who polls; a close alone does not
                 self._socket.close()
 
     def _attempt(self, call: Callable[[], _Result], events: int, deadline: float | None) -> _Result:
@@ -247,7 +270,9 @@ class SocketLink:
                 try:
                     return call()
                 except (BlockingIOError, ssl.SSLWantReadError):
-                    wanted = events if not isinstance(self._socket, ssl.SSLSocket) else select.POLLIN
+                    wanted = (
+                        events if not isinstance(self._socket, ssl.SSLSocket) else select.POLLIN
+                    )
                 except ssl.SSLWantWriteError:
                     wanted = select.POLLOUT
                 except OSError as error:  # SSLError is one
@@ -294,7 +319,9 @@ def dialling(host: str, port: int, timeout_s: float) -> Iterator[socket.socket]:
 def _connected(host: str, port: int, timeout_s: float, known: list[Identity]) -> socket.socket:
     """As `socket.create_connection`, which shows nobody a socket before it is connected."""
     failed: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
         made = socket.socket(family, kind, protocol)
         try:
             known.append(identity_of(made.fileno()))
@@ -329,5 +356,7 @@ def _close_all_in_child() -> None:
         link.close_in_child()
 
 
-os.register_at_fork(before=_noting.acquire, after_in_parent=_noting.release, after_in_child=_noting.release)
+os.register_at_fork(
+    before=_noting.acquire, after_in_parent=_noting.release, after_in_child=_noting.release
+)
 os.register_at_fork(after_in_child=_close_all_in_child)

@@ -24,7 +24,9 @@ log = get_logger(__name__)
 class Invalidations:
     """Hands on what changed underneath."""
 
-    def __init__(self, fs: FileSystem, inode: Callable[[Ino], None], entry: Callable[[Ino, bytes, Ino], None]) -> None:
+    def __init__(
+        self, fs: FileSystem, inode: Callable[[Ino], None], entry: Callable[[Ino, bytes, Ino], None]
+    ) -> None:
         """`inode`: forget attributes and cached bytes of a node; `entry`: a name (parent, name, node) is gone."""
         self._inode = inode
         self._entry = entry

@@ -78,7 +78,9 @@ class Operations(pyfuse3.Operations):
 
     # -- names
 
-    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
         return self._entry(await self._run(self._fs.lookup(Ino(parent_inode), name)))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
@@ -87,17 +89,33 @@ class Operations(pyfuse3.Operations):
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         return await self._run(self._fs.readlink(Ino(inode)))
 
-    async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(await self._run(self._fs.mknod(Ino(parent_inode), name, mode, rdev, _caller(ctx))))
+    async def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(
+            await self._run(self._fs.mknod(Ino(parent_inode), name, mode, rdev, _caller(ctx)))
+        )
 
-    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(await self._run(self._fs.mkdir(Ino(parent_inode), name, mode, _caller(ctx))))
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(
+            await self._run(self._fs.mkdir(Ino(parent_inode), name, mode, _caller(ctx)))
+        )
 
-    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(await self._run(self._fs.symlink(Ino(parent_inode), name, target, _caller(ctx))))
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(
+            await self._run(self._fs.symlink(Ino(parent_inode), name, target, _caller(ctx)))
+        )
 
-    async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(await self._run(self._fs.link(Ino(inode), Ino(new_parent_inode), new_name)))
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(
+            await self._run(self._fs.link(Ino(inode), Ino(new_parent_inode), new_name))
+        )
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         await self._run(self._fs.unlink(Ino(parent_inode), name))
@@ -106,9 +124,17 @@ class Operations(pyfuse3.Operations):
         await self._run(self._fs.rmdir(Ino(parent_inode), name))
 
     async def rename(
-        self, parent_inode_old: int, name_old: bytes, parent_inode_new: int, name_new: bytes, flags: int, ctx: pyfuse3.RequestContext
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
     ) -> None:
-        await self._run(self._fs.rename(Ino(parent_inode_old), name_old, Ino(parent_inode_new), name_new, flags))
+        await self._run(
+            self._fs.rename(Ino(parent_inode_old), name_old, Ino(parent_inode_new), name_new, flags)
+        )
 
     # -- attributes
 
@@ -116,7 +142,12 @@ class Operations(pyfuse3.Operations):
         return self._entry(await self._run(self._fs.getattr(Ino(inode))))
 
     async def setattr(
-        self, inode: int, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields, fh: int | None, ctx: pyfuse3.RequestContext
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         change = AttributeChange(
             mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else None,
@@ -127,7 +158,9 @@ class Operations(pyfuse3.Operations):
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
         handle = None if fh is None else HandleId(fh)
-        return self._entry(await self._run(self._fs.setattr(Ino(inode), change, handle, _caller(ctx))))
+        return self._entry(
+            await self._run(self._fs.setattr(Ino(inode), change, handle, _caller(ctx)))
+        )
 
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         return await self._run(self._fs.getxattr(Ino(inode), name))
@@ -135,7 +168,9 @@ class Operations(pyfuse3.Operations):
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
         return await self._run(self._fs.listxattr(Ino(inode)))
 
-    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
+    async def setxattr(
+        self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext
+    ) -> None:
         await self._run(self._fs.setxattr(Ino(inode), name, value, uid=ctx.uid))
 
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
@@ -156,7 +191,9 @@ class Operations(pyfuse3.Operations):
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        opened, attributes = await self._run(self._fs.create(Ino(parent_inode), name, mode, flags, _caller(ctx)))
+        opened, attributes = await self._run(
+            self._fs.create(Ino(parent_inode), name, mode, flags, _caller(ctx))
+        )
         return _file_info(opened), self._entry(attributes)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
@@ -182,11 +219,15 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         full, offset = False, start_id
         while not full:
-            found = await self._run(self._fs.readdir(HandleId(fh), offset, with_attributes=True, without_fails=True))
+            found = await self._run(
+                self._fs.readdir(HandleId(fh), offset, with_attributes=True, without_fails=True)
+            )
             entries = [e for e in found if e.next_offset > 2]
             for entry in entries:
                 assert entry.attributes is not None  # pyfuse3 cannot tell a name alone
-                full = full or not pyfuse3.readdir_reply(token, entry.name, self._entry(entry.attributes), entry.next_offset)
+                full = full or not pyfuse3.readdir_reply(
+                    token, entry.name, self._entry(entry.attributes), entry.next_offset
+                )
                 if full:
                     self._fs.forget([(entry.ino, 1)])
             if not entries:
@@ -205,8 +246,16 @@ class Operations(pyfuse3.Operations):
         space = await self._run(self._fs.statfs())
         answer = pyfuse3.StatvfsData()
         answer.f_bsize = answer.f_frsize = space.block_bytes
-        answer.f_blocks, answer.f_bfree, answer.f_bavail = space.blocks, space.blocks_free, space.blocks_available
-        answer.f_files, answer.f_ffree, answer.f_favail = space.files, space.files_free, space.files_free
+        answer.f_blocks, answer.f_bfree, answer.f_bavail = (
+            space.blocks,
+            space.blocks_free,
+            space.blocks_available,
+        )
+        answer.f_files, answer.f_ffree, answer.f_favail = (
+            space.files,
+            space.files_free,
+            space.files_free,
+        )
         answer.f_namemax = space.name_bytes_max
         return answer
 
@@ -237,7 +286,9 @@ async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None]) -
     try:
         pyfuse3.init(Operations(fs), os.fspath(settings.mountpoint), mount_options(settings))
     except RuntimeError as error:
-        raise MachineError(f"cannot mount on {settings.mountpoint}: {error} (is /dev/fuse there, and is mounting permitted?)") from error
+        raise MachineError(
+            f"cannot mount on {settings.mountpoint}: {error} (is /dev/fuse there, and is mounting permitted?)"
+        ) from error
     invalidations = Invalidations(fs, pyfuse3.invalidate_inode, pyfuse3.invalidate_entry)
     invalidations.start()
     try:

@@ -25,7 +25,10 @@ class RequestTimeouts:
     @classmethod
     def read(cls, directory: Path = SYSCTLS) -> RequestTimeouts:
         """Those of this machine; none before Linux 6.15."""
-        return cls(_number(directory / "default_request_timeout"), _number(directory / "max_request_timeout"))
+        return cls(
+            _number(directory / "default_request_timeout"),
+            _number(directory / "max_request_timeout"),
+        )
 
     @property
     def to_ask_for_s(self) -> int:

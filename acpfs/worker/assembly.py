@@ -108,8 +108,18 @@ class Parts:
     def warnings(self) -> list[str]:
         """What a user should know about this mount."""
         too_large = unfit(self.tier.budget_bytes, read_memory())
-        of_ram = [*self.state.warnings(), *self.place.warnings, *self.inner.missing.warnings(), *self.scrubbing.warnings()]
-        return [*of_ram, *self.probed.notes, *descriptor_limits.complaints(), *([too_large] if too_large else [])]
+        of_ram = [
+            *self.state.warnings(),
+            *self.place.warnings,
+            *self.inner.missing.warnings(),
+            *self.scrubbing.warnings(),
+        ]
+        return [
+            *of_ram,
+            *self.probed.notes,
+            *descriptor_limits.complaints(),
+            *([too_large] if too_large else []),
+        ]
 
     def take_apart(self, *, nothing_left: bool) -> None:
         """Close everything; the RAM tier is removed only when nothing is left in it."""
@@ -142,19 +152,29 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         RefusedError: the identity is in use, or the RAM tier belongs to another backing directory or a newer acpfs.
     """
     with ExitStack() as undo, _state_named(runtime):
-        directory, identity, probed = _kept_lower(settings, link) if link.knows_lower else _lower(settings, runtime, link)
+        directory, identity, probed = (
+            _kept_lower(settings, link) if link.knows_lower else _lower(settings, runtime, link)
+        )
         undo.callback(identity.release)
         place = _take_place(settings, runtime, identity, link)
         undo.callback(places.let_go, place)
         link.step(f"reading the state in {place.directory}")
         state = _open_state(settings, directory, identity, place, link)
         undo.callback(state.close)
-        tier = Tier(place.directory, place.budget_bytes, large_pages=place.huge == HUGE_CHOICES[0], when_safe=state.after_commit)
+        tier = Tier(
+            place.directory,
+            place.budget_bytes,
+            large_pages=place.huge == HUGE_CHOICES[0],
+            when_safe=state.after_commit,
+        )
         undo.callback(tier.close)
         spill, history = SpillPlace(settings, identity, state), History(state)
         place.warnings += [] if link.session else spill.prepare()
         operations, tree = OperationLog(state), LowerTree(state)
-        calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
+        calls, copies = (
+            CallPools.make(streams=settings.streams * 4),
+            CallPool("copies", COPY_THREADS),
+        )
         undo.callback((kept := _kept(place, link)).close)
         prefault = _prefault(settings, place, tier, lambda: inner)
         inner: FileSystemParts = FileSystemParts(
@@ -169,19 +189,46 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             unknown_bytes=_unknown_bytes(),
             kept=kept,
             fills=calls.fills,
-            available=lambda: available_bytes() + prefault.ready_bytes,  # that is given back to whoever writes
+            available=lambda: (
+                available_bytes() + prefault.ready_bytes
+            ),  # that is given back to whoever writes
             make_spill=spill.maker(tier, operations, directory),
             ready=prefault,
         )
-        manifest, before = Manifest(state, directory, inner.lock, identity.node_id), mirroring.journal(inner.spill, directory, identity)
-        drained = DrainParts(directory, tree, operations, tier, state, inner.lock, inner.changes, calls, settings)
+        manifest, before = (
+            Manifest(state, directory, inner.lock, identity.node_id),
+            mirroring.journal(inner.spill, directory, identity),
+        )
+        drained = DrainParts(
+            directory, tree, operations, tier, state, inner.lock, inner.changes, calls, settings
+        )
         engine = Engine(drained, manifest, inner.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
-        cluster: Cluster = _cluster(settings, identity, directory, engine, operations, state, calls, inner.awaited)
-        scrub = RamScrub(inner.mending, operations, inner.changes, tier, tree, manifest, directory, inner.lock, state.commit)
+        cluster: Cluster = _cluster(
+            settings, identity, directory, engine, operations, state, calls, inner.awaited
+        )
+        scrub = RamScrub(
+            inner.mending,
+            operations,
+            inner.changes,
+            tier,
+            tree,
+            manifest,
+            directory,
+            inner.lock,
+            state.commit,
+        )
         state.accept()
-        mirroring.begin(inner.spill)  # after the last table was created: the journal begins with a copy of them all
+        mirroring.begin(
+            inner.spill
+        )  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
-            _begin(settings, runtime, inner, history, partial(calls.commits.submit, "leftovers", _clear_leftovers, directory, place))
+            _begin(
+                settings,
+                runtime,
+                inner,
+                history,
+                partial(calls.commits.submit, "leftovers", _clear_leftovers, directory, place),
+            )
         undo.pop_all()
     return Parts(
         settings,
@@ -206,14 +253,22 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
     )
 
 
-def _begin(settings: Settings, runtime: Path, inner: FileSystemParts, history: History, clear_leftovers: Callable[[], object]) -> None:
+def _begin(
+    settings: Settings,
+    runtime: Path,
+    inner: FileSystemParts,
+    history: History,
+    clear_leftovers: Callable[[], object],
+) -> None:
     """For the first worker of a mount: what the last one has learnt."""
     LearnedSizes(settings, runtime).recall(inner.expectations)
     history.recall(settings, runtime)
     clear_leftovers()
 
 
-def _scrubbing(settings: Settings, scrub: RamScrub, inner: FileSystemParts, operations: OperationLog) -> Scrubbing:
+def _scrubbing(
+    settings: Settings, scrub: RamScrub, inner: FileSystemParts, operations: OperationLog
+) -> Scrubbing:
     give_way = GiveWay(inner.changes.is_writing, lambda: False, operations.clock.age_s)
     return Scrubbing(scrub, settings.scrub_ram_s, give_way, operations.clock.now)
 
@@ -254,7 +309,17 @@ def _cluster(
     pool = CallPool("nodes", NODE_THREADS, calls.health)
     coherent = mounts.kind_at(directory.descriptor) in mounts.LOCAL
     records = NodeRecords(directory)
-    parts = (records, who, engine.gate, operations, state, settings, pool, engine.section, engine.wake)
+    parts = (
+        records,
+        who,
+        engine.gate,
+        operations,
+        state,
+        settings,
+        pool,
+        engine.section,
+        engine.wake,
+    )
     return Cluster(*parts, coherent=coherent, names=awaited.peers, pending=awaited.pending)
 
 
@@ -263,13 +328,17 @@ def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Lin
     budget = budget_bytes(settings.ram, read_memory())
     lock_fd = link.kept.get("tier", [-1])[0]
     names = (identity.volume_id, identity.node_id)
-    place = places.take(runtime / "tiers", *names, settings.backing, budget, numa=settings.numa, lock_fd=lock_fd)
+    place = places.take(
+        runtime / "tiers", *names, settings.backing, budget, numa=settings.numa, lock_fd=lock_fd
+    )
     if place.found:
         log.info("found the RAM tier of an earlier mount", directory=str(place.directory))
     return place
 
 
-def _open_state(settings: Settings, directory: BackingDirectory, identity: Identity, place: Place, link: Link) -> StateDatabase:
+def _open_state(
+    settings: Settings, directory: BackingDirectory, identity: Identity, place: Place, link: Link
+) -> StateDatabase:
     """What the last worker left, or, where the RAM tier was lost, what it mirrored."""
     path = place.directory / places.STATE_FILE
     was_there = path.exists()
@@ -288,14 +357,24 @@ def _open_state(settings: Settings, directory: BackingDirectory, identity: Ident
         raise RefusedError(f"{error}; {places.way_out(place)}") from error
 
 
-def _prefault(settings: Settings, place: Place, tier: Tier, inner: Callable[[], FileSystemParts]) -> Prefault:
+def _prefault(
+    settings: Settings, place: Place, tier: Tier, inner: Callable[[], FileSystemParts]
+) -> Prefault:
     memory, asked = read_memory(), settings.prefault
     if asked and asked != AUTO and not place.own_tmpfs:
         place.warnings.append("`prefault` has no effect: it takes a tmpfs of its own")
-    choice = prefault_default.choose(memory.cgroup_bytes) if asked == AUTO else prefault_default.PrefaultChoice(asked, "set")
+    choice = (
+        prefault_default.choose(memory.cgroup_bytes)
+        if asked == AUTO
+        else prefault_default.PrefaultChoice(asked, "set")
+    )
     return Prefault(
         partial(places.spare_tmpfs, place),
-        wanted=lambda: choice.bytes(tier.budget_bytes, with_lead(inner().expectations.largest_save())) if place.own_tmpfs else 0,
+        wanted=lambda: (
+            choice.bytes(tier.budget_bytes, with_lead(inner().expectations.largest_save()))
+            if place.own_tmpfs
+            else 0
+        ),
         budget=lambda: tier.budget_bytes,
         used=partial(places.taken_bytes, place),
         available=UnusedMemory(takeable_bytes).bytes if asked == AUTO else takeable_bytes,
@@ -310,7 +389,9 @@ def _kept(place: Place, link: Link) -> Kept:
     session = link.session or secrets.token_hex(16)
     kept = Kept(place.directory / "session", session)
     if link.session and not kept.taken_over:
-        raise MachineError(f"the session cannot be taken over: its records are not in the RAM tier {place.directory}")
+        raise MachineError(
+            f"the session cannot be taken over: its records are not in the RAM tier {place.directory}"
+        )
     link.session_name = session
     return kept
 
@@ -347,7 +428,9 @@ def _clear_leftovers(directory: BackingDirectory, place: places.Place) -> None:
     try:
         place.warnings += leftovers.clear(directory, leftovers.Machine.this())
     except OSError as error:
-        log.warning("what earlier boots left in the backing directory is not removed", error=error.strerror)
+        log.warning(
+            "what earlier boots left in the backing directory is not removed", error=error.strerror
+        )
 
 
 def _unknown_bytes() -> int | None:
@@ -355,9 +438,13 @@ def _unknown_bytes() -> int | None:
     return None if value is None else int(value)
 
 
-def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirectory, Identity, ProbeReport]:
+def _lower(
+    settings: Settings, runtime: Path, link: Link
+) -> tuple[BackingDirectory, Identity, ProbeReport]:
     """Open, claim and probe the backing directory, which may hang."""
-    node = node_id(runtime, settings.mountpoint, settings.node_id, mirroring.remembered_node(settings, runtime))
+    node = node_id(
+        runtime, settings.mountpoint, settings.node_id, mirroring.remembered_node(settings, runtime)
+    )
     link.step(f"opening and probing the backing directory {settings.backing}")
     complaint = f"backing directory {settings.backing} does not answer"
     claimed: list[tuple[BackingDirectory, Identity]] = []
@@ -372,7 +459,9 @@ def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirect
             check_own(directory.descriptor, settings.backing)
             claimed.append((directory, claim(directory, runtime)))
         except OSError as error:
-            raise MachineError(f"backing directory {settings.backing} cannot be used: {error.strerror} (at .acpfs)") from error
+            raise MachineError(
+                f"backing directory {settings.backing} cannot be used: {error.strerror} (at .acpfs)"
+            ) from error
         expected.remember(claimed[0][1].volume_id)
 
     within(BACKING_WAIT_S, complaint, open_and_claim)
@@ -385,7 +474,9 @@ def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirect
     return directory, identity, probed[0]
 
 
-def _refuse_rival(directory: BackingDirectory, identity: Identity, link: Link, complaint: str) -> None:
+def _refuse_rival(
+    directory: BackingDirectory, identity: Identity, link: Link, complaint: str
+) -> None:
     """Before anything under this node id is touched."""
     found: list[Rival | None] = []
     parts = (NodeRecords(directory), identity.node_id, leftovers.Machine.this(), identity.lock)
@@ -396,5 +487,7 @@ def _refuse_rival(directory: BackingDirectory, identity: Identity, link: Link, c
 
     for pause_s in rival.pauses():
         link.step(f"watching whether node id {identity.node_id} is in use elsewhere")
-        time.sleep(pause_s)  # the main thread, which SIGTERM ends at once: signals have their default action until the worker serves
+        time.sleep(
+            pause_s
+        )  # the main thread, which SIGTERM ends at once: signals have their default action until the worker serves
         within(BACKING_WAIT_S, complaint, rival.look)

@@ -70,14 +70,20 @@ class CheckpointView:
         """Files of a checkpoint, in order; sizes, and checksums of what is persisted."""
         recognise, path = self._parts.inner.catalogue.recognise, os.fsencode(report.path)
         files = self._known(_around(os.fsencode(report.save_dir), path))
-        ours = (self._file(file) for file in files if (c := recognise(file.path)) is not None and c.path == path)
+        ours = (
+            self._file(file)
+            for file in files
+            if (c := recognise(file.path)) is not None and c.path == path
+        )
         return sorted(ours, key=lambda file: file.path)
 
     async def learn(self, path: bytes) -> None:
         """Have the sizes of what an earlier mount stored; go on without them when the backing directory does not say."""
         if self._learning.done():
             manifest, below = self._parts.manifest, self._scope(path)
-            self._learning = self._parts.calls.requests.submit("sizes", manifest.learn_sizes, tuple(below.split(b"/")) if below else ())
+            self._learning = self._parts.calls.requests.submit(
+                "sizes", manifest.learn_sizes, tuple(below.split(b"/")) if below else ()
+            )
         with trio.move_on_after(self._parts.settings.patience_s):
             await settled(self._learning)
 
@@ -92,13 +98,21 @@ class CheckpointView:
         save_dir, path = os.fsencode(report.save_dir), os.fsencode(report.path)
         name = path[len(save_dir) + 1 :] if save_dir else path
         with self._parts.fs.lock:
-            found = self._parts.inner.catalogue.moments(Checkpoint(save_dir, name, report.step, report.epoch))
+            found = self._parts.inner.catalogue.moments(
+                Checkpoint(save_dir, name, report.step, report.epoch)
+            )
             return found.closed, found.persisted
 
     def _file(self, file: KnownFile) -> CheckpointFile:
         with self._parts.fs.lock:
-            checksum = self._parts.manifest.digest(tuple(file.path.split(b"/"))) if file.is_persisted else ""
-        return CheckpointFile(os.fsdecode(file.path), max(0, file.size), file.is_persisted, checksum or None)
+            checksum = (
+                self._parts.manifest.digest(tuple(file.path.split(b"/")))
+                if file.is_persisted
+                else ""
+            )
+        return CheckpointFile(
+            os.fsdecode(file.path), max(0, file.size), file.is_persisted, checksum or None
+        )
 
     def persisted_files(self, path: bytes) -> tuple[int, int]:
         """(persisted, all) files at and below a path."""
@@ -111,7 +125,9 @@ class CheckpointView:
         with lock:
             known = {file.path: file for file in files.below(path)}
         yield from known.values()
-        for row, _digest, size in self._parts.manifest.rows(tuple(path.split(b"/")) if path else ()):
+        for row, _digest, size in self._parts.manifest.rows(
+            tuple(path.split(b"/")) if path else ()
+        ):
             if row not in known:
                 with lock:
                     gone = files.is_gone(row)
@@ -166,16 +182,25 @@ class CheckpointView:
             closed_at=times.closed_at or None,
             persisted_at=persisted_at or None,
             verified_at=max(0.0, times.verified_at) or None,
-            save_s=max(0.0, times.closed_at - times.began_at) if times.began_at and times.closed_at else None,
-            persist_s=max(0.0, persisted_at - times.began_at) if times.began_at and persisted_at else None,
+            save_s=max(0.0, times.closed_at - times.began_at)
+            if times.began_at and times.closed_at
+            else None,
+            persist_s=max(0.0, persisted_at - times.began_at)
+            if times.began_at and persisted_at
+            else None,
             loads_from=_place(total),
-            estimated_load_s=None if total.spilled or total.unsized else self._load_s(total.ram, total.size - total.ram),
+            estimated_load_s=None
+            if total.spilled or total.unsized
+            else self._load_s(total.ram, total.size - total.ram),
         )
 
     def _load_s(self, ram_bytes: int, cold_bytes: int) -> float | None:
         """From measured rates; None where one of them is not known."""
         seconds = 0.0
-        for size, rate in ((ram_bytes, self._ram_rate), (cold_bytes, self._parts.inner.lower_view.read_rate)):
+        for size, rate in (
+            (ram_bytes, self._ram_rate),
+            (cold_bytes, self._parts.inner.lower_view.read_rate),
+        ):
             bytes_per_s = rate.bytes_per_s
             if size and bytes_per_s is None:
                 return None
@@ -184,7 +209,10 @@ class CheckpointView:
 
     def measure(self) -> None:
         """Read something of what is in RAM, to see how fast that is; in a thread, now and then."""
-        if time.monotonic() - self._measured_at < MEASURE_AGAIN_S and self._ram_rate.bytes_per_s is not None:
+        if (
+            time.monotonic() - self._measured_at < MEASURE_AGAIN_S
+            and self._ram_rate.bytes_per_s is not None
+        ):
             return
         self._measured_at = time.monotonic()
         tier = self._parts.tier
@@ -203,8 +231,14 @@ class CheckpointView:
 
 
 def _place(total: _Sum) -> str:
-    places = {"ram": total.ram, "spill": total.spilled, "backing": total.size - total.ram - total.spilled}
-    used = [place for place, size in places.items() if size or (place == "backing" and total.unsized)]
+    places = {
+        "ram": total.ram,
+        "spill": total.spilled,
+        "backing": total.size - total.ram - total.spilled,
+    }
+    used = [
+        place for place, size in places.items() if size or (place == "backing" and total.unsized)
+    ]
     return "mixed" if len(used) > 1 else used[0] if used else "ram"
 
 

@@ -40,12 +40,22 @@ def work(orders: dict[str, Any], fds: list[int]) -> int:
         settings = validated(orders["settings"])
         code = run(settings, link, detached=bool(orders["detached"]))
     except AcpfsError as error:
-        log.error("the mount could not be made" if not link.workers_before else "the mount could not be taken over", error=str(error))
+        log.error(
+            "the mount could not be made"
+            if not link.workers_before
+            else "the mount could not be taken over",
+            error=str(error),
+        )
         link.last_words(error={"exit_code": int(error.exit_code), "message": str(error)})
         return int(error.exit_code)
     except Exception as error:
         log.exception("the worker failed")
-        link.last_words(error={"exit_code": int(ExitCode.FAILED), "message": f"internal error: {type(error).__name__}: {error}"})
+        link.last_words(
+            error={
+                "exit_code": int(ExitCode.FAILED),
+                "message": f"internal error: {type(error).__name__}: {error}",
+            }
+        )
         return int(ExitCode.FAILED)
     link.last_words(ended=int(code))
     return int(code)
@@ -62,7 +72,9 @@ def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
     try:
         logs.configure(settings.log_level, settings.log_file, detached=detached)
     except OSError as error:
-        raise MachineError(f"cannot write the log file {settings.log_file}: {error.strerror}") from error
+        raise MachineError(
+            f"cannot write the log file {settings.log_file}: {error.strerror}"
+        ) from error
     assert settings.runtime_dir is not None, "`starting.prepare` has filled it in"
     parts = assemble(settings, settings.runtime_dir, link)
     worker: Worker | None = None

@@ -17,7 +17,9 @@ COUNTED_OPS_MAX = SCAN_OPS_MAX + SET_ASIDE_OPS_MAX
 """Operations that are counted one by one, under the lock, four times a second while somebody waits; beyond, a bound is told."""
 
 
-def remaining(log: OperationLog, until: int, paths: Sequence[bytes], path_of: Callable[[Op], bytes]) -> Remaining:
+def remaining(
+    log: OperationLog, until: int, paths: Sequence[bytes], path_of: Callable[[Op], bytes]
+) -> Remaining:
     """What is left up to a log number; with `paths`, without what is parked (or held up by that) elsewhere."""
     front = log.front(COUNTED_OPS_MAX + 1)
     ours = [op for op in front[:COUNTED_OPS_MAX] if op.seq <= until]
@@ -25,7 +27,9 @@ def remaining(log: OperationLog, until: int, paths: Sequence[bytes], path_of: Ca
     if len(front) > COUNTED_OPS_MAX and front[-1].seq <= until:
         beyond = max(1, len(log) - max(0, log.last_seq - until) - len(ours))
     if not any(op.parked for op in ours):
-        return Remaining(len(ours) + beyond, log.dirty_bytes if beyond else _bytes_of(ours), stuck=False)
+        return Remaining(
+            len(ours) + beyond, log.dirty_bytes if beyond else _bytes_of(ours), stuck=False
+        )
     wanted = [op for op in ours if not op.is_stuck or not paths or is_below_any(path_of(op), paths)]
     stuck = bool(wanted or beyond) and all(op.is_stuck for op in ours)
     withheld = stuck and not any(op.parked and not op.withheld for op in ours)

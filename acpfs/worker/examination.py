@@ -20,7 +20,9 @@ LOOK_AGAIN_S = 1.0
 log = get_logger(__name__)
 
 
-async def examine(lock: RLock, invariants: Invariants, tell: Callable[[int], Awaitable[None]]) -> list[Fault]:
+async def examine(
+    lock: RLock, invariants: Invariants, tell: Callable[[int], Awaitable[None]]
+) -> list[Fault]:
     """What is wrong, and still is a moment later."""
     suspects = await _suspects(lock, invariants, tell)
     if not suspects:
@@ -30,11 +32,18 @@ async def examine(lock: RLock, invariants: Invariants, tell: Callable[[int], Awa
         found = [violation for place in suspects for violation in invariants.wrong(place)]
     faults = [Fault(os.fsdecode(violation.path), violation.text) for violation in found]
     if faults:
-        log.error("doctor: this must never be so", path=faults[0].path, fault=faults[0].fault, faults=len(faults))
+        log.error(
+            "doctor: this must never be so",
+            path=faults[0].path,
+            fault=faults[0].fault,
+            faults=len(faults),
+        )
     return faults
 
 
-async def _suspects(lock: RLock, invariants: Invariants, tell: Callable[[int], Awaitable[None]]) -> list[Place]:
+async def _suspects(
+    lock: RLock, invariants: Invariants, tell: Callable[[int], Awaitable[None]]
+) -> list[Place]:
     found, pieces, count = list[Place](), invariants.pieces(), 0
     while len(found) < FAULTS_MAX:
         with lock:

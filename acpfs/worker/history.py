@@ -36,7 +36,11 @@ class History:
             entry = _entry(json.loads(text))
             if entry is not None:
                 self._entries[number] = entry
-        self._saves = {_key(entry): number for number, entry in self._entries.items() if entry.kind == "checkpoint"}
+        self._saves = {
+            _key(entry): number
+            for number, entry in self._entries.items()
+            if entry.kind == "checkpoint"
+        }
 
     def entries(self) -> list[HistoryEntry]:
         """All that are kept."""
@@ -52,7 +56,9 @@ class History:
         self._entries[number] = entry
         if entry.kind == "checkpoint":
             self._saves[_key(entry)] = number
-        self._state.change("INSERT OR REPLACE INTO history VALUES (?, ?)", (number, json.dumps(asdict(entry))))
+        self._state.change(
+            "INSERT OR REPLACE INTO history VALUES (?, ?)", (number, json.dumps(asdict(entry)))
+        )
         if len(self._entries) > ENTRIES_MAX:
             oldest, gone = self._entries.popitem(last=False)
             self._saves.pop(_key(gone), None)
@@ -73,7 +79,9 @@ class History:
     def keep(self, settings: Settings, runtime_dir: Path) -> None:
         """For the next mount."""
         if self._entries:
-            _file(settings, runtime_dir).write({"entries": [asdict(entry) for entry in self.entries()[-REMEMBERED_MAX:]]})
+            _file(settings, runtime_dir).write(
+                {"entries": [asdict(entry) for entry in self.entries()[-REMEMBERED_MAX:]]}
+            )
 
 
 def _file(settings: Settings, runtime_dir: Path) -> RememberedFile:
@@ -90,6 +98,8 @@ def _entry(values: object) -> HistoryEntry | None:
         return None
     known = {field.name for field in fields(HistoryEntry)}
     try:
-        return HistoryEntry(**{os.fspath(name): value for name, value in values.items() if name in known})
+        return HistoryEntry(
+            **{os.fspath(name): value for name, value in values.items() if name in known}
+        )
     except TypeError:
         return None

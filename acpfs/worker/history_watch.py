@@ -55,7 +55,10 @@ def begun(status: Status) -> tuple[str, str]:
     """Kind and text of a worker's first entry."""
     worker = status.worker
     if worker.number == 1:
-        return "mount", f"acpfs {worker.version} serves: {status.transport}, {status.ram.budget_bytes} bytes of RAM"
+        return (
+            "mount",
+            f"acpfs {worker.version} serves: {status.transport}, {status.ram.budget_bytes} bytes of RAM",
+        )
     return (
         "takeover",
         f"worker {worker.number} (acpfs {worker.version}) serves; the last one: {worker.last_end}; pause {worker.pause_s:.1f} s",
@@ -66,17 +69,39 @@ def changes(before: SeenStatus, now: SeenStatus, error: str) -> list[tuple[str, 
     """(kind, text) of what became different. `error`: the storage's last."""
     found = []
     if now.health != before.health:
-        found.append(("storage", f"{before.health} → {now.health}" + (f": {error}" if error and now.health != "ok" else "")))
+        found.append(
+            (
+                "storage",
+                f"{before.health} → {now.health}"
+                + (f": {error}" if error and now.health != "ok" else ""),
+            )
+        )
     for kind, was, has, text in (
         ("refused", before.parked, now.parked, "operations that the storage refused for good"),
         ("interrupted", before.interrupted, now.interrupted, "files whose writer was lost"),
-        ("withheld", before.withheld, now.withheld, "pointers that are withheld because of other members"),
-        ("conflict", before.conflicts, now.conflicts, "native changes of the backing directory that were met"),
+        (
+            "withheld",
+            before.withheld,
+            now.withheld,
+            "pointers that are withheld because of other members",
+        ),
+        (
+            "conflict",
+            before.conflicts,
+            now.conflicts,
+            "native changes of the backing directory that were met",
+        ),
     ):
         if has != was:
             found.append((kind, f"{has} {text} (before: {was})"))
-    found += [("member", f"{node} is missing") for node in now.missing if node not in before.missing]
-    found += [("member", f"{node} is not missing any more") for node in before.missing if node not in now.missing]
+    found += [
+        ("member", f"{node} is missing") for node in now.missing if node not in before.missing
+    ]
+    found += [
+        ("member", f"{node} is not missing any more")
+        for node in before.missing
+        if node not in now.missing
+    ]
     if now.bypassed is not None and before.bypassed is None:
         found.append(("bypass", f"new opens are native: {now.bypassed}"))
     return found
@@ -150,7 +175,12 @@ class HistoryWatch:
             self._failed = False
 
     def _look(self) -> None:
-        status, now, lock, inner = self._status(), self._now(), self._parts.fs.lock, self._parts.inner
+        status, now, lock, inner = (
+            self._status(),
+            self._now(),
+            self._parts.fs.lock,
+            self._parts.inner,
+        )
         seen, error = SeenStatus.of(status), status.backing_health.last_error or ""
         noted = [] if self._seen is not None else [begun(status)]
         noted += changes(self._seen or SeenStatus(), seen, error)
@@ -159,7 +189,11 @@ class HistoryWatch:
         entries = [HistoryEntry(at=now, kind=kind, text=text) for kind, text in noted]
         for checkpoint in settled:
             path = os.fsdecode(checkpoint.path)
-            entries += [saved(report, now) for report in self._reports(checkpoint.path) if report.path == path and report.persisted_at]
+            entries += [
+                saved(report, now)
+                for report in self._reports(checkpoint.path)
+                if report.path == path and report.persisted_at
+            ]
         with lock:
             entries += [loaded(checkpoint, load, now) for checkpoint, load in inner.loads.take()]
             for entry in entries:

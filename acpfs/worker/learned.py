@@ -31,6 +31,8 @@ class LearnedSizes:
 
     def keep(self, expectations: Expectations) -> None:
         """For the next mount."""
-        kept: dict[str, object] = {os.fsdecode(pattern): size for pattern, size in expectations.newest(SIZES_MAX)}
+        kept: dict[str, object] = {
+            os.fsdecode(pattern): size for pattern, size in expectations.newest(SIZES_MAX)
+        }
         if kept:
             self._file.write(kept)

@@ -35,7 +35,9 @@ log = get_logger(__name__)
 class Link:
     """One per worker."""
 
-    def __init__(self, end: socket.socket, orders: dict[str, Any], kept: dict[str, list[int]]) -> None:
+    def __init__(
+        self, end: socket.socket, orders: dict[str, Any], kept: dict[str, list[int]]
+    ) -> None:
         """`kept`: descriptors by name."""
         self._end, self._outbox = end, Outbox(end)
         self._orders = orders
@@ -145,15 +147,21 @@ class Link:
 
     # -- from the supervisor
 
-    def listen(self, leave: Callable[[], None], hurry: Callable[[], None], adopted: Callable[[int], None]) -> None:
+    def listen(
+        self, leave: Callable[[], None], hurry: Callable[[], None], adopted: Callable[[int], None]
+    ) -> None:
         """Begin to listen, in a thread that calls all three.
 
         `leave`: the order to leave has come; returns when it is safe to end the process. `hurry`: the mount is to end at once.
         `adopted`: by the supervisor of that number.
         """
-        threading.Thread(target=self._listen, args=(leave, hurry, adopted), name="supervisor", daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(leave, hurry, adopted), name="supervisor", daemon=True
+        ).start()
 
-    def _listen(self, leave: Callable[[], None], hurry: Callable[[], None], adopted: Callable[[int], None]) -> None:
+    def _listen(
+        self, leave: Callable[[], None], hurry: Callable[[], None], adopted: Callable[[int], None]
+    ) -> None:
         started_at = -math.inf
         while True:
             self._heed(leave, hurry)
@@ -162,7 +170,9 @@ class Link:
                 return
             log.warning("the supervisor is gone; this worker serves on and starts another one")
             if time.monotonic() - started_at < SUPERVISOR_AGAIN_S:
-                time.sleep(SUPERVISOR_AGAIN_S)  # one that cannot live is not started as fast as it dies
+                time.sleep(
+                    SUPERVISOR_AGAIN_S
+                )  # one that cannot live is not started as fast as it dies
             started_at = time.monotonic()
             self._have_another(adopted)
 
@@ -200,7 +210,9 @@ class Link:
         try:
             adopted(pid)
         except OSError as error:
-            log.error("the mount's record still names the supervisor that is gone", error=str(error))
+            log.error(
+                "the mount's record still names the supervisor that is gone", error=str(error)
+            )
 
     def _try_another(self) -> int:
         """Its process number; 0: not now."""
@@ -220,7 +232,13 @@ class Link:
         try:
             with theirs:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "acpfs.supervisor.supervisor", "--adopt", str(theirs.fileno())],
+                    [
+                        sys.executable,
+                        "-m",
+                        "acpfs.supervisor.supervisor",
+                        "--adopt",
+                        str(theirs.fileno()),
+                    ],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
@@ -228,12 +246,22 @@ class Link:
                 )
             with self._telling:
                 names = [[name, len(fds)] for name, fds in self.kept.items()]
-                state = {"facts": self.facts, "settings": self._orders["settings"], "workers": self.workers_before + 1}
+                state = {
+                    "facts": self.facts,
+                    "settings": self._orders["settings"],
+                    "workers": self.workers_before + 1,
+                }
                 state |= {name: self._orders.get(name) for name in ("lineage", "told_to_end_at")}
-                channel.send(ours, {"adopt": os.getpid(), "keep": names, **state}, [fd for fds in self.kept.values() for fd in fds])
+                channel.send(
+                    ours,
+                    {"adopt": os.getpid(), "keep": names, **state},
+                    [fd for fds in self.kept.values() for fd in fds],
+                )
                 self._outbox.close()
                 self._end, self._outbox = ours, Outbox(ours)
-                self._orders["says_hurry"] = True  # it is of the installed code, which is no older than this
+                self._orders["says_hurry"] = (
+                    True  # it is of the installed code, which is no older than this
+                )
         except OSError:
             ours.close()  # a supervisor that was not told ends with it
             raise

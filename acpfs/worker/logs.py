@@ -30,7 +30,13 @@ class RotatingFile(logging.handlers.RotatingFileHandler):
     def __init__(self, path: Path, *, with_stderr: bool) -> None:
         """`with_stderr`: descriptors 1 and 2 follow the file through every rotation."""
         self._with_stderr = with_stderr
-        super().__init__(path, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT - 1, encoding="utf-8", errors="backslashreplace")
+        super().__init__(
+            path,
+            maxBytes=FILE_BYTES_MAX,
+            backupCount=FILES_KEPT - 1,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
 
     def _open(self) -> io.TextIOWrapper:
         stream = super()._open()
@@ -62,7 +68,11 @@ def configure(level: str, file: Path | None, *, detached: bool = False) -> None:
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = RotatingFile(file, with_stderr=detached)
-    handler.setFormatter(_JsonLines() if file is not None else _KeyValueLines(for_journal=bool(os.environ.get("JOURNAL_STREAM"))))
+    handler.setFormatter(
+        _JsonLines()
+        if file is not None
+        else _KeyValueLines(for_journal=bool(os.environ.get("JOURNAL_STREAM")))
+    )
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -106,7 +116,9 @@ class _KeyValueLines(logging.Formatter):
 def _told(record: logging.LogRecord) -> dict[str, Any]:
     """What a line says, in its order. A field does not hide what every line has."""
     told: dict[str, Any] = {
-        "timestamp": datetime.fromtimestamp(record.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "timestamp": datetime.fromtimestamp(record.created, timezone.utc).strftime(
+            "%Y-%m-%dT%H:%M:%S.%fZ"
+        ),
         "level": record.levelname.lower(),
         "logger": record.name,
         "event": record.getMessage(),

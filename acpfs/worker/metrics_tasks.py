@@ -37,7 +37,9 @@ class MetricsTasks:
         """Over HTTP. What remains of a killed worker keeps the port for as long as its call hangs: no reason not to serve the mount."""
         stop = self._start_http()
         if stop is None:
-            log.warning("metrics are not served until their port is free", port=self._settings.metrics_port)
+            log.warning(
+                "metrics are not served until their port is free", port=self._settings.metrics_port
+            )
         task_status.started()
         while stop is None:
             await trio.sleep(PORT_INTERVAL_S)
@@ -49,7 +51,9 @@ class MetricsTasks:
 
     def _start_http(self) -> Callable[[], None] | None:
         try:
-            return self._metrics.start_http(self._settings.metrics_port, self._settings.metrics_address)
+            return self._metrics.start_http(
+                self._settings.metrics_port, self._settings.metrics_address
+            )
         except OSError as error:
             if self._taken_over:
                 return None

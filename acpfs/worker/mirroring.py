@@ -50,17 +50,29 @@ def remembered_node(settings: Settings, runtime: Path) -> str | None:
     Raises:
         MachineError: the disk does not answer.
     """
-    if settings.spill is None or settings.node_id is not None or has_node_id(runtime, settings.mountpoint):
+    if (
+        settings.spill is None
+        or settings.node_id is not None
+        or has_node_id(runtime, settings.mountpoint)
+    ):
         return None
     found: list[str] = []
-    within(SPILL_WAIT_S, f"spill directory {settings.spill} does not answer", lambda: found.extend(_read_node(_node_file(settings))))
+    within(
+        SPILL_WAIT_S,
+        f"spill directory {settings.spill} does not answer",
+        lambda: found.extend(_read_node(_node_file(settings))),
+    )
     return found[0] if found else None
 
 
 def remember_node(settings: Settings, node: str) -> None:
     """For `remembered_node` after a reboot."""
     if _is_mirror(settings):
-        within(SPILL_WAIT_S, f"spill directory {settings.spill} does not answer", lambda: _write_node(_node_file(settings), node))
+        within(
+            SPILL_WAIT_S,
+            f"spill directory {settings.spill} does not answer",
+            lambda: _write_node(_node_file(settings), node),
+        )
 
 
 def _node_file(settings: Settings) -> Path:
@@ -73,7 +85,9 @@ def _write_node(file: Path, node: str) -> None:
     with contextlib.suppress(FileExistsError):
         file.parent.mkdir(mode=0o700)
     temporary = file.with_suffix(f".{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     with os.fdopen(fd, "w") as stream:
         stream.write(f"{node}\n")
         stream.flush()
@@ -94,7 +108,9 @@ def _read_node(file: Path) -> list[str]:
 # -- after the RAM tier was lost
 
 
-def recover(settings: Settings, lower: Lower, identity: Identity, place: Place, state: Path) -> None:
+def recover(
+    settings: Settings, lower: Lower, identity: Identity, place: Place, state: Path
+) -> None:
     """What an earlier mount mirrored, and did not drain, becomes the state of this one.
 
     Raises:
@@ -111,7 +127,9 @@ def recover(settings: Settings, lower: Lower, identity: Identity, place: Place, 
         try:
             marks.extend(filter(None, [read_mark(lower, identity.node_id)]))
         except ValueError as error:
-            raise MachineError(f"the mark of what the last mount mirrored is damaged: {error}; {way_out}") from error
+            raise MachineError(
+                f"the mark of what the last mount mirrored is damaged: {error}; {way_out}"
+            ) from error
 
     within(BACKING_WAIT_S, complaint, look_for_mark)
     if not marks:
@@ -125,12 +143,16 @@ def recover(settings: Settings, lower: Lower, identity: Identity, place: Place, 
 
     def look() -> None:
         if not journal.is_file():
-            raise RefusedError(f"{told}, and {journal} is not there: is the disk mounted? {way_out}")
+            raise RefusedError(
+                f"{told}, and {journal} is not there: is the disk mounted? {way_out}"
+            )
         forget(state)
         try:
             found.append(salvage(journal, state, directory.size))
         except sqlite3.Error as error:
-            raise MachineError(f"the mirror's journal {journal} cannot be read: {error}; {way_out}") from error
+            raise MachineError(
+                f"the mirror's journal {journal} cannot be read: {error}; {way_out}"
+            ) from error
 
     within(RECOVER_WAIT_S, f"spill directory {settings.spill} does not answer", look)
     place.found = True
@@ -138,10 +160,17 @@ def recover(settings: Settings, lower: Lower, identity: Identity, place: Place, 
 
 
 def _tell(found: Salvaged, place: Place) -> None:
-    log.warning("the RAM tier was lost: going on from the mirror", operations=found.operations, bytes=found.bytes, lost=found.lost)
+    log.warning(
+        "the RAM tier was lost: going on from the mirror",
+        operations=found.operations,
+        bytes=found.bytes,
+        lost=found.lost,
+    )
     if found.lost:
         names = f" ({', '.join(found.lost_names)})" if found.lost_names else ""
-        place.warnings.append(f"{found.lost} operations were not mirrored yet when the RAM tier was lost, and are lost with it{names}")
+        place.warnings.append(
+            f"{found.lost} operations were not mirrored yet when the RAM tier was lost, and are lost with it{names}"
+        )
 
 
 # -- beginning and end

@@ -26,7 +26,9 @@ def cluster_report(parts: Parts, display_path: Callable[[Op], bytes]) -> Cluster
         nodes=len(cluster.peers),
         live=sum(_state(peer) == NodeState.LIVE.value for peer in cluster.peers),
         missing=missing,
-        waiting=[_waiting(one, display_path) for one in cluster.waiting if one.missing][:WAITING_TOLD_MAX],
+        waiting=[_waiting(one, display_path) for one in cluster.waiting if one.missing][
+            :WAITING_TOLD_MAX
+        ],
         withheld=sum(one.withheld for one in cluster.waiting),
         clock_bound_s=cluster.clock_bound_s,
         drift_s=cluster.drift_s,
@@ -44,9 +46,17 @@ def clock_problem(cluster: ClusterStatistics) -> str:
     if worst is None or worst.clock_wait_s < TOLD_S:
         return ""
     theirs = worst.record.drift_s if worst.record is not None else 0.0
-    set_by = [f"that of {node} was set by {by:+.1f} s" for node, by in (("this node", cluster.drift_s), (worst.node, theirs)) if by]
+    set_by = [
+        f"that of {node} was set by {by:+.1f} s"
+        for node, by in (("this node", cluster.drift_s), (worst.node, theirs))
+        if by
+    ]
     why = " and ".join(set_by) or f"that of {worst.node} differs from this node's"
-    helps = "set it right again, or wait twice as long as it was set by until it is worked off" if set_by else "set them by NTP or PTP"
+    helps = (
+        "set it right again, or wait twice as long as it was set by until it is worked off"
+        if set_by
+        else "set them by NTP or PTP"
+    )
     return f"each pointer file waits up to {worst.clock_wait_s:.0f} s longer because of wall clocks: {why}; {helps}"
 
 
@@ -79,7 +89,12 @@ def _peer(peer: PeerReport) -> NodeReport:
 
 
 def _report(
-    state: str, record: NodeRecord, silent_s: float, ahead: tuple[float | None, float | None], bound_s: float, error: str
+    state: str,
+    record: NodeRecord,
+    silent_s: float,
+    ahead: tuple[float | None, float | None],
+    bound_s: float,
+    error: str,
 ) -> NodeReport:
     return NodeReport(
         node=record.node,
@@ -112,9 +127,15 @@ def _state(peer: PeerReport) -> str:
 
 def _waiting(one: WaitingPointer, display_path: Callable[[Op], bytes]) -> WaitingPointerReport:
     """By the name under which it is to be seen."""
-    op = one.op if one.op.new_parent <= 0 else replace(one.op, parent=one.op.new_parent, name=one.op.new_name)
+    op = (
+        one.op
+        if one.op.new_parent <= 0
+        else replace(one.op, parent=one.op.new_parent, name=one.op.new_name)
+    )
     needs = None if one.needs is None else list(one.needs)
-    return WaitingPointerReport(os.fsdecode(display_path(op)), op.logged_at, one.missing, one.withheld, needs)
+    return WaitingPointerReport(
+        os.fsdecode(display_path(op)), op.logged_at, one.missing, one.withheld, needs
+    )
 
 
 def _finite(value: float) -> float | None:

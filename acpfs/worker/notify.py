@@ -29,7 +29,9 @@ class ServiceManager:
 
     def stopping(self, text: str, timeout_s: float) -> None:
         """Draining may take as long as the deadline says: ask for that much."""
-        self._send(f"STOPPING=1\nSTATUS={text}\nEXTEND_TIMEOUT_USEC={int(timeout_s * 1e6) + 10_000_000}")
+        self._send(
+            f"STOPPING=1\nSTATUS={text}\nEXTEND_TIMEOUT_USEC={int(timeout_s * 1e6) + 10_000_000}"
+        )
 
     def _send(self, message: str) -> None:
         self._link.tell(notify=message)

@@ -36,7 +36,9 @@ class Outbox:
             self._waiting.append((message, [os.dup(fd) for fd in fds]))
             if self._empty.is_set():
                 self._empty.clear()
-                threading.Thread(target=self._send_waiting, name="to the supervisor", daemon=True).start()
+                threading.Thread(
+                    target=self._send_waiting, name="to the supervisor", daemon=True
+                ).start()
 
     def send_if_heard(self, message: Message) -> None:
         """What is worth nothing later; not at all where it would take the room of what is."""

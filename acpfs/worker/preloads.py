@@ -47,7 +47,9 @@ class Job:
         with self.steps.lock:
             came = sum(self.preloading.came(ino) for ino in self.coming)
         total = sum(found.size for found in self.files)
-        return len(self.files) - len(self.brought), max(0, total - sum(b.size for b in self.brought) - came)
+        return len(self.files) - len(self.brought), max(
+            0, total - sum(b.size for b in self.brought) - came
+        )
 
     async def ended(self) -> None:
         """Wait for the last one."""

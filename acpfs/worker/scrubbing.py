@@ -33,7 +33,9 @@ log = get_logger(__name__)
 class Scrubbing:
     """Owns the threads and the warnings."""
 
-    def __init__(self, scrub: RamScrub, every_s: float, give_way: GiveWay, now: Callable[[], float]) -> None:
+    def __init__(
+        self, scrub: RamScrub, every_s: float, give_way: GiveWay, now: Callable[[], float]
+    ) -> None:
         """`every_s`: about how long a pass takes; 0: there are none. `now`: the clock that `give_way` knows."""
         self._scrub, self._every_s, self._give_way, self._now = scrub, every_s, give_way, now
         self._calls = CallPool("scrub", THREADS)
@@ -74,7 +76,9 @@ class Scrubbing:
         self._give_way.wait(self._now(), lambda: False)
         self._bucket.take(count)
 
-    async def _look(self, place: ScrubPlace, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
+    async def _look(
+        self, place: ScrubPlace, paths: Sequence[bytes], pace: Pace
+    ) -> ScrubFinding | None:
         looked = self._calls.submit("scrub", self._scrub.look, place, paths, pace)
         await settled(looked)
         finding = looked.result()
@@ -93,7 +97,9 @@ class Scrubbing:
             self._damaged.pop(place, None)
         return finding
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
+    async def verify(
+        self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]
+    ) -> None:
         """Compare all, or what lies at and below paths, at full speed."""
         for place in self._places():
             finding = await self._look(place, paths, lambda _count: None)
@@ -111,10 +117,19 @@ class Scrubbing:
 
     def counters(self) -> dict[str, int]:
         """For `status` and the metrics."""
-        counted = {"ram_scrubbed_bytes": self._scrub.read_bytes, "ram_repaired_files": self._scrub.repaired_files}
+        counted = {
+            "ram_scrubbed_bytes": self._scrub.read_bytes,
+            "ram_repaired_files": self._scrub.repaired_files,
+        }
         return counted | {"ram_damaged_files": self._damaged_files}
 
 
 def _verdict(finding: ScrubFinding) -> Verification:
-    path, expected, found = os.fsdecode(finding.path), finding.expected or None, finding.found or None
-    return Verification(path, finding.soundness.value, finding.size, expected, found, finding.why or None)
+    path, expected, found = (
+        os.fsdecode(finding.path),
+        finding.expected or None,
+        finding.found or None,
+    )
+    return Verification(
+        path, finding.soundness.value, finding.size, expected, found, finding.why or None
+    )

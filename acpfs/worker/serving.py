@@ -22,7 +22,9 @@ log = get_logger(__name__)
 class Serve(Protocol):
     """What every transport offers: mount, say ready, serve until unmounted or cancelled."""
 
-    def __call__(self, fs: FileSystem, settings: Settings, ready: Callable[[], None]) -> Awaitable[None]: ...
+    def __call__(
+        self, fs: FileSystem, settings: Settings, ready: Callable[[], None]
+    ) -> Awaitable[None]: ...
 
 
 async def serve(
@@ -50,7 +52,12 @@ async def serve(
         await load(choice.transport)(fs, settings, tell)
         return
     except (MachineError, OSError) as error:
-        if mounted or choice.forced or choice.transport is not Transport.NATIVE or not has_libfuse():
+        if (
+            mounted
+            or choice.forced
+            or choice.transport is not Transport.NATIVE
+            or not has_libfuse()
+        ):
             raise
         log.warning("the native transport could not be used; libfuse is tried", error=str(error))
         choice = TransportChoice(Transport.LIBFUSE, f"the native transport failed: {error}")

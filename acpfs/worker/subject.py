@@ -106,9 +106,15 @@ class WorkerSubject:
         parts = self._parts
         with parts.fs.lock:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
-            cluster, urgent = cluster_report(parts, parts.inner.changes.display_path), parts.inner.urgent.declared()
+            cluster, urgent = (
+                cluster_report(parts, parts.inner.changes.display_path),
+                parts.inner.urgent.declared(),
+            )
             ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
-            calls, durations = waiting_reports.calls(self._life.waiting_calls(), parts.inner.paths.of), _durations(parts.inner.durations)
+            calls, durations = (
+                waiting_reports.calls(self._life.waiting_calls(), parts.inner.paths.of),
+                _durations(parts.inner.durations),
+            )
         now, bypassed, link = time.time(), self._life.bypassed, self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
@@ -138,11 +144,19 @@ class WorkerSubject:
             parked=sum(entry.state != "withheld" for entry in engine.parked),
             interrupted=fs.interrupted_files,
             open_files=fs.open_files,
-            oldest_unpersisted_age_s=0.0 if engine.oldest_logged_at is None else max(0.0, now - engine.oldest_logged_at),
-            backing_health=self._health([entry for entry in engine.parked if entry.state != "withheld"]),
+            oldest_unpersisted_age_s=0.0
+            if engine.oldest_logged_at is None
+            else max(0.0, now - engine.oldest_logged_at),
+            backing_health=self._health(
+                [entry for entry in engine.parked if entry.state != "withheld"]
+            ),
             features=asdict(parts.directory.features),
             counters=counters,
-            warnings=[*parts.warnings(), *([PINNED_FULL] if fs.is_pinned_full else []), *map(_orphan, engine.guard.orphans)],
+            warnings=[
+                *parts.warnings(),
+                *([PINNED_FULL] if fs.is_pinned_full else []),
+                *map(_orphan, engine.guard.orphans),
+            ],
             pins=[os.fsdecode(path) for path in fs.pins],
             urgent=[UrgentReport(os.fsdecode(one.path), left_s, one.uid) for one, left_s in urgent],
             on_failure="native" if self._life.beneath else "stop",
@@ -153,7 +167,10 @@ class WorkerSubject:
             spill=_spill(fs.spill, fs.unmirrored),
             guarded=list(engine.guard.checkpoints),
             guarded_operations=engine.guard.operations,
-            held_files=[HeldFile(os.fsdecode(h.path), h.reason, now - h.since_s, h.resident_bytes) for h in fs.held],
+            held_files=[
+                HeldFile(os.fsdecode(h.path), h.reason, now - h.since_s, h.resident_bytes)
+                for h in fs.held
+            ],
             waiting=[waiting_reports.writer(one) for one in fs.waiting],
             waiting_calls=calls,
             when_full=parts.settings.when_full.value,
@@ -166,7 +183,10 @@ class WorkerSubject:
         health = self._parts.calls.health.statistics()
         state, error = health.state, health.last_error
         if state == "ok" and refused:
-            state, error = "refusing", f"{refused[0].operation} {refused[0].name}: {refused[0].last_detail}"
+            state, error = (
+                "refusing",
+                f"{refused[0].operation} {refused[0].name}: {refused[0].last_detail}",
+            )
         return HealthReport(
             state,
             health.since,
@@ -188,7 +208,10 @@ class WorkerSubject:
     def trouble(self) -> str:
         health = self._parts.calls.health.statistics()
         said = f" ({health.last_error})" if health.last_error else ""
-        calls = {"stuck": "the backing directory does not answer", "refusing": f"the backing directory refuses calls{said}"}
+        calls = {
+            "stuck": "the backing directory does not answer",
+            "refusing": f"the backing directory refuses calls{said}",
+        }
         return self._parts.anchor.problem or calls.get(health.state, "")
 
     def configuration(self) -> Json:
@@ -239,7 +262,11 @@ class WorkerSubject:
 
     def interrupted(self) -> list[QueueEntry]:
         with self._parts.fs.lock:
-            return [_lost(report) for report in self._parts.fs.files_report() if report.state == "interrupted"]
+            return [
+                _lost(report)
+                for report in self._parts.fs.files_report()
+                if report.state == "interrupted"
+            ]
 
     def everything_left(self) -> list[QueueEntry]:
         """What the RAM tier holds and the backing directory does not, at the end of the mount."""
@@ -248,7 +275,9 @@ class WorkerSubject:
             named = {entry.name for entry in queued}
             reports = self._parts.fs.files_report()
         queued += [_held(guarded) for guarded in self.guarded()]
-        return queued + [_lost(r) for r in reports if r.state in UNPERSISTED and os.fsdecode(r.path) not in named]
+        return queued + [
+            _lost(r) for r in reports if r.state in UNPERSISTED and os.fsdecode(r.path) not in named
+        ]
 
     async def persisted(self, until: int) -> bool:
         future = self._parts.engine.persisted(Seq(until))
@@ -274,7 +303,9 @@ class WorkerSubject:
         future = parts.copies.submit("hash", _digest_and_close, held.fd, held.size)
         await settled(future)
         if future.result() != verdict.expected:
-            return "RAM has another content than was recorded: it is not written over the damaged one"
+            return (
+                "RAM has another content than was recorded: it is not written over the damaged one"
+            )
         with parts.fs.lock:
             seq = parts.inner.mending.store_again(path, held.tier_id)
             parts.state.commit()
@@ -288,14 +319,22 @@ class WorkerSubject:
     def retry(self, path: bytes) -> int:
         with self._parts.fs.lock:
             statistics = self._parts.engine.statistics()
-            failed = {Seq(entry.seq) for entry in (*statistics.queue, *statistics.parked) if entry.tries and _below(entry, path)}
+            failed = {
+                Seq(entry.seq)
+                for entry in (*statistics.queue, *statistics.parked)
+                if entry.tries and _below(entry, path)
+            }
             resumed = self._parts.inner.interrupted.store(path)
         return resumed + (self._parts.engine.retry(failed) if failed else 0)
 
     def discard(self, path: bytes) -> tuple[int, list[bytes]]:
         with self._parts.fs.lock:
             dropped, left = self._parts.inner.interrupted.discard(path)  # first: it may park some
-            parked = [Seq(entry.seq) for entry in self._parts.engine.statistics().parked if _below(entry, path)]
+            parked = [
+                Seq(entry.seq)
+                for entry in self._parts.engine.statistics().parked
+                if _below(entry, path)
+            ]
         return dropped + (self._parts.engine.discard(parked) if parked else 0), left
 
     async def checkpoints(self, path: bytes) -> list[CheckpointReport]:
@@ -329,8 +368,12 @@ class WorkerSubject:
     async def change(self, key: str, value: str) -> Json:
         field = field_named(key)
         if field not in CHANGEABLE:
-            raise ConfigError(f"{key} cannot be changed while mounted; these can: {', '.join(CHANGEABLE)}")
-        wanted = getattr(validated({**self._parts.settings.as_json(given_only=True), field: value}), field)
+            raise ConfigError(
+                f"{key} cannot be changed while mounted; these can: {', '.join(CHANGEABLE)}"
+            )
+        wanted = getattr(
+            validated({**self._parts.settings.as_json(given_only=True), field: value}), field
+        )
         asked = CHANGES[field](self._parts, wanted)
         if asked is not None:
             await answered(asked)
@@ -358,10 +401,14 @@ class WorkerSubject:
         rows = self._parts.manifest.rows(tuple(path.split(b"/")) if path else ())
         return next(rows, None) is not None
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
+    async def verify(
+        self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]
+    ) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
         good, began_at = set[bytes](), time.time()
-        verdicts = self._parts.verifier.verify([tuple(path.split(b"/")) if path else () for path in paths])
+        verdicts = self._parts.verifier.verify(
+            [tuple(path.split(b"/")) if path else () for path in paths]
+        )
         while True:
             future = self._parts.calls.verifies.submit("verify", next, verdicts, None)
             await settled(future)
@@ -390,7 +437,9 @@ def _orphan(path: tuple[bytes, ...]) -> str:
 
 def _held(guarded: GuardedReport) -> QueueEntry:
     """As an unmount names it."""
-    return QueueEntry(0, guarded.path, "delete", guarded.size, GUARDED, max(0.0, time.time() - guarded.since))
+    return QueueEntry(
+        0, guarded.path, "delete", guarded.size, GUARDED, max(0.0, time.time() - guarded.since)
+    )
 
 
 def _lost(report: FileReport) -> QueueEntry:
@@ -401,11 +450,20 @@ def _spill(spill: SpillStatistics | None, behind: Unmirrored | None) -> SpillRep
     if spill is None:
         return None
     copying = (spill.copying_files, spill.reserved_bytes)
-    place = (spill.directory, spill.mode, spill.state, spill.budget_bytes, spill.used_bytes, spill.files)
+    place = (
+        spill.directory,
+        spill.mode,
+        spill.state,
+        spill.budget_bytes,
+        spill.used_bytes,
+        spill.files,
+    )
     mirror = None
     if spill.mirror is not None and behind is not None:
         state = (spill.mirror.state, spill.mirror.why or None)
-        mirror = MirrorReport(*state, behind.until, behind.files, behind.bytes, spill.mirror.pending_transactions)
+        mirror = MirrorReport(
+            *state, behind.until, behind.files, behind.bytes, spill.mirror.pending_transactions
+        )
     return SpillReport(*place, *copying, last_error=spill.last_error or None, mirror=mirror)
 
 
@@ -436,21 +494,42 @@ def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
 
 
 def _durations(durations: Durations) -> dict[str, DurationsReport]:
-    return {name: DurationsReport(list(BOUNDS_S), list(one.counts), one.sum_s) for name, one in durations.all().items()}
+    return {
+        name: DurationsReport(list(BOUNDS_S), list(one.counts), one.sum_s)
+        for name, one in durations.all().items()
+    }
 
 
 def _counters(fs: Any, engine: engine_records.EngineStatistics, parts: Parts) -> dict[str, int]:
     """Everything that is counted, by one flat name each. Under the lock."""
     counters: dict[str, int] = asdict(engine.counters)
-    counters |= {name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)}
+    counters |= {
+        name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)
+    }
     counters |= {name: value for name, value in asdict(fs.warm).items() if name != "warming"}
-    counters |= {name: value for name, value in asdict(fs.content).items() if name.startswith(("evicted", "copied"))}
+    counters |= {
+        name: value
+        for name, value in asdict(fs.content).items()
+        if name.startswith(("evicted", "copied"))
+    }
     if fs.spill is not None:
         spill, moved = fs.spill, fs.spilled
-        counters |= {"spill_copied_files": spill.copied_files, "spill_copied_bytes": spill.copied_bytes, "spill_failures": spill.failures}
-        counters |= {"spill_mismatches": spill.mismatches, "spill_moved_files": moved[0], "spill_moved_bytes": moved[1]}
-    counters |= {f"refused_{kind}": count for kind, count in parts.directory.refused_attributes().items()}
-    counters |= {f"guard_released_{why}": engine.guard.released.get(why, 0) for why in RELEASED_BECAUSE}
+        counters |= {
+            "spill_copied_files": spill.copied_files,
+            "spill_copied_bytes": spill.copied_bytes,
+            "spill_failures": spill.failures,
+        }
+        counters |= {
+            "spill_mismatches": spill.mismatches,
+            "spill_moved_files": moved[0],
+            "spill_moved_bytes": moved[1],
+        }
+    counters |= {
+        f"refused_{kind}": count for kind, count in parts.directory.refused_attributes().items()
+    }
+    counters |= {
+        f"guard_released_{why}": engine.guard.released.get(why, 0) for why in RELEASED_BECAUSE
+    }
     counters |= cluster_counters(parts.cluster.statistics())
     counters |= parts.scrubbing.counters()
     counters["backing_reopened"] = parts.anchor.reopened

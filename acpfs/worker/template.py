@@ -64,7 +64,9 @@ def _serve(supervisor: socket.socket, work: Work) -> None:
             message, fds = channel.receive(supervisor)
             if message is None:
                 return
-            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # what comes before the worker ceases to ignore it is not lost: it waits
+            signal.pthread_sigmask(
+                signal.SIG_BLOCK, _ENDING
+            )  # what comes before the worker ceases to ignore it is not lost: it waits
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)

@@ -31,21 +31,44 @@ class WaitingCall:
 
 def writer(one: WaitingWriter) -> WaitingReport:
     """Of those who wait for room."""
-    return WaitingReport(os.fsdecode(one.path), one.pid or None, _command(one.pid), one.purpose, one.wanted_bytes, one.since, one.reason)
+    return WaitingReport(
+        os.fsdecode(one.path),
+        one.pid or None,
+        _command(one.pid),
+        one.purpose,
+        one.wanted_bytes,
+        one.since,
+        one.reason,
+    )
 
 
-def calls(waiting: Iterable[WaitingCall], path_of: Callable[[Ino], bytes]) -> list[WaitingCallReport]:
+def calls(
+    waiting: Iterable[WaitingCall], path_of: Callable[[Ino], bytes]
+) -> list[WaitingCallReport]:
     """Those that have waited for some time, the longest first."""
     now = time.monotonic()
-    long = sorted((one for one in waiting if now - one.since_s >= TOLD_AFTER_S), key=lambda one: one.since_s)[:TOLD_MAX]
+    long = sorted(
+        (one for one in waiting if now - one.since_s >= TOLD_AFTER_S), key=lambda one: one.since_s
+    )[:TOLD_MAX]
     return [
-        WaitingCallReport(os.fsdecode(path_of(one.ino)), one.pid or None, _command(one.pid), one.call, now - one.since_s) for one in long
+        WaitingCallReport(
+            os.fsdecode(path_of(one.ino)),
+            one.pid or None,
+            _command(one.pid),
+            one.call,
+            now - one.since_s,
+        )
+        for one in long
     ]
 
 
 def _command(pid: int) -> str | None:
     directory = directory_of(pid)
     try:
-        return None if directory is None else (directory / "comm").read_text(errors="backslashreplace").rstrip("\n")
+        return (
+            None
+            if directory is None
+            else (directory / "comm").read_text(errors="backslashreplace").rstrip("\n")
+        )
     except OSError:
         return None

@@ -81,7 +81,9 @@ DELETED = "deleted-"
 
 log = get_logger(__name__)
 
-ABORTED = "the kernel ended the session without an unmount (umount -f, an abort, or its request time-out)"
+ABORTED = (
+    "the kernel ended the session without an unmount (umount -f, an abort, or its request time-out)"
+)
 
 
 class Ending(Enum):
@@ -103,7 +105,9 @@ class Worker:
         self.link = link
         self._settings = parts.settings
         self._transport = (
-            TransportChoice(Transport.NATIVE, link.facts["because"]) if link.session else transports.choose(parts.settings.transport)
+            TransportChoice(Transport.NATIVE, link.facts["because"])
+            if link.session
+            else transports.choose(parts.settings.transport)
         )
         self._mountpoint = os.fspath(parts.settings.mountpoint)
         self._subject = WorkerSubject(parts, self)
@@ -121,11 +125,19 @@ class Worker:
         self._ending = Ending.UNMOUNTED
         self._left: list[QueueEntry] = []
         self._was_mounted = False
-        found = fallthrough.finished(parts.runtime, self._mountpoint) if link.workers_before else None
-        self.bypassed = (found.since, found.reason) if found is not None and found.since and found.uncovered else None
+        found = (
+            fallthrough.finished(parts.runtime, self._mountpoint) if link.workers_before else None
+        )
+        self.bypassed = (
+            (found.since, found.reason)
+            if found is not None and found.since and found.uncovered
+            else None
+        )
         """Since when, and why, new opens are native."""
         self._preloads = Preloads(parts.fs.steps, parts.inner.preloading, parts.manifest)
-        self._history = HistoryWatch(parts, self._subject.status, self._subject.reports_of, time.time)
+        self._history = HistoryWatch(
+            parts, self._subject.status, self._subject.reports_of, time.time
+        )
         self.beneath = False
         """Whether the backing directory lies beneath the mount."""
 
@@ -161,7 +173,11 @@ class Worker:
             )
             if "control" not in self.link.kept:
                 self.link.keep("control", [server.fileno()])
-            self.link.listen(self._make_room, partial(self._told_to_hurry, trio.lowlevel.current_trio_token()), self._adopted)
+            self.link.listen(
+                self._make_room,
+                partial(self._told_to_hurry, trio.lowlevel.current_trio_token()),
+                self._adopted,
+            )
             undo.callback(server.close)
             async with trio.open_nursery() as nursery:
                 await self._start_tasks(nursery, server)
@@ -198,13 +214,17 @@ class Worker:
             RefusedError: this transport's session cannot be taken over.
         """
         if self._transport.transport is not Transport.NATIVE:
-            raise RefusedError("reload needs the native transport: a libfuse mount cannot be taken over; unmount and mount again")
+            raise RefusedError(
+                "reload needs the native transport: a libfuse mount cannot be taken over; unmount and mount again"
+            )
         self.link.reload()
 
     @property
     def nothing_left(self) -> bool:
         """After `run`: whether the RAM tier may be removed. One that this worker never used and found empty may, too."""
-        return not self._left and (self._ended.is_set() or not (self._was_mounted or self._parts.place.found))
+        return not self._left and (
+            self._ended.is_set() or not (self._was_mounted or self._parts.place.found)
+        )
 
     @property
     def transport(self) -> str:
@@ -228,14 +248,22 @@ class Worker:
         self._heed_stuck_workers()
         if self._parts.place.found and not self.link.session:
             with self._parts.fs.lock:
-                lost = [report.ino for report in self._parts.fs.files_report() if report.state == "interrupted"]
+                lost = [
+                    report.ino
+                    for report in self._parts.fs.files_report()
+                    if report.state == "interrupted"
+                ]
             self._parts.engine.expect_foreign_changes(self._parts.log.last_seq, lost)
         self.link.step("restoring what is known of files")
         known = self.link.facts.get("space") if self.link.knows_lower else None
         try:
-            space = await self._parts.fs.steps.drive(self._parts.fs.start(SpaceInfo(*known) if known else None))
+            space = await self._parts.fs.steps.drive(
+                self._parts.fs.start(SpaceInfo(*known) if known else None)
+            )
         except OSError as error:
-            raise MachineError(f"backing directory {self._settings.backing}: {error.strerror}") from error
+            raise MachineError(
+                f"backing directory {self._settings.backing}: {error.strerror}"
+            ) from error
         if not known:
             await self._join()
             self.link.remember(space=astuple(space))
@@ -245,7 +273,10 @@ class Worker:
         """What a killed worker's call still does must not come after what this one does with the same file."""
         stuck = self.link.kept.get(STUCK)
         if stuck:
-            log.warning("a call of a killed worker on the backing directory has not returned: the drain waits for it", workers=len(stuck))
+            log.warning(
+                "a call of a killed worker on the backing directory has not returned: the drain waits for it",
+                workers=len(stuck),
+            )
             ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, stuck)
             self._parts.engine.begin_after(ended)
             self._parts.inner.earlier_calls.begin_after(ended)
@@ -257,7 +288,9 @@ class Worker:
             with trio.fail_after(BACKING_WAIT_S):
                 await self._parts.cluster.join()
         except (OSError, trio.TooSlowError) as error:
-            raise MachineError(f"backing directory {self._settings.backing}: the node record cannot be written: {error}") from error
+            raise MachineError(
+                f"backing directory {self._settings.backing}: the node record cannot be written: {error}"
+            ) from error
 
     async def _start_tasks(self, nursery: trio.Nursery, server: ControlServer) -> None:
         if self._parts.inner.spill is not None:
@@ -265,10 +298,14 @@ class Worker:
         await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)
-        metrics = MetricsTasks(self._settings, self._subject.metric_registry, taken_over=self.link.workers_before > 0)
+        metrics = MetricsTasks(
+            self._settings, self._subject.metric_registry, taken_over=self.link.workers_before > 0
+        )
         if self._settings.metrics_port:
             await nursery.start(metrics.serve)
-        await nursery.start(self._heed_signals)  # before it serves: the supervisor passes on then what came meanwhile
+        await nursery.start(
+            self._heed_signals
+        )  # before it serves: the supervisor passes on then what came meanwhile
         nursery.start_soon(self._freeze_old)
         nursery.start_soon(self._load_manifest)
         nursery.start_soon(metrics.write)
@@ -284,7 +321,9 @@ class Worker:
         await settled(future)
         error = future.exception()
         if error is not None:
-            log.warning("the manifest could not be read; older files cannot be verified", error=str(error))
+            log.warning(
+                "the manifest could not be read; older files cannot be verified", error=str(error)
+            )
 
     # -- while mounted
 
@@ -292,13 +331,18 @@ class Worker:
         self.link.step(f"laying the backing directory beneath {self._mountpoint}")
         await trio.to_thread.run_sync(self._lay_beneath)
         if self.bypassed is not None and not self.link.session:
-            log.warning("the mount was bypassed, and ended with the worker before: what that left is drained", mount=self._mountpoint)
+            log.warning(
+                "the mount was bypassed, and ended with the worker before: what that left is drained",
+                mount=self._mountpoint,
+            )
             self.link.serving(self._mountpoint)
             return
         self.link.step(f"mounting on {self._mountpoint}")
         try:
             with self._serving:
-                await serving.serve(self._transport, self._parts.fs, self._settings, self._mounted, self._load)
+                await serving.serve(
+                    self._transport, self._parts.fs, self._settings, self._mounted, self._load
+                )
         except BaseException:
             if self._was_mounted or self.link.session:
                 raise  # a bug ended the transport: what lies beneath is what applications go on with
@@ -325,7 +369,9 @@ class Worker:
             if self.beneath:
                 await self.bypass(ABORTED)
             else:
-                await trio.to_thread.run_sync(partial(mountpoint.take_away, self._mountpoint, detach=True))
+                await trio.to_thread.run_sync(
+                    partial(mountpoint.take_away, self._mountpoint, detach=True)
+                )
         except (RefusedError, MachineError) as error:
             log.error("the mount point stays dead", mount=self._mountpoint, error=str(error))
 
@@ -336,7 +382,9 @@ class Worker:
         if self.link.session or self.bypassed is not None:
             return
         if self.link.workers_before and mountpoint.is_mounted(self._mountpoint):
-            mountpoint.take_away(self._mountpoint, detach=True, abort=True)  # libfuse: the last worker's mount is dead
+            mountpoint.take_away(
+                self._mountpoint, detach=True, abort=True
+            )  # libfuse: the last worker's mount is dead
         if self._settings.on_failure is OnFailure.STOP:
             return
         reason = fallthrough.lay(self._parts.runtime, self._settings.backing, self._mountpoint)
@@ -353,7 +401,9 @@ class Worker:
 
         return libfuse.serve
 
-    async def _serve_kept(self, fs: FileSystem, settings: Settings, ready: Callable[[], None]) -> None:
+    async def _serve_kept(
+        self, fs: FileSystem, settings: Settings, ready: Callable[[], None]
+    ) -> None:
         """Serve the native session, which the supervisor keeps too: an earlier worker's, or a new one."""
         from acpfs.transport.native import serve as native
         from acpfs.transport.native.negotiate import Negotiated, ProtocolError
@@ -364,7 +414,11 @@ class Worker:
             ready()
 
         negotiated = None
-        deleted = {Ino(int(name.removeprefix(DELETED))): fds[0] for name, fds in self.link.kept.items() if name.startswith(DELETED)}
+        deleted = {
+            Ino(int(name.removeprefix(DELETED))): fds[0]
+            for name, fds in self.link.kept.items()
+            if name.startswith(DELETED)
+        }
         fs.keep_deleted(deleted, lambda ino, fds: self.link.keep(f"{DELETED}{ino}", fds))
         if self.link.session:
             negotiated = Negotiated.from_record(self._parts.inner.kept.fact("negotiated"))
@@ -372,7 +426,14 @@ class Worker:
             self.link.keep("session", await trio.to_thread.run_sync(native.make_session, settings))
             self.link.remember(because=self._transport.reason)
         try:
-            await native.serve_kept(fs, self._parts.inner.kept, self.link.kept["session"], negotiated, serving, holding=self._holding(fs))
+            await native.serve_kept(
+                fs,
+                self._parts.inner.kept,
+                self.link.kept["session"],
+                negotiated,
+                serving,
+                holding=self._holding(fs),
+            )
         except (ProtocolError, OSError) as error:
             if self._was_mounted or self.link.session:
                 raise
@@ -413,7 +474,9 @@ class Worker:
         self._manager.ready(f"{self._record.backing} on {self._mountpoint}")
         self.link.serving(self._mountpoint)
         if self.link.workers_before:
-            log.warning("a new worker serves", why=self.link.reason, pause_s=round(self.link.pause_s, 3))
+            log.warning(
+                "a new worker serves", why=self.link.reason, pause_s=round(self.link.pause_s, 3)
+            )
         self._parts.prefault.start()
 
     async def _freeze_old(self) -> None:
@@ -439,7 +502,9 @@ class Worker:
             if error is None and future.result():
                 if "backing" in self.link.kept:
                     self.link.keep("backing", [self._parts.directory.descriptor])
-                self._parts.engine.retry({Seq(0)})  # none that is parked, but what is scheduled: now
+                self._parts.engine.retry(
+                    {Seq(0)}
+                )  # none that is parked, but what is scheduled: now
 
     def _alive(self) -> bool:
         """Whether requests can be served: this loop runs, and the lock is to be had."""
@@ -453,14 +518,18 @@ class Worker:
 
     def waiting_calls(self) -> list[WaitingCall]:
         """Of the native transport."""
-        return [] if self._session is None else [WaitingCall(*one) for one in self._session.waiting()]
+        return (
+            [] if self._session is None else [WaitingCall(*one) for one in self._session.waiting()]
+        )
 
     # -- the end
 
     async def _heed_signals(self, task_status: trio.TaskStatus[None]) -> None:
         """SIGTERM and SIGINT: drain up to the deadline, then end; not at once, however many come. SIGHUP: open the logs again."""
         for one in _SIGNALS:
-            signal.signal(one, signal.SIG_IGN)  # so it is again behind this: a signal must not end what is put away there
+            signal.signal(
+                one, signal.SIG_IGN
+            )  # so it is again behind this: a signal must not end what is put away there
         with trio.open_signal_receiver(*_SIGNALS) as signals:
             task_status.started()
             async with trio.open_nursery() as nursery:
@@ -472,7 +541,10 @@ class Worker:
                         stopping = True
                         nursery.start_soon(self._stop)
                     elif self.link.says_hurry:  # it counts: this one may come from somebody who signals all processes of the mount
-                        log.info("another signal: the supervisor says whether the drain goes on", supervisor=self._record.pid)
+                        log.info(
+                            "another signal: the supervisor says whether the drain goes on",
+                            supervisor=self._record.pid,
+                        )
                     else:
                         self._hurry.set()
 
@@ -482,12 +554,16 @@ class Worker:
         try:
             token.run_sync_soon(self._hurry.set)
         except trio.RunFinishedError:
-            os._exit(ExitCode.TIMEOUT)  # it puts away what it has; a storage that hangs there keeps it no longer
+            os._exit(
+                ExitCode.TIMEOUT
+            )  # it puts away what it has; a storage that hangs there keeps it no longer
 
     async def _stop(self) -> None:
         """Drain, then take the mount away, from whoever uses it if must be."""
         since = self.link.told_to_end()
-        timeout_s = max(0.0, self._settings.drain_timeout_s - (time.monotonic() - since))  # all workers that drain have it together
+        timeout_s = max(
+            0.0, self._settings.drain_timeout_s - (time.monotonic() - since)
+        )  # all workers that drain have it together
         self._drain_deadline = trio.current_time() + timeout_s
         log.info("stopping: draining first", timeout_s=timeout_s, operations=len(self._parts.log))
         self._manager.stopping("draining", timeout_s)
@@ -508,13 +584,21 @@ class Worker:
         if self.bypassed is not None:
             self._end_bypass(leave=leave)
             return
-        if mountpoint.is_mounted(self._mountpoint):  # else a call before this one did, and others held it
-            await trio.to_thread.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
+        if mountpoint.is_mounted(
+            self._mountpoint
+        ):  # else a call before this one did, and others held it
+            await trio.to_thread.run_sync(
+                mountpoint.take_away, self._mountpoint, abandon_on_cancel=True
+            )
         if leave:
             self._hurry.set()
         with trio.move_on_after(SESSION_ENDS_S):
             await self._served.wait()
-        if not self._served.is_set() and self._mount and (others := await trio.to_thread.run_sync(holders, self._mount.device)):
+        if (
+            not self._served.is_set()
+            and self._mount
+            and (others := await trio.to_thread.run_sync(holders, self._mount.device))
+        ):
             raise RefusedError(
                 f"{self._mountpoint} is unmounted here, but process {others[0]} still has it in another mount namespace (a container?): "
                 "the daemon serves that on, and ends with it"
@@ -533,21 +617,27 @@ class Worker:
         self.bypassed = (time.time(), reason)
         kept = (statistics.queued_ops, statistics.dirty_bytes)
         try:
-            if not await trio.to_thread.run_sync(partial(fallthrough.fall, self._parts.runtime, self._mountpoint, reason, kept=kept)):
+            if not await trio.to_thread.run_sync(
+                partial(fallthrough.fall, self._parts.runtime, self._mountpoint, reason, kept=kept)
+            ):
                 raise FileNotFoundError(errno.ENOENT, "what lies beneath it is not known any more")
         except OSError as error:
             self.bypassed = None
             self._parts.engine.expect_foreign_changes(
                 *before
             )  # else what other members write would be a conflict for as long as this mount lasts
-            raise MachineError(f"{self._mountpoint} cannot be detached: {error.strerror}") from error
+            raise MachineError(
+                f"{self._mountpoint} cannot be detached: {error.strerror}"
+            ) from error
 
     def _end_bypass(self, *, leave: bool) -> None:
         """End what is still served of a bypassed mount."""
         with self._parts.fs.lock:
             open_files = self._parts.fs.statistics().open_files
         if open_files and not leave:
-            raise RefusedError(f"{open_files} files are still open in the bypassed mount; --leave takes them from their users")
+            raise RefusedError(
+                f"{open_files} files are still open in the bypassed mount; --leave takes them from their users"
+            )
         self._lift_beneath()
         self._serving.cancel()
         if leave:
@@ -567,7 +657,9 @@ class Worker:
                     rest = self._subject.remaining(self._parts.log.last_seq)
                     if rest.stuck or (rest.operations == 0 and self._parts.engine.drained()):
                         break
-                    self._manager.status(f"draining: {rest.operations} operations, {rest.size_bytes} bytes left")
+                    self._manager.status(
+                        f"draining: {rest.operations} operations, {rest.size_bytes} bytes left"
+                    )
                     await trio.sleep(DRAIN_LOOK_INTERVAL_S)
                 nursery.cancel_scope.cancel()
 
@@ -582,9 +674,16 @@ class Worker:
         self._left = self._subject.everything_left()
         for entry in self._left[:LEFT_LOGGED_MAX]:
             log.warning(
-                "not persisted, kept in the RAM tier", name=entry.name, operation=entry.operation, size=entry.size, state=entry.state
+                "not persisted, kept in the RAM tier",
+                name=entry.name,
+                operation=entry.operation,
+                size=entry.size,
+                state=entry.state,
             )
-        log.info("drained" if not self._left else "ended with something left", left_operations=len(self._left))
+        log.info(
+            "drained" if not self._left else "ended with something left",
+            left_operations=len(self._left),
+        )
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:

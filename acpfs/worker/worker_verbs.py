@@ -65,7 +65,12 @@ class WorkerVerbs:
             nursery.cancel_scope.cancel()
         files = job.outcome()
         for start in range(0, len(files), BATCH_ITEMS):
-            await tell({"event": "items", "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]]})
+            await tell(
+                {
+                    "event": "items",
+                    "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]],
+                }
+            )
         return {"items": []}
 
     async def _pin(self, request: ControlRequest, _tell: Report) -> Json:
@@ -92,7 +97,9 @@ class WorkerVerbs:
                 done = self._parts.inner.eviction.evict(path)
                 self._parts.state.commit()
             files, freed = files + done.files, freed + done.freed_bytes
-            stayed = [StayedFile(os.fsdecode(one.path), one.reason, one.size_bytes) for one in done.stayed]
+            stayed = [
+                StayedFile(os.fsdecode(one.path), one.reason, one.size_bytes) for one in done.stayed
+            ]
             await tell({"event": "items", "items": [asdict(file) for file in stayed]})
         return {"files": files, "bytes": freed, "items": []}
 
@@ -106,12 +113,18 @@ class WorkerVerbs:
             raise BadRequestError(f"{request.verb}: for no time at all")
         node = await self._found(path)
         if not node.is_dir and not node.is_file:
-            raise RefusedError(f"{os.fsdecode(path)} is neither a directory nor a file: name the target of the symlink, if it is one")
+            raise RefusedError(
+                f"{os.fsdecode(path)} is neither a directory nor a file: name the target of the symlink, if it is one"
+            )
         if request.uid not in (0, node.uid):
-            raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
+            raise AcpfsError(
+                f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent"
+            )
         urgent = self._parts.inner.urgent
         with self._parts.fs.lock:
-            changed = urgent.declare(path, seconds, request.uid) if seconds else urgent.withdraw(path)
+            changed = (
+                urgent.declare(path, seconds, request.uid) if seconds else urgent.withdraw(path)
+            )
             self._parts.state.commit()
         return {"changed": changed}
 
@@ -123,7 +136,9 @@ class WorkerVerbs:
         except OSError as error:
             raise AcpfsError(f"{os.fsdecode(path)}: {error.strerror}") from error
         if node is None or looked.cancelled_caught:
-            raise DeadlineError(f"the backing directory does not say whether there is {os.fsdecode(path)}")
+            raise DeadlineError(
+                f"the backing directory does not say whether there is {os.fsdecode(path)}"
+            )
         return node
 
     # -- looks
@@ -153,7 +168,9 @@ class WorkerVerbs:
 
     async def _doctor(self, _request: ControlRequest, tell: Report) -> Json:
         """Look at the worker's own state; each fault is an item."""
-        faults = await examine(self._parts.fs.lock, self._parts.inner.invariants, _now_and_then(tell))
+        faults = await examine(
+            self._parts.fs.lock, self._parts.inner.invariants, _now_and_then(tell)
+        )
         await tell({"event": "items", "items": [asdict(fault) for fault in faults]})
         return {"items": []}
 
@@ -162,7 +179,12 @@ class WorkerVerbs:
         with self._parts.fs.lock:
             entries = self._parts.history.entries()
         for start in range(0, len(entries), BATCH_ITEMS):
-            await tell({"event": "items", "items": [asdict(entry) for entry in entries[start : start + BATCH_ITEMS]]})
+            await tell(
+                {
+                    "event": "items",
+                    "items": [asdict(entry) for entry in entries[start : start + BATCH_ITEMS]],
+                }
+            )
         return {"items": []}
 
     # -- other members
@@ -178,11 +200,17 @@ class WorkerVerbs:
         behind: list[str] = []
         limit_s = request.seconds("timeout_s")
         with trio.move_on_after(float("inf") if limit_s is None else limit_s):
-            await self._parts.cluster.others_persisted(lambda names: behind.__setitem__(slice(None), names))
+            await self._parts.cluster.others_persisted(
+                lambda names: behind.__setitem__(slice(None), names)
+            )
             with self._parts.fs.lock:
                 self._parts.fs.look_up_all_anew()
             return {"nodes": []}
-        why = f"still draining: {', '.join(behind)}" if behind else "the backing directory does not say which nodes there are"
+        why = (
+            f"still draining: {', '.join(behind)}"
+            if behind
+            else "the backing directory does not say which nodes there are"
+        )
         error = RemoteError(why, {"nodes": behind})
         error.exit_code = ExitCode.TIMEOUT
         raise error
@@ -192,9 +220,13 @@ class WorkerVerbs:
         try:
             forgotten = await self._parts.cluster.forget(node)
         except OSError as error:
-            raise AcpfsError(f"the backing directory does not let the record be removed: {error.strerror}") from error
+            raise AcpfsError(
+                f"the backing directory does not let the record be removed: {error.strerror}"
+            ) from error
         if not forgotten:
-            raise RefusedError(f"{node} is alive, or does not exist: only a missing node can be forgotten")
+            raise RefusedError(
+                f"{node} is alive, or does not exist: only a missing node can be forgotten"
+            )
         return {"node": node}
 
 

@@ -78,8 +78,18 @@ class Engine:
         place: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Starts nothing; `run` does. `spill`: where versions are that have left RAM; `before`: see `Committer`; `place`: see `Stagger`."""
-        self._parts, self._lock, self._listener, self.section = parts, parts.lock, (listener := parts.listener), parts.section
-        self._lower, self._ops, self._tier, self._calls = (lower := parts.lower), (log := parts.log), (tier := parts.tier), parts.calls
+        self._parts, self._lock, self._listener, self.section = (
+            parts,
+            parts.lock,
+            (listener := parts.listener),
+            parts.section,
+        )
+        self._lower, self._ops, self._tier, self._calls = (
+            (lower := parts.lower),
+            (log := parts.log),
+            (tier := parts.tier),
+            parts.calls,
+        )
         self._counters, settings = parts.counters, parts.settings
         self._due: dict[Seq, float] = {}
         self._noted, self._paused = 0, False
@@ -90,18 +100,49 @@ class Engine:
         equal = EqualFiles(parts, manifest.digest, lambda: bool(self.gate.has_peers))
         give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s)
         self._checksums = WaitingChecksums(parts, give_way)
-        self._streamer = Streamer(parts, self._bucket, self._garbage.remove, give_way, self._spares, spill, equal, self._go_on)
+        self._streamer = Streamer(
+            parts,
+            self._bucket,
+            self._garbage.remove,
+            give_way,
+            self._spares,
+            spill,
+            equal,
+            self._go_on,
+        )
         self._conflicts = Conflicts(parts)
-        applied, there = self._streamer.applied, Whereabouts(lower, parts.tree, log, parts.lock, listener.left_as)
+        applied, there = (
+            self._streamer.applied,
+            Whereabouts(lower, parts.tree, log, parts.lock, listener.left_as),
+        )
         one_by_one = spill is not None and spill.mode is SpillMode.MIRROR
         placing = Placing(parts)
-        self._committer = Committer(parts, placing, manifest, applied, self._conflicts, self._spares, there, before, one_by_one=one_by_one)
-        self._flusher = Flusher(parts, self._retry, Recheck(parts, self._committer, placing, there).look)
+        self._committer = Committer(
+            parts,
+            placing,
+            manifest,
+            applied,
+            self._conflicts,
+            self._spares,
+            there,
+            before,
+            one_by_one=one_by_one,
+        )
+        self._flusher = Flusher(
+            parts, self._retry, Recheck(parts, self._committer, placing, there).look
+        )
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._failures = Failures(parts, self._queue, self._retry, self._due)
         pointers = Pointers(settings.pointer_patterns, listener.is_directory)
         freed = lambda op: self.guard.is_free(op)  # noqa: E731, PLW0108 - there is no guard yet
-        self.gate: Gate = Gate(log, pointers.makes, pointers.takes, settings.cluster_order, freed, listener.directory_of)
+        self.gate: Gate = Gate(
+            log,
+            pointers.makes,
+            pointers.takes,
+            settings.cluster_order,
+            freed,
+            listener.directory_of,
+        )
         self.guard: Guard = Guard(parts, self.gate)
         self._order = Order(parts, pointers, self.gate, self._due, self._elide, self.guard)
         self._manifest = ManifestWriter(manifest, self._calls.commits, is_idle=lambda: not len(log))
@@ -176,7 +217,10 @@ class Engine:
         try:
             await outcome(self._calls.commits.submit("prepare", self._clean_up))
         except OSError as error:
-            _log.warning("backing directory does not let the drain begin; will be retried", error=errno_name(error.errno))
+            _log.warning(
+                "backing directory does not let the drain begin; will be retried",
+                error=errno_name(error.errno),
+            )
             return False
         return True
 
@@ -188,7 +232,11 @@ class Engine:
         with self._lock:
             self.guard.found_kept(kept)
             versions = [op.version for op in self._ops if op.version is not None]
-            needed = {version.staging_name for version in versions if version.is_staged or not version.is_local}
+            needed = {
+                version.staging_name
+                for version in versions
+                if version.is_staged or not version.is_local
+            }
             needed |= self._listener.staging_in_use()
         for name in found:
             if name not in needed and not name.startswith(ASIDE_PREFIX):
@@ -224,7 +272,11 @@ class Engine:
                 due = min(due, trio.current_time() + stand_back_s)
             if stagger_s:
                 due = min(due, trio.current_time() + min(stagger_s, LOOK_AGAIN_S))
-            due = min(due, self._garbage.sweep(trio.current_time()), trio.current_time() + self._spares.sweep())
+            due = min(
+                due,
+                self._garbage.sweep(trio.current_time()),
+                trio.current_time() + self._spares.sweep(),
+            )
             for stream in started:
                 nursery.start_soon(self._stream, stream)
             await self._stream_bell.heard(due)
@@ -250,7 +302,10 @@ class Engine:
     def _next_stream(self, now: float, *, small: bool) -> Stream | None:
         if self._paused or self._committer.stopped:
             return None
-        large, small = not self.stagger.delay_s(pressed=False), small and not self._staged.is_enough(len(self._queue.active))
+        large, small = (
+            not self.stagger.delay_s(pressed=False),
+            small and not self._staged.is_enough(len(self._queue.active)),
+        )
         while (op := self._queue.next(now, small=small, large=large)) is not None:
             if not (self._elide(op) or self._may_be_left_out(op)):
                 self._due.pop(op.seq, None)
@@ -319,7 +374,9 @@ class Engine:
             if group:
                 await self._commit(group)
             else:
-                await self._commit_bell.heard(min(due, self._failures.next_parked() if not self._paused else math.inf))
+                await self._commit_bell.heard(
+                    min(due, self._failures.next_parked() if not self._paused else math.inf)
+                )
 
     def _next_group(self, now: float) -> tuple[list[Op], float]:
         """The next group, or when to look again. Asks first whether to stand back: looking costs more than committing does."""
@@ -327,7 +384,9 @@ class Engine:
         self._commits_stand_back = False
         if first is None or self._paused:
             return [], math.inf
-        if (_is_small(first) or not self._order.is_ready(first, now)) and (stand_back_s := self._courtesy.delay_s()):
+        if (_is_small(first) or not self._order.is_ready(first, now)) and (
+            stand_back_s := self._courtesy.delay_s()
+        ):
             self._commits_stand_back = True
             return [], now + stand_back_s
         return self._order.group(now)
@@ -341,7 +400,9 @@ class Engine:
         with self.section():
             self._finish(result)
             failed, error = result.failed, result.error
-            if failed is not None and error is not None and self._ops.get(failed.seq) is failed:  # else given up before it was begun
+            if (
+                failed is not None and error is not None and self._ops.get(failed.seq) is failed
+            ):  # else given up before it was begun
                 self._failed(failed, error)
             for op in result.undone:
                 self._spares.given_up(op.version)
@@ -367,7 +428,9 @@ class Engine:
                 self._spares.persisted(op.version)
             self._listener.persisted(op, stat)
         self.guard.noted(op for op, _stat in result.done)
-        if any(op.kind in REMOVING for op, _stat in result.done) and (wanting := self._order.room.try_again()):
+        if any(op.kind in REMOVING for op, _stat in result.done) and (
+            wanting := self._order.room.try_again()
+        ):
             for op in wanting:
                 self._due.pop(op.seq, None)
             self._queue.wake_all()
@@ -399,12 +462,16 @@ class Engine:
     def _elide(self, op: Op) -> bool:
         """Leave out what nets out to nothing from here on; True when that was so."""
         window = self._ops.window_to_elide(op)
-        if not window or any(self._is_worth_finishing(left_out) or self._is_told_of(left_out) for left_out in window):
+        if not window or any(
+            self._is_worth_finishing(left_out) or self._is_told_of(left_out) for left_out in window
+        ):
             return False
         for left_out in window:
             heir = self._its_turn(left_out)
             if heir is not None:
-                self._rewritten_since[heir.seq] = self._rewritten_since.get(left_out.seq, left_out.logged_at)
+                self._rewritten_since[heir.seq] = self._rewritten_since.get(
+                    left_out.seq, left_out.logged_at
+                )
         self._ops.leave_out(window)
         self._counters.elided_ops += len(window)
         for left_out in window:
@@ -413,7 +480,12 @@ class Engine:
 
     def _is_worth_finishing(self, op: Op) -> bool:
         """Whether a stream goes on although there is a newer version: else a file rewritten all the time would never be persisted."""
-        if op.withheld or op.version is None or op.version.state is VersionState.COMPLETE or self._ops.replacement(op) is None:
+        if (
+            op.withheld
+            or op.version is None
+            or op.version.state is VersionState.COMPLETE
+            or self._ops.replacement(op) is None
+        ):
             return False
         age_s = self._ops.clock.now() - self._rewritten_since.get(op.seq, op.logged_at)
         return self._ops.waited_for(op) or age_s > REWRITTEN_S_MAX
@@ -437,7 +509,11 @@ class Engine:
     def _its_turn(self, op: Op) -> Op | None:
         """The operation is about to leave the log; what replaces it, if anything, is next of its node."""
         heir = self._ops.replacement(op)
-        if heir is not None and heir.version is not None and heir.version.state is VersionState.COMPLETE:
+        if (
+            heir is not None
+            and heir.version is not None
+            and heir.version.state is VersionState.COMPLETE
+        ):
             self._queue.add(heir)
             self._stream_bell.ring()
         return heir
@@ -448,7 +524,11 @@ class Engine:
         stream = self._queue.active.get(op.seq)
         if stream is not None:
             stream.abandoned = True
-        elif not self._spares.given_up(op.version) and op.version is not None and op.version.staging_name:
+        elif (
+            not self._spares.given_up(op.version)
+            and op.version is not None
+            and op.version.staging_name
+        ):
             self._garbage.remove_nowait(op.version.staging_name)
         self._listener.dropped(op)
 
@@ -522,7 +602,9 @@ class Engine:
         """Files copied at the same time from now on. Thread-safe."""
         with self._lock:
             self._queue.set_streams(count)
-            self._calls.streams.threads_max = max(self._calls.streams.threads_max, self._queue.threads_max)
+            self._calls.streams.threads_max = max(
+                self._calls.streams.threads_max, self._queue.threads_max
+            )
         self.wake()
 
     def statistics(self) -> EngineStatistics:
@@ -536,7 +618,11 @@ class Engine:
                 staged_bytes=self._staged.bytes,
                 oldest_logged_at=front[0].logged_at if front else None,
                 queue=queue_entries(front, self._listener, self._order.why),
-                streaming=queue_entries((s.op for s in self._queue.active.values() if not s.abandoned), self._listener, self._order.why),
+                streaming=queue_entries(
+                    (s.op for s in self._queue.active.values() if not s.abandoned),
+                    self._listener,
+                    self._order.why,
+                ),
                 parked=queue_entries(self._ops.parked(), self._listener, self._order.why),
                 held=self._paused,
                 streams_max=self._queue.streams_max,

@@ -34,10 +34,16 @@ def queue_entry(op: Op, listener: Listener, why: Why, now: float) -> QueueEntry:
 
 def _detail(op: Op) -> str | None:
     """A worker that only found the operation in the log has the errno alone."""
-    return None if op.last_error is None or op.withheld else op.last_detail or os.strerror(op.last_error)
+    return (
+        None
+        if op.last_error is None or op.withheld
+        else op.last_detail or os.strerror(op.last_error)
+    )
 
 
-def queue_entries(ops: Iterable[Op], listener: Listener, why: Callable[[Op], Why]) -> tuple[QueueEntry, ...]:
+def queue_entries(
+    ops: Iterable[Op], listener: Listener, why: Callable[[Op], Why]
+) -> tuple[QueueEntry, ...]:
     """Several of them."""
     now = time.time()
     return tuple(queue_entry(op, listener, why(op), now) for op in ops)

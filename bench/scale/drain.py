@@ -65,7 +65,11 @@ class _Simulation:
     def __init__(self, scenario: Scenario, metadata_rate: float) -> None:
         self.scenario = scenario
         self.now = self.v = 0.0
-        self.metadata_bytes_rate = metadata_rate * scenario.bytes_per_node / (scenario.files_per_node * scenario.operations_per_file)
+        self.metadata_bytes_rate = (
+            metadata_rate
+            * scenario.bytes_per_node
+            / (scenario.files_per_node * scenario.operations_per_file)
+        )
         self.nodes = [self._node(number) for number in range(scenario.nodes)]
         self.closes: list[tuple[float, int, int, float]] = []
         self.begins: list[tuple[float, int]] = []
@@ -74,7 +78,9 @@ class _Simulation:
         self.dirty = self.dirty_peak = self.dirty_time = self.node_dirty_peak = 0.0
 
     def _node(self, number: int) -> _Node:
-        stagger = Stagger(self.scenario.stagger_s, lambda: number / self.scenario.nodes, lambda: self.now)
+        stagger = Stagger(
+            self.scenario.stagger_s, lambda: number / self.scenario.nodes, lambda: self.now
+        )
         return _Node(number, stagger)
 
     def rate(self) -> float:
@@ -87,17 +93,27 @@ class _Simulation:
         chance = random.Random(self.scenario.seed)
         for save in range(self.scenario.saves):
             for node in self.nodes:
-                size = self.scenario.bytes_per_node * (1 + self.scenario.bytes_skew * chance.uniform(-1, 1))
-                at = save * self.scenario.interval_s + chance.random() * self.scenario.close_spread_s
+                size = self.scenario.bytes_per_node * (
+                    1 + self.scenario.bytes_skew * chance.uniform(-1, 1)
+                )
+                at = (
+                    save * self.scenario.interval_s + chance.random() * self.scenario.close_spread_s
+                )
                 self.closes.append((at, node.number, save, size))
         heapq.heapify(self.closes)
         while self.closes or self.begins or self.ends:
             self._step()
         span_s = max(self.now, self.scenario.saves * self.scenario.interval_s)
-        return Drained(self.saved, self.dirty_peak, self.dirty_time / span_s, self.node_dirty_peak, span_s)
+        return Drained(
+            self.saved, self.dirty_peak, self.dirty_time / span_s, self.node_dirty_peak, span_s
+        )
 
     def _step(self) -> None:
-        end = self.now + max(0.0, self.ends[0][0] - self.v) / self.rate() if self.ends else float("inf")
+        end = (
+            self.now + max(0.0, self.ends[0][0] - self.v) / self.rate()
+            if self.ends
+            else float("inf")
+        )
         close = self.closes[0][0] if self.closes else float("inf")
         begin = self.begins[0][0] if self.begins else float("inf")
         self._leap(min(end, close, begin))
@@ -124,9 +140,13 @@ class _Simulation:
         self.dirty += size
         self.dirty_peak = max(self.dirty_peak, self.dirty)
         sent = 0.0 if node.current is None else node.current[1] - max(0.0, node.current[4] - self.v)
-        self.node_dirty_peak = max(self.node_dirty_peak, node.closed_bytes - node.persisted_bytes - sent)
+        self.node_dirty_peak = max(
+            self.node_dirty_peak, node.closed_bytes - node.persisted_bytes - sent
+        )
         if node.current is None and len(node.waiting) == 1:
-            heapq.heappush(self.begins, (self.now + node.stagger.delay_s(pressed=False), node.number))
+            heapq.heappush(
+                self.begins, (self.now + node.stagger.delay_s(pressed=False), node.number)
+            )
 
     def _begin(self, node: _Node) -> None:
         save, size, closed_at = node.waiting.popleft()
@@ -146,4 +166,6 @@ class _Simulation:
 
 def drain(scenario: Scenario, metadata_rate: float | None = None) -> Drained:
     """Run it. `metadata_rate`: what is left for files; default: all."""
-    return _Simulation(scenario, scenario.metadata_rate if metadata_rate is None else metadata_rate).run()
+    return _Simulation(
+        scenario, scenario.metadata_rate if metadata_rate is None else metadata_rate
+    ).run()

@@ -74,8 +74,14 @@ class Gate:
         """When others can read that a node has what it was to have since then: its next beat, and in groups its leader's."""
         told = since + self._random.random() * self._beat_s + self._latency_s
         if self._design.group and self._scenario.nodes > self._design.group:
-            collecting = min(self._design.group, self._scenario.nodes) * self._latency_s / self._design.readers
-            told += self._random.random() * max(self._beat_s, collecting) + collecting + self._latency_s
+            collecting = (
+                min(self._design.group, self._scenario.nodes)
+                * self._latency_s
+                / self._design.readers
+            )
+            told += (
+                self._random.random() * max(self._beat_s, collecting) + collecting + self._latency_s
+            )
         return told
 
     def passes(self, saved: list[Saved]) -> Passed:
@@ -88,7 +94,11 @@ class Gate:
             if one is closed:
                 continue
             behind = self._random.uniform(-error, error)
-            told.append(self._told_at(max(one.persisted_at, closed.closed_at + scenario.clock_bound_s + behind)))
+            told.append(
+                self._told_at(
+                    max(one.persisted_at, closed.closed_at + scenario.clock_bound_s + behind)
+                )
+            )
         if not told:
             return Passed(0.0, 0, 0)
         units = _grouped(told, self._design.group) if self._design.group else told
@@ -99,12 +109,20 @@ class Gate:
     def _look(self, units: list[float], begins: float, slowest: float) -> tuple[float, int, int]:
         """Look until all have passed: when, reads, looks."""
         at, reads, looks, missing = begins, 0, 0, sorted(units)
-        each_s = self._latency_s / (self._design.readers if self._scenario.nodes > SHARED_FROM else READERS)
+        each_s = self._latency_s / (
+            self._design.readers if self._scenario.nodes > SHARED_FROM else READERS
+        )
         listing_s = listing_operations(self._scenario.nodes) * self._latency_s
         due = self._due()
         while True:
-            took_s = listing_s if self._design.in_names or self._design.lists_to_read or not looks else 0.0
-            reading = 0 if self._design.in_names else round(len(missing) * due) if looks else len(missing)
+            took_s = (
+                listing_s
+                if self._design.in_names or self._design.lists_to_read or not looks
+                else 0.0
+            )
+            reading = (
+                0 if self._design.in_names else round(len(missing) * due) if looks else len(missing)
+            )
             reading_s = reading * each_s
             reads += reading
             missing = self._unpassed(missing, at, took_s, reading_s)
@@ -117,15 +135,22 @@ class Gate:
         """Of the records that were read, those that may be others at the next look: by clocks that may be ahead by the bound."""
         if not self._design.leaves_out:
             return 1.0
-        return min(1.0, (self._design.look * self._heartbeat_s + self._scenario.clock_bound_s) / self._beat_s)
+        return min(
+            1.0,
+            (self._design.look * self._heartbeat_s + self._scenario.clock_bound_s) / self._beat_s,
+        )
 
-    def _unpassed(self, told: list[float], at: float, listing_s: float, reading_s: float) -> list[float]:
+    def _unpassed(
+        self, told: list[float], at: float, listing_s: float, reading_s: float
+    ) -> list[float]:
         """Of records that are read one after the other, in no order that is known."""
         if not reading_s:
             return told[bisect.bisect_right(told, at) :]
         began = at + listing_s
         first, last = bisect.bisect_right(told, began), bisect.bisect_right(told, began + reading_s)
-        return [one for one in told[first:last] if one > began + self._random.random() * reading_s] + told[last:]
+        return [
+            one for one in told[first:last] if one > began + self._random.random() * reading_s
+        ] + told[last:]
 
 
 def _grouped(told: list[float], size: int) -> list[float]:

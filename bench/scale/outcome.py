@@ -65,7 +65,9 @@ def simulate(scenario: Scenario, design: Design) -> Outcome:
     left = max(METADATA_LEFT_MIN * scenario.metadata_rate, scenario.metadata_rate - own.total)
     drained = drain(scenario, left)
     pointers = [
-        Gate(scenario, design, scenario.seed * 1000 + number).passes(drained.of(number // scenario.pointers_per_save))
+        Gate(scenario, design, scenario.seed * 1000 + number).passes(
+            drained.of(number // scenario.pointers_per_save)
+        )
         for number in range(scenario.saves * scenario.pointers_per_save)
     ]
     last = drained.of(scenario.saves - 1)
@@ -76,7 +78,8 @@ def simulate(scenario: Scenario, design: Design) -> Outcome:
         design,
         persisted_s=max(one.persisted_at for one in last) - closed_at,
         persisted_mean_s=sum(one.persisted_at - one.closed_at for one in last) / len(last),
-        keeps_up=max(one.persisted_at - one.closed_at for one in drained.saved) <= scenario.interval_s,
+        keeps_up=max(one.persisted_at - one.closed_at for one in drained.saved)
+        <= scenario.interval_s,
         pointer_delay_s=max(pointer.delay_s for pointer in pointers),
         pointer_reads=sum(pointer.reads for pointer in pointers) / len(pointers),
         ram_per_node=drained.node_dirty_peak,
@@ -102,7 +105,9 @@ def failures(scenario: Scenario, drained: Drained, seed: int) -> float:
     lost = 0.0
     by_node: dict[int, list[tuple[float, float, float, float]]] = {}
     for one in drained.saved:
-        by_node.setdefault(one.node, []).append((one.closed_at, one.begun_at, one.persisted_at, one.size))
+        by_node.setdefault(one.node, []).append(
+            (one.closed_at, one.begun_at, one.persisted_at, one.size)
+        )
     at = chance.expovariate(scenario.nodes / scenario.mtbf_s)
     while at < drained.span_s:
         for closed_at, begun_at, persisted_at, size in by_node[chance.randrange(scenario.nodes)]:

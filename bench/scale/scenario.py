@@ -8,7 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from acpfs.writeback.members.pace import BETWEEN_LOOKS, BETWEEN_WRITES, HEARTBEAT_S_MAX, READERS, READERS_MANY, SHARED_FROM, STRETCHED_FROM
+from acpfs.writeback.members.pace import (
+    BETWEEN_LOOKS,
+    BETWEEN_WRITES,
+    HEARTBEAT_S_MAX,
+    READERS,
+    READERS_MANY,
+    SHARED_FROM,
+    STRETCHED_FROM,
+)
 
 GB = 1_000_000_000
 ENTRIES_PER_READDIR = 100
@@ -65,7 +73,13 @@ class Scenario:
         """What one node alone can send: its link, or its streams' waiting for the end of each file."""
         rate = self.client_bandwidth
         if self.stream_cost_s > 0:
-            rate = min(rate, min(self.streams, self.files_per_node) * self.bytes_per_node / self.files_per_node / self.stream_cost_s)
+            rate = min(
+                rate,
+                min(self.streams, self.files_per_node)
+                * self.bytes_per_node
+                / self.files_per_node
+                / self.stream_cost_s,
+            )
         return rate
 
 
@@ -104,7 +118,11 @@ class Design:
 
     def heartbeat_s(self, nodes: int, set_s: float) -> float:
         """With so many nodes."""
-        return max(set_s, min(HEARTBEAT_S_MAX, set_s * nodes / self.stretched_from)) if self.stretched_from else set_s
+        return (
+            max(set_s, min(HEARTBEAT_S_MAX, set_s * nodes / self.stretched_from))
+            if self.stretched_from
+            else set_s
+        )
 
     def beat_s(self, nodes: int, set_s: float) -> float:
         """From one record of a node to its next, on average."""

@@ -12,7 +12,14 @@ import pytest
 
 from acpfs.backing import calls as calls_module
 from acpfs.backing.calls import LATE_PATIENCE_S, BackingTimeoutError, CallPool
-from acpfs.backing.health import RECOVER_AFTER_S, SLOW_AFTER_S, STUCK_AFTER_S, Health, HealthState, current_call
+from acpfs.backing.health import (
+    RECOVER_AFTER_S,
+    SLOW_AFTER_S,
+    STUCK_AFTER_S,
+    Health,
+    HealthState,
+    current_call,
+)
 from acpfs.backing.progress import Progress
 from acpfs.descriptors import readable
 
@@ -87,7 +94,9 @@ def test_patient_future_takes_over_results_and_errors(pool: CallPool) -> None:
         pool.patient(pool.submit("fail", fail, errno.ENOENT), 5).result(60)
 
 
-def test_a_call_that_waits_for_a_thread_is_not_made_after_patience_ended(pool: CallPool, hang: Hang) -> None:
+def test_a_call_that_waits_for_a_thread_is_not_made_after_patience_ended(
+    pool: CallPool, hang: Hang
+) -> None:
     for _ in range(3):
         pool.submit("hang", hang)
     made: list[int] = []
@@ -114,7 +123,9 @@ def test_patience_begins_anew_as_long_as_the_call_moves(pool: CallPool, hang: Ha
     assert pool.statistics().timed_out == 1
 
 
-def test_progress_is_what_is_moved_by_the_call_or_before_it_has_a_thread_by_those_that_have_them() -> None:
+def test_progress_is_what_is_moved_by_the_call_or_before_it_has_a_thread_by_those_that_have_them() -> (
+    None
+):
     together = Progress()
     first, second = Progress(together), Progress(together)
     before = second.mark()
@@ -143,7 +154,9 @@ def test_many_patient_calls_at_once(pool: CallPool, hang: Hang) -> None:
     assert len(calls_module._TIMERS._heap) < 5000  # those that are over are swept out
 
 
-def test_a_full_queue_fails_at_once(pool: CallPool, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_fails_at_once(
+    pool: CallPool, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(calls_module, "WAITING_CALLS_MAX", 4)
     for _ in range(3):
         pool.submit("hang", hang)
@@ -154,7 +167,9 @@ def test_a_full_queue_fails_at_once(pool: CallPool, hang: Hang, monkeypatch: pyt
         pool.submit("more", int).result(0)
 
 
-def test_descriptors_are_closed_however_many_calls_wait(pool: CallPool, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_are_closed_however_many_calls_wait(
+    pool: CallPool, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by reading: the closing was refused, too, and each leaked a descriptor."""
     monkeypatch.setattr(calls_module, "WAITING_CALLS_MAX", 0)
     read_end, write_end = os.pipe()
@@ -163,7 +178,9 @@ def test_descriptors_are_closed_however_many_calls_wait(pool: CallPool, hang: Ha
     os.close(read_end)
 
 
-def test_who_has_lost_patience_takes_no_place_in_the_queue(pool: CallPool, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_lost_patience_takes_no_place_in_the_queue(
+    pool: CallPool, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by reading: `ls`, again and again, on a backing directory that hangs, filled it for everybody else."""
     monkeypatch.setattr(calls_module, "WAITING_CALLS_MAX", 4)
     for _ in range(3):
@@ -189,10 +206,14 @@ def test_closing_does_not_wait_for_hung_threads(hang: Hang) -> None:
 
 
 @pytest.mark.clause("S206")
-def test_who_has_older_knowledge_does_not_wait_anew_beside_a_call_that_is_late(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_older_knowledge_does_not_wait_anew_beside_a_call_that_is_late(
+    hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A save asks many questions: with a second for each, the first one after a hang took five."""
     clock, delays = [0.0], []
-    monkeypatch.setattr(calls_module._TIMERS, "start", lambda delay_s, _timer: delays.append(delay_s))
+    monkeypatch.setattr(
+        calls_module._TIMERS, "start", lambda delay_s, _timer: delays.append(delay_s)
+    )
     pool = CallPool("test", 3, Health(lambda: clock[0]))
     call = pool.submit("lstat", hang)
     hang.begun.acquire(timeout=60)

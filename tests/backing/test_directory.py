@@ -77,7 +77,9 @@ def test_files_are_staged_and_renamed(directory: BackingDirectory) -> None:
 
 
 @pytest.mark.clause("S24")
-def test_what_may_not_be_opened_by_its_mode_is_flushed_with_its_file_system(directory: BackingDirectory) -> None:
+def test_what_may_not_be_opened_by_its_mode_is_flushed_with_its_file_system(
+    directory: BackingDirectory,
+) -> None:
     """A daemon without privilege may not read its own directory of mode 0, and that does not pass."""
     directory.mkdir((b"shut",))
     os.chown(directory.path / "shut", 1000, 1000)
@@ -93,7 +95,9 @@ def test_what_may_not_be_opened_by_its_mode_is_flushed_with_its_file_system(dire
 
 
 @pytest.mark.clause("S24")
-def test_a_refusal_that_the_mode_does_not_explain_is_an_error(directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_that_the_mode_does_not_explain_is_an_error(
+    directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of an expired ticket: who flushes tries again, and a FUSE server, which hears nothing of syncfs, may still hear of it."""
     directory.mkdir((b"d",))
     put(directory, (b"d", b"f"), b"1")
@@ -132,13 +136,18 @@ def test_file_systems_are_flushed_once_each_by_the_descriptor_that_was_opened_fi
 
 @pytest.mark.mount
 @pytest.mark.clause("S24", "S238")
-def test_each_file_system_below_is_flushed(directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_system_below_is_flushed(
+    directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory.mkdir((b"below",))
     below = directory.path / "below"
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", below], check=True)
     try:
         flushed: list[int] = []
-        monkeypatch.setattr("acpfs.backing.directory.sync_file_system", lambda fd: flushed.append(os.fstat(fd).st_dev))
+        monkeypatch.setattr(
+            "acpfs.backing.directory.sync_file_system",
+            lambda fd: flushed.append(os.fstat(fd).st_dev),
+        )
         directory.sync_file_systems([(b"below", b"f"), (b"below", b"g"), (b"f",)])
         assert sorted(flushed) == sorted({directory.path.stat().st_dev, below.stat().st_dev})
     finally:
@@ -148,7 +157,14 @@ def test_each_file_system_below_is_flushed(directory: BackingDirectory, monkeypa
 def test_own_directory_is_not_served(directory: BackingDirectory) -> None:
     assert [entry.name for entry in directory.listdir(())] == []
     for path in ((b".acpfs",), (b".acpfs", b"nodes"), (b".acpfs", b"staging", b"other", b"x")):
-        for call in (directory.lstat, directory.listdir, directory.open_read, directory.mkdir, directory.unlink, directory.rmdir):
+        for call in (
+            directory.lstat,
+            directory.listdir,
+            directory.open_read,
+            directory.mkdir,
+            directory.unlink,
+            directory.rmdir,
+        ):
             with pytest.raises(FileNotFoundError):
                 call(path)
     directory.mkdir((b"d",))
@@ -175,7 +191,10 @@ def test_symlinks_are_never_followed(directory: BackingDirectory, tmp_path: Path
     for path in ((b"link",), (b"file",)):
         assert refusal(directory.open_read, path) == errno.ELOOP
         assert refusal(directory.listdir, path) in (errno.ELOOP, errno.ENOTDIR)
-    directory.apply((b"file",), Metadata(mode=0o777, uid=0, gid=0, mtime_ns=5, atime_ns=5, xattrs={b"user.x": b"1"}))
+    directory.apply(
+        (b"file",),
+        Metadata(mode=0o777, uid=0, gid=0, mtime_ns=5, atime_ns=5, xattrs={b"user.x": b"1"}),
+    )
     assert directory.lstat((b"file",)).mtime_ns == 5
     assert stat.S_IMODE((outside / "f").stat().st_mode) != 0o777
     assert (outside / "f").read_bytes() == b"secret"
@@ -200,13 +219,26 @@ def test_long_paths(directory: BackingDirectory) -> None:
 def test_attributes(directory: BackingDirectory) -> None:
     put(directory, (b"f",), b"1")
     meta = Metadata(
-        mode=0o4751, uid=1234, gid=4321, atime_ns=1_000_000_001, mtime_ns=2_000_000_002, xattrs={b"user.a": b"\0\1", b"user.gone": None}
+        mode=0o4751,
+        uid=1234,
+        gid=4321,
+        atime_ns=1_000_000_001,
+        mtime_ns=2_000_000_002,
+        xattrs={b"user.a": b"\0\1", b"user.gone": None},
     )
     directory.apply((b"f",), meta)
     st = directory.lstat((b"f",))
-    assert (stat.S_IMODE(st.mode), st.uid, st.gid, st.atime_ns, st.mtime_ns) == (0o4751, 1234, 4321, 1_000_000_001, 2_000_000_002)
+    assert (stat.S_IMODE(st.mode), st.uid, st.gid, st.atime_ns, st.mtime_ns) == (
+        0o4751,
+        1234,
+        4321,
+        1_000_000_001,
+        2_000_000_002,
+    )
     assert directory.xattrs((b"f",)) == {b"user.a": b"\0\1"}
-    assert {what: count for what, count in directory.refused_attributes().items() if count} == {"xattr": 1}  # there was nothing to remove
+    assert {what: count for what, count in directory.refused_attributes().items() if count} == {
+        "xattr": 1
+    }  # there was nothing to remove
 
 
 def test_own_xattrs_are_hidden(directory: BackingDirectory) -> None:
@@ -238,13 +270,18 @@ def test_an_exchange_cut_off_goes_on(directory: BackingDirectory, done: int) -> 
     put(directory, (b"b",), b"2")
     put(directory, (b"x",), b"3")
     put(directory, (b"y",), b"4")
-    directory.rename((b"a",), directory.staging_path(f"exchange-{xxhash.xxh3_64_hexdigest(b'a' + bytes(2) + b'b')}"))
+    directory.rename(
+        (b"a",),
+        directory.staging_path(f"exchange-{xxhash.xxh3_64_hexdigest(b'a' + bytes(2) + b'b')}"),
+    )
     directory.exchange((b"x",), (b"y",))
     if done == 2:
         directory.rename((b"b",), (b"a",))
     directory.exchange((b"a",), (b"b",))
     assert (content(directory, (b"a",)), content(directory, (b"b",))) == (b"2", b"1")
-    assert (content(directory, (b"x",)), content(directory, (b"y",))) == (b"4", b"3"), "what another exchange had put aside"
+    assert (content(directory, (b"x",)), content(directory, (b"y",))) == (b"4", b"3"), (
+        "what another exchange had put aside"
+    )
 
 
 def test_links_become_copies_where_there_are_none(directory: BackingDirectory) -> None:
@@ -260,7 +297,9 @@ def test_links_become_copies_where_there_are_none(directory: BackingDirectory) -
 
 # without O_NONBLOCK the open never returns
 @pytest.mark.clause("S161")
-def test_what_acpfs_did_not_write_among_its_own_files_keeps_nobody(directory: BackingDirectory) -> None:
+def test_what_acpfs_did_not_write_among_its_own_files_keeps_nobody(
+    directory: BackingDirectory,
+) -> None:
     nodes = directory.path / ".acpfs" / "nodes"
     os.mkfifo(nodes / "fifo")
     (nodes / "directory").mkdir()
@@ -341,21 +380,27 @@ class TestIdentity:
         second.release()
         other.disconnect()
 
-    def test_a_second_claim_of_the_same_id_is_refused(self, directory: BackingDirectory, tmp_path: Path) -> None:
+    def test_a_second_claim_of_the_same_id_is_refused(
+        self, directory: BackingDirectory, tmp_path: Path
+    ) -> None:
         first = claim(directory, tmp_path)
         with pytest.raises(RefusedError, match="node-1"):
             claim(directory, tmp_path)
         first.release()
         claim(directory, tmp_path).release()
 
-    def test_a_broken_volume_file_is_refused(self, directory: BackingDirectory, tmp_path: Path) -> None:
+    def test_a_broken_volume_file_is_refused(
+        self, directory: BackingDirectory, tmp_path: Path
+    ) -> None:
         directory.write_own((b"volume",), b"torn")
         with pytest.raises(RefusedError, match="volume"):
             claim(directory, tmp_path)
 
 
 @pytest.mark.clause("S23")
-def test_a_top_that_is_said_to_be_missing_is_trouble(directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_top_that_is_said_to_be_missing_is_trouble(
+    directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CephFS says ENOENT of open directories to a client that it has evicted; believed, the whole mount would not exist."""
 
     def gone(_what: object) -> object:
@@ -370,7 +415,11 @@ def test_a_top_that_is_said_to_be_missing_is_trouble(directory: BackingDirectory
 
 
 @pytest.mark.clause("S27")
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM], ids=lambda number: errno.errorcode[number])
+@pytest.mark.parametrize(
+    "number",
+    [errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM],
+    ids=lambda number: errno.errorcode[number],
+)
 def test_what_a_file_system_cannot_do_at_all_is_no_failure(
     directory: BackingDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -387,7 +436,15 @@ def test_what_a_file_system_cannot_do_at_all_is_no_failure(
     assert directory.xattrs((b"file",)) == {}
     claim(directory, tmp_path / "run").release()
     features = probe(directory).features
-    assert not any((features.hard_links, features.symlinks, features.chown, features.xattrs, features.rename_exchange))
+    assert not any(
+        (
+            features.hard_links,
+            features.symlinks,
+            features.chown,
+            features.xattrs,
+            features.rename_exchange,
+        )
+    )
     assert directory.space().blocks_available > 0
 
 
@@ -399,7 +456,14 @@ def test_names_of_one_directory_are_looked_at_as_one_by_one(directory: BackingDi
         directory.mkdir((*parent, b"below"))
         names = [b"file", b"missing", b"link", b".acpfs", b"below", b"x" * 200]
         assert directory.lstat_many(parent, names) == lstat_each(directory.lstat, parent, names)
-        assert [st is not None for st in directory.lstat_many(parent, names)] == [True, False, True, False, True, False]
+        assert [st is not None for st in directory.lstat_many(parent, names)] == [
+            True,
+            False,
+            True,
+            False,
+            True,
+            False,
+        ]
         assert directory.lstat_many(parent, []) == []
         for wrong in (b"..", b".", b"below/x", b""):
             with pytest.raises(OSError, match="not a name"):
@@ -409,7 +473,9 @@ def test_names_of_one_directory_are_looked_at_as_one_by_one(directory: BackingDi
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 100])
-def test_looks_at_many_names_are_counted_one_by_one(directory: BackingDirectory, count: int) -> None:
+def test_looks_at_many_names_are_counted_one_by_one(
+    directory: BackingDirectory, count: int
+) -> None:
     before = directory.calls().get("lstat", 0)
     directory.lstat_many((), [b"n%d" % number for number in range(count)])
     assert directory.calls().get("lstat", 0) - before == count

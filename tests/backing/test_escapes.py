@@ -46,7 +46,11 @@ ROUNDS_S = 1.5
 def path_calls(file: Path) -> Iterator[tuple[ast.Call, str]]:
     """Calls of `os` that resolve a path, with their name; those on a descriptor are left out."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "os":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value) == "os"
+        ):
             first = ast.unparse(node.args[0]) if node.args else ""
             if node.func.attr in TAKES_PATH and not first.split(".")[-1].endswith("fd"):
                 yield node, node.func.attr
@@ -57,7 +61,9 @@ def words(call: ast.Call) -> dict[str, str]:
 
 
 def sources() -> list[Path]:
-    return sorted(file for layer in LAYERS_BELOW_CONTROL for file in (PACKAGE / layer).rglob("*.py"))
+    return sorted(
+        file for layer in LAYERS_BELOW_CONTROL for file in (PACKAGE / layer).rglob("*.py")
+    )
 
 
 @clause("S87")
@@ -70,7 +76,11 @@ def test_entries_are_reached_by_name_beneath_a_descriptor(file: Path) -> None:
         text = f"{call.lineno}: {ast.unparse(call)}"
         if not {"dir_fd", "src_dir_fd"} & given.keys():
             wrong += [] if first in allowed else [text]
-        elif name in NEVER_FOLLOW and given.get("follow_symlinks") != "False" and "link(temporary" not in text:
+        elif (
+            name in NEVER_FOLLOW
+            and given.get("follow_symlinks") != "False"
+            and "link(temporary" not in text
+        ):
             wrong.append(text)
     assert wrong == []
 
@@ -80,9 +90,16 @@ def test_entries_are_reached_by_name_beneath_a_descriptor(file: Path) -> None:
 def test_no_pathlib_touches_the_backing_directory(file: Path) -> None:
     """Path.read_text and the like resolve paths; those on /proc, /sys and the runtime directory have names of their own."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    calls = [
+        node.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
     wrong = [
-        ast.unparse(f) for f in calls if f.attr in ("read_text", "write_text", "read_bytes", "write_bytes", "iterdir", "glob", "resolve")
+        ast.unparse(f)
+        for f in calls
+        if f.attr
+        in ("read_text", "write_text", "read_bytes", "write_bytes", "iterdir", "glob", "resolve")
     ]
     assert [text for text in wrong if "backing" in text or "self._directory" in text] == []
 
@@ -129,7 +146,13 @@ def state(outside: Path) -> list[tuple[str, tuple[int, ...], bytes]]:
     found: list[tuple[str, tuple[int, ...], bytes]] = []
     for path in sorted([outside, *outside.rglob("*")]):
         st = path.lstat()
-        found.append((str(path), (st.st_mode, st.st_uid, st.st_mtime_ns, st.st_ctime_ns), path.read_bytes() if path.is_file() else b""))
+        found.append(
+            (
+                str(path),
+                (st.st_mode, st.st_uid, st.st_mtime_ns, st.st_ctime_ns),
+                path.read_bytes() if path.is_file() else b"",
+            )
+        )
     return found
 
 
@@ -153,7 +176,9 @@ def test_a_swapped_directory_leads_nowhere(directory: BackingDirectory, tmp_path
     (outside / "f").write_bytes(b"outside")
     (outside / "only-here").touch()
     before = state(outside)
-    new = Metadata(mode=0o777, uid=12345, gid=12345, atime_ns=1, mtime_ns=1, xattrs={b"user.x": b"1"})
+    new = Metadata(
+        mode=0o777, uid=12345, gid=12345, atime_ns=1, mtime_ns=1, xattrs={b"user.x": b"1"}
+    )
     e, f = (b"d", b"e"), (b"d", b"f")
     seen: set[bytes] = set()
     attempts: list[Callable[[], object]] = [

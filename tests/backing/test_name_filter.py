@@ -28,7 +28,11 @@ def told(count: int, seed: int = 7) -> NameFilter:
 
 
 def mistaken(names: NameFilter) -> set[bytes]:
-    return {name for name in (b"new%d" % number for number in range(LOOKUPS)) if names.may_have(b"run/iter_0000001", name)}
+    return {
+        name
+        for name in (b"new%d" % number for number in range(LOOKUPS))
+        if names.may_have(b"run/iter_0000001", name)
+    }
 
 
 @pytest.mark.parametrize("count", [1, 2, 20, 100, 768, PATHS_MAX])
@@ -37,12 +41,17 @@ def test_what_was_put_in_is_found_and_little_else(count: int) -> None:
         names = told(count, seed << 37)
         assert all(names.may_have(*path.rsplit(b"/", 1)) for path in paths(count))
         assert len(mistaken(names)) < LOOKUPS / 100
-        assert (len(names.to_text()) < RECORD_BYTES, 8 * len(names.bits) <= BITS_MAX) == (True, True)
+        assert (len(names.to_text()) < RECORD_BYTES, 8 * len(names.bits) <= BITS_MAX) == (
+            True,
+            True,
+        )
 
 
 def test_a_mistake_is_not_one_under_the_next_seed() -> None:
     """So it costs a node that makes a file of that name about a heartbeat, and not as long as the other node drains."""
-    found = [mistaken(told(PATHS_MAX, random.Random(number).getrandbits(40))) for number in range(8)]
+    found = [
+        mistaken(told(PATHS_MAX, random.Random(number).getrandbits(40))) for number in range(8)
+    ]
     assert any(found)
     assert all(not (one & other) for one, other in itertools.pairwise(found))
 
@@ -50,7 +59,11 @@ def test_a_mistake_is_not_one_under_the_next_seed() -> None:
 def test_names_at_the_top_and_bytes_that_are_no_text() -> None:
     names = NameFilter.of([b"latest", b"run/\xff\xfe"], 3)
     assert names is not None
-    assert (names.may_have(b"", b"latest"), names.may_have(b"run", b"\xff\xfe"), names.may_have(b"run", b"latest")) == (True, True, False)
+    assert (
+        names.may_have(b"", b"latest"),
+        names.may_have(b"run", b"\xff\xfe"),
+        names.may_have(b"run", b"latest"),
+    ) == (True, True, False)
 
 
 def test_of_too_many_the_directories_are_told() -> None:
@@ -58,7 +71,10 @@ def test_of_too_many_the_directories_are_told() -> None:
     assert names is not None
     names = NameFilter.from_text(names.to_text())
     assert names is not None
-    assert [names.may_have(directory, b"any") for directory in (b"", b"run/iter_0000001", b"run", b"run/iter_0000002")] == [
+    assert [
+        names.may_have(directory, b"any")
+        for directory in (b"", b"run/iter_0000001", b"run", b"run/iter_0000002")
+    ] == [
         True,
         True,
         False,

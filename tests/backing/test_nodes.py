@@ -54,7 +54,9 @@ def test_a_record_reads_back(directory: BackingDirectory) -> None:
     assert os.listdir(directory.path / ".acpfs/nodes") == []
 
 
-def test_what_a_killed_worker_left_goes_and_nothing_of_a_node_whose_name_begins_alike(directory: BackingDirectory) -> None:
+def test_what_a_killed_worker_left_goes_and_nothing_of_a_node_whose_name_begins_alike(
+    directory: BackingDirectory,
+) -> None:
     NodeRecords(directory).publish(replace(RECORD, node="a.b"))
     own = directory.path / ".acpfs/nodes"
     others = {*os.listdir(own), ".a.b.0123abcd", "..a.b.mark-a.0123abcd"}
@@ -71,7 +73,9 @@ def test_a_record_of_an_earlier_acpfs_is_one(directory: BackingDirectory) -> Non
 
 
 @pytest.mark.clause("S209")
-def test_a_full_backing_directory_takes_heartbeats(full: NodeRecords, directory: BackingDirectory) -> None:
+def test_a_full_backing_directory_takes_heartbeats(
+    full: NodeRecords, directory: BackingDirectory
+) -> None:
     """Else all members look missing, and what they wait for each other with is what makes room."""
     inode = file_of(directory).stat().st_ino
     for beat in range(2, 6):
@@ -80,7 +84,9 @@ def test_a_full_backing_directory_takes_heartbeats(full: NodeRecords, directory:
         full.publish(later)
         assert full.read("a") == later
         assert full.names() == ["a"]
-        assert sorted(os.listdir(directory.path / ".acpfs/nodes")) != sorted(before)  # the client lists it anew
+        assert sorted(os.listdir(directory.path / ".acpfs/nodes")) != sorted(
+            before
+        )  # the client lists it anew
     assert file_of(directory).stat().st_ino == inode
     full.remove_temporary("a")  # the next worker begins
     NodeRecords(directory).publish(RECORD)
@@ -92,7 +98,9 @@ def test_names_for_which_there_is_no_room_are_left_out(full: NodeRecords) -> Non
     assert full.read("a") == replace(RECORD, beat=2, pending="")
 
 
-def test_what_cannot_be_noticed_was_not_published(full: NodeRecords, directory: BackingDirectory) -> None:
+def test_what_cannot_be_noticed_was_not_published(
+    full: NodeRecords, directory: BackingDirectory
+) -> None:
     for mark in (directory.path / ".acpfs/nodes").glob(".a.mark*"):
         mark.unlink()
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):

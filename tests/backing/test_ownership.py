@@ -43,7 +43,9 @@ def test_one_of_another_user_is_refused(tmp_path: Path, top: int) -> None:
         check_own(top, tmp_path)
 
 
-def test_where_what_we_make_has_that_owner_and_mode_too_it_is_ours(tmp_path: Path, top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_what_we_make_has_that_owner_and_mode_too_it_is_ours(
+    tmp_path: Path, top: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Root squash; file systems that are mounted with an owner and a mode for all."""
     made = tmp_path / "made"
     made.mkdir()
@@ -58,7 +60,9 @@ def test_where_what_we_make_has_that_owner_and_mode_too_it_is_ours(tmp_path: Pat
 
 
 @pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_storage_is_drained_to_all_the_same(tmp_path: Path, top: int, monkeypatch: pytest.MonkeyPatch, full: int) -> None:
+def test_a_full_storage_is_drained_to_all_the_same(
+    tmp_path: Path, top: int, monkeypatch: pytest.MonkeyPatch, full: int
+) -> None:
     def refuse(*_arguments: object, **_how: object) -> None:
         raise OSError(full, os.strerror(full))
 

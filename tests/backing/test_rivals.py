@@ -18,7 +18,16 @@ from acpfs.errors import RefusedError
 pytestmark = pytest.mark.clause("S196")
 
 HERE = Machine("host1", "4c4c4544-0035", "boot-2")
-THERE = NodeRecord("n1", incarnation="1", beat=7, heartbeat_s=2.0, host="host2", hardware="other", boot_id="boot-9", mountpoint="/mnt/a")
+THERE = NodeRecord(
+    "n1",
+    incarnation="1",
+    beat=7,
+    heartbeat_s=2.0,
+    host="host2",
+    hardware="other",
+    boot_id="boot-9",
+    mountpoint="/mnt/a",
+)
 
 
 @pytest.fixture
@@ -48,8 +57,14 @@ def test_one_that_writes_its_record_is_refused_and_named(records: NodeRecords) -
     assert waited_s <= 2 * THERE.heartbeat_s
 
 
-@pytest.mark.parametrize("then", [None, THERE, replace(THERE, state=NodeState.LEFT)], ids=["removed", "silent", "the same beat"])
-def test_one_that_is_silent_is_succeeded_after_some_heartbeats(records: NodeRecords, then: NodeRecord | None) -> None:
+@pytest.mark.parametrize(
+    "then",
+    [None, THERE, replace(THERE, state=NodeState.LEFT)],
+    ids=["removed", "silent", "the same beat"],
+)
+def test_one_that_is_silent_is_succeeded_after_some_heartbeats(
+    records: NodeRecords, then: NodeRecord | None
+) -> None:
     rival = found(records, THERE)
     assert rival is not None
     if then is None:
@@ -73,7 +88,9 @@ def test_one_that_is_silent_is_succeeded_after_some_heartbeats(records: NodeReco
     ],
     ids=["left", "away", "earlier boot of this machine", "had the lock that we have"],
 )
-def test_one_that_has_ended_for_certain_is_not_waited_for(records: NodeRecords, record: NodeRecord) -> None:
+def test_one_that_has_ended_for_certain_is_not_waited_for(
+    records: NodeRecords, record: NodeRecord
+) -> None:
     assert found(records, record) is None
 
 
@@ -85,7 +102,12 @@ def test_one_that_has_ended_for_certain_is_not_waited_for(records: NodeRecords, 
         replace(THERE, host="host1", hardware="", boot_id="boot-1"),
         replace(THERE, boot_id="boot-9", lock="1:2"),
     ],
-    ids=["unknown lock", "another runtime directory", "no number of the hardware", "a lock of another machine"],
+    ids=[
+        "unknown lock",
+        "another runtime directory",
+        "no number of the hardware",
+        "a lock of another machine",
+    ],
 )
 def test_one_that_may_live_is_watched(records: NodeRecords, record: NodeRecord) -> None:
     assert found(records, record) is not None

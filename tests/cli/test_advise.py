@@ -23,16 +23,36 @@ FACTORS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)
 MIB = 1 << 20
 
 
-def entry(number: int, *, directory: str = "run", began: float = 0.0, save_s: float = 2.0, persist_s: float = 42.0) -> dict[str, Any]:
+def entry(
+    number: int,
+    *,
+    directory: str = "run",
+    began: float = 0.0,
+    save_s: float = 2.0,
+    persist_s: float = 42.0,
+) -> dict[str, Any]:
     path = f"{directory}/step-{number}"
-    return {"kind": "checkpoint", "path": path, "began_at": began, "save_s": save_s, "persist_s": persist_s, "bytes": 100 * MIB}
+    return {
+        "kind": "checkpoint",
+        "path": path,
+        "began_at": began,
+        "save_s": save_s,
+        "persist_s": persist_s,
+        "bytes": 100 * MIB,
+    }
 
 
 def history() -> list[dict[str, Any]]:
     """Saves every ten minutes, another run's in between, and one that was slow."""
     saves = [entry(number, began=1000.0 + 602.0 * number) for number in range(5)]
-    saves += [entry(number, directory="other", began=1100.0 + 602.0 * number) for number in range(4)]
-    return [{"kind": "storage", "path": "", "began_at": None}, *saves, entry(5, began=1000.0 + 602.0 * 5, save_s=30.0, persist_s=600.0)]
+    saves += [
+        entry(number, directory="other", began=1100.0 + 602.0 * number) for number in range(4)
+    ]
+    return [
+        {"kind": "storage", "path": "", "began_at": None},
+        *saves,
+        entry(5, began=1000.0 + 602.0 * 5, save_s=30.0, persist_s=600.0),
+    ]
 
 
 def random_job(number: int) -> Job:
@@ -52,7 +72,9 @@ def beside_the_optimum(number: int, faults: int) -> None:
     job = random_job(number)
     advice = advise(job, None, None, None, 0)
     assert advice.interval_s is not None
-    wasted = {factor: simulate(job, advice.interval_s * factor, faults, number) for factor in FACTORS}
+    wasted = {
+        factor: simulate(job, advice.interval_s * factor, faults, number) for factor in FACTORS
+    }
     assert wasted[1.0] <= 1.05 * min(wasted.values()), job
 
 
@@ -69,7 +91,13 @@ def test_the_same_for_fifty_jobs(number: int) -> None:
 
 def test_figures_are_medians_and_of_one_run_at_a_time() -> None:
     found = measured(history())
-    assert (found.saves, found.save_s, found.drain_s, found.interval_s, found.bytes) == (10, 2.0, 40.0, 600.0, 100 * MIB)
+    assert (found.saves, found.save_s, found.drain_s, found.interval_s, found.bytes) == (
+        10,
+        2.0,
+        40.0,
+        600.0,
+        100 * MIB,
+    )
     assert measured([]).saves == 0
     assert measured(history()[:1]).save_s is None
 
@@ -82,7 +110,10 @@ def test_a_storage_that_is_too_slow_and_ram_that_is_too_small_are_told() -> None
     assert (advice.ram_wanted_bytes, advice.ram_budget_bytes) == (20, 15)
     assert advice.today_waste is not None
     assert advice.gpu_hours_a_day == pytest.approx((advice.today_waste - advice.waste) * 64 * 24)
-    assert advise(Job(save_s=1, restart_s=1, fault_s=10, covered=1.0), None, 8, None, 0).interval_s is None
+    assert (
+        advise(Job(save_s=1, restart_s=1, fault_s=10, covered=1.0), None, 8, None, 0).interval_s
+        is None
+    )
 
 
 @pytest.fixture
@@ -128,7 +159,9 @@ def test_a_picture_is_drawn(call: Any, tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "waste.svg").read_text()
 
 
-def test_without_faults_and_without_saves_it_says_what_is_missing(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_faults_and_without_saves_it_says_what_is_missing(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "how often do faults come?" in call().output
     monkeypatch.setattr(advise_command, "ask", lambda *_a, **_k: {"items": []})
     assert "has seen no save yet" in call("--mtbf", "8h").output

@@ -24,13 +24,27 @@ from acpfs.config import FIELDS, option_name
 from acpfs.errors import ExitCode
 from acpfs.worker import node_reports
 
-HEAVY = ("pydantic", "trio", "rich", "pyfuse3", "structlog", "prometheus_client", "sqlite3", "xxhash")
+HEAVY = (
+    "pydantic",
+    "trio",
+    "rich",
+    "pyfuse3",
+    "structlog",
+    "prometheus_client",
+    "sqlite3",
+    "xxhash",
+)
 
 
 def run(module: str, *words: str, runtime: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "ACPFS_RUNTIME_DIR": str(runtime), "COLUMNS": "200"}
     return subprocess.run(
-        [sys.executable, "-m", f"acpfs.cli.{module}", *words], capture_output=True, text=True, timeout=60, env=env, check=False
+        [sys.executable, "-m", f"acpfs.cli.{module}", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=env,
+        check=False,
     )
 
 
@@ -63,24 +77,61 @@ def test_every_setting_is_an_option_with_its_default(tmp_path: Path) -> None:
         ("ctl", ["flush", "--timeout", "-1"], ExitCode.USAGE, "--timeout"),
         ("ctl", ["set"], ExitCode.USAGE, "KEY=VALUE"),
         ("main", ["mount"], ExitCode.USAGE, "Usage: acpfs mount [OPTIONS] [BACKING] [MOUNTPOINT]"),
-        ("main", ["mount", "/b"], ExitCode.USAGE, "name BACKING and MOUNTPOINT, or a --config FILE that has them"),
+        (
+            "main",
+            ["mount", "/b"],
+            ExitCode.USAGE,
+            "name BACKING and MOUNTPOINT, or a --config FILE that has them",
+        ),
         ("main", ["umount"], ExitCode.USAGE, "Usage: acpfs umount [OPTIONS] [MOUNTPOINT]"),
-        ("main", ["mount", "/b", "/m", "--ram", "lots"], ExitCode.USAGE, "ram: 'lots' is not a size"),
+        (
+            "main",
+            ["mount", "/b", "/m", "--ram", "lots"],
+            ExitCode.USAGE,
+            "ram: 'lots' is not a size",
+        ),
         ("main", ["mount", "/b", "/m", "--rom", "1"], ExitCode.USAGE, "No such option"),
         ("main", ["mount", "/b", "/m", "--fsync", "never"], ExitCode.USAGE, "fsync = 'never'"),
         ("main", ["mount", "/b", "/m", "--config", "/none.toml"], ExitCode.USAGE, "/none.toml"),
         ("main", ["umount", "/nowhere"], ExitCode.NOT_MOUNTED, "no acpfs is mounted on /nowhere"),
         ("main", ["umount"], ExitCode.USAGE, "name a mount point"),
         ("main", ["mount"], ExitCode.USAGE, "name BACKING and MOUNTPOINT"),
-        ("main", ["mount", "/nowhere", "/tmp"], ExitCode.ENVIRONMENT, "backing directory /nowhere does not exist"),
-        ("main", ["mount", "/tmp", "/nowhere"], ExitCode.ENVIRONMENT, "mount point /nowhere does not exist"),
-        ("main", ["mount", "/etc/passwd", "/mnt"], ExitCode.ENVIRONMENT, "backing directory /etc/passwd is not a directory"),
-        ("main", ["mount", "/tmp", "/etc/passwd"], ExitCode.ENVIRONMENT, "mount point /etc/passwd is not a directory"),
-        ("main", ["mount", "/tmp", "/mnt", "--ram", "900T"], ExitCode.ENVIRONMENT, "more than this machine has"),
+        (
+            "main",
+            ["mount", "/nowhere", "/tmp"],
+            ExitCode.ENVIRONMENT,
+            "backing directory /nowhere does not exist",
+        ),
+        (
+            "main",
+            ["mount", "/tmp", "/nowhere"],
+            ExitCode.ENVIRONMENT,
+            "mount point /nowhere does not exist",
+        ),
+        (
+            "main",
+            ["mount", "/etc/passwd", "/mnt"],
+            ExitCode.ENVIRONMENT,
+            "backing directory /etc/passwd is not a directory",
+        ),
+        (
+            "main",
+            ["mount", "/tmp", "/etc/passwd"],
+            ExitCode.ENVIRONMENT,
+            "mount point /etc/passwd is not a directory",
+        ),
+        (
+            "main",
+            ["mount", "/tmp", "/mnt", "--ram", "900T"],
+            ExitCode.ENVIRONMENT,
+            "more than this machine has",
+        ),
         ("main", ["mount", "/", "/mnt"], ExitCode.REFUSED, "lie one inside the other"),
     ],
 )
-def test_a_users_error_is_one_line_and_a_code(module: str, words: list[str], code: ExitCode, said: str, tmp_path: Path) -> None:
+def test_a_users_error_is_one_line_and_a_code(
+    module: str, words: list[str], code: ExitCode, said: str, tmp_path: Path
+) -> None:
     if words[0] == "mount" and "--" not in " ".join(words) and not os.path.exists("/dev/fuse"):
         pytest.skip("needs /dev/fuse")
     done = run(module, *words, runtime=tmp_path)
@@ -93,22 +144,42 @@ def test_a_users_error_is_one_line_and_a_code(module: str, words: list[str], cod
 @pytest.mark.parametrize("module", ["ctl", "main"])
 def test_parsing_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, acpfs.cli.{module}; print([m for m in {HEAVY!r} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_a_status_imports_no_file_system() -> None:
     code = f"import sys, acpfs.cli.verbs.status, acpfs.cli.verbs.flush; print([m for m in {HEAVY!r} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (100 << 20, "100 MiB"), (5 << 50, "5.0 PiB"), (9000 << 50, "9000 PiB")]
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1536, "1.5 KiB"),
+        (100 << 20, "100 MiB"),
+        (5 << 50, "5.0 PiB"),
+        (9000 << 50, "9000 PiB"),
+    ],
 )
 def test_sizes(count: int, text: str) -> None:
     assert show.size(count) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (9.96, "10.0 s"), (42, "42 s"), (75, "1 min 15 s"), (7300, "2 h 1 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.96, "10.0 s"), (42, "42 s"), (75, "1 min 15 s"), (7300, "2 h 1 min")],
+)
 def test_durations(seconds: float, text: str) -> None:
     assert show.duration(seconds) == text
 
@@ -143,24 +214,55 @@ def status(**changes: object) -> dict[str, object]:
             "not yet safe: 3 operations, 1.0 GiB, the oldest 1 min 15 s old",
         ),
         (
-            {"queue_length": 1, "queue_bytes": 1, "oldest_unpersisted_age_s": 75, "queue": [{"state": "staged", "why": "it waits"}]},
+            {
+                "queue_length": 1,
+                "queue_bytes": 1,
+                "oldest_unpersisted_age_s": 75,
+                "queue": [{"state": "staged", "why": "it waits"}],
+            },
             "the oldest 1 min 15 s old: it waits",
         ),
         ({"state": "draining"}, "told to end"),
         ({"parked": 1}, "REFUSED"),
         (
-            {"parked": 1, "queue": [{"state": "parked", "name": "a\n", "last_error": "EPERM", "last_detail": "the owner\x07 says no"}]},
+            {
+                "parked": 1,
+                "queue": [
+                    {
+                        "state": "parked",
+                        "name": "a\n",
+                        "last_error": "EPERM",
+                        "last_detail": "the owner\x07 says no",
+                    }
+                ],
+            },
             "; the first: a\\n (EPERM: the owner\\x07 says no)",
         ),
-        ({"cluster": {"waiting": [], "clock_problem": "pointer files wait 9 s longer"}}, "pointer files wait 9 s longer"),
         (
-            {"waiting_calls": [{"path": "run\n", "pid": 7, "command": "ls", "call": "readdir", "waited_s": 75.0}]},
+            {"cluster": {"waiting": [], "clock_problem": "pointer files wait 9 s longer"}},
+            "pointer files wait 9 s longer",
+        ),
+        (
+            {
+                "waiting_calls": [
+                    {
+                        "path": "run\n",
+                        "pid": 7,
+                        "command": "ls",
+                        "call": "readdir",
+                        "waited_s": 75.0,
+                    }
+                ]
+            },
             "run\\n (process 7, ls) waits in readdir for 1 min 15 s",
         ),
         ({"interrupted": 1}, "not whole"),
         ({"ram": {"waiting_writers": 2}}, "2 writers wait for room"),
         ({"backing_health": {"state": "stuck", "last_error": None}}, "does not answer"),
-        ({"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}}, "refuses calls (store: ENOSPC)"),
+        (
+            {"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}},
+            "refuses calls (store: ENOSPC)",
+        ),
     ],
 )
 def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str) -> None:
@@ -186,14 +288,41 @@ EVERYTHING: list[dict[str, object]] = [
     {"ram": {"waiting_writers": 2}},
     {"waiting": [WAITS]},
     {"waiting": [WAITS] * 11},
-    {"waiting_calls": [{"path": "f", "pid": 7, "command": "ls", "call": "readdir", "waited_s": 75.0}]},
+    {
+        "waiting_calls": [
+            {"path": "f", "pid": 7, "command": "ls", "call": "readdir", "waited_s": 75.0}
+        ]
+    },
     {"backing_health": {"state": "slow", "last_error": None}},
     {"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}},
     {"backing_health": {"state": "stuck", "last_error": None}},
-    {"backing_health": {"state": "ok", "last_error": None, "problem": "/b cannot be opened (No such file or directory)"}},
-    {"backing_health": {"state": "ok", "last_error": None, "problem": "/b shows another volume: is its file system unmounted?"}},
-    {"backing_health": {"state": "ok", "last_error": None, "problem": "/b shows a directory that acpfs has never used: is it unmounted?"}},
-    {"cluster": {"waiting": [], "clock_problem": "each pointer file waits up to 9 s longer because of wall clocks: n2 differs"}},
+    {
+        "backing_health": {
+            "state": "ok",
+            "last_error": None,
+            "problem": "/b cannot be opened (No such file or directory)",
+        }
+    },
+    {
+        "backing_health": {
+            "state": "ok",
+            "last_error": None,
+            "problem": "/b shows another volume: is its file system unmounted?",
+        }
+    },
+    {
+        "backing_health": {
+            "state": "ok",
+            "last_error": None,
+            "problem": "/b shows a directory that acpfs has never used: is it unmounted?",
+        }
+    },
+    {
+        "cluster": {
+            "waiting": [],
+            "clock_problem": "each pointer file waits up to 9 s longer because of wall clocks: n2 differs",
+        }
+    },
 ]
 WORDS_OF_OTHERS: dict[ModuleType, tuple[str, ...]] = {
     anchor: ("cannot be opened", "another volume", "a directory that acpfs has never used"),
@@ -206,7 +335,9 @@ HELD = "HELD by a keeper for 3 s, without a daemon: calls in /mnt/acp wait"
 def test_each_line_of_the_status_has_a_row_in_operations_and_each_row_a_line() -> None:
     """What a person at three in the morning looks for."""
     page = (Path(__file__).parents[2] / "docs/OPERATIONS.md").read_text()
-    table = page.partition("| `status` says | it means | do |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    table = page.partition("| `status` says | it means | do |\n|---|---|---|\n")[2].partition(
+        "\n\n"
+    )[0]
     rows = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     lines = [line for changes in EVERYTHING for line in unsafe_lines(status(**changes))] + [HELD]
     assert [line for line in lines if not any(row in line for row in rows)] == []
@@ -220,11 +351,18 @@ def says(function: Callable[..., object]) -> Iterator[tuple[range, set[str]]]:
     source, first = inspect.getsourcelines(function)
     for node in ast.walk(ast.parse(textwrap.dedent("".join(source)))):
         adds = isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "lines"
-        if adds or (isinstance(node, ast.Expr) and ast.unparse(node.value).startswith("lines.append(")):
+        if adds or (
+            isinstance(node, ast.Expr) and ast.unparse(node.value).startswith("lines.append(")
+        ):
             assert isinstance(node, ast.stmt)
-            made_by = {ast.unparse(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
+            made_by = {
+                ast.unparse(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)
+            }
             last = node.end_lineno or node.lineno
-            yield range(first + node.lineno - 1, first + last), {name for name in made_by if name.startswith("_")}
+            yield (
+                range(first + node.lineno - 1, first + last),
+                {name for name in made_by if name.startswith("_")},
+            )
 
 
 def reached(call: Callable[[], object]) -> tuple[set[int], set[str]]:
@@ -259,10 +397,24 @@ def test_a_new_line_of_the_status_is_to_be_in_everything() -> None:
 
 
 @pytest.mark.clause("S292")
-def test_the_queue_has_a_column_that_says_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_has_a_column_that_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    entry = {"state": "held", "operation": "store", "size": 1, "age_s": 1.0, "tries": 0, "last_error": None, "next_attempt": None}
-    print_queue(status(queue=[{**entry, "name": "f", "why": "it may name what was refused"}], queue_length=1))
+    entry = {
+        "state": "held",
+        "operation": "store",
+        "size": 1,
+        "age_s": 1.0,
+        "tries": 0,
+        "last_error": None,
+        "next_attempt": None,
+    }
+    print_queue(
+        status(
+            queue=[{**entry, "name": "f", "why": "it may name what was refused"}], queue_length=1
+        )
+    )
     assert "it may name what was refused" in capsys.readouterr().out
 
 
@@ -271,5 +423,7 @@ def test_who_waits_is_told_once_what_for(capsys: pytest.CaptureFixture[str]) -> 
     with show.progress("flushing") as take:
         for trouble in ("", "/b is\x1b gone", "/b is\x1b gone", ""):
             take({"event": "progress", "operations": 1, "bytes": 1, "trouble": trouble})
-        take({"event": "progress", "operations": 1, "bytes": 1})  # of an older daemon, or of `preload`
+        take(
+            {"event": "progress", "operations": 1, "bytes": 1}
+        )  # of an older daemon, or of `preload`
     assert capsys.readouterr().err == "flushing: /b is\\x1b gone\n"

@@ -23,14 +23,27 @@ def complete(program: str, *words: str) -> set[str]:
         "COMP_WORDS": " ".join([program, *words]),
         "COMP_CWORD": str(len(words)),
     }
-    done = subprocess.run([str(BIN / program)], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [str(BIN / program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stderr == ""
     return {line.split(",", 1)[1] for line in done.stdout.splitlines()}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_parses_and_names_all_programs(shell: str) -> None:
-    done = subprocess.run([str(BIN / "acpfs"), "completion", shell], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [str(BIN / "acpfs"), "completion", shell],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert all(f" {program}" in done.stdout for program in PROGRAMS)
     if shutil.which(shell):
@@ -40,5 +53,7 @@ def test_the_script_parses_and_names_all_programs(shell: str) -> None:
 def test_commands_and_options_are_offered() -> None:
     assert complete("acpfs", "um") == {"umount"}
     assert complete("acpfs", "doctor", "--f") == {"--fix"}
-    assert complete("acpfs-ctl", "pin", "run1/st") == {"run1/st"}  # of the type "file": the shell itself goes on
+    assert complete("acpfs-ctl", "pin", "run1/st") == {
+        "run1/st"
+    }  # of the type "file": the shell itself goes on
     assert "--fsync" in complete("acpfs", "mount", "--fs")

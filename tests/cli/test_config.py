@@ -8,14 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acpfs.config import FIELDS, FsyncMode, descriptions, field_named, load_settings, option_name, parse_size, validated
+from acpfs.config import (
+    FIELDS,
+    FsyncMode,
+    descriptions,
+    field_named,
+    load_settings,
+    option_name,
+    parse_size,
+    validated,
+)
 from acpfs.errors import ConfigError
 
 BASE = {"backing": "/b", "mountpoint": "/m"}
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("64G", 64 << 30), ("512MiB", 512 << 20), ("1.5k", 1536), ("7", 7), (7, 7), ("2 TB", 2 << 40), ("0", 0)]
+    ("text", "size"),
+    [
+        ("64G", 64 << 30),
+        ("512MiB", 512 << 20),
+        ("1.5k", 1536),
+        ("7", 7),
+        (7, 7),
+        ("2 TB", 2 << 40),
+        ("0", 0),
+    ],
 )
 def test_sizes_have_factors_of_1024(text: object, size: int) -> None:
     assert parse_size(text) == size
@@ -60,7 +78,10 @@ def test_parse_size_gives_a_size_or_a_value_error(text: str) -> None:
         ({"pointer_patterns": 1}, "pointer_patterns = 1"),
         ({"checkpoint_patterns": "{nonsense}"}, "checkpoint_patterns"),
         ({"expect_volume": "remembered!"}, "expect_volume = 'remembered!'"),
-        ({"fsync": "never", "streams": 0}, "fsync = 'never': must be one of ordered, durable; streams = 0"),
+        (
+            {"fsync": "never", "streams": 0},
+            "fsync = 'never': must be one of ordered, durable; streams = 0",
+        ),
         ({"spill_mode": "mirror"}, "spill_mode = mirror needs a directory: spill"),
     ],
 )
@@ -92,7 +113,9 @@ def test_values_are_what_people_and_json_write(given: dict[str, object], value: 
     (name,) = given
     found = getattr(settings, name)
     assert (found, type(found)) == (value, type(value))
-    assert getattr(validated(json.loads(json.dumps(settings.as_json(given_only=True)))), name) == value
+    assert (
+        getattr(validated(json.loads(json.dumps(settings.as_json(given_only=True)))), name) == value
+    )
 
 
 def test_what_was_given_is_told_from_defaults() -> None:
@@ -127,7 +150,12 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"ram = ", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (b'speed = "1"', "unknown key 'speed'")]
+    ("content", "said"),
+    [
+        (b"ram = ", "not valid TOML"),
+        (b"\xff\xfe", "not valid TOML"),
+        (b'speed = "1"', "unknown key 'speed'"),
+    ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "c.toml"

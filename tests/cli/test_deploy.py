@@ -19,7 +19,14 @@ from acpfs.cli.mount import command as mount
 from acpfs.config import Settings, load_settings
 
 VERSIONS = ("1.25", "1.30", "1.34")
-WORDS = ["/shared/ckpt", "/mnt/acpfs/ckpt", "--image", "registry.example:5000/acpfs:1", "--ram", "64G"]
+WORDS = [
+    "/shared/ckpt",
+    "/mnt/acpfs/ckpt",
+    "--image",
+    "registry.example:5000/acpfs:1",
+    "--ram",
+    "64G",
+]
 MONITORS = {"PodMonitor"}
 """Kinds that are not Kubernetes' own."""
 
@@ -36,7 +43,11 @@ def printed(*words: str) -> list[dict[str, Any]]:
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     """The daemon's, where the keeper has one of the kind as well."""
-    (found,) = [document for document in documents if document["kind"] == kind and not document["metadata"]["name"].endswith("-keeper")]
+    (found,) = [
+        document
+        for document in documents
+        if document["kind"] == kind and not document["metadata"]["name"].endswith("-keeper")
+    ]
     return found
 
 
@@ -51,7 +62,11 @@ def settings_in(documents: list[dict[str, Any]], tmp_path: Path) -> Settings:
     return load_settings({}, file)
 
 
-@pytest.mark.parametrize("words", [[], ["--claim", "checkpoints", "--node", "gpu=yes"], ["--inside"]], ids=["host", "claim", "inside"])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--claim", "checkpoints", "--node", "gpu=yes"], ["--inside"]],
+    ids=["host", "claim", "inside"],
+)
 def test_kubernetes_takes_the_manifests(words: list[str]) -> None:
     for document in printed(*words):
         if document["kind"] not in MONITORS:
@@ -67,20 +82,35 @@ def names(documents: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 def test_all_parts_are_there_once_and_select_the_same_pods() -> None:
     documents = printed()
     assert sorted(kind for kind, _name in names(documents)) == sorted(
-        ["Namespace", "ServiceAccount", "ConfigMap", "PodDisruptionBudget", "DaemonSet", "DaemonSet", "PodMonitor", "Job"]
+        [
+            "Namespace",
+            "ServiceAccount",
+            "ConfigMap",
+            "PodDisruptionBudget",
+            "DaemonSet",
+            "DaemonSet",
+            "PodMonitor",
+            "Job",
+        ]
     )
     labels = of_kind(documents, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     for kind in ("DaemonSet", "PodDisruptionBudget", "PodMonitor"):
         assert of_kind(documents, kind)["spec"]["selector"]["matchLabels"] == labels
     (port,) = daemon(documents)["containers"][0]["ports"]
-    assert port["name"] == of_kind(documents, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"]
-    assert {kind for kind, _name in names(printed("--no-monitor", "--no-example"))}.isdisjoint({"PodMonitor", "Job"})
+    assert (
+        port["name"] == of_kind(documents, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"]
+    )
+    assert {kind for kind, _name in names(printed("--no-monitor", "--no-example"))}.isdisjoint(
+        {"PodMonitor", "Job"}
+    )
 
 
 def test_the_keeper_outlives_the_daemons_pod_and_sees_what_it_sees() -> None:
     """A pod of its own that no roll-out touches; not selected with the daemon's; evicted last; the same directories."""
     documents = printed("--claim", "checkpoints")
-    (keeper,) = [document for document in documents if document["metadata"]["name"] == "acpfs-keeper"]
+    (keeper,) = [
+        document for document in documents if document["metadata"]["name"] == "acpfs-keeper"
+    ]
     template = keeper["spec"]["template"]
     labels = of_kind(documents, "DaemonSet")["spec"]["selector"]["matchLabels"]
     assert keeper["spec"]["updateStrategy"] == {"type": "OnDelete"}
@@ -93,7 +123,14 @@ def test_the_keeper_outlives_the_daemons_pod_and_sees_what_it_sees() -> None:
 
 
 def test_settings_go_through_unchanged_and_the_times_follow_them(tmp_path: Path) -> None:
-    documents = printed("--drain-timeout", "1234.5", "--pointer-patterns", 'latest:odd "name"', "--metrics-port", "9400")
+    documents = printed(
+        "--drain-timeout",
+        "1234.5",
+        "--pointer-patterns",
+        'latest:odd "name"',
+        "--metrics-port",
+        "9400",
+    )
     settings = settings_in(documents, tmp_path)
     assert (settings.ram, settings.drain_timeout_s) == (64 << 30, 1234.5)
     assert settings.pointer_patterns == ("latest", 'odd "name"')
@@ -117,13 +154,20 @@ def test_every_option_of_the_command_lines_is_one_of_acpfs_mount() -> None:
 def test_pods_have_the_directory_above_the_mount_point(kind: str) -> None:
     """The mount point itself would be the bare directory to a pod that was there before the mount."""
     spec = of_kind(printed(), kind)["spec"]["template"]["spec"]
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    paths = {
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in spec["volumes"]
+        if "hostPath" in volume
+    }
     assert "/mnt/acpfs" in paths.values()
     for container in [*spec["containers"], *spec.get("initContainers", [])]:
         for mounted in container["volumeMounts"]:
             if paths.get(mounted["name"]) in ("/mnt/acpfs", "/run/acpfs"):
                 wanted = "Bidirectional" if kind == "DaemonSet" else "HostToContainer"
-                assert (mounted["mountPath"], mounted["mountPropagation"]) == (paths[mounted["name"]], wanted)
+                assert (mounted["mountPath"], mounted["mountPropagation"]) == (
+                    paths[mounted["name"]],
+                    wanted,
+                )
 
 
 def shells(document: dict[str, Any]) -> Iterator[str]:
@@ -188,16 +232,28 @@ def test_the_containerfile_copies_what_there_is() -> None:
     text = deploy("containerfile", "--base", "debian:12").stdout
     assert "ARG BASE=debian:12\n" in text
     root = Path(__file__).parents[2]
-    copied = [word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    copied = [
+        word
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
+        for word in line.split()
+    ]
     assert copied
     assert all((root / word).exists() for word in copied)
 
 
 def test_a_roll_out_puts_the_new_pod_beside_the_old_one_and_asks_whether_it_serves_itself() -> None:
     documents = printed("--nodes-at-once", "7")
-    assert of_kind(documents, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 7}
+    assert of_kind(documents, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {
+        "maxUnavailable": 0,
+        "maxSurge": 7,
+    }
     container = daemon(documents)["containers"][0]
     assert "--take-over" in container["command"][2]
     for probe in ("startupProbe", "readinessProbe"):
-        assert container[probe]["exec"]["command"] == ["acpfs-ctl", "/mnt/acpfs/ckpt", "ready", "--here"]
+        assert container[probe]["exec"]["command"] == [
+            "acpfs-ctl",
+            "/mnt/acpfs/ckpt",
+            "ready",
+            "--here",
+        ]
     assert "livenessProbe" not in container

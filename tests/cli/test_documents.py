@@ -11,7 +11,14 @@ from attrs import NOTHING
 
 from acpfs.cli.main import COMMANDS
 from acpfs.config import CHANGEABLE, FIELDS, option_name
-from acpfs.control.reports import FileState, HealthReport, RamReport, Status, WaitingReport, WorkerReport
+from acpfs.control.reports import (
+    FileState,
+    HealthReport,
+    RamReport,
+    Status,
+    WaitingReport,
+    WorkerReport,
+)
 from acpfs.control.verb_table import VERBS
 from acpfs.drain_records import QueueEntry, Verification
 from acpfs.errors import ExitCode
@@ -56,7 +63,19 @@ def test_every_command_is_in_a_table(name: str) -> None:
     assert re.search(rf"^\| `{name}\b", OPERATIONS, re.MULTILINE)
 
 
-@pytest.mark.parametrize("record", [Status, RamReport, WaitingReport, QueueEntry, HealthReport, WorkerReport, FileState, Verification])
+@pytest.mark.parametrize(
+    "record",
+    [
+        Status,
+        RamReport,
+        WaitingReport,
+        QueueEntry,
+        HealthReport,
+        WorkerReport,
+        FileState,
+        Verification,
+    ],
+)
 def test_every_json_field_is_described(record: type) -> None:
     section = OPERATIONS[OPERATIONS.index("## JSON") : OPERATIONS.index("## Configuration")]
     assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []
@@ -64,10 +83,21 @@ def test_every_json_field_is_described(record: type) -> None:
 
 def test_what_can_be_changed_in_use_is_named_where_users_look() -> None:
     assert sorted(CHANGES) == sorted(CHANGEABLE)
-    assert re.findall(r"`(\w+)`", VERBS["set"].does) == [name.removesuffix("_s") for name in CHANGEABLE]
+    assert re.findall(r"`(\w+)`", VERBS["set"].does) == [
+        name.removesuffix("_s") for name in CHANGEABLE
+    ]
 
 
-OPTIONAL = {"pyfuse3", "torch", "matplotlib", "textual", "accelerate", "transformers", "lightning", "megatron"}
+OPTIONAL = {
+    "pyfuse3",
+    "torch",
+    "matplotlib",
+    "textual",
+    "accelerate",
+    "transformers",
+    "lightning",
+    "megatron",
+}
 """Extras: `plot` is imported where a picture is asked for, and one line where it is not there; `torch` in ranks only (acpfs.training).
 
 The others are what a script has that imports their adapter (acpfs.training.frameworks); they are no extras.
@@ -96,12 +126,26 @@ def test_what_is_imported_is_a_dependency_and_the_other_way_round() -> None:
 
 def test_every_dependency_has_its_reason() -> None:
     project, named = PROJECT, dependencies()
-    assert set(re.findall(r"^\| (\S+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", DEPENDENCIES, re.MULTILINE)) - {"package"} == named
-    assert set(re.findall(r"^\| `(\w+)` \|", DEPENDENCIES, re.MULTILINE)) == set(project["optional-dependencies"])
+    assert (
+        set(re.findall(r"^\| (\S+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", DEPENDENCIES, re.MULTILINE))
+        - {"package"}
+        == named
+    )
+    assert set(re.findall(r"^\| `(\w+)` \|", DEPENDENCIES, re.MULTILINE)) == set(
+        project["optional-dependencies"]
+    )
 
 
 def test_every_module_is_named_in_the_architecture() -> None:
     """By its own name, or by that of the package inside a layer in which it lies."""
     named = set(re.findall(r"`([\w.]+)`", ARCHITECTURE))
-    modules = [path.relative_to(ROOT / "acpfs") for path in (ROOT / "acpfs").rglob("*.py") if path.name != "__init__.py"]
-    assert [str(path) for path in modules if path.stem not in named and not {part.name for part in path.parents[:-2]} & named] == []
+    modules = [
+        path.relative_to(ROOT / "acpfs")
+        for path in (ROOT / "acpfs").rglob("*.py")
+        if path.name != "__init__.py"
+    ]
+    assert [
+        str(path)
+        for path in modules
+        if path.stem not in named and not {part.name for part in path.parents[:-2]} & named
+    ] == []

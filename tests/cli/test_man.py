@@ -19,12 +19,18 @@ def texts(directory: Path) -> dict[str, str]:
 
 def test_pages_are_those_of_the_commands(tmp_path: Path) -> None:
     """If not: `python tools/write_man.py`."""
-    subprocess.run([sys.executable, "-W", "ignore", str(ROOT / "tools/write_man.py"), str(tmp_path)], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", str(ROOT / "tools/write_man.py"), str(tmp_path)],
+        check=True,
+        timeout=120,
+    )
     assert texts(PAGES) == texts(tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="no groff here to read them")
-@pytest.mark.parametrize("name", ["acpfs.1", "acpfs-mount.1", "acpfs-completion.1", "acpfs-ctl-wait.1", "acpfs-run.1"])
+@pytest.mark.parametrize(
+    "name", ["acpfs.1", "acpfs-mount.1", "acpfs-completion.1", "acpfs-ctl-wait.1", "acpfs-run.1"]
+)
 def test_groff_reads_a_page(name: str) -> None:
     command = ["groff", "-K", "utf8", "-man", "-Tutf8", "-ww", str(PAGES / name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

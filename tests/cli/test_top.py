@@ -16,7 +16,17 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable
 
 from acpfs.cli import show
-from acpfs.cli.top_screen import CHECKPOINTS, QUEUE, Mount, TopScreen, checkpoint_rows, members_worst_first, mount_row, summary, wrong
+from acpfs.cli.top_screen import (
+    CHECKPOINTS,
+    QUEUE,
+    Mount,
+    TopScreen,
+    checkpoint_rows,
+    members_worst_first,
+    mount_row,
+    summary,
+    wrong,
+)
 from tests.control.double import DoubleSubject
 
 PATIENCE_S = 60.0
@@ -39,8 +49,21 @@ CHECKPOINT = {
 
 
 def member(node: str, state: str, lag_s: float | None = None) -> show.Json:
-    figures = {"operations": 3, "dirty_bytes": 4096, "silent_s": 2.0, "clock_bound_s": 0.1, "clock_ahead_s": (None, None)}
-    return {"node": node, "state": state, "host": f"host-of-{node}", "lag_s": lag_s, "errors": [], **figures}
+    figures = {
+        "operations": 3,
+        "dirty_bytes": 4096,
+        "silent_s": 2.0,
+        "clock_bound_s": 0.1,
+        "clock_ahead_s": (None, None),
+    }
+    return {
+        "node": node,
+        "state": state,
+        "host": f"host-of-{node}",
+        "lag_s": lag_s,
+        "errors": [],
+        **figures,
+    }
 
 
 class Daemon:
@@ -73,7 +96,15 @@ async def until(pilot: Pilot[None], condition: Any) -> None:
 
 def test_the_summary_says_what_is_wrong_and_who_waits() -> None:
     found = status()
-    found["waiting"] = [{"path": "run/c", "pid": 7, "command": "python", "wanted_bytes": 1 << 20, "since": time.time() - 5}]
+    found["waiting"] = [
+        {
+            "path": "run/c",
+            "pid": 7,
+            "command": "python",
+            "wanted_bytes": 1 << 20,
+            "since": time.time() - 5,
+        }
+    ]
     found["cluster"] = {"live": 1, "nodes": 2, "waiting": [], "missing": ["n2"]}
     text = summary(found, 2048.0)
     assert "2.0 KiB/s; storage ok" in text
@@ -94,10 +125,15 @@ def test_documents_show_the_screen_as_it_is() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "OPERATIONS.md").read_text()
     captured = " ".join(page.partition("### A screen")[2].partition("\n###")[0].split())
-    drawn = html.unescape(re.sub(r"<[^>]*>", " ", (docs / "pictures/top.svg").read_text().partition("</style>")[2]))
+    drawn = html.unescape(
+        re.sub(r"<[^>]*>", " ", (docs / "pictures/top.svg").read_text().partition("</style>")[2])
+    )
     picture = " ".join(drawn.split())
     labels = [
-        line.split()[0] for line in summary(status() | {"cluster": {"live": 1, "nodes": 2, "waiting": [], "missing": []}}, 1.0).splitlines()
+        line.split()[0]
+        for line in summary(
+            status() | {"cluster": {"live": 1, "nodes": 2, "waiting": [], "missing": []}}, 1.0
+        ).splitlines()
     ]
     for shown in (captured, picture):
         for headings in (QUEUE, CHECKPOINTS):
@@ -141,7 +177,9 @@ def test_members_take_the_place_of_the_checkpoints() -> None:
 
     async def scenario() -> None:
         async with app.run_test(size=(120, 40)) as pilot:
-            members, checkpoints = (app.query_one(name, DataTable) for name in ("#members", "#checkpoints"))
+            members, checkpoints = (
+                app.query_one(name, DataTable) for name in ("#members", "#checkpoints")
+            )
 
             def shown() -> list[str | None]:
                 return [table.id for table in app.query(DataTable) if table.display]
@@ -166,7 +204,9 @@ def test_several_mounts_and_keys_act_on_the_one_that_is_shown() -> None:
     async def scenario() -> None:
         async with app.run_test(size=(120, 40)) as pilot:
             mounts = app.query_one("#mounts", DataTable)
-            await until(pilot, lambda: mounts.row_count == 2 and str(mounts.get_row_at(1)[1]) == "serving")
+            await until(
+                pilot, lambda: mounts.row_count == 2 and str(mounts.get_row_at(1)[1]) == "serving"
+            )
             assert [str(cell) for cell in mounts.get_row_at(0)[:2]] == ["/mnt/a", "no answer"]
             await until(pilot, lambda: "it hangs" in app.told)
             await pilot.press("f", "s", "y")
@@ -183,19 +223,44 @@ def test_time_lines_share_one_scale() -> None:
     def report(*times: float | None) -> show.Json:
         return CHECKPOINT | dict(zip(("began_at", "closed_at", "persisted_at"), times, strict=True))
 
-    lines = [row[-1] for row in checkpoint_rows([report(100.0, 106.0, 112.0), report(112.0, 118.0, None), report(None, None, None)], 124.0)]
+    lines = [
+        row[-1]
+        for row in checkpoint_rows(
+            [report(100.0, 106.0, 112.0), report(112.0, 118.0, None), report(None, None, None)],
+            124.0,
+        )
+    ]
     assert lines == ["██████▒▒▒▒▒▒············", "············██████▒▒▒▒▒▒", ""]
-    assert checkpoint_rows([report(124.0, 124.0, 124.0), report(0.0, 1.0, 2.0)], 124.0)[0][-1] == "·" * 23 + "█", "it can be seen"
+    assert (
+        checkpoint_rows([report(124.0, 124.0, 124.0), report(0.0, 1.0, 2.0)], 124.0)[0][-1]
+        == "·" * 23 + "█"
+    ), "it can be seen"
 
 
 def test_what_is_wrong_comes_first_and_is_not_endless() -> None:
-    rows = [member("near", "live", 1.0), member("far", "live", 60.0), member("dead", "missing"), member("me", "this")]
+    rows = [
+        member("near", "live", 1.0),
+        member("far", "live", 60.0),
+        member("dead", "missing"),
+        member("me", "this"),
+    ]
     assert [row["node"] for row in members_worst_first(rows)] == ["me", "dead", "far", "near"]
-    found = status() | {"parked": 0, "cluster": {"live": 0, "nodes": 40, "waiting": [], "missing": [f"n{number}" for number in range(40)]}}
+    found = status() | {
+        "parked": 0,
+        "cluster": {
+            "live": 0,
+            "nodes": 40,
+            "waiting": [],
+            "missing": [f"n{number}" for number in range(40)],
+        },
+    }
     assert wrong(found) == [*(f"n{number} is missing" for number in range(5)), "and 35 more"]
     assert mount_row("/mnt/a", found)[-1] == "; ".join(wrong(found))
 
 
 def test_other_commands_do_not_load_it() -> None:
     code = "import sys; import acpfs.cli.ctl, acpfs.cli.verbs.status, acpfs.cli.verbs.top; sys.exit('textual' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode
+        == 0
+    )

@@ -36,14 +36,27 @@ def answer(*words: str) -> dict[str, Any]:
 def test_the_advice_is_that_of_the_formula() -> None:
     found = answer("interval", "--save", "2s", "--restart", "5m", "--node-share", "0", *FAULTS)
     best = next(row for row in found["intervals"] if row["name"] == "best")
-    assert best["interval_s"] == pytest.approx(best_s(Job(save_s=2, restart_s=300, fault_s=8 * 3600)))
+    assert best["interval_s"] == pytest.approx(
+        best_s(Job(save_s=2, restart_s=300, fault_s=8 * 3600))
+    )
     assert found["job"]["fault_s"] == 8 * 3600
 
 
 def test_people_see_every_row_and_the_curve() -> None:
-    found = call("interval", "--save", "2s", "--today", "30m", "--step", "1.5", "--covered", "0.5", *FAULTS)
+    found = call(
+        "interval", "--save", "2s", "--today", "30m", "--step", "1.5", "--covered", "0.5", *FAULTS
+    )
     assert found.exit_code == 0
-    for words in ("best", "Young", "Daly", "today", "MindIO", "lost steps a day", "if none were covered", "← best"):
+    for words in (
+        "best",
+        "Young",
+        "Daly",
+        "today",
+        "MindIO",
+        "lost steps a day",
+        "if none were covered",
+        "← best",
+    ):
         assert words in found.output
 
 
@@ -117,7 +130,13 @@ def test_a_plan_for_people_and_for_programs() -> None:
         "20G",
     ]
     text = call(*words).output
-    for part in ("512 ranks on 64 nodes", "MindIO's formula: 840 GB", "all but 32 of 2016 pairs", "200 GiB is enough", "drain"):
+    for part in (
+        "512 ranks on 64 nodes",
+        "MindIO's formula: 840 GB",
+        "all but 32 of 2016 pairs",
+        "200 GiB is enough",
+        "drain",
+    ):
         assert part in text
     found = answer(*words)
     assert found["added_bytes"] == 840e9
@@ -139,28 +158,51 @@ def test_what_a_layout_covers(words: list[str], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7200), ("1.5d", 129600), ("250ms", 0.25), ("1e3s", 1000)]
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("15m", 900),
+        ("2h", 7200),
+        ("1.5d", 129600),
+        ("250ms", 0.25),
+        ("1e3s", 1000),
+    ],
 )
 def test_times_have_units(text: str, seconds: float) -> None:
     assert time(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.25, "250 ms"), (12.3, "12.3 s"), (1860, "31 min"), (9000, "2.5 h"), (864000, "10 d"), (float("inf"), "never")]
+    ("seconds", "text"),
+    [
+        (0.25, "250 ms"),
+        (12.3, "12.3 s"),
+        (1860, "31 min"),
+        (9000, "2.5 h"),
+        (864000, "10 d"),
+        (float("inf"), "never"),
+    ],
 )
 def test_estimates_are_short(seconds: float, text: str) -> None:
     assert long_duration(seconds) == text
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is optional, and not in the environment of the tests"
+    importlib.util.find_spec("matplotlib") is None,
+    reason="matplotlib is optional, and not in the environment of the tests",
 )
 def test_a_picture(tmp_path: Path) -> None:
-    assert call("interval", "--save", "2s", *FAULTS, "--plot", str(tmp_path / "waste.svg")).exit_code == 0
+    assert (
+        call("interval", "--save", "2s", *FAULTS, "--plot", str(tmp_path / "waste.svg")).exit_code
+        == 0
+    )
     assert (tmp_path / "waste.svg").read_text().lstrip().startswith("<?xml")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is there")
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is there"
+)
 def test_a_picture_without_matplotlib_is_one_line(tmp_path: Path) -> None:
     found = call("interval", "--save", "2s", *FAULTS, "--plot", str(tmp_path / "waste.svg"))
     assert isinstance(found.exception, RefusedError)

@@ -109,11 +109,28 @@ def run(
     `keep`: so many checkpoints, each node deletes its part of older ones, pointers first; 0: all.
     """
     chooser, began, nodes = random.Random(seed), time.monotonic(), len(ground.backings)
-    settings = {**QUICK, **(OVER_STORAGE if ground.storage else {"node_timeout": 20}), "no_keep_last_persisted": True, **options}
-    outcome = Outcome.of(workload, seed, nodes, ground.storage.name if ground.storage else "a directory", settings)
-    stand = Stand(tmp, ground.backings, transport, watchdog_s=600.0 + 30 * (kills + calm), **settings)
-    with stand, Observer(ground.seen, tmp, workload, nodes) as observer, contextlib.ExitStack() as stack:
-        job = Job(stand.paths(), seed, keep=keep) if workload == "files" else RankJob(stand.paths(), workload, tmp / "ranks.log", keep=keep)
+    settings = {
+        **QUICK,
+        **(OVER_STORAGE if ground.storage else {"node_timeout": 20}),
+        "no_keep_last_persisted": True,
+        **options,
+    }
+    outcome = Outcome.of(
+        workload, seed, nodes, ground.storage.name if ground.storage else "a directory", settings
+    )
+    stand = Stand(
+        tmp, ground.backings, transport, watchdog_s=600.0 + 30 * (kills + calm), **settings
+    )
+    with (
+        stand,
+        Observer(ground.seen, tmp, workload, nodes) as observer,
+        contextlib.ExitStack() as stack,
+    ):
+        job = (
+            Job(stand.paths(), seed, keep=keep)
+            if workload == "files"
+            else RankJob(stand.paths(), workload, tmp / "ranks.log", keep=keep)
+        )
         stack.callback(job.close)
         stand.nodes[-1].ask("set", key="bandwidth", value=BANDWIDTHS[-1])
         saver = _Saver(job, seed)
@@ -124,7 +141,9 @@ def run(
             if what := storm.kill():
                 outcome.kills[what] = outcome.kills.get(what, 0) + 1
                 done = f"{saver.saves} saves, {saver.failed} given up {saver.why[:150]}"
-                tell(f"{workload} {outcome.killed} after {time.monotonic() - began:.0f} s: {what}; {done}")
+                tell(
+                    f"{workload} {outcome.killed} after {time.monotonic() - began:.0f} s: {what}; {done}"
+                )
         saver.wait_save()
         saver.stop()
         outcome.saves, outcome.failed_saves = saver.saves, saver.failed
@@ -143,7 +162,9 @@ def run(
 class Storm:
     """What happens to nodes and servers, chosen from a seed."""
 
-    def __init__(self, stand: Stand, storage: Storage | None, saver: _Saver, chooser: random.Random) -> None:
+    def __init__(
+        self, stand: Stand, storage: Storage | None, saver: _Saver, chooser: random.Random
+    ) -> None:
         self._stand, self._storage, self._saver, self._random = stand, storage, saver, chooser
 
     def vary(self) -> None:
@@ -151,7 +172,10 @@ class Storm:
         bound_s = float(str(self._stand.nodes[0].options["clock_bound"]))
         ahead_s = self._random.uniform(-CLOCK_SHARE, CLOCK_SHARE) * bound_s
         self._stand.set_clock(self._random.randrange(len(self._stand.nodes)), ahead_s)
-        node, bandwidth = self._random.choice(self._stand.nodes[1:]), self._random.choice(BANDWIDTHS)
+        node, bandwidth = (
+            self._random.choice(self._stand.nodes[1:]),
+            self._random.choice(BANDWIDTHS),
+        )
         with contextlib.suppress(AcpfsError, OSError):  # its worker is just being replaced
             node.ask("set", key="bandwidth", value=bandwidth)
 
@@ -159,7 +183,9 @@ class Storm:
         """Something, at some moment of a save; says what, and "" where a worker was just being replaced."""
         node = self._random.choice(self._stand.nodes)
         threading.Event().wait(self._random.uniform(0, PAUSE_S))
-        what = self._random.choices(["worker", "mount", "brick"], [12, 5, 3 if self._storage else 0])[0]
+        what = self._random.choices(
+            ["worker", "mount", "brick"], [12, 5, 3 if self._storage else 0]
+        )[0]
         if what == "worker":
             try:
                 node.kill_worker()
@@ -172,7 +198,9 @@ class Storm:
                 node.start()
         else:
             assert self._storage is not None
-            kill(self._storage.server(0))  # always this one: a client takes seconds to find it again, and two away are a lost quorum
+            kill(
+                self._storage.server(0)
+            )  # always this one: a client takes seconds to find it again, and two away are a lost quorum
             threading.Event().wait(self._random.uniform(0, AWAY_S))
             self._storage.restart()
         return what

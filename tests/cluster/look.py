@@ -35,7 +35,9 @@ class Arrivals:
 
     def look(self) -> None:
         """Once."""
-        names = sorted(name for name in os.listdir(self._backing) if name.startswith("iter_"))[-NEWEST:]
+        names = sorted(name for name in os.listdir(self._backing) if name.startswith("iter_"))[
+            -NEWEST:
+        ]
         pointed = tracked(self._backing)
         for name in names:
             if name not in self.seen:
@@ -49,7 +51,11 @@ class Arrivals:
     def _count(self, directory: Path) -> tuple[int, bool]:
         """Shards, of any workload, and whether there is a `.metadata`."""
         found = os.listdir(directory)
-        ranks = sum((directory / name / "model_optim_rng.pt").exists() for name in found if name.startswith("mp_rank_"))
+        ranks = sum(
+            (directory / name / "model_optim_rng.pt").exists()
+            for name in found
+            if name.startswith("mp_rank_")
+        )
         return ranks + sum(name.startswith(("shard", "__")) for name in found), ".metadata" in found
 
 
@@ -60,13 +66,23 @@ def watch(arrivals: Arrivals, stop: threading.Event) -> None:
             arrivals.look()
 
 
-def observe(backing: Path, stop: Path, result: Path, violated: Path, wrong_with: Callable[[Path, str], str]) -> None:
+def observe(
+    backing: Path, stop: Path, result: Path, violated: Path, wrong_with: Callable[[Path, str], str]
+) -> None:
     """Until the file `stop` is there; `wrong_with`: what is wrong with a checkpoint."""
-    looks, violations, known, arrivals, ended = 0, list[str](), set[str](), Arrivals(backing), threading.Event()
+    looks, violations, known, arrivals, ended = (
+        0,
+        list[str](),
+        set[str](),
+        Arrivals(backing),
+        threading.Event(),
+    )
     watching = threading.Thread(target=watch, args=(arrivals, ended))
     watching.start()
     while not stop.exists():
-        with contextlib.suppress(OSError):  # servers that are killed do not answer: nothing was seen; what is not there is no error here
+        with contextlib.suppress(
+            OSError
+        ):  # servers that are killed do not answer: nothing was seen; what is not there is no error here
             for name in pointed_at(backing, known):
                 wrong = wrong_with(backing, name)
                 if wrong and name in pointed_at(backing, known):
@@ -78,8 +94,15 @@ def observe(backing: Path, stop: Path, result: Path, violated: Path, wrong_with:
     ended.set()
     watching.join()
     last = tracked(backing)
-    found = {"looks": looks, "violations": violations[:VIOLATIONS_MAX], "count": len(violations), "arrivals": arrivals.seen}
-    found["end"] = without_places(wrong_with(backing, last), backing) if last else "there is no tracker"
+    found = {
+        "looks": looks,
+        "violations": violations[:VIOLATIONS_MAX],
+        "count": len(violations),
+        "arrivals": arrivals.seen,
+    }
+    found["end"] = (
+        without_places(wrong_with(backing, last), backing) if last else "there is no tracker"
+    )
     result.write_text(json.dumps(found), encoding="utf-8")
 
 

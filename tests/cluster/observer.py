@@ -19,7 +19,11 @@ class Observer:
 
     def __init__(self, backing: Path, tmp: Path, workload: str = "files", nodes: int = 0) -> None:
         """`workload`, and on how many nodes: what checkpoints look like."""
-        self._stop, self._result, self._violated = tmp / "observer.stop", tmp / "observer.json", tmp / "observer.violated"
+        self._stop, self._result, self._violated = (
+            tmp / "observer.stop",
+            tmp / "observer.json",
+            tmp / "observer.violated",
+        )
         python = sys.executable if workload == "files" else ranks.torch_python() or sys.executable
         words = [
             python,
@@ -32,7 +36,9 @@ class Observer:
             str(self._result),
             str(self._violated),
         ]
-        self._process = subprocess.Popen(words, cwd=ranks.REPOSITORY, env=ranks.environment(), stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            words, cwd=ranks.REPOSITORY, env=ranks.environment(), stdout=subprocess.PIPE
+        )
         self.looks = self.count = 0
         self.violations: list[str] = []
         self.arrivals: dict[str, tuple[float, float]] = {}
@@ -51,7 +57,12 @@ class Observer:
         """Whether it has seen a violation already."""
         return self._violated.exists()
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stop.touch()
         try:
             self._process.wait(END_WAIT_S)
@@ -60,6 +71,12 @@ class Observer:
             self._process.wait()
         if kind is None:
             found: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
-            self.looks, self.violations, self.count = found["looks"], found["violations"], found["count"]
-            self.arrivals = {name: (shards, pointer) for name, (shards, pointer) in found["arrivals"].items()}
+            self.looks, self.violations, self.count = (
+                found["looks"],
+                found["violations"],
+                found["count"],
+            )
+            self.arrivals = {
+                name: (shards, pointer) for name, (shards, pointer) in found["arrivals"].items()
+            }
             self.end = found["end"]

@@ -41,17 +41,40 @@ class Outcome:
     took_s: float = 0.0
 
     @classmethod
-    def of(cls, workload: str, seed: int, nodes: int, storage: str, settings: dict[str, object]) -> Outcome:
+    def of(
+        cls, workload: str, seed: int, nodes: int, storage: str, settings: dict[str, object]
+    ) -> Outcome:
         """Before a run."""
         order = str(settings.get("cluster_order", "pointers"))
-        return cls(workload, seed, nodes, storage, order, float(str(settings["heartbeat"])), float(str(settings["clock_bound"])))
+        return cls(
+            workload,
+            seed,
+            nodes,
+            storage,
+            order,
+            float(str(settings["heartbeat"])),
+            float(str(settings["clock_bound"])),
+        )
 
     def take(self, observer: Observer, first_calm: int, took_s: float) -> None:
         """What was seen; from checkpoint `first_calm` on nobody was killed."""
-        self.looks, self.violations, self.violations_total, self.end = observer.looks, observer.violations, observer.count, observer.end
+        self.looks, self.violations, self.violations_total, self.end = (
+            observer.looks,
+            observer.violations,
+            observer.count,
+            observer.end,
+        )
         calm = {name for name in observer.arrivals if int(name[5:]) >= first_calm}
-        self.delays_s = sorted(pointer - shards for name, (shards, pointer) in observer.arrivals.items() if name in calm)
-        self.delays_with_kills_s = sorted(pointer - shards for name, (shards, pointer) in observer.arrivals.items() if name not in calm)
+        self.delays_s = sorted(
+            pointer - shards
+            for name, (shards, pointer) in observer.arrivals.items()
+            if name in calm
+        )
+        self.delays_with_kills_s = sorted(
+            pointer - shards
+            for name, (shards, pointer) in observer.arrivals.items()
+            if name not in calm
+        )
         self.took_s = round(took_s, 1)
 
     @property
@@ -68,30 +91,72 @@ class Outcome:
         """For the table."""
         kills = ", ".join(f"{name} {count}" for name, count in sorted(self.kills.items()))
         delays = f"{spread(self.delays_s)} (bound {self.bound_s:.1f})" if self.delays_s else "–"
-        words = [self.workload, f"{self.killed}: {kills}", str(self.saves), str(self.failed_saves), str(self.looks)]
-        return [*words, str(self.violations_total), self.end or "whole", delays, spread(self.delays_with_kills_s), f"{self.took_s:.0f}"]
+        words = [
+            self.workload,
+            f"{self.killed}: {kills}",
+            str(self.saves),
+            str(self.failed_saves),
+            str(self.looks),
+        ]
+        return [
+            *words,
+            str(self.violations_total),
+            self.end or "whole",
+            delays,
+            spread(self.delays_with_kills_s),
+            f"{self.took_s:.0f}",
+        ]
 
 
-HEAD = ["workload", "kills", "saves", "given up", "looks", "violations", "at the end", "delay, s", "delay with kills, s", "took, s"]
+HEAD = [
+    "workload",
+    "kills",
+    "saves",
+    "given up",
+    "looks",
+    "violations",
+    "at the end",
+    "delay, s",
+    "delay with kills, s",
+    "took, s",
+]
 
 
 def spread(delays: Sequence[float]) -> str:
     """Median, nine tenths, longest."""
     if not delays:
         return "–"
-    return ", ".join(f"{name} {delays[min(len(delays) - 1, int(share * len(delays)))]:.2f}" for name, share in QUANTILES.items())
+    return ", ".join(
+        f"{name} {delays[min(len(delays) - 1, int(share * len(delays)))]:.2f}"
+        for name, share in QUANTILES.items()
+    )
 
 
-def save(base: Path, outcomes: Sequence[Outcome], words: Sequence[str], *, add: bool = False) -> None:
+def save(
+    base: Path, outcomes: Sequence[Outcome], words: Sequence[str], *, add: bool = False
+) -> None:
     """`base`.json and `base`.md; `words`: of the command line. `add`: beside the other workloads that are kept there."""
-    commands, kernel = [shlex.join(["tools/cluster-drill", *words])], platform.release().split("-")[0]
+    commands, kernel = (
+        [shlex.join(["tools/cluster-drill", *words])],
+        platform.release().split("-")[0],
+    )
     kept = base.with_suffix(".json")
     if add and kept.exists():
         known = json.loads(kept.read_text(encoding="utf-8"))
         new = {outcome.workload for outcome in outcomes}
-        outcomes = [*(Outcome(**run) for run in known["runs"] if run["workload"] not in new), *outcomes]
-        commands = [*(command for command in known["commands"] if command not in commands), *commands]
-    found = {"commands": commands, "kernel": kernel, "runs": [asdict(outcome) for outcome in outcomes]}
+        outcomes = [
+            *(Outcome(**run) for run in known["runs"] if run["workload"] not in new),
+            *outcomes,
+        ]
+        commands = [
+            *(command for command in known["commands"] if command not in commands),
+            *commands,
+        ]
+    found = {
+        "commands": commands,
+        "kernel": kernel,
+        "runs": [asdict(outcome) for outcome in outcomes],
+    }
     kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     base.with_suffix(".md").write_text(markdown(commands, kernel, outcomes), encoding="utf-8")
 
@@ -99,7 +164,10 @@ def save(base: Path, outcomes: Sequence[Outcome], words: Sequence[str], *, add: 
 def markdown(commands: Sequence[str], kernel: str, outcomes: Sequence[Outcome]) -> str:
     """One row per workload."""
     first = outcomes[0]
-    kills, wrong = sum(outcome.killed for outcome in outcomes), sum(outcome.violations_total for outcome in outcomes)
+    kills, wrong = (
+        sum(outcome.killed for outcome in outcomes),
+        sum(outcome.violations_total for outcome in outcomes),
+    )
     terms = f"Seed {first.seed}, Linux {kernel}, heartbeat {first.heartbeat_s:g} s, clock bound {first.clock_bound_s:g} s"
     lines = [
         f"# Kills on {first.nodes} nodes over {first.storage}, order {first.order}",

@@ -16,7 +16,11 @@ from tests.rig.ports import free_port
 PYTHON_VARIABLE = "ACPFS_TORCH_PYTHON"
 REPOSITORY = Path(__file__).parents[2]
 END_WAIT_S = 240.0
-QUIET = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
 """Several ranks on few processors."""
 WORKLOADS = ("dcp", "megatron")
 
@@ -37,7 +41,10 @@ class RankJob:
     def __init__(self, paths: Sequence[Path], workload: str, log: Path, *, keep: int = 0) -> None:
         """`log`: where the ranks' errors go. `keep`: delete all but so many checkpoints; 0: delete nothing."""
         self.iteration, self._port = 0, 0
-        self._words = [[workload, str(number), str(len(paths)), str(path), str(keep)] for number, path in enumerate(paths)]
+        self._words = [
+            [workload, str(number), str(len(paths)), str(path), str(keep)]
+            for number, path in enumerate(paths)
+        ]
         self._log = log
         self._ranks: list[subprocess.Popen[str]] = []
         try:
@@ -52,7 +59,15 @@ class RankJob:
         assert python is not None, f"{PYTHON_VARIABLE} names no interpreter that has torch"
         command, pipe = [python, "-m", "tests.cluster.torch_rank", *words], subprocess.PIPE
         with open(self._log, "a", encoding="utf-8") as errors:
-            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, cwd=REPOSITORY, env=environment())
+            return subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=errors,
+                text=True,
+                cwd=REPOSITORY,
+                env=environment(),
+            )
 
     def enter(self) -> None:
         """From now on work in what is mounted now. After a save that failed in a process group of its own; dead ranks are started again.

@@ -53,7 +53,11 @@ class Stand:
             environment = {OFFSET_VARIABLE: str(self._clocks[number])}
             environment |= environments(number) if environments is not None else {}
             settings: dict[str, Any] = {**QUICK, "node_id": f"node{number}", **options}
-            self.nodes.append(AcpfsMount(backing, tmp / f"mnt{number}", transport, environment=environment, **settings))
+            self.nodes.append(
+                AcpfsMount(
+                    backing, tmp / f"mnt{number}", transport, environment=environment, **settings
+                )
+            )
 
     def __enter__(self) -> Stand:
         try:
@@ -64,7 +68,12 @@ class Stand:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stack.__exit__(kind, value, trace)
 
     def set_clock(self, number: int, ahead_s: float) -> None:

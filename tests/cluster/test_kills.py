@@ -28,11 +28,20 @@ def test_no_pointer_is_seen_too_early_whoever_dies(tmp_path: Path, shared: Path,
 
 @clause("S160", "S81")
 @pytest.mark.frameworks
-@pytest.mark.skipif(ranks.torch_python() is None, reason=f"{ranks.PYTHON_VARIABLE} names no interpreter that has torch; tools/test sets it")
+@pytest.mark.skipif(
+    ranks.torch_python() is None,
+    reason=f"{ranks.PYTHON_VARIABLE} names no interpreter that has torch; tools/test sets it",
+)
 @pytest.mark.parametrize("workload", ranks.WORKLOADS)
-def test_frameworks_of_several_processes(tmp_path: Path, shared: Path, seed: int, workload: str) -> None:
+def test_frameworks_of_several_processes(
+    tmp_path: Path, shared: Path, seed: int, workload: str
+) -> None:
     """One process per node, each on its own mount: torch.distributed.checkpoint, and Megatron's layout with torch.save."""
-    outcome = run(tmp_path, Ground([shared] * NODES, shared), seed, FRAMEWORK_KILLS, print, workload=workload)
-    assert (outcome.violations, outcome.end) == ([], ""), (tmp_path / "ranks.log").read_text()[-2000:]
+    outcome = run(
+        tmp_path, Ground([shared] * NODES, shared), seed, FRAMEWORK_KILLS, print, workload=workload
+    )
+    assert (outcome.violations, outcome.end) == ([], ""), (tmp_path / "ranks.log").read_text()[
+        -2000:
+    ]
     assert outcome.saves > 0
     assert outcome.looks > 0

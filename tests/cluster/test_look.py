@@ -13,7 +13,10 @@ from tests.cluster.look import without_places
     ("said", "kept"),
     [
         ("iter_1: shard1.bin is missing", "iter_1: shard1.bin is missing"),
-        ("iter_1: no such file: '/tmp/stand/seen/iter_1/__0_0.distcp'", "iter_1: no such file: 'iter_1/__0_0.distcp'"),
+        (
+            "iter_1: no such file: '/tmp/stand/seen/iter_1/__0_0.distcp'",
+            "iter_1: no such file: 'iter_1/__0_0.distcp'",
+        ),
         ('iter_1: File "/opt/venv/lib/torch/load.py", line 3', 'iter_1: File "…/load.py", line 3'),
         ("iter_1: 5/6 of mp_rank_00/model.pt", "iter_1: 5/6 of mp_rank_00/model.pt"),
     ],

@@ -40,7 +40,9 @@ def names_withheld(node: AcpfsMount) -> set[str]:
 
 @clause("S282", "S161")
 @pytest.mark.transports("native", "libfuse")
-def test_a_pointer_that_names_the_living_passes_and_one_that_does_not_is_withheld(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_a_pointer_that_names_the_living_passes_and_one_that_does_not_is_withheld(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     with Stand(tmp_path, [shared] * 3, transport, node_timeout=SOON_MISSING_S) as stand:
         first, _second, third = stand.nodes
         dies_with_pending_bytes(third, "shard2")
@@ -56,14 +58,22 @@ def test_a_pointer_that_names_the_living_passes_and_one_that_does_not_is_withhel
         os.link(first.path / "step" / "state", first.path / "linked")
         os.setxattr(first.path / "linked", NEEDS, b"node1")
         os.link(first.path / "linked", first.path / "latest_link")
-        passed = {"latest": "new", "latest_in_place": "new", "step/state": SHARD, "latest_link": SHARD}
+        passed = {
+            "latest": "new",
+            "latest_in_place": "new",
+            "step/state": SHARD,
+            "latest_link": SHARD,
+        }
         until(lambda: {name: read(shared, name) for name in passed} == passed, first)
         until(lambda: names_withheld(first) == {"latest_plain"}, first)
         assert not (shared / "latest_plain").exists()
         with pytest.raises(OSError) as gone:
             os.getxattr(first.path / "latest", NEEDS)
         assert gone.value.errno == errno.ENODATA, "it was for one pointer"
-        assert [NEEDS in os.listxattr(path) for path in (shared / "latest", shared / "latest_in_place", shared / "step")] == [False] * 3
+        assert [
+            NEEDS in os.listxattr(path)
+            for path in (shared / "latest", shared / "latest_in_place", shared / "step")
+        ] == [False] * 3
         with open(first.path / "latest_plain", "w", encoding="ascii") as file:
             file.write("newer")
             os.setxattr(file.fileno(), NEEDS, b"node1")
@@ -82,17 +92,28 @@ def test_a_pointer_that_names_the_living_passes_and_one_that_does_not_is_withhel
 
 
 @clause("S283", "S282")
-def test_a_pointer_waits_for_the_nodes_that_it_names(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_a_pointer_waits_for_the_nodes_that_it_names(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     with Stand(tmp_path, [shared] * 2, transport, node_timeout=SOON_MISSING_S) as stand:
         first, second = stand.nodes
         second.ask("set", key="bandwidth", value="1")
         write(second, "shard1", SHARD)
         rename_over(first, "latest", "node0,node1")
-        (waits,) = first.wait_status(lambda status: [one for one in status["cluster"]["waiting"] if one["waits_for"]])["cluster"]["waiting"]
-        assert (waits["waits_for"], waits["needs"], waits["withheld"]) == ({"node1": "waits"}, ["node0", "node1"], False)
+        (waits,) = first.wait_status(
+            lambda status: [one for one in status["cluster"]["waiting"] if one["waits_for"]]
+        )["cluster"]["waiting"]
+        assert (waits["waits_for"], waits["needs"], waits["withheld"]) == (
+            {"node1": "waits"},
+            ["node0", "node1"],
+            False,
+        )
         second.kill()
         until(lambda: names_withheld(first) == {"latest"}, first)
-        assert "since node node1 is MISSING (it needs only node0, node1)" in first.run("acpfs-ctl", str(first.path), "status").stdout
+        assert (
+            "since node node1 is MISSING (it needs only node0, node1)"
+            in first.run("acpfs-ctl", str(first.path), "status").stdout
+        )
         assert not (shared / "latest").exists()
         second.start(bandwidth=0)
         first.flush()
@@ -100,12 +121,17 @@ def test_a_pointer_waits_for_the_nodes_that_it_names(transport: str, tmp_path: P
 
 
 @clause("S283", "S162")
-def test_a_node_that_nobody_knows_withholds_until_it_is_forgotten(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_a_node_that_nobody_knows_withholds_until_it_is_forgotten(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     with Stand(tmp_path, [shared] * 2, transport) as stand:
         first = stand.nodes[0]
         rename_over(first, "latest", "node1,nodeX")
         until(lambda: names_withheld(first) == {"latest"}, first)
-        assert "since node nodeX is UNKNOWN here (it needs only node1, nodeX)" in first.run("acpfs-ctl", str(first.path), "status").stdout
+        assert (
+            "since node nodeX is UNKNOWN here (it needs only node1, nodeX)"
+            in first.run("acpfs-ctl", str(first.path), "status").stdout
+        )
         first.kill_worker()
         until(lambda: names_withheld(first) == {"latest"}, first)
         assert not (shared / "latest").exists()
@@ -117,7 +143,9 @@ def test_a_node_that_nobody_knows_withholds_until_it_is_forgotten(transport: str
 
 
 @clause("S282", "S22", "S81")
-def test_what_was_said_outlives_the_worker_and_the_mount(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_what_was_said_outlives_the_worker_and_the_mount(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     with Stand(tmp_path, [shared] * 3, transport, node_timeout=SOON_MISSING_S) as stand:
         first, second, third = stand.nodes
         dies_with_pending_bytes(third, "shard2")
@@ -127,20 +155,34 @@ def test_what_was_said_outlives_the_worker_and_the_mount(transport: str, tmp_pat
         write(second, "shard1", SHARD)
         rename_over(first, "latest", "node1")
         first.kill_worker()
-        until(lambda: [one["needs"] for one in first.status()["cluster"]["waiting"]] == [["node1"]], first)
+        until(
+            lambda: [one["needs"] for one in first.status()["cluster"]["waiting"]] == [["node1"]],
+            first,
+        )
         assert os.getxattr(first.path / "later.tmp", NEEDS) == b"node1"
         first.kill()
         first.start()
         os.rename(first.path / "later.tmp", first.path / "latest_later")
-        until(lambda: {tuple(one["needs"]) for one in first.status()["cluster"]["waiting"]} == {("node1",)}, first)
+        until(
+            lambda: (
+                {tuple(one["needs"]) for one in first.status()["cluster"]["waiting"]}
+                == {("node1",)}
+            ),
+            first,
+        )
         assert (read(shared, "latest"), read(shared, "latest_later")) == (None, None)
         second.ask("set", key="bandwidth", value="0")
-        until(lambda: (read(shared, "latest"), read(shared, "latest_later")) == ("new", "later"), first)
+        until(
+            lambda: (read(shared, "latest"), read(shared, "latest_later")) == ("new", "later"),
+            first,
+        )
 
 
 @clause("S284")
 @pytest.mark.transports("native", "libfuse")
-def test_only_good_values_of_the_owner_are_taken_and_nothing_is_copied(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_only_good_values_of_the_owner_are_taken_and_nothing_is_copied(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     for parent in (tmp_path, *tmp_path.parents[:3]):
         if parent != Path("/tmp"):
             parent.chmod(0o755)
@@ -164,7 +206,9 @@ def test_only_good_values_of_the_owner_are_taken_and_nothing_is_copied(transport
             found = []
             for value in (b"node2", None):
                 try:
-                    os.removexattr(node.path / "file", NEEDS) if value is None else os.setxattr(node.path / "file", NEEDS, value)
+                    os.removexattr(node.path / "file", NEEDS) if value is None else os.setxattr(
+                        node.path / "file", NEEDS, value
+                    )
                 except OSError as error:
                     found.append(error.errno or 0)
             return found

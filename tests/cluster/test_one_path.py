@@ -68,9 +68,15 @@ def version(number: int) -> bytes:
 
 
 @clause("S170")
-def test_the_last_commit_wins_and_every_look_is_at_a_whole_file(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_the_last_commit_wins_and_every_look_is_at_a_whole_file(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     nodes, rounds = 3, 12
-    with Stand(tmp_path, [shared] * nodes, transport) as stand, ThreadPoolExecutor(nodes) as ranks, Looks(shared / NAME) as looks:
+    with (
+        Stand(tmp_path, [shared] * nodes, transport) as stand,
+        ThreadPoolExecutor(nodes) as ranks,
+        Looks(shared / NAME) as looks,
+    ):
 
         def rank(number: int) -> None:
             for turn in range(rounds):
@@ -83,7 +89,9 @@ def test_the_last_commit_wins_and_every_look_is_at_a_whole_file(transport: str, 
         (stand.nodes[0].path / NAME).write_bytes(version(9000))
         stand.nodes[0].flush()
         for node in stand.nodes:
-            node.wait_status(lambda _status, node=node: (node.path / NAME).read_bytes() == version(9000))
+            node.wait_status(
+                lambda _status, node=node: (node.path / NAME).read_bytes() == version(9000)
+            )
         assert (looks.torn, looks.whole > 0) == ([], True)
 
 
@@ -100,13 +108,26 @@ def test_equal_content_is_not_sent_twice(transport: str, tmp_path: Path, shared:
         os.utime(second.path / NAME, (1, 1))
         second.flush()
         counters = second.status()["counters"]
-        assert (counters["equal_files"], counters["equal_bytes"], counters["streamed_bytes"]) == (1, len(BYTES), streamed)
+        assert (counters["equal_files"], counters["equal_bytes"], counters["streamed_bytes"]) == (
+            1,
+            len(BYTES),
+            streamed,
+        )
         found = (shared / NAME).stat()
-        assert (found.st_ino, found.st_nlink, found.st_mtime, (shared / NAME).read_bytes() == BYTES) == (stored.st_ino, 1, 1, True)
+        assert (
+            found.st_ino,
+            found.st_nlink,
+            found.st_mtime,
+            (shared / NAME).read_bytes() == BYTES,
+        ) == (stored.st_ino, 1, 1, True)
         assert [row["status"] for row in second.ctl("verify", str(second.path / NAME))] == ["ok"]
         (second.path / NAME).write_bytes(OTHER)
         second.flush()
-        assert ((shared / NAME).read_bytes() == OTHER, equal_files(second), staged(shared)) == (True, 1, [])
+        assert ((shared / NAME).read_bytes() == OTHER, equal_files(second), staged(shared)) == (
+            True,
+            1,
+            [],
+        )
 
 
 @clause("S171")
@@ -123,7 +144,11 @@ def test_what_only_looks_equal_is_sent(transport: str, tmp_path: Path, shared: P
         (second.path / "a").write_bytes(OTHER)
         (second.path / "b").write_bytes(BYTES)
         second.flush()
-        assert ((shared / "a").read_bytes() == OTHER, (shared / "b").read_bytes() == BYTES, equal_files(second)) == (True, True, 0)
+        assert (
+            (shared / "a").read_bytes() == OTHER,
+            (shared / "b").read_bytes() == BYTES,
+            equal_files(second),
+        ) == (True, True, 0)
 
 
 def held_back(stand: Stand) -> None:
@@ -141,7 +166,9 @@ def held_back(stand: Stand) -> None:
 
 @clause("S171", "S81")
 @pytest.mark.parametrize("death", ["worker", "all"])
-def test_a_crash_between_link_and_commit_loses_and_leaves_nothing(transport: str, tmp_path: Path, shared: Path, death: str) -> None:
+def test_a_crash_between_link_and_commit_loses_and_leaves_nothing(
+    transport: str, tmp_path: Path, shared: Path, death: str
+) -> None:
     with Stand(tmp_path, [shared] * 2, transport, cluster_order="all") as stand:
         first, second = stand.nodes
         held_back(stand)
@@ -152,12 +179,18 @@ def test_a_crash_between_link_and_commit_loses_and_leaves_nothing(transport: str
             second.start()
         first.ask("set", key="bandwidth", value="0")
         second.flush()
-        assert ((shared / NAME).read_bytes() == BYTES, (shared / NAME).stat().st_nlink, staged(shared)) == (True, 1, [])
+        assert (
+            (shared / NAME).read_bytes() == BYTES,
+            (shared / NAME).stat().st_nlink,
+            staged(shared),
+        ) == (True, 1, [])
 
 
 @clause("S171")
 @pytest.mark.parametrize("change", ["written into", "replaced", "removed"])
-def test_what_becomes_of_the_other_file_meanwhile_does_not_matter(transport: str, tmp_path: Path, shared: Path, change: str) -> None:
+def test_what_becomes_of_the_other_file_meanwhile_does_not_matter(
+    transport: str, tmp_path: Path, shared: Path, change: str
+) -> None:
     with Stand(tmp_path, [shared] * 2, transport, cluster_order="all") as stand:
         first, second = stand.nodes
         held_back(stand)
@@ -171,4 +204,8 @@ def test_what_becomes_of_the_other_file_meanwhile_does_not_matter(transport: str
             (shared / NAME).unlink()
         first.ask("set", key="bandwidth", value="0")
         second.flush()
-        assert ((shared / NAME).read_bytes() == BYTES, (shared / NAME).stat().st_nlink, staged(shared)) == (True, 1, [])
+        assert (
+            (shared / NAME).read_bytes() == BYTES,
+            (shared / NAME).stat().st_nlink,
+            staged(shared),
+        ) == (True, 1, [])

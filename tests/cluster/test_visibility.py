@@ -38,7 +38,9 @@ def made(stand: Stand) -> None:
 
 
 @clause("S168")
-def test_every_node_loads_what_the_others_still_drained(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_every_node_loads_what_the_others_still_drained(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     """As after a barrier: each asks once, and then opens what all have written, some of which it has looked for in vain."""
     with Stand(tmp_path, [shared] * 2, transport, attr_timeout=60) as stand:
         job = Job(stand.paths(), 1, shard_bytes=(1 << 17, 1 << 18))
@@ -83,7 +85,9 @@ def test_who_waits_is_told_who_drains_and_holds_up_nobody(
 
 
 @clause("S168")
-def test_what_no_live_node_has_is_not_waited_for(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_what_no_live_node_has_is_not_waited_for(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     """All is persisted; what is closed later; a node that is dead, with something in its RAM tier."""
     with Stand(tmp_path, [shared] * 2, transport, node_timeout=SOON_MISSING_S) as stand:
         first, second = stand.nodes
@@ -100,7 +104,9 @@ def test_what_no_live_node_has_is_not_waited_for(transport: str, tmp_path: Path,
 
 @clause("S169")
 @pytest.mark.parametrize("missed", [1, 40])
-def test_what_another_node_committed_is_found_at_the_next_open(transport: str, tmp_path: Path, shared: Path, missed: int) -> None:
+def test_what_another_node_committed_is_found_at_the_next_open(
+    transport: str, tmp_path: Path, shared: Path, missed: int
+) -> None:
     """With `attr_timeout` 0: neither the kernel nor the mount keeps "not there", whether it was learnt by name or from a listing."""
     with Stand(tmp_path, [shared] * 2, transport, attr_timeout=0) as stand:
         first, second = stand.nodes
@@ -115,7 +121,9 @@ def test_what_another_node_committed_is_found_at_the_next_open(transport: str, t
 
 
 @clause("S169")
-def test_all_nodes_make_one_tree_at_the_same_time(transport: str, tmp_path: Path, shared: Path) -> None:
+def test_all_nodes_make_one_tree_at_the_same_time(
+    transport: str, tmp_path: Path, shared: Path
+) -> None:
     nodes, saves = 3, 4
     with Stand(tmp_path, [shared] * nodes, transport) as stand, ThreadPoolExecutor(nodes) as ranks:
         for save in range(saves):
@@ -129,8 +137,18 @@ def test_all_nodes_make_one_tree_at_the_same_time(transport: str, tmp_path: Path
         for node in stand.nodes:
             node.flush()
             status = node.status()
-            assert (status["parked"], status["conflicts"], status["counters"]["repairs"]) == (0, [], 0)
+            assert (status["parked"], status["conflicts"], status["counters"]["repairs"]) == (
+                0,
+                [],
+                0,
+            )
         found = sorted(str(path.relative_to(shared)) for path in shared.glob("run/**/shard*"))
-        assert found == [f"run/iter_{save}/a/b/shard{number}" for save in range(saves) for number in range(nodes)]
+        assert found == [
+            f"run/iter_{save}/a/b/shard{number}" for save in range(saves) for number in range(nodes)
+        ]
         for node in stand.nodes:
-            node.wait_status(lambda _status, node=node: len(list(node.path.glob("run/**/shard*"))) == nodes * saves)
+            node.wait_status(
+                lambda _status, node=node: (
+                    len(list(node.path.glob("run/**/shard*"))) == nodes * saves
+                )
+            )

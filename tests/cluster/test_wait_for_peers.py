@@ -27,11 +27,20 @@ DIRECTORY, NAME, LATE = "iter_0000001", "shard1.bin", "iter_0000002"
 
 
 @contextmanager
-def stand(tmp_path: Path, transport: str, wait_for_peers: float = 60, node_timeout: float = 120) -> Iterator[Stand]:
+def stand(
+    tmp_path: Path, transport: str, wait_for_peers: float = 60, node_timeout: float = 120
+) -> Iterator[Stand]:
     """Two nodes with a directory of both; the second one has closed what it cannot persist, and the first one knows."""
     shared = tmp_path / "shared"
     (shared / DIRECTORY).mkdir(parents=True)
-    with Stand(tmp_path, [shared] * 2, transport, wait_for_peers=wait_for_peers, attr_timeout=60, node_timeout=node_timeout) as two:
+    with Stand(
+        tmp_path,
+        [shared] * 2,
+        transport,
+        wait_for_peers=wait_for_peers,
+        attr_timeout=60,
+        node_timeout=node_timeout,
+    ) as two:
         first, second = two.nodes
         second.ask("set", key="bandwidth", value="1")
         (second.path / DIRECTORY / NAME).write_bytes(SHARD)
@@ -43,7 +52,9 @@ def stand(tmp_path: Path, transport: str, wait_for_peers: float = 60, node_timeo
 
 
 def told(shared: Path, node: str) -> NameFilter | None:
-    return NameFilter.from_text(NodeRecord.from_bytes((shared / ".acpfs" / "nodes" / node).read_bytes()).pending)
+    return NameFilter.from_text(
+        NodeRecord.from_bytes((shared / ".acpfs" / "nodes" / node).read_bytes()).pending
+    )
 
 
 def knows(first: AcpfsMount, second: AcpfsMount, shared: Path) -> None:
@@ -51,10 +62,21 @@ def knows(first: AcpfsMount, second: AcpfsMount, shared: Path) -> None:
 
     def says(_status: object) -> bool:
         names = told(shared, "node1")
-        return names is not None and names.may_have(DIRECTORY.encode(), NAME.encode()) and names.may_have(LATE.encode(), NAME.encode())
+        return (
+            names is not None
+            and names.may_have(DIRECTORY.encode(), NAME.encode())
+            and names.may_have(LATE.encode(), NAME.encode())
+        )
 
-    def has_heard(_status: object) -> bool:  # one question is not enough: on a busy machine it is answered before the records are read
-        return any(report["node"] == "node1" and report["operations"] >= PENDING for report in first.ask("nodes")["nodes"])
+    def has_heard(
+        _status: object,
+    ) -> (
+        bool
+    ):  # one question is not enough: on a busy machine it is answered before the records are read
+        return any(
+            report["node"] == "node1" and report["operations"] >= PENDING
+            for report in first.ask("nodes")["nodes"]
+        )
 
     second.wait_status(says)
     first.wait_status(has_heard)
@@ -99,7 +121,9 @@ def test_an_open_waits_for_what_another_node_still_drains(transport: str, tmp_pa
 
 @clause("S172", "X12")
 @BOTH
-def test_a_lookup_that_waits_holds_up_its_directory_over_libfuse_only(transport: str, tmp_path: Path) -> None:
+def test_a_lookup_that_waits_holds_up_its_directory_over_libfuse_only(
+    transport: str, tmp_path: Path
+) -> None:
     """The kernel asks libfuse for one name of a directory at a time. What it knows already, and other directories, go on."""
     with stand(tmp_path, transport) as two, ThreadPoolExecutor(1) as another:
         first, second = two.nodes
@@ -120,7 +144,9 @@ def test_a_name_that_no_node_has_is_not_waited_for(transport: str, tmp_path: Pat
             with pytest.raises(FileNotFoundError):
                 (first.path / DIRECTORY / f"other{number}").read_bytes()
             (first.path / DIRECTORY / f"new{number}").write_bytes(b"x")
-        assert first.status()["counters"]["name_waits"] <= 1, "one in 2,000 is mistaken for one that is pending"
+        assert first.status()["counters"]["name_waits"] <= 1, (
+            "one in 2,000 is mistaken for one that is pending"
+        )
 
 
 @clause("S172")
@@ -135,14 +161,18 @@ def test_the_time_is_bounded_and_can_be_changed_in_use(transport: str, tmp_path:
             first.ask("set", key="wait_for_peers", value="0")
             with pytest.raises(FileNotFoundError):
                 found.result()
-        before = first.status()["counters"]["name_waits"]  # 2, or 1: it is awaited from its first look on, and that may have been its last
+        before = first.status()["counters"][
+            "name_waits"
+        ]  # 2, or 1: it is awaited from its first look on, and that may have been its last
         with pytest.raises(FileNotFoundError):
             (first.path / DIRECTORY / NAME).read_bytes()
         assert first.status()["counters"]["name_waits"] == before
 
 
 @clause("S172")
-def test_a_node_that_dies_is_waited_for_until_it_counts_as_missing(transport: str, tmp_path: Path) -> None:
+def test_a_node_that_dies_is_waited_for_until_it_counts_as_missing(
+    transport: str, tmp_path: Path
+) -> None:
     with stand(tmp_path, transport, wait_for_peers=600, node_timeout=SOON_MISSING_S) as two:
         first, second = two.nodes
         with opened(first, Path(DIRECTORY, NAME)) as (found,):
@@ -159,7 +189,9 @@ def test_a_node_that_dies_is_waited_for_until_it_counts_as_missing(transport: st
 @clause("S172")
 @pytest.mark.transports("native")
 @pytest.mark.parametrize("whose", [0, 1])
-def test_a_wait_goes_on_over_the_end_of_a_worker(transport: str, tmp_path: Path, whose: int) -> None:
+def test_a_wait_goes_on_over_the_end_of_a_worker(
+    transport: str, tmp_path: Path, whose: int
+) -> None:
     """Of the node that waits: the kernel asks the next one. Of the one that is waited for: the next one's first record says the same."""
     with stand(tmp_path, transport) as two:
         first, second = two.nodes
@@ -168,7 +200,9 @@ def test_a_wait_goes_on_over_the_end_of_a_worker(transport: str, tmp_path: Path,
             two.nodes[whose].wait_status(lambda status: status["worker"]["pid"] != killed)
             if whose:
                 seen = two.nodes[1].status()["counters"]["node_records_written"]
-                two.nodes[1].wait_status(lambda status: status["counters"]["node_records_written"] > seen + 1)
+                two.nodes[1].wait_status(
+                    lambda status: status["counters"]["node_records_written"] > seen + 1
+                )
             waits(first, f"{DIRECTORY}/{NAME}")
             assert not found.done()
             goes_on(second)
@@ -180,7 +214,9 @@ def test_a_wait_goes_on_over_the_end_of_a_worker(transport: str, tmp_path: Path,
 def test_a_program_that_waits_can_be_killed(transport: str, tmp_path: Path) -> None:
     with stand(tmp_path, transport) as two:
         first = two.nodes[0]
-        program = subprocess.Popen([sys.executable, "-c", "import sys; open(sys.argv[1])", first.path / DIRECTORY / NAME])
+        program = subprocess.Popen(
+            [sys.executable, "-c", "import sys; open(sys.argv[1])", first.path / DIRECTORY / NAME]
+        )
         waits(first, f"{DIRECTORY}/{NAME}")
         program.kill()
         wait_gone(program.pid, 20)
@@ -192,7 +228,10 @@ def test_a_program_that_waits_can_be_killed(transport: str, tmp_path: Path) -> N
 @clause("S172")
 @pytest.mark.long
 @pytest.mark.frameworks
-@pytest.mark.skipif(ranks.torch_python() is None, reason=f"{ranks.PYTHON_VARIABLE} names no interpreter that has torch; tools/test sets it")
+@pytest.mark.skipif(
+    ranks.torch_python() is None,
+    reason=f"{ranks.PYTHON_VARIABLE} names no interpreter that has torch; tools/test sets it",
+)
 def test_stock_dcp_loads_what_all_nodes_still_drain(transport: str, tmp_path: Path) -> None:
     """All ranks read all files, with the stock reader, and none of these is persisted yet when they begin."""
     shared = tmp_path / "shared"
@@ -208,7 +247,9 @@ def test_stock_dcp_loads_what_all_nodes_still_drain(transport: str, tmp_path: Pa
             job.close()
         assert not list(shared.glob("iter_*/*")), "nothing of it is there yet"
         for node, name in zip(two.nodes, (".metadata", "__1_0.distcp"), strict=True):
-            node.wait_status(lambda _status, node=node, name=name: is_told(shared, node, f"{job.name}/{name}"))
+            node.wait_status(
+                lambda _status, node=node, name=name: is_told(shared, node, f"{job.name}/{name}")
+            )
         for node in two.nodes:
             node.ask("set", key="wait_for_peers", value="90")
             node.ask("nodes")
@@ -230,4 +271,6 @@ def loading(mountpoint: Path, name: str) -> subprocess.Popen[str]:
     text = "import sys; from pathlib import Path; from tests.cluster.torch_rank import wrong_with_dcp\n"
     text += "sys.stdout.write(wrong_with_dcp(2, Path(sys.argv[1]), sys.argv[2]))"
     words = [str(ranks.torch_python()), "-c", text, str(mountpoint), name]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ranks.REPOSITORY, env=ranks.environment())
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, cwd=ranks.REPOSITORY, env=ranks.environment()
+    )

@@ -58,7 +58,9 @@ def save_megatron(iteration: int, rank: int) -> None:
     """This rank's part alone."""
     path = megatron_file(Path(name_of(iteration)), rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"iteration": iteration, "checkpoint_version": 3.0, "model": state(iteration, rank)}, path)
+    torch.save(
+        {"iteration": iteration, "checkpoint_version": 3.0, "model": state(iteration, rank)}, path
+    )
 
 
 SAVES = {"dcp": save_dcp, "megatron": save_megatron}
@@ -73,7 +75,11 @@ def delete_pointer(workload: str, iteration: int) -> None:
 def delete_own(workload: str, iteration: int, rank: int) -> None:
     """This rank's part of an old checkpoint."""
     directory = Path(name_of(iteration))
-    for path in [megatron_file(directory, rank)] if workload == "megatron" else directory.glob(f"__{rank}_*"):
+    for path in (
+        [megatron_file(directory, rank)]
+        if workload == "megatron"
+        else directory.glob(f"__{rank}_*")
+    ):
         path.unlink(missing_ok=True)
 
 
@@ -87,7 +93,13 @@ class Rank:
     """What it is told, it does."""
 
     def __init__(self, workload: str, rank: int, nodes: int, mountpoint: Path, keep: int) -> None:
-        self._workload, self._rank, self._nodes, self._mountpoint, self._keep = workload, rank, nodes, mountpoint, keep
+        self._workload, self._rank, self._nodes, self._mountpoint, self._keep = (
+            workload,
+            rank,
+            nodes,
+            mountpoint,
+            keep,
+        )
         self._port = 0
 
     def enter(self, port: int) -> None:
@@ -96,7 +108,12 @@ class Rank:
         if port != self._port:
             self.leave()
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            dist.init_process_group("gloo", rank=self._rank, world_size=self._nodes, timeout=timedelta(seconds=GLOO_TIMEOUT_S))
+            dist.init_process_group(
+                "gloo",
+                rank=self._rank,
+                world_size=self._nodes,
+                timeout=timedelta(seconds=GLOO_TIMEOUT_S),
+            )
             self._port = port
 
     def leave(self) -> None:
@@ -144,7 +161,11 @@ def reason(said: str) -> str:
 
 def wrong_with_dcp(nodes: int, backing: Path, pointed: str) -> str:
     """Loaded as a restarted job would, by the stock reader, and compared."""
-    expected = {name: tensor for rank in range(nodes) for name, tensor in state(int(pointed[5:]), rank).items()}
+    expected = {
+        name: tensor
+        for rank in range(nodes)
+        for name, tensor in state(int(pointed[5:]), rank).items()
+    }
     target = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     try:
         dcp.load(target, storage_reader=dcp.FileSystemReader(backing / pointed), no_dist=True)
@@ -153,7 +174,14 @@ def wrong_with_dcp(nodes: int, backing: Path, pointed: str) -> str:
             if isinstance(failure, OSError) and not isinstance(failure, FileNotFoundError):
                 raise failure from error
         return f"{pointed}: {reason(str(error))}"
-    return next((f"{pointed}: {name} is wrong" for name, tensor in expected.items() if not torch.equal(target[name], tensor)), "")
+    return next(
+        (
+            f"{pointed}: {name} is wrong"
+            for name, tensor in expected.items()
+            if not torch.equal(target[name], tensor)
+        ),
+        "",
+    )
 
 
 def wrong_with_megatron(nodes: int, backing: Path, pointed: str) -> str:
@@ -167,7 +195,10 @@ def wrong_with_megatron(nodes: int, backing: Path, pointed: str) -> str:
             loaded = torch.load(io.BytesIO(content))["model"]
         except Exception as error:  # noqa: BLE001 - torch has many for a file that is torn
             return f"{pointed}: rank {rank} cannot be loaded ({len(content)} bytes): {reason(str(error))}"
-        if not all(torch.equal(loaded[name], tensor) for name, tensor in state(int(pointed[5:]), rank).items()):
+        if not all(
+            torch.equal(loaded[name], tensor)
+            for name, tensor in state(int(pointed[5:]), rank).items()
+        ):
             return f"{pointed}: rank {rank} is wrong"
     return ""
 
@@ -178,7 +209,9 @@ def check_of(workload: str, nodes: int) -> Callable[[Path, str], str]:
     Raises (what is returned):
         OSError: it could not be read.
     """
-    return functools.partial({"dcp": wrong_with_dcp, "megatron": wrong_with_megatron}[workload], nodes)
+    return functools.partial(
+        {"dcp": wrong_with_dcp, "megatron": wrong_with_megatron}[workload], nodes
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,14 @@ SHARD_BYTES = (1 << 12, 1 << 18)
 class Job:
     """Writes checkpoints; `paths` are the mount points (or one directory, for all)."""
 
-    def __init__(self, paths: Sequence[Path], seed: int, *, shard_bytes: tuple[int, int] = SHARD_BYTES, keep: int = 0) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        seed: int,
+        *,
+        shard_bytes: tuple[int, int] = SHARD_BYTES,
+        keep: int = 0,
+    ) -> None:
         """`keep`: delete all but so many, `.metadata` first, then every node its shard; 0: delete nothing."""
         self._keep = keep
         self._mountpoints, self.paths = list(paths), list(paths)
@@ -62,10 +69,15 @@ class Job:
             self._delete(f"iter_{self.iteration - self._keep:07d}")
 
     def _delete(self, name: str) -> None:
-        (self.paths[0] / name / ".metadata").unlink(missing_ok=True)  # a save that was given up has none
+        (self.paths[0] / name / ".metadata").unlink(
+            missing_ok=True
+        )  # a save that was given up has none
         list(
             self._pool.map(
-                lambda number: (self.paths[number] / name / f"shard{number}.bin").unlink(missing_ok=True), range(len(self.paths))
+                lambda number: (self.paths[number] / name / f"shard{number}.bin").unlink(
+                    missing_ok=True
+                ),
+                range(len(self.paths)),
             )
         )
 
@@ -118,5 +130,7 @@ def tracked(backing: Path) -> str:
 def pointed_at(backing: Path, known: set[str]) -> list[str]:
     """Checkpoints that some pointer names; with `known`, only the tracker's and those that were not seen whole already."""
     named = [name] if (name := tracked(backing)) else []
-    directories = [name for name in os.listdir(backing) if name.startswith("iter_") and name not in known]
+    directories = [
+        name for name in os.listdir(backing) if name.startswith("iter_") and name not in known
+    ]
     return named + [name for name in directories if (backing / name / ".metadata").exists()]

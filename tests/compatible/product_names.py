@@ -92,7 +92,11 @@ CONTROLLER = {
     "tft_notify_controller_change_strategy": "strategy, params=''",
     "tft_query_high_availability_switch": "",
 }
-UTILS = {"tft_set_update_start_time": "start_time=None", "tft_set_update_end_time": "end_time=None", **_UCE}
+UTILS = {
+    "tft_set_update_start_time": "start_time=None",
+    "tft_set_update_end_time": "end_time=None",
+    **_UCE,
+}
 ADAPTOR = {
     "tft_init_controller_processor": "enable_tls=True, tls_option_top_path=''",
     "tft_register_processor": "train_valid_test_dataset_provider, model_provider, model_type",

@@ -37,7 +37,9 @@ def meet(name: str) -> None:
 def die_at(point: str) -> None:
     (directory / f"{point}-{rank}").touch()
     if config.get("die") == [rank, point]:
-        while not all((directory / f"{point}-{other}").exists() for other in range(world)):  # else a slow one would not be as far as this
+        while not all(
+            (directory / f"{point}-{other}").exists() for other in range(world)
+        ):  # else a slow one would not be as far as this
             threading.Event().wait(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
     if config.get("fail") == [rank, point]:
@@ -90,7 +92,10 @@ def begin() -> None:
     if config["framework"]:
         ttp.set_mindio_export_version(config["framework"])
     ttp.tft_set_step_args("arguments")
-    ttp.tft_set_optimizer_replica(rank, [{"rank_list": list(range(world)), "replica_cnt": config["copies"], "replica_shift": 0}])
+    ttp.tft_set_optimizer_replica(
+        rank,
+        [{"rank_list": list(range(world)), "replica_cnt": config["copies"], "replica_shift": 0}],
+    )
 
 
 @ttp.tft_exception_handler  # type: ignore[untyped-decorator]

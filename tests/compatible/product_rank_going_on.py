@@ -60,7 +60,9 @@ def rebuild_group(fault_ranks: list[int], args: Any, ctx: Any) -> None:
     tell("rebuild_group", fault_ranks)
 
 
-def repair(step: int, need_rebuild: bool, error_ranks: list[int], info: dict[str, Any], args: Any, ctx: Any) -> None:
+def repair(
+    step: int, need_rebuild: bool, error_ranks: list[int], info: dict[str, Any], args: Any, ctx: Any
+) -> None:
     tell("repair", step, need_rebuild, error_ranks, info)
     if info["repair_type"] == ttp.RepairType.RT_SEND.value:
         for target in info["dst"]:
@@ -91,10 +93,18 @@ def begin() -> None:
         ttp.tft_report_error(ttp.ReportState.RS_INIT_FINISH.value)
         assert ttp.tft_get_reboot_type() == "arf"
         assert ttp.tft_wait_next_action() == ttp.Action.RETRY.value
-    for name, handler in {"stop": stop, "clean": clean, "rebuild_group": rebuild_group, "repair": repair, "rollback": rollback}.items():
+    for name, handler in {
+        "stop": stop,
+        "clean": clean,
+        "rebuild_group": rebuild_group,
+        "repair": repair,
+        "rollback": rollback,
+    }.items():
         getattr(ttp, f"tft_register_{name}_handler")(handler)
     ttp.set_mindio_export_version("MindSpeed")
-    ttp.tft_set_optimizer_replica(rank, [{"rank_list": list(range(world)), "replica_cnt": world, "replica_shift": 0}])
+    ttp.tft_set_optimizer_replica(
+        rank, [{"rank_list": list(range(world)), "replica_cnt": world, "replica_shift": 0}]
+    )
 
 
 @ttp.tft_exception_handler  # type: ignore[untyped-decorator]

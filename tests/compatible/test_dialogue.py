@@ -30,17 +30,39 @@ def job(tmp_path: Path) -> Iterator[Job]:
     """Runs a job to its end; exit statuses, and what each rank's handlers were told."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def run(world: int, framework: str = "MindSpeed", tls: bool = False, exit_handler: bool = True, **happens: object) -> Any:
+    def run(
+        world: int,
+        framework: str = "MindSpeed",
+        tls: bool = False,
+        exit_handler: bool = True,
+        **happens: object,
+    ) -> Any:
         port = free_port()
-        environment = {**os.environ, "PYTHONPATH": str(SITE), "TTP_LOG_PATH": str(tmp_path / "logs")}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(SITE),
+            "TTP_LOG_PATH": str(tmp_path / "logs"),
+        }
         environment |= {"ACPFS_MINDIO_DIRECTORY": str(tmp_path)} if tls else {}
-        config = {"world": world, "port": port, "directory": str(tmp_path), "framework": framework, "tls": tls, "copies": world}
+        config = {
+            "world": world,
+            "port": port,
+            "directory": str(tmp_path),
+            "framework": framework,
+            "tls": tls,
+            "copies": world,
+        }
         for rank in range(world):
             told = json.dumps({**config, "rank": rank, "exit_handler": exit_handler, **happens})
-            running.append(subprocess.Popen([sys.executable, str(RANK), told], env=environment, cwd=tmp_path))
+            running.append(
+                subprocess.Popen([sys.executable, str(RANK), told], env=environment, cwd=tmp_path)
+            )
         statuses = [process.wait(END_S) for process in running]
         logs = [tmp_path / f"told-{rank}" for rank in range(world)]
-        return statuses, [[json.loads(line) for line in log.read_text().splitlines()] if log.exists() else [] for log in logs]
+        return statuses, [
+            [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+            for log in logs
+        ]
 
     yield run
     for process in running:
@@ -79,7 +101,11 @@ def test_an_exception_ends_in_a_checkpoint_of_the_last_step(job: Job, tmp_path: 
     assert statuses == [HANDLED, HANDLED]
     step = told[0][0][1]
     assert step in (2, 3), "rank 0 may have done its update alone: the gate is the framework's"
-    assert told[0] == [["save_ckpt", step, ALL, ARGUMENTS, "c1"], ["rename", step, ARGUMENTS], ["exit", "c5", "dump"]]
+    assert told[0] == [
+        ["save_ckpt", step, ALL, ARGUMENTS, "c1"],
+        ["rename", step, ARGUMENTS],
+        ["exit", "c5", "dump"],
+    ]
     assert first_words(told[1]) == ["exit"]
     assert (tmp_path / f"step_{step}" / "rank-0").exists()
 
@@ -102,10 +128,14 @@ def test_a_job_that_ends_leaves_nothing(job: Job, tmp_path: Path) -> None:
         ({"clean": {"0": 2}, "die": [2, "updated-3"]}, 0, 3),
     ],
 )
-def test_a_rank_that_cannot_save_is_in_no_cover(job: Job, tmp_path: Path, happens: dict[str, Any], saver: int, step: int) -> None:
+def test_a_rank_that_cannot_save_is_in_no_cover(
+    job: Job, tmp_path: Path, happens: dict[str, Any], saver: int, step: int
+) -> None:
     _statuses, told = job(3, **happens)
     assert "rename" in first_words(told[saver])
-    assert [path.name for path in (tmp_path / f"step_{step}").iterdir() if path.name == f"rank-{saver}"]
+    assert [
+        path.name for path in (tmp_path / f"step_{step}").iterdir() if path.name == f"rank-{saver}"
+    ]
 
 
 @clause("T104")

@@ -36,12 +36,24 @@ class Job:
         self.port = free_port()
 
     def begin(self, rank: int, happens: dict[str, Any]) -> None:
-        told = {"rank": rank, "world": WORLD, "port": self.port, "directory": str(self.directory), **happens}
-        environment = {**os.environ, "PYTHONPATH": str(SITE), "TTP_LOG_PATH": str(self.directory / "logs")}
+        told = {
+            "rank": rank,
+            "world": WORLD,
+            "port": self.port,
+            "directory": str(self.directory),
+            **happens,
+        }
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(SITE),
+            "TTP_LOG_PATH": str(self.directory / "logs"),
+        }
         environment["ACPFS_GENERATION"] = str(self.processes[rank])
         with (self.directory / f"out-{rank}").open("ab") as out:
             words = [sys.executable, str(RANK), json.dumps(told)]
-            self.running[rank] = subprocess.Popen(words, env=environment, cwd=self.directory, stdout=out, stderr=out)
+            self.running[rank] = subprocess.Popen(
+                words, env=environment, cwd=self.directory, stdout=out, stderr=out
+            )
 
     def run(self, **happens: Any) -> None:
         for rank in range(WORLD):
@@ -62,7 +74,9 @@ class Job:
                     self.begin(rank, happens)
 
     def said(self) -> str:
-        return "\n".join((self.directory / f"out-{rank}").read_text()[-3000:] for rank in range(WORLD))
+        return "\n".join(
+            (self.directory / f"out-{rank}").read_text()[-3000:] for rank in range(WORLD)
+        )
 
     def told(self, rank: int) -> list[list[Any]]:
         path = self.directory / f"told-{rank}"
@@ -95,8 +109,12 @@ def assert_ends_the_same(job: Job, ranks: Iterable[int] = range(WORLD)) -> None:
 
 
 @clause("T146")
-@pytest.mark.parametrize(("rank", "point"), [(2, "updating-3"), pytest.param(0, "updated-3", marks=pytest.mark.long)])
-def test_a_rank_that_dies_is_replaced_and_the_train_function_goes_on(job: Job, rank: int, point: str) -> None:
+@pytest.mark.parametrize(
+    ("rank", "point"), [(2, "updating-3"), pytest.param(0, "updated-3", marks=pytest.mark.long)]
+)
+def test_a_rank_that_dies_is_replaced_and_the_train_function_goes_on(
+    job: Job, rank: int, point: str
+) -> None:
     job.run(die=[rank, point])
     assert_ends_the_same(job)
     assert job.processes == {other: int(other == rank) for other in range(WORLD)}
@@ -105,9 +123,19 @@ def test_a_rank_that_dies_is_replaced_and_the_train_function_goes_on(job: Job, r
         assert words[:3] == ["stop", "clean", "rebuild_group"]
         assert words[-1] == "rollback"
         assert job.told(other)[0] == [0, "stop", "recover"]
-    assert [word for process, word, *_ in job.told(rank) if process == 1] == ["rebuild_group", "repair", "rollback"]
-    ((_, _, step, need_rebuild, error_ranks, info),) = [line for line in job.told(rank) if line[1] == "repair"]
-    assert (need_rebuild, error_ranks, info["repair_type"]) == (False, [rank], RepairType.RT_RECV_REPAIR.value)
+    assert [word for process, word, *_ in job.told(rank) if process == 1] == [
+        "rebuild_group",
+        "repair",
+        "rollback",
+    ]
+    ((_, _, step, need_rebuild, error_ranks, info),) = [
+        line for line in job.told(rank) if line[1] == "repair"
+    ]
+    assert (need_rebuild, error_ranks, info["repair_type"]) == (
+        False,
+        [rank],
+        RepairType.RT_RECV_REPAIR.value,
+    )
     assert (info["type"], info["dst"], info["rank_list"]) == ([0], [rank], list(range(WORLD)))
     assert step in (2, 3)
 
@@ -117,14 +145,20 @@ def test_who_comes_for_a_rank_that_died_when_all_was_done_ends_in_order(job: Job
     job.run(die=[2, "leaving"])
     assert job.processes == {0: 0, 1: 0, 2: 1}
     assert_ends_the_same(job, (0, 1))
-    assert json.loads((job.directory / "end-2").read_text())["step"] == 0, "its train function did nothing"
+    assert json.loads((job.directory / "end-2").read_text())["step"] == 0, (
+        "its train function did nothing"
+    )
 
 
 @clause("T146")
 @pytest.mark.long
-@pytest.mark.parametrize(("clean", "kind"), [(0, RepairType.RT_UCE_HIGHLEVEL), (2, RepairType.RT_UCE_LOWLEVEL)])
+@pytest.mark.parametrize(
+    ("clean", "kind"), [(0, RepairType.RT_UCE_HIGHLEVEL), (2, RepairType.RT_UCE_LOWLEVEL)]
+)
 @pytest.mark.parametrize("point", ["gradients-3", "updating-3"])
-def test_a_rank_whose_memory_is_lost_is_repaired_and_stays(job: Job, clean: int, kind: RepairType, point: str) -> None:
+def test_a_rank_whose_memory_is_lost_is_repaired_and_stays(
+    job: Job, clean: int, kind: RepairType, point: str
+) -> None:
     job.run(memory=[1, point], clean=clean)
     assert_ends_the_same(job)
     assert set(job.processes.values()) == {0}
@@ -138,8 +172,23 @@ def test_a_rank_whose_memory_is_lost_is_repaired_and_stays(job: Job, clean: int,
 
 
 def test_what_handlers_are_told() -> None:
-    found = Sources(Origin.MEMORY, 7, givers={"opt0/rank0": 0, "opt1/rank1": 3}, wanting={"opt0/rank0": (1, 2), "opt1/rank1": (1,)})
+    found = Sources(
+        Origin.MEMORY,
+        7,
+        givers={"opt0/rank0": 0, "opt1/rank1": 3},
+        wanting={"opt0/rank0": (1, 2), "opt1/rank1": (1,)},
+    )
     transfers = transfers_of(found, {"opt0/rank0": (0, 1, 2), "opt1/rank1": (1, 3)})
-    assert transfers == [Transfer(0, 0, 1, (0, 1, 2)), Transfer(0, 0, 2, (0, 1, 2)), Transfer(1, 3, 1, (1, 3))]
+    assert transfers == [
+        Transfer(0, 0, 1, (0, 1, 2)),
+        Transfer(0, 0, 2, (0, 1, 2)),
+        Transfer(1, 3, 1, (1, 3)),
+    ]
     info = repair_info(RepairType.RT_RECV_REPAIR, [one for one in transfers if one.target == 1])
-    assert info == {"type": [0, 1], "repair_type": 3, "src": [0, 3], "dst": [1, 1], "rank_list": [0, 1, 2, 3]}
+    assert info == {
+        "type": [0, 1],
+        "repair_type": 3,
+        "src": [0, 3],
+        "dst": [1, 1],
+        "rank_list": [0, 1, 2, 3],
+    }

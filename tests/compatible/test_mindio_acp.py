@@ -36,10 +36,26 @@ def test_the_packages_are_on_a_path_and_not_installed(tmp_path: Path) -> None:
     program = "import mindio_acp, acpfs, sys; print(acpfs.__file__, mindio_acp.__file__, [p for p in sys.path if 'site-packages' in p])"
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SITE)}
     # -S: an interpreter in which acpfs is not installed
-    done = subprocess.run([sys.executable, "-S", "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[:2] == [str(SITE.parents[1] / "__init__.py"), str(SITE / "mindio_acp" / "__init__.py")]
-    done = subprocess.run([sys.executable, "-I", "-c", "import mindio_acp"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.split()[:2] == [
+        str(SITE.parents[1] / "__init__.py"),
+        str(SITE / "mindio_acp" / "__init__.py"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", "import mindio_acp"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "No module named 'mindio_acp'" in done.stderr
 
 
@@ -54,8 +70,12 @@ def test_names_and_signatures_are_the_products(product: Product, tmp_path: Path)
     helper = acp.CheckpointHelper(3)
     assert helper is acp.CheckpointHelper(3)
     assert helper is not acp.CheckpointHelper(4)
-    assert product("mindio_acp.acc_checkpoint.framework_acp").CheckpointHelper is acp.CheckpointHelper
-    assert {name: signature(getattr(helper, name)) for name in product_names.CHECKPOINT_HELPER} == product_names.CHECKPOINT_HELPER
+    assert (
+        product("mindio_acp.acc_checkpoint.framework_acp").CheckpointHelper is acp.CheckpointHelper
+    )
+    assert {
+        name: signature(getattr(helper, name)) for name in product_names.CHECKPOINT_HELPER
+    } == product_names.CHECKPOINT_HELPER
     assert set(acp.__all__) == {*product_names.ACP, "CheckpointHelper"}
 
 
@@ -114,17 +134,29 @@ def test_reading_at_places(product: Product, tmp_path: Path) -> None:
     acp, path = product("mindio_acp"), tmp_path / "a"
     path.write_bytes(b"0123456789")
     with acp.open_file(str(path)) as file:
-        assert (file.read(), file.read(3), file.read(3, 4), file.read(10, 0)) == (b"0123456789", b"3456789", b"3456", b"")
+        assert (file.read(), file.read(3), file.read(3, 4), file.read(10, 0)) == (
+            b"0123456789",
+            b"3456789",
+            b"3456",
+            b"",
+        )
         for offset, count in ((-1, 2), (8, 3), (11, -1), (0, -2)):
             with pytest.raises(ValueError, match="of a file of 10"):
                 file.read(offset, count)
 
 
 @clause("T98")
-def test_return_codes_where_nothing_is_mounted(product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_return_codes_where_nothing_is_mounted(
+    product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACPFS_RUNTIME_DIR", str(tmp_path / "none"))
     acp = product("mindio_acp")
-    assert (acp.initialize(), acp.flush(), acp.preload(str(tmp_path)), acp.preload()) == (-1, 1, 1, 1)
+    assert (acp.initialize(), acp.flush(), acp.preload(str(tmp_path)), acp.preload()) == (
+        -1,
+        1,
+        1,
+        1,
+    )
     assert acp.register_checker(print, {str(tmp_path): 1}, None, 10) is None
     with pytest.raises(UnsupportedError, match="save_model_checkpoint copies by itself"):
         acp.CheckpointHelper(0).get_checkpoint_copy_stream()
@@ -133,7 +165,9 @@ def test_return_codes_where_nothing_is_mounted(product: Product, tmp_path: Path,
 
 
 @clause("T98", "T99")
-def test_the_mount_below(product: Product, make_mount: MakeMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mount_below(
+    product: Product, make_mount: MakeMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", "libfuse", ram="64M")
     monkeypatch.setenv("ACPFS_RUNTIME_DIR", str(mount.runtime_dir))
@@ -156,7 +190,12 @@ def test_the_mount_below(product: Product, make_mount: MakeMount, tmp_path: Path
     assert told.get(timeout=RESULT_S) == (-errno.EFBIG, 0)
     assert acp.register_checker(tell, {str(directory): 3}, 0, 1) == 1
     assert told.get(timeout=RESULT_S) == (-errno.ETIMEDOUT, 0)
-    for wrong in ((None, {str(directory): 1}, 0, 9), (tell, {}, 0, 9), (tell, {str(directory): 1}, 0, 3601), (tell, {"/": 1}, 0, 9)):
+    for wrong in (
+        (None, {str(directory): 1}, 0, 9),
+        (tell, {}, 0, 9),
+        (tell, {str(directory): 1}, 0, 3601),
+        (tell, {"/": 1}, 0, 9),
+    ):
         assert acp.register_checker(*wrong) is None
     _tracker(acp, mount, directory, tell, told)
     assert acp.flush() == 0
@@ -169,11 +208,21 @@ def test_the_mount_below(product: Product, make_mount: MakeMount, tmp_path: Path
 def _start_values(acp: ModuleType) -> None:
     assert acp.initialize() == 0
     assert acp.initialize(server_info={"memfs.data_block_pool_capacity_in_gb": "100"}) == 0
-    for wrong in ({"memfs.unknown": "1"}, {"memfs.data_block_pool_capacity_in_gb": "0"}, {"memfs.write.parallel.enabled": "yes"}):
+    for wrong in (
+        {"memfs.unknown": "1"},
+        {"memfs.data_block_pool_capacity_in_gb": "0"},
+        {"memfs.write.parallel.enabled": "yes"},
+    ):
         assert acp.initialize(server_info=wrong) == -1
 
 
-def _tracker(acp: ModuleType, mount: AcpfsMount, directory: Path, tell: Callable[..., Any], told: queue.Queue[tuple[int, object]]) -> None:
+def _tracker(
+    acp: ModuleType,
+    mount: AcpfsMount,
+    directory: Path,
+    tell: Callable[..., Any],
+    told: queue.Queue[tuple[int, object]],
+) -> None:
     """The tracker comes when all files are persisted."""
     helper = acp.CheckpointHelper(0)
     helper.async_write_tracker_file(7, str(directory), 2, str(mount.path / "run" / "tracker"), tell)

@@ -48,7 +48,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_names_and_signatures_are_the_products(product: Product, module: str) -> None:
     found, names = product(module), product_names.TTP[module]
     assert {name: signature(getattr(found, name)) for name in names} == names
-    functions = {name for name in found.__all__ if not isinstance(getattr(found, name), type | ModuleType)}
+    functions = {
+        name for name in found.__all__ if not isinstance(getattr(found, name), type | ModuleType)
+    }
     assert functions == set(names)
 
 
@@ -81,8 +83,12 @@ REFUSED: list[tuple[str, str, tuple[Any, ...], str]] = [
 
 
 @clause("T96")
-@pytest.mark.parametrize(("module", "name", "arguments", "why"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_what_acpfs_has_not_got_raises_one_sentence(product: Product, module: str, name: str, arguments: tuple[Any, ...], why: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "arguments", "why"), REFUSED, ids=[row[1] for row in REFUSED]
+)
+def test_what_acpfs_has_not_got_raises_one_sentence(
+    product: Product, module: str, name: str, arguments: tuple[Any, ...], why: str
+) -> None:
     with pytest.raises(NotImplementedError) as caught:
         getattr(product(f"mindio_ttp.{module}"), name)(*arguments)
     assert isinstance(caught.value, UnsupportedError)
@@ -125,13 +131,22 @@ def test_calls_in_the_wrong_order_and_wrong_values(product: Product) -> None:
     ]
     assert failing == [1] * 7
     assert agent.tft_register_mindx_callback("report_result", print) == 0
-    assert (agent.tft_query_high_availability_switch(), ttp.tft_get_repair_type(), ttp.tft_get_repair_step()) == (False, "unknown", 0)
+    assert (
+        agent.tft_query_high_availability_switch(),
+        ttp.tft_get_repair_type(),
+        ttp.tft_get_repair_step(),
+    ) == (False, "unknown", 0)
 
 
 @clause("T105")
 def test_addresses_names_and_certificates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert checked_address("localhost", 1024) == ("127.0.0.1", 1024)
-    for host, port in (("0.0.0.0", 8000), ("127.0.0.1", 80), ("127.0.0.1", 65536), ("no such host", 8000)):
+    for host, port in (
+        ("0.0.0.0", 8000),
+        ("127.0.0.1", 80),
+        ("127.0.0.1", 65536),
+        ("no such host", 8000),
+    ):
         with pytest.raises(ConfigError):
             checked_address(host, port)
     with pytest.raises(ConfigError, match="ACPFS_MINDIO_DIRECTORY"):
@@ -152,15 +167,31 @@ def replica(ranks: list[int], copies: int, shift: int = 0) -> dict[str, Any]:
 @clause("T102")
 def test_who_holds_what() -> None:
     group = [1, 3, 5, 7]
-    assert [holders_of(rank, [replica(group, 2)]) for rank in group] == [{"opt0/rank1": (1, 5)}, {"opt0/rank3": (3, 7)}] * 2
-    assert holders_of(3, [replica(group, 4), replica([3, 2], 2)]) == {"opt0/rank1": (1, 3, 5, 7), "opt1/rank2": (2, 3)}
+    assert [holders_of(rank, [replica(group, 2)]) for rank in group] == [
+        {"opt0/rank1": (1, 5)},
+        {"opt0/rank3": (3, 7)},
+    ] * 2
+    assert holders_of(3, [replica(group, 4), replica([3, 2], 2)]) == {
+        "opt0/rank1": (1, 3, 5, 7),
+        "opt1/rank2": (2, 3),
+    }
     assert holders_of(3, [replica(group, 1)]) == {"opt0/rank3": (3,)}
-    for wrong in ([replica([0], 1)], [replica(group, 3)], [replica([3, 3], 2)], [{"rank_list": group}], [replica(group, 0)], []):
+    for wrong in (
+        [replica([0], 1)],
+        [replica(group, 3)],
+        [replica([3, 3], 2)],
+        [{"rank_list": group}],
+        [replica(group, 0)],
+        [],
+    ):
         with pytest.raises(ConfigError):
             holders_of(3, wrong)
     with pytest.raises(UnsupportedError, match="replica_shift = 1"):
         holders_of(3, [replica(group, 2, 1)])
-    assert save_info({"opt0/rank1": 5, "opt0/rank3": 3, "opt1/rank2": 2}) == [{"type": 0, "ranks": [3, 5]}, {"type": 1, "ranks": [2]}]
+    assert save_info({"opt0/rank1": 5, "opt0/rank3": 3, "opt1/rank2": 2}) == [
+        {"type": 0, "ranks": [3, 5]},
+        {"type": 1, "ranks": [2]},
+    ]
 
 
 @clause("T103")
@@ -231,12 +262,28 @@ except Exception as error:
 def test_on_a_read_only_installation_a_processor_is_refused_with_a_sentence(tmp_path: Path) -> None:
     """No rank trains whose updates the runtime could not announce."""
     installed = tmp_path / "installed"
-    shutil.copytree(SITE.parents[1], installed / "acpfs", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(
+        SITE.parents[1], installed / "acpfs", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
     words = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$1" -B -c "$2"'
     command = namespace("sh", "-c", words, str(installed), sys.executable, READ_ONLY)
-    environment = {**os.environ, "PYTHONPATH": str(installed / SITE.relative_to(SITE.parents[2])), "TTP_LOG_PATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith("RefusedError MindSpore's runtime cannot say when an update begins: ")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(installed / SITE.relative_to(SITE.parents[2])),
+        "TTP_LOG_PATH": str(tmp_path),
+    }
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith(
+        "RefusedError MindSpore's runtime cannot say when an update begins: "
+    )
     assert "where MindSpore's runtime looks for it" in done.stdout
     assert len(done.stdout.splitlines()) == 1
 
@@ -246,7 +293,10 @@ def test_times_of_an_update(product: Product) -> None:
     utils = product("mindio_ttp.utils")
     utils.tft_set_update_start_time(100)
     utils.tft_set_update_end_time(200)
-    told = [utils.tft_can_do_uce_repair(*given) for given in ((0,), (50,), (150,), (250,), (150, 160, 170), (165, 160, 170))]
+    told = [
+        utils.tft_can_do_uce_repair(*given)
+        for given in ((0,), (50,), (150,), (250,), (150, 160, 170), (165, 160, 170))
+    ]
     assert told == [False, False, True, True, False, True]
 
 
@@ -263,4 +313,6 @@ def test_a_handler_that_fails_is_one_whatever_it_raises(error: type[BaseExceptio
     handlers = Handlers(for_mindspore=False)
     for event in (Event.SAVE, Event.CLEAN, Event.STOP):
         handlers.register(event, fails, None)
-    assert [handlers.save(5, []), handlers.clean(is_uce_error=False), handlers.stop()] == [False] * 3
+    assert [handlers.save(5, []), handlers.clean(is_uce_error=False), handlers.stop()] == [
+        False
+    ] * 3

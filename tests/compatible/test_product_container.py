@@ -33,8 +33,12 @@ def test_records_are_rewritten_as_torch_has_them(tmp_path: Path) -> None:
             "archive/byteorder": b"little",
         }
         for info in archive.infolist():
-            name_length, extra_length = struct.unpack_from("<HH", (tmp_path / "new").read_bytes(), info.header_offset + 26)
-            assert (info.header_offset + 30 + name_length + extra_length) % ALIGNMENT == 0, info.filename
+            name_length, extra_length = struct.unpack_from(
+                "<HH", (tmp_path / "new").read_bytes(), info.header_offset + 26
+            )
+            assert (info.header_offset + 30 + name_length + extra_length) % ALIGNMENT == 0, (
+                info.filename
+            )
             assert info.compress_type == zipfile.ZIP_STORED
 
 
@@ -60,7 +64,10 @@ class _Evil:
         (container_of(RECORDS, {"other": (0, 1)}), "no checkpoint has"),
         (container_of(RECORDS, {"data.pkl": (0, 1), "../x": (0, 1)}), "no checkpoint has"),
         (container_of(RECORDS, [1]), "cannot be read"),
-        (container_of(RECORDS)[:-23] + struct.pack("<QQ7s", 1 << 40, 9, b"mindio\0"), "in a file of"),
+        (
+            container_of(RECORDS)[:-23] + struct.pack("<QQ7s", 1 << 40, 9, b"mindio\0"),
+            "in a file of",
+        ),
         (container_of(RECORDS)[:-23] + struct.pack("<QQ7s", 2, 9, b"mindio\0"), "cannot be read"),
         (b"PK" + bytes(100), "not of the product's format"),
         (b"", "not of the product's format"),

@@ -75,7 +75,9 @@ def test_utime_omit_and_now(d: Path) -> None:
     before = time.time_ns()
     utimens(d / "f", (0, UTIME_NOW), (0, UTIME_OMIT))
     st = (d / "f").stat()
-    assert before - NS < st.st_atime_ns < time.time_ns() + NS  # the clock of file systems has coarse ticks
+    assert (
+        before - NS < st.st_atime_ns < time.time_ns() + NS
+    )  # the clock of file systems has coarse ticks
     assert st.st_mtime_ns == 7 * NS + 5
 
 
@@ -110,7 +112,9 @@ def test_chmod_and_link_change_ctime_only(d: Path) -> None:
 def test_chown_to_nobody_changes_ctime(d: Path) -> None:
     (d / "f").touch()
     before = (d / "f").stat().st_ctime_ns
-    while time.time_ns() - before < 20_000_000:  # file systems take the time from a clock of coarse ticks
+    while (
+        time.time_ns() - before < 20_000_000
+    ):  # file systems take the time from a clock of coarse ticks
         os.sched_yield()
     os.chown(d / "f", -1, -1)
     assert (d / "f").stat().st_ctime_ns > before
@@ -161,7 +165,11 @@ def test_xattrs_of_files_and_directories(d: Path) -> None:
         os.setxattr(path, "user.one", b"1")
         os.setxattr(path, "user.two", bytes(range(256)))
         os.setxattr(path, "user.empty", b"")
-        assert {n for n in os.listxattr(path) if n.startswith("user.")} == {"user.one", "user.two", "user.empty"}
+        assert {n for n in os.listxattr(path) if n.startswith("user.")} == {
+            "user.one",
+            "user.two",
+            "user.empty",
+        }
         assert os.getxattr(path, "user.two") == bytes(range(256))
         assert os.getxattr(path, "user.empty") == b""
         os.setxattr(path, "user.one", b"other")

@@ -30,7 +30,15 @@ def test_listing_has_every_entry_with_its_type(d: Path) -> None:
     (d / "link").symlink_to("file")
     os.mkfifo(d / "fifo")
     with os.scandir(d) as entries:
-        kinds = {e.name: (e.is_file(follow_symlinks=False), e.is_dir(follow_symlinks=False), e.is_symlink(), e.inode()) for e in entries}
+        kinds = {
+            e.name: (
+                e.is_file(follow_symlinks=False),
+                e.is_dir(follow_symlinks=False),
+                e.is_symlink(),
+                e.inode(),
+            )
+            for e in entries
+        }
     assert {name: kind[:3] for name, kind in kinds.items()} == {
         "file": (True, False, False),
         "dir": (False, True, False),

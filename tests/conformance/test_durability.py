@@ -30,7 +30,9 @@ def backing(tmp_path: Path) -> Path:
 
 @clause("S3", "S4", "S43")
 @every_lane
-def test_everything_hangs_below_and_nobody_notices(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_everything_hangs_below_and_nobody_notices(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, attr_timeout=0.1, patience=0.1)
     run = mount.path / "run"
     run.mkdir()
@@ -70,7 +72,9 @@ def test_everything_hangs_below_and_nobody_notices(transport: str, make_mount: M
 
 @clause("S3")
 @every_lane
-def test_a_save_makes_no_backing_call_before_close_returns(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_a_save_makes_no_backing_call_before_close_returns(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, attr_timeout=60, max_dirty_age=0, heartbeat=60)
     (mount.path / "run").mkdir()
     mount.flush()
@@ -81,7 +85,9 @@ def test_a_save_makes_no_backing_call_before_close_returns(transport: str, make_
         with open(mount.path / "run" / "model.pt", "wb", buffering=0) as file:
             file.writelines(bytes(100_000) for _ in range(20))
             calls = fault_fs.state()["calls"]
-        assert [call for call in calls if "run" in call or ".acpfs" in call] == [], "calls before close"
+        assert [call for call in calls if "run" in call or ".acpfs" in call] == [], (
+            "calls before close"
+        )
     finally:
         fault_fs.thaw()
     mount.flush()
@@ -92,7 +98,9 @@ def test_a_save_makes_no_backing_call_before_close_returns(transport: str, make_
 
 @clause("S13", "S7")
 @every_lane
-def test_what_is_not_closed_is_not_in_the_backing_directory(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_what_is_not_closed_is_not_in_the_backing_directory(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport, max_dirty_age=0)
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"half")
@@ -106,7 +114,9 @@ def test_what_is_not_closed_is_not_in_the_backing_directory(transport: str, make
 
 @clause("S15", "S14")
 @every_lane
-def test_ordered_fsync_does_not_wait(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_ordered_fsync_does_not_wait(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     fault_fs.freeze(["writes"])
     with open(mount.path / "f", "wb", buffering=0) as file:
@@ -120,7 +130,9 @@ def test_ordered_fsync_does_not_wait(transport: str, make_mount: MakeMount, faul
 
 @clause("S16")
 @every_lane
-def test_durable_fsync_waits_until_it_is_persisted(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_durable_fsync_waits_until_it_is_persisted(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, fsync="durable")
     rule = fault_fs.freeze(["fsync"])
 
@@ -138,7 +150,9 @@ def test_durable_fsync_waits_until_it_is_persisted(transport: str, make_mount: M
 
 
 @clause("S16")
-def test_durable_fsync_of_a_directory_waits_too(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_durable_fsync_of_a_directory_waits_too(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, fsync="durable")
     (mount.path / "d").mkdir()
     (mount.path / "d" / "f").write_bytes(b"x")
@@ -151,7 +165,9 @@ def test_durable_fsync_of_a_directory_waits_too(transport: str, make_mount: Make
 @clause("S17")
 @pytest.mark.parametrize("flag", [os.O_SYNC, os.O_DSYNC], ids=["O_SYNC", "O_DSYNC"])
 @every_lane
-def test_sync_writes_are_durable_in_every_mode(transport: str, make_mount: MakeMount, fault_fs: FaultFs, flag: int) -> None:
+def test_sync_writes_are_durable_in_every_mode(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, flag: int
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     fd = os.open(mount.path / "f", os.O_CREAT | os.O_WRONLY | flag, 0o644)
     os.write(fd, b"one")
@@ -162,7 +178,9 @@ def test_sync_writes_are_durable_in_every_mode(transport: str, make_mount: MakeM
 
 
 @clause("S18")
-def test_directory_says_what_fsync_means_below_it(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_directory_says_what_fsync_means_below_it(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     (mount.path / "safe" / "sub").mkdir(parents=True)
     (mount.path / "safe" / "fast").mkdir()
@@ -187,7 +205,9 @@ def test_directory_says_what_fsync_means_below_it(transport: str, make_mount: Ma
 
 
 @clause("S19")
-def test_flush_and_wait_answer_when_it_is_persisted(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_flush_and_wait_answer_when_it_is_persisted(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     fault_fs.slow(0.1, ["fsync"])
     for number in range(10):
@@ -199,7 +219,9 @@ def test_flush_and_wait_answer_when_it_is_persisted(transport: str, make_mount: 
 
 
 @clause("S19")
-def test_flush_and_wait_keep_to_their_time(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_flush_and_wait_keep_to_their_time(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     fault_fs.freeze(["writes"])
     try:
@@ -228,7 +250,9 @@ def test_umount_drains(transport: str, make_mount: MakeMount, fault_fs: FaultFs)
 
 
 @clause("S20")
-def test_umount_that_runs_out_of_time_says_what_is_left(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_umount_that_runs_out_of_time_says_what_is_left(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     fault_fs.freeze(["writes"])
     try:
@@ -248,7 +272,9 @@ def test_umount_that_runs_out_of_time_says_what_is_left(transport: str, make_mou
 
 
 @clause("S20")
-def test_umount_of_a_busy_mount_is_refused(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_umount_of_a_busy_mount_is_refused(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     with open(mount.path / "f", "wb") as file:
         file.write(b"x")
@@ -271,7 +297,9 @@ def test_sigterm_drains(transport: str, make_mount: MakeMount, fault_fs: FaultFs
 
 
 @clause("S21", "S22")
-def test_what_sigterm_leaves_is_drained_by_the_next_mount(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_what_sigterm_leaves_is_drained_by_the_next_mount(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, drain_timeout=0.5)
     fault_fs.freeze(["writes"])
     (mount.path / "d").mkdir()
@@ -289,11 +317,15 @@ def test_what_sigterm_leaves_is_drained_by_the_next_mount(transport: str, make_m
 
 @clause("S22")
 @every_lane
-def test_what_a_killed_daemon_left_is_shown_and_drained(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_what_a_killed_daemon_left_is_shown_and_drained(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "persisted").write_bytes(b"p")
     mount.flush()
-    rule = fault_fs.fail("EIO", ["fsync"])  # a process that hangs in a FUSE file system's call cannot even be killed
+    rule = fault_fs.fail(
+        "EIO", ["fsync"]
+    )  # a process that hangs in a FUSE file system's call cannot even be killed
     contents = {f"f{number}": os.urandom(30_000) for number in range(20)}
     (mount.path / "d").mkdir()
     for name, data in contents.items():
@@ -315,7 +347,9 @@ def test_what_a_killed_daemon_left_is_shown_and_drained(transport: str, make_mou
 
 @clause("S22")
 @every_lane
-def test_a_file_whose_writer_was_lost_waits_for_a_decision(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_a_file_whose_writer_was_lost_waits_for_a_decision(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     os.listdir(mount.path)
 

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, RENAME_WHITEOUT, fallocate, link_descriptor, rename2
+from tests.rig.syscalls import (
+    FALLOC_KEEP_SIZE,
+    FALLOC_PUNCH_HOLE,
+    RENAME_WHITEOUT,
+    fallocate,
+    link_descriptor,
+    rename2,
+)
 from tests.rig.targets import Target
 
 clause = pytest.mark.clause
@@ -101,7 +108,9 @@ def test_device_files_are_not_devices(d: Path, target: Target) -> None:
 @clause("X5")
 def test_posix_acls(d: Path, target: Target) -> None:
     (d / "f").touch()
-    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, 6, 0xFFFFFFFF) for tag in (1, 4, 32))
+    acl = struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, 6, 0xFFFFFFFF) for tag in (1, 4, 32)
+    )
     if target.can("acl"):
         os.setxattr(d / "f", "system.posix_acl_access", acl)
         return

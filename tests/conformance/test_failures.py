@@ -20,7 +20,9 @@ QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.5, "attr_timeout": 0.1}
 
 
 @clause("S23")
-def test_a_passing_error_is_waited_out(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_a_passing_error_is_waited_out(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     """Each of the others is a row of `tests/faults/test_backing.py`."""
     mount = make_mount(fault_fs.path, transport, **QUICK)
     rule = fault_fs.fail("EIO", ["write"])
@@ -56,8 +58,12 @@ def test_a_full_backing_directory(transport: str, make_mount: MakeMount, fault_f
 
 
 @clause("S23")
-@pytest.mark.parametrize("op", ["create", "fsync", "rename", "mkdir", "unlink", "rmdir", "symlink", "link", "setattr"])
-def test_every_kind_of_call_is_tried_again(transport: str, make_mount: MakeMount, fault_fs: FaultFs, op: str) -> None:
+@pytest.mark.parametrize(
+    "op", ["create", "fsync", "rename", "mkdir", "unlink", "rmdir", "symlink", "link", "setattr"]
+)
+def test_every_kind_of_call_is_tried_again(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, op: str
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     for name in ("old", "moved", "linked"):
         (mount.path / name).write_bytes(name.encode())
@@ -81,14 +87,18 @@ def test_every_kind_of_call_is_tried_again(transport: str, make_mount: MakeMount
 
 
 @clause("S24")
-def test_a_refusal_for_good_is_parked_told_and_retried(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_a_refusal_for_good_is_parked_told_and_retried(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "before").write_bytes(b"b")
     mount.flush()
     rule = fault_fs.fail("EACCES", ["rename"], glob="refused")
     (mount.path / "refused").write_bytes(b"kept")
     status = mount.wait_status(lambda s: s["parked"] == 1)
-    assert any(q["name"].endswith("refused") and q["last_error"] == "EACCES" for q in status["queue"])
+    assert any(
+        q["name"].endswith("refused") and q["last_error"] == "EACCES" for q in status["queue"]
+    )
     done = mount.run("acpfs-ctl", str(mount.path), "flush", "--timeout", "20", check=False)
     assert done.returncode == 1
     assert "refused" in done.stdout + done.stderr
@@ -105,7 +115,9 @@ def test_a_refusal_for_good_is_parked_told_and_retried(transport: str, make_moun
 
 
 @clause("S24")
-def test_a_refusal_for_good_can_be_discarded(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_a_refusal_for_good_can_be_discarded(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     fault_fs.fail("EPERM", ["rename"], glob="refused")
     (mount.path / "refused").write_bytes(b"unwanted")
@@ -117,7 +129,9 @@ def test_a_refusal_for_good_can_be_discarded(transport: str, make_mount: MakeMou
 
 
 @clause("S24")
-def test_read_only_backing_directory_keeps_everything(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_read_only_backing_directory_keeps_everything(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "d").mkdir()
     mount.flush()
@@ -137,7 +151,9 @@ def test_read_only_backing_directory_keeps_everything(transport: str, make_mount
 @clause("S25", "S7")
 @pytest.mark.parametrize("fault", ["tear", "short"])
 @every_lane
-def test_torn_writes_are_never_published(transport: str, make_mount: MakeMount, fault_fs: FaultFs, fault: str) -> None:
+def test_torn_writes_are_never_published(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, fault: str
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     fault_fs.rule(fault, ops=["write"], probability=0.5, times=30, seed=1)
     contents = {f"f{number}": os.urandom(100_000 * number + 1) for number in range(10)}
@@ -165,7 +181,9 @@ def test_wrong_bytes_are_found(transport: str, make_mount: MakeMount, fault_fs: 
 
 
 @clause("S26")
-def test_bytes_that_rot_later_are_found(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_bytes_that_rot_later_are_found(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "f").write_bytes(os.urandom(200_000))
     mount.flush()
@@ -181,7 +199,9 @@ def test_bytes_that_rot_later_are_found(transport: str, make_mount: MakeMount, f
 
 
 @clause("S26")
-def test_manifest_is_checked_by_xxh128sum(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_manifest_is_checked_by_xxh128sum(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     mount = make_mount(backing, transport)
@@ -194,7 +214,13 @@ def test_manifest_is_checked_by_xxh128sum(transport: str, make_mount: MakeMount,
     assert manifests
     try:
         for manifest in manifests:
-            done = subprocess.run(["xxh128sum", "-c", str(manifest)], cwd=backing, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["xxh128sum", "-c", str(manifest)],
+                cwd=backing,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert done.returncode == 0, done
     except FileNotFoundError:
         pytest.skip("needs xxh128sum (package xxhash)")
@@ -202,7 +228,11 @@ def test_manifest_is_checked_by_xxh128sum(transport: str, make_mount: MakeMount,
 
 
 def manifests_of(backing: Path) -> list[Path]:
-    return [p for p in (backing / ".acpfs").rglob("*") if p.is_file() and "manifest" in str(p.relative_to(backing))]
+    return [
+        p
+        for p in (backing / ".acpfs").rglob("*")
+        if p.is_file() and "manifest" in str(p.relative_to(backing))
+    ]
 
 
 MISSING = ["xattrs", "hard_links", "rename_flags", "fsync_directory", "fine_times", "chown"]
@@ -210,7 +240,9 @@ MISSING = ["xattrs", "hard_links", "rename_flags", "fsync_directory", "fine_time
 
 @clause("S27")
 @pytest.mark.parametrize("missing", [*MISSING, "all"])
-def test_a_poor_backing_file_system_changes_nothing_above(transport: str, make_mount: MakeMount, fault_fs: FaultFs, missing: str) -> None:
+def test_a_poor_backing_file_system_changes_nothing_above(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, missing: str
+) -> None:
     fault_fs.set(**dict.fromkeys(MISSING if missing == "all" else [missing], False))
     mount = make_mount(fault_fs.path, transport, **QUICK)
     run = mount.path / "run"

@@ -42,7 +42,9 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 @clause("S1")
 @every_lane
-def test_after_a_drain_both_sides_are_the_same(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_after_a_drain_both_sides_are_the_same(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     top = mount.path / "run"
     (top / "deep" / "er").mkdir(parents=True)
@@ -60,11 +62,26 @@ def test_after_a_drain_both_sides_are_the_same(transport: str, make_mount: MakeM
     mount.flush()
     assert differences(snapshot(mount.path), snapshot(backing)) == []
     assert sorted(os.listdir(backing)) == [".acpfs", "run"]
-    subprocess.run(["diff", "-r", "--no-dereference", "-x", "fifo", str(mount.path), str(backing / ""), "-x", ".acpfs"], check=True)
+    subprocess.run(
+        [
+            "diff",
+            "-r",
+            "--no-dereference",
+            "-x",
+            "fifo",
+            str(mount.path),
+            str(backing / ""),
+            "-x",
+            ".acpfs",
+        ],
+        check=True,
+    )
 
 
 @clause("S1", "S46")
-def test_mtimes_of_directories_are_the_mounts(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_mtimes_of_directories_are_the_mounts(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     (mount.path / "d").mkdir()
     for number in range(20):
@@ -77,7 +94,9 @@ def test_mtimes_of_directories_are_the_mounts(transport: str, make_mount: MakeMo
 
 
 @clause("S2")
-def test_the_directory_of_acpfs_does_not_exist_through_the_mount(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_the_directory_of_acpfs_does_not_exist_through_the_mount(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     own, other = mount.path / ".acpfs", mount.path / "other"
     other.touch()
@@ -97,7 +116,9 @@ def test_the_directory_of_acpfs_does_not_exist_through_the_mount(transport: str,
 
 
 @clause("S2")
-def test_only_the_top_level_name_is_special(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_only_the_top_level_name_is_special(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     (mount.path / "sub" / ".acpfs").mkdir(parents=True)
     (mount.path / "sub" / ".acpfs" / "f").write_bytes(b"mine")
@@ -106,9 +127,13 @@ def test_only_the_top_level_name_is_special(transport: str, make_mount: MakeMoun
 
 
 @clause("S238")
-def test_another_file_system_below_the_backing_directory(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_another_file_system_below_the_backing_directory(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     (backing / "ckpts").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "none", backing / "ckpts"], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16M", "none", backing / "ckpts"], check=True
+    )
     try:
         mount = make_mount(backing, transport)
         (mount.path / "ckpts/run").mkdir()
@@ -120,7 +145,10 @@ def test_another_file_system_below_the_backing_directory(transport: str, make_mo
         assert os.listdir(mount.path / "ckpts") == ["run"]
         mount.flush()
         assert (backing / "latest").read_bytes() == b"run"
-        assert {file.name: file.read_bytes() for file in (backing / "ckpts/run").iterdir()} == {"shard": b"1", "f": b"2"}
+        assert {file.name: file.read_bytes() for file in (backing / "ckpts/run").iterdir()} == {
+            "shard": b"1",
+            "f": b"2",
+        }
         subprocess.run(["rm", "-r", mount.path / "ckpts/run"], check=True)
         mount.flush()
         assert os.listdir(backing / "ckpts") == [".acpfs"]
@@ -159,7 +187,9 @@ def test_symlinks_in_the_backing_directory_are_not_followed_by_the_daemon(
 
 
 @clause("S10")
-def test_attributes_travel_with_content_and_content_keeps_its_order(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_attributes_travel_with_content_and_content_keeps_its_order(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     rule = fault_fs.freeze(["fsync"])
     for name in ("first", "second"):
@@ -170,15 +200,21 @@ def test_attributes_travel_with_content_and_content_keeps_its_order(transport: s
     mount.flush()
     visible = [r for r in fault_fs.journal() if r["op"] == "set"]
     assert [r["path"] for r in visible] == ["first", "second"]
-    assert (visible[0]["mode"] & 0o777, visible[0]["mtime_ns"]) == (0o640, 10**18), "with its content, not later"
+    assert (visible[0]["mode"] & 0o777, visible[0]["mtime_ns"]) == (0o640, 10**18), (
+        "with its content, not later"
+    )
 
 
 # -- S11
 
 
 @clause("S11")
-def test_renames_and_links_reach_the_backing_directory_as_such(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
-    mount = make_mount(fault_fs.path, transport, heartbeat=60)  # else the node's record is written meanwhile
+def test_renames_and_links_reach_the_backing_directory_as_such(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
+    mount = make_mount(
+        fault_fs.path, transport, heartbeat=60
+    )  # else the node's record is written meanwhile
     (mount.path / "ck.tmp").mkdir()
     for number in range(5):
         (mount.path / "ck.tmp" / f"shard{number}").write_bytes(os.urandom(50_000))
@@ -196,7 +232,9 @@ def test_renames_and_links_reach_the_backing_directory_as_such(transport: str, m
 
 
 @clause("S11")
-def test_directory_renamed_while_its_files_are_in_ram(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_directory_renamed_while_its_files_are_in_ram(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     os.listdir(mount.path)  # known from here on
     fault_fs.freeze(["writes"])
@@ -217,13 +255,17 @@ def test_directory_renamed_while_its_files_are_in_ram(transport: str, make_mount
 
 
 @clause("S9")
-def test_what_is_created_and_deleted_meanwhile_costs_nothing(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_what_is_created_and_deleted_meanwhile_costs_nothing(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "known").touch()
     mount.flush()
     os.listdir(mount.path)
     fault_fs.freeze(["writes"])
-    (mount.path / "blocker").write_bytes(b"x")  # holds the log's front back, so that nothing below is under way
+    (mount.path / "blocker").write_bytes(
+        b"x"
+    )  # holds the log's front back, so that nothing below is under way
     fault_fs.wait_frozen()
     fault_fs.reset_counters()
     (mount.path / "scratch").mkdir()
@@ -242,19 +284,25 @@ def test_what_is_created_and_deleted_meanwhile_costs_nothing(transport: str, mak
 
 @clause("S12")
 @every_lane
-def test_a_file_that_stays_open_is_committed_now_and_then(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_a_file_that_stays_open_is_committed_now_and_then(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0.3)
     with open(mount.path / "train.log", "ab", buffering=0) as log:
         log.write(b"first line\n")
         eventually(lambda: (fault_fs.source / "train.log").exists())
         assert (fault_fs.source / "train.log").read_bytes() == b"first line\n"
         log.write(b"second line\n")
-        eventually(lambda: (fault_fs.source / "train.log").read_bytes() == b"first line\nsecond line\n")
+        eventually(
+            lambda: (fault_fs.source / "train.log").read_bytes() == b"first line\nsecond line\n"
+        )
 
 
 @clause("S12", "S230", "S231", "S233")
 @every_lane
-def test_a_large_log_is_stored_in_two_files_that_take_turns(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_a_large_log_is_stored_in_two_files_that_take_turns(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport, max_dirty_age=0.3)
     stored, numbers, begin = backing / "train.log", [], os.urandom(3 << 20)
     with open(mount.path / "train.log", "ab", buffering=0) as log:
@@ -265,7 +313,9 @@ def test_a_large_log_is_stored_in_two_files_that_take_turns(transport: str, make
             log.write(b"line %d\n" % number)
             if number == 3:
                 os.fsync(log.fileno())
-            eventually(lambda expected=expected: stored.exists() and stored.read_bytes() == expected)  # type: ignore[misc]
+            eventually(
+                lambda expected=expected: stored.exists() and stored.read_bytes() == expected  # type: ignore[misc]
+            )
             numbers.append(stored.stat().st_ino)
             mount.flush()
             assert mount.run("acpfs-ctl", str(mount.path), "verify", "train.log").returncode == 0
@@ -313,7 +363,9 @@ def test_files_that_were_there_before(transport: str, make_mount: MakeMount, bac
 
 @clause("S28")
 @every_lane
-def test_changes_from_outside_become_visible(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_changes_from_outside_become_visible(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     (backing / "d").mkdir()
     (backing / "d" / "f").write_bytes(b"one")
     mount = make_mount(backing, transport, attr_timeout=0.2)
@@ -332,7 +384,9 @@ def test_changes_from_outside_become_visible(transport: str, make_mount: MakeMou
 
 @clause("S28")
 @every_lane
-def test_a_persisted_file_changed_outside_is_read_anew(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_a_persisted_file_changed_outside_is_read_anew(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     """The RAM tier still has our content, and must not serve it any more."""
     mount = make_mount(backing, transport, attr_timeout=0.2)
     (mount.path / "f").write_bytes(b"ours")
@@ -344,7 +398,9 @@ def test_a_persisted_file_changed_outside_is_read_anew(transport: str, make_moun
 
 
 @clause("S29")
-def test_what_is_not_committed_yet_wins(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_what_is_not_committed_yet_wins(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     (fault_fs.source / "f").write_bytes(b"below")
     mount = make_mount(fault_fs.path, transport, attr_timeout=0.1)
     assert (mount.path / "f").read_bytes() == b"below"
@@ -360,7 +416,9 @@ def test_what_is_not_committed_yet_wins(transport: str, make_mount: MakeMount, f
 
 
 @clause("X6", "S36")
-def test_links_from_before_the_mount_are_one_file_once_they_are_seen(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_links_from_before_the_mount_are_one_file_once_they_are_seen(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     for name in ("a", "c"):
         (backing / name).write_bytes(b"old")
     os.link(backing / "a", backing / "b")
@@ -410,7 +468,9 @@ def test_who_reads_the_backing_directorys_own_file_goes_on_with_it_when_it_is_re
     transport: str, make_mount: MakeMount, backing: Path
 ) -> None:
     (backing / "f").write_bytes(b"below" * 1000)
-    mount = make_mount(backing, transport, warm_reads="off")  # else so small a file is read from RAM
+    mount = make_mount(
+        backing, transport, warm_reads="off"
+    )  # else so small a file is read from RAM
     path = mount.path / "f"
     reader = os.open(path, os.O_RDONLY)
     native = mount.status()["lane_choices"].get("passthrough")
@@ -428,7 +488,9 @@ def test_a_file_that_is_read_from_the_backing_directory_is_never_mapped_writable
     transport: str, make_mount: MakeMount, backing: Path
 ) -> None:
     (backing / "f").write_bytes(b"below" * 1000)
-    mount = make_mount(backing, transport, warm_reads="off")  # else so small a file is read from RAM
+    mount = make_mount(
+        backing, transport, warm_reads="off"
+    )  # else so small a file is read from RAM
     path = mount.path / "f"
     reader = os.open(path, os.O_RDONLY)
     if mount.status()["lane_choices"].get("passthrough"):

@@ -64,7 +64,9 @@ def test_an_overwrite_of_the_same_size_is_seen_and_what_was_only_open_is_as_it_w
 ) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
-    names = {f"{origin}-{then}" for origin, then in product(("mount", "below"), (*HARMLESS, "overwrite"))}
+    names = {
+        f"{origin}-{then}" for origin, then in product(("mount", "below"), (*HARMLESS, "overwrite"))
+    }
     for name in names:
         if name.startswith("below"):
             (backing / name).write_bytes(OLD)
@@ -85,14 +87,21 @@ def test_an_overwrite_of_the_same_size_is_seen_and_what_was_only_open_is_as_it_w
         assert (backing / name).read_bytes() == OLD, name
     for name in untouched:
         after = os.stat(mount.path / name)
-        assert (after.st_size, after.st_mtime_ns) == (before[name].st_size, before[name].st_mtime_ns), name
+        assert (after.st_size, after.st_mtime_ns) == (
+            before[name].st_size,
+            before[name].st_mtime_ns,
+        ), name
     mount.run("acpfs-ctl", "retry", str(mount.path))
     mount.flush()
-    assert all((backing / name).read_bytes() == (OLD if name in untouched else NEW) for name in names)
+    assert all(
+        (backing / name).read_bytes() == (OLD if name in untouched else NEW) for name in names
+    )
 
 
 @clause("S22", "S82")
-def test_what_was_closed_before_is_complete_and_what_came_after_is_not(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_what_was_closed_before_is_complete_and_what_came_after_is_not(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     """The first content was closed and not persisted; a second writer overwrites it, which nobody closes."""
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     os.listdir(mount.path)
@@ -114,12 +123,19 @@ def test_what_was_closed_before_is_complete_and_what_came_after_is_not(transport
 # -- one program ends, acpfs goes on
 
 WRITE = "import os, threading, time; fd = os.open(PATH, os.O_WRONLY | os.O_TRUNC); os.write(fd, b'n' * 4096)"
-THREADS = "[threading.Thread(target=time.sleep, args=(600,), daemon=True).start() for _ in range(3)]"
+THREADS = (
+    "[threading.Thread(target=time.sleep, args=(600,), daemon=True).start() for _ in range(3)]"
+)
 READY = "print('ready', flush=True); time.sleep(600)"
 
 
 def python(*lines: str) -> list[str]:
-    return [sys.executable, "-S", "-c", "import sys; PATH = sys.argv[1]\n" + dedent("\n".join(lines))]
+    return [
+        sys.executable,
+        "-S",
+        "-c",
+        "import sys; PATH = sys.argv[1]\n" + dedent("\n".join(lines)),
+    ]
 
 
 def shell(line: str) -> list[str]:
@@ -130,14 +146,21 @@ KILLED = {
     "kill": (python(WRITE, READY), "KILL"),
     "terminate": (python(WRITE, READY), "TERM"),
     "kill-threads": (python(WRITE, THREADS, READY), "KILL"),
-    "abort": (python(WRITE, "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()"), ""),
+    "abort": (
+        python(
+            WRITE, "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()"
+        ),
+        "",
+    ),
     "copy": (shell("exec dd of=$F bs=4096 status=none conv=notrunc"), "KILL"),
 }
 ENDED = {
     "exit": python(WRITE, "os._exit(0)"),
     "exit-badly": python(WRITE, "os._exit(3)"),
     "exit-threads": python(WRITE, THREADS, "os._exit(0)"),
-    "exit-from-thread": python(WRITE, "threading.Thread(target=lambda: os._exit(0)).start()", "time.sleep(600)"),
+    "exit-from-thread": python(
+        WRITE, "threading.Thread(target=lambda: os._exit(0)).start()", "time.sleep(600)"
+    ),
     "unclosed": python("file = open(PATH, 'r+b', buffering=0)", "file.write(b'n' * 4096)"),
     "echo": shell("echo n > $F"),
     "shell-descriptor": shell("exec 3>$F; echo n >&3"),
@@ -146,7 +169,12 @@ ENDED = {
 
 def end(command: list[str], path: Path, signal: str) -> None:
     """Run a program that writes to a file until it ends, or has written and is sent the signal."""
-    with subprocess.Popen([*command, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [*command, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         if signal:
@@ -176,7 +204,9 @@ def test_what_a_killed_process_left_is_kept_back_and_what_an_ended_one_left_is_p
         end(command, mount.path / name, "")
     assert mount.wait_status(lambda s: s["open_files"] == 0)
     mount.flush()
-    assert {name for name in ENDED if (backing / name).read_bytes() == OLD} == set(), "not published"
+    assert {name for name in ENDED if (backing / name).read_bytes() == OLD} == set(), (
+        "not published"
+    )
     assert {name for name in KILLED if (backing / name).read_bytes() != OLD} == set(), "published"
     assert mount.status()["interrupted"] == len(KILLED)
     for name in KILLED:
@@ -185,5 +215,9 @@ def test_what_a_killed_process_left_is_kept_back_and_what_an_ended_one_left_is_p
     assert (mount.path / "kill").read_bytes() == OLD
     mount.run("acpfs-ctl", "retry", str(mount.path))
     mount.flush()
-    assert (backing / "terminate").read_bytes() == (mount.path / "terminate").read_bytes() == NEW[:4096]
+    assert (
+        (backing / "terminate").read_bytes()
+        == (mount.path / "terminate").read_bytes()
+        == NEW[:4096]
+    )
     assert mount.status()["interrupted"] == 0

@@ -32,14 +32,20 @@ def flock64(kind: int, start: int = 0, size: int = 0) -> bytes:
 def test_mapping_reads_the_file(d: Path) -> None:
     data = os.urandom(1 << 20)
     (d / "f").write_bytes(data)
-    with open(d / "f", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+    with (
+        open(d / "f", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
+    ):
         assert mapping[:] == data
 
 
 @clause("S44")
 def test_private_mapping_changes_nothing(d: Path) -> None:
     (d / "f").write_bytes(b"a" * 8192)
-    with open(d / "f", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapping:
+    with (
+        open(d / "f", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapping,
+    ):
         mapping[0:5] = b"xxxxx"
     assert (d / "f").read_bytes() == b"a" * 8192
 
@@ -85,7 +91,10 @@ def test_mapping_between_processes(d: Path) -> None:
 def test_replaced_file_stays_mapped(d: Path) -> None:
     (d / "f").write_bytes(b"old!" * 2048)
     (d / "g").write_bytes(b"new!" * 2048)
-    with open(d / "f", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+    with (
+        open(d / "f", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
+    ):
         os.rename(d / "g", d / "f")
         assert mapping[:4] == b"old!"
         assert mapping[-4:] == b"old!"
@@ -193,7 +202,9 @@ def test_ofd_locks_belong_to_the_open_file(d: Path) -> None:
             fcntl.fcntl(second, F_OFD_SETLK, flock64(fcntl.F_WRLCK, 5, 1))
         assert caught.value.errno in (errno.EAGAIN, errno.EACCES)
         fcntl.fcntl(second, F_OFD_SETLK, flock64(fcntl.F_WRLCK, 10, 1))
-        found = struct.unpack("hhqqi4x", fcntl.fcntl(second, F_OFD_GETLK, flock64(fcntl.F_WRLCK, 0, 1)))
+        found = struct.unpack(
+            "hhqqi4x", fcntl.fcntl(second, F_OFD_GETLK, flock64(fcntl.F_WRLCK, 0, 1))
+        )
         assert found[0] == fcntl.F_WRLCK
 
 
@@ -220,8 +231,14 @@ def test_a_mapping_in_passthrough_is_one_of_the_tier_file(d: Path, target: Targe
     with open(d / "f", "wb", 0) as file:
         file.writelines(bytes(1 << 20) for _ in range(5))
         file.write(bytes(4096))
-    files = [path for path in (target.mount.runtime_dir / "tiers").rglob("*") if path.is_file() and path.stat().st_size == size]
-    for _ in range(TRIES_MAX):  # the kernel may take a huge page's entry away at any time, and puts it back at the next touch
+    files = [
+        path
+        for path in (target.mount.runtime_dir / "tiers").rglob("*")
+        if path.is_file() and path.stat().st_size == size
+    ]
+    for _ in range(
+        TRIES_MAX
+    ):  # the kernel may take a huge page's entry away at any time, and puts it back at the next touch
         mapped = _mapped_whole(d / "f")
         for path in files:
             with suppress(FileNotFoundError):  # of another file, and it left RAM meanwhile
@@ -237,4 +254,8 @@ def _mapped_whole(path: Path) -> dict[str, int]:
         assert sum(area[::4096]) == 0
         text = Path("/proc/self/smaps").read_text()
     lines = text[text.index(f"{address:x}-") :].splitlines()[1:23]
-    return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("Rss", "ShmemPmd", "FilePmd"))}
+    return {
+        line.split(":")[0]: int(line.split()[1])
+        for line in lines
+        if line.startswith(("Rss", "ShmemPmd", "FilePmd"))
+    }

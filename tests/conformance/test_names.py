@@ -301,7 +301,18 @@ def test_names_of_255_bytes(d: Path) -> None:
 @clause("S47")
 def test_names_of_any_bytes(d: Path) -> None:
     here = os.fsencode(d)
-    names = [b"\xff\xfe", b"caf\xe9", "größe-模型".encode(), b"new\nline", b" ", b"-rf", b"a'\"$`\\b", b"\x01\x7f", b"...", b"*?[x]"]
+    names = [
+        b"\xff\xfe",
+        b"caf\xe9",
+        "größe-模型".encode(),
+        b"new\nline",
+        b" ",
+        b"-rf",
+        b"a'\"$`\\b",
+        b"\x01\x7f",
+        b"...",
+        b"*?[x]",
+    ]
     for name in names:
         with open(here + b"/" + name, "wb") as file:
             file.write(name)

@@ -165,7 +165,9 @@ def test_appends_of_several_processes_do_not_overlap(d: Path) -> None:
     for child in children:
         child.result()
     seen = (d / "log").read_bytes().splitlines()
-    assert sorted(seen) == sorted(b"%d:%06d" % (who, number) for who in range(4) for number in range(lines))
+    assert sorted(seen) == sorted(
+        b"%d:%06d" % (who, number) for who in range(4) for number in range(lines)
+    )
 
 
 @clause("S49")

@@ -30,7 +30,9 @@ def mount(make_mount: MakeMount, transport: str, tmp_path: Path) -> AcpfsMount:
     return mounted(make_mount, transport, tmp_path, TIMEOUT_S)
 
 
-def mounted(make_mount: MakeMount, transport: str, tmp_path: Path, attr_timeout_s: float, **options: object) -> AcpfsMount:
+def mounted(
+    make_mount: MakeMount, transport: str, tmp_path: Path, attr_timeout_s: float, **options: object
+) -> AcpfsMount:
     (tmp_path / "backing").mkdir()
     (tmp_path / "backing/f").write_bytes(b"old" * 1000)
     (tmp_path / "backing/g").write_bytes(b"g")
@@ -46,11 +48,17 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 def other(text: str, path: Path) -> None:
     """Another process does something to a path."""
-    subprocess.run([sys.executable, "-c", f"import os, sys; path = sys.argv[1]; {text}", str(path)], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", f"import os, sys; path = sys.argv[1]; {text}", str(path)],
+        check=True,
+        timeout=120,
+    )
 
 
 @pytest.mark.clause("S28")
-def test_a_name_that_others_removed_is_gone_when_a_listing_has_shown_it(make_mount: MakeMount, transport: str, tmp_path: Path) -> None:
+def test_a_name_that_others_removed_is_gone_when_a_listing_has_shown_it(
+    make_mount: MakeMount, transport: str, tmp_path: Path
+) -> None:
     mount = mounted(make_mount, transport, tmp_path, ENDLESS_TIMEOUT_S)
     assert sorted(os.listdir(mount.path)) == ["f", "g"]
     os.stat(mount.path / "f")  # from here on the kernel answers for the name by itself
@@ -61,20 +69,34 @@ def test_a_name_that_others_removed_is_gone_when_a_listing_has_shown_it(make_mou
 
 
 @pytest.mark.clause("S28")
-def test_mapped_pages_show_what_others_wrote(make_mount: MakeMount, transport: str, tmp_path: Path) -> None:
+def test_mapped_pages_show_what_others_wrote(
+    make_mount: MakeMount, transport: str, tmp_path: Path
+) -> None:
     """Of a file that is not in RAM; of one that is, in passthrough, the next open shows it."""
     mount = mounted(make_mount, transport, tmp_path, LONG_TIMEOUT_S, warm_reads="off")
-    with (mount.path / "f").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+    with (
+        (mount.path / "f").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+    ):
         assert mapped[:3] == b"old"
         other("open(path, 'r+b').write(b'new' * 1000)", mount.backing / "f")
-        eventually(lambda: os.stat(mount.path / "f").st_mtime_ns == os.stat(mount.backing / "f").st_mtime_ns)
+        eventually(
+            lambda: (
+                os.stat(mount.path / "f").st_mtime_ns == os.stat(mount.backing / "f").st_mtime_ns
+            )
+        )
         eventually(lambda: mapped[:3] == b"new")
         assert os.pread(file.fileno(), 3, 0) == b"new"
 
 
 @pytest.mark.clause("S28")
-def test_the_next_open_of_a_file_that_came_to_ram_shows_what_others_wrote(mount: AcpfsMount) -> None:
-    with (mount.path / "f").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+def test_the_next_open_of_a_file_that_came_to_ram_shows_what_others_wrote(
+    mount: AcpfsMount,
+) -> None:
+    with (
+        (mount.path / "f").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+    ):
         assert mapped[:3] == b"old"
         other("open(path, 'r+b').write(b'new' * 1000)", mount.backing / "f")
         eventually(lambda: (mount.path / "f").read_bytes()[:3] == b"new")

@@ -38,7 +38,15 @@ ACCESS = {
     "both-ways": (os.O_RDWR, os.O_RDWR, os.O_RDONLY),
 }
 """What files are opened for: the native transport sends those that are not read and written at once another way."""
-FLAGS = (0, 0, os.O_CREAT, os.O_CREAT | os.O_APPEND, os.O_TRUNC | os.O_CREAT, os.O_DIRECT, os.O_DSYNC)
+FLAGS = (
+    0,
+    0,
+    os.O_CREAT,
+    os.O_CREAT | os.O_APPEND,
+    os.O_TRUNC | os.O_CREAT,
+    os.O_DIRECT,
+    os.O_DSYNC,
+)
 
 
 class Opener:
@@ -67,7 +75,11 @@ class Opener:
     def note(self, operation: list[Any]) -> None:
         """The operation succeeded: what is open and mapped now."""
         name, *arguments = operation
-        changes = {"open": (self.files.add, 0), "close": (self.files.discard, 0), "duplicate": (self.files.add, 1)}
+        changes = {
+            "open": (self.files.add, 0),
+            "close": (self.files.discard, 0),
+            "duplicate": (self.files.add, 1),
+        }
         changes |= {"map": (self.maps.add, 1), "unmap": (self.maps.discard, 0)}
         if name in changes:
             change, position = changes[name]
@@ -104,7 +116,15 @@ class Script:
         size, offset = r.choice((1, 100, 4096, 5000, r.randrange(1, SIZE // 2))), r.randrange(SIZE)
         low = MAPPED if mapped else 0
         choices: list[tuple[int, list[Any]]] = [
-            (10, ["open", r.randrange(SLOTS), name, r.choice(self._access) | self._flags(truncating=not mapped)]),
+            (
+                10,
+                [
+                    "open",
+                    r.randrange(SLOTS),
+                    name,
+                    r.choice(self._access) | self._flags(truncating=not mapped),
+                ],
+            ),
             (4, ["close", slot]),
             (1, ["duplicate", slot, free]),
             (6, ["write", slot, seed, size]),
@@ -127,9 +147,23 @@ class Script:
         if opener.maps:
             held = r.choice(sorted(opener.maps))
             within = r.randrange(MAPPED - 8192)
-            choices += [(8, ["store", held, seed, min(size, 8192), within]), (8, ["load", held, min(size, 8192), within])]
+            choices += [
+                (8, ["store", held, seed, min(size, 8192), within]),
+                (8, ["load", held, min(size, 8192), within]),
+            ]
         if self._target.can("fallocate"):
-            choices.append((2, ["fallocate", slot, r.choice((0, KEEP_SIZE, KEEP_SIZE | PUNCH_HOLE)), offset, size]))
+            choices.append(
+                (
+                    2,
+                    [
+                        "fallocate",
+                        slot,
+                        r.choice((0, KEEP_SIZE, KEEP_SIZE | PUNCH_HOLE)),
+                        offset,
+                        size,
+                    ],
+                )
+            )
         operation: list[Any] = r.choices([o for _w, o in choices], [w for w, _o in choices])[0]
         return operation
 
@@ -170,8 +204,12 @@ def test_one_file_opened_by_several_processes_in_several_ways(
             assert ours == theirs, "\n".join(done[-60:])
             if ours is None:
                 opener.note(operation)
-    assert {p.name: p.read_bytes() for p in d.iterdir()} == {p.name: p.read_bytes() for p in reference.iterdir()}
+    assert {p.name: p.read_bytes() for p in d.iterdir()} == {
+        p.name: p.read_bytes() for p in reference.iterdir()
+    }
     if target.mount is not None and target.backing is not None:
         target.mount.flush()
         lower = target.backing / d.name
-        assert {p.name: p.read_bytes() for p in lower.iterdir()} == {p.name: p.read_bytes() for p in reference.iterdir()}
+        assert {p.name: p.read_bytes() for p in lower.iterdir()} == {
+            p.name: p.read_bytes() for p in reference.iterdir()
+        }

@@ -144,8 +144,14 @@ def test_set_gid_directory_hands_on_its_group(d: Path) -> None:
         os.mkdir(d / "team" / "dir", 0o755)
 
     in_child(make, SOMEBODY, SOMEBODY)
-    assert ((d / "team" / "file").stat().st_uid, (d / "team" / "file").stat().st_gid) == (SOMEBODY, 777)
-    assert ((d / "team" / "dir").stat().st_gid, mode_of(d / "team" / "dir") & stat.S_ISGID) == (777, stat.S_ISGID)
+    assert ((d / "team" / "file").stat().st_uid, (d / "team" / "file").stat().st_gid) == (
+        SOMEBODY,
+        777,
+    )
+    assert ((d / "team" / "dir").stat().st_gid, mode_of(d / "team" / "dir") & stat.S_ISGID) == (
+        777,
+        stat.S_ISGID,
+    )
 
 
 @clause("S48")
@@ -154,7 +160,10 @@ def test_sticky_directory_protects(d: Path) -> None:
     (d / "tmp").chmod(0o1777)
     in_child(lambda: write_new(d / "tmp" / "mine"), SOMEBODY, SOMEBODY)
     assert errno_as(NOBODY, lambda: os.unlink(d / "tmp" / "mine")) in (errno.EPERM, errno.EACCES)
-    assert errno_as(NOBODY, lambda: os.rename(d / "tmp" / "mine", d / "tmp" / "other")) in (errno.EPERM, errno.EACCES)
+    assert errno_as(NOBODY, lambda: os.rename(d / "tmp" / "mine", d / "tmp" / "other")) in (
+        errno.EPERM,
+        errno.EACCES,
+    )
     assert errno_as(SOMEBODY, lambda: os.unlink(d / "tmp" / "mine")) == 0
 
 
@@ -205,7 +214,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @clause("S42")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("permissions", [0o644, 0o744, 0o654, 0o755], ids=oct)
-def test_a_change_by_the_owner_clears_set_uid_and_set_gid(d: Path, change: str, permissions: int) -> None:
+def test_a_change_by_the_owner_clears_set_uid_and_set_gid(
+    d: Path, change: str, permissions: int
+) -> None:
     write_new(d / "f", b"some bytes")
     os.chown(d / "f", NOBODY, NOBODY)
     (d / "f").chmod(0o6000 | permissions)
@@ -262,13 +273,17 @@ def test_chmod_by_a_stranger_to_the_group_drops_set_gid(d: Path) -> None:
 def test_access_answers_for_the_real_user(d: Path) -> None:
     write_new(d / "f")
     (d / "f").chmod(0o640)
-    assert in_child(lambda: (os.access(d / "f", os.R_OK), os.access(d / "f", os.F_OK)), NOBODY, NOBODY) == (False, True)
+    assert in_child(
+        lambda: (os.access(d / "f", os.R_OK), os.access(d / "f", os.F_OK)), NOBODY, NOBODY
+    ) == (False, True)
     assert os.access(d / "f", os.W_OK)
 
 
 @clause("S42")
 @pytest.mark.parametrize("owner", [(-1, -1), (0, -1), (-1, 0), (NOBODY, NOBODY)])
-def test_every_chown_clears_set_uid_even_one_that_changes_nothing(d: Path, owner: tuple[int, int]) -> None:
+def test_every_chown_clears_set_uid_even_one_that_changes_nothing(
+    d: Path, owner: tuple[int, int]
+) -> None:
     write_new(d / "f")
     (d / "f").chmod(0o4711)
     os.chown(d / "f", *owner)

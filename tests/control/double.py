@@ -103,18 +103,30 @@ class DoubleSubject:
         return [path]
 
     async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
-        numbers = [op[0] for op in self.ops if not paths or any(op[1].startswith(p.decode()) for p in paths)]
+        numbers = [
+            op[0]
+            for op in self.ops
+            if not paths or any(op[1].startswith(p.decode()) for p in paths)
+        ]
         return max(numbers, default=0)
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
         left = [op for op in self.ops if op[0] <= until]
         if paths:
-            left = [op for op in left if not op[3] or any(op[1].startswith(p.decode()) for p in paths)]
+            left = [
+                op for op in left if not op[3] or any(op[1].startswith(p.decode()) for p in paths)
+            ]
         stuck = bool(left) and all(op[3] for op in left)
-        return Remaining(len(left), sum(op[2] for op in left), stuck=stuck, withheld=stuck and self.withheld)
+        return Remaining(
+            len(left), sum(op[2] for op in left), stuck=stuck, withheld=stuck and self.withheld
+        )
 
     def left(self, until: int) -> list[QueueEntry]:
-        return [QueueEntry(n, name, "store", size, "parked" if p else "complete", 1.0) for n, name, size, p in self.ops if n <= until]
+        return [
+            QueueEntry(n, name, "store", size, "parked" if p else "complete", 1.0)
+            for n, name, size, p in self.ops
+            if n <= until
+        ]
 
     async def persisted(self, until: int) -> bool:
         while self.remaining(until).operations:
@@ -135,7 +147,9 @@ class DoubleSubject:
     def records(self, path: bytes) -> bool:
         return any(verdict.path.startswith(path.decode()) for verdict in self.verdicts)
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
+    async def verify(
+        self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]
+    ) -> None:
         for verdict in self.verdicts:
             await tell(verdict)
 
@@ -155,7 +169,10 @@ class DoubleSubject:
         return report.closed_at or 0.0, report.persisted_at or 0.0
 
     def checkpoint_files(self, report: CheckpointReport) -> list[CheckpointFile]:
-        return [CheckpointFile(f"{report.path}/{number}", 1, persisted=True, checksum="00") for number in range(report.files)]
+        return [
+            CheckpointFile(f"{report.path}/{number}", 1, persisted=True, checksum="00")
+            for number in range(report.files)
+        ]
 
     def persisted_files(self, path: bytes) -> tuple[int, int]:
         return self.persisted_rows
@@ -192,7 +209,9 @@ class DoubleSubject:
 
     async def finished(self) -> list[QueueEntry]:
         await self.unmounted.wait()
-        return self.left(1 << 60) + [QueueEntry(0, row.path, "delete", row.size, "guarded", 1.0) for row in self.guarded_rows]
+        return self.left(1 << 60) + [
+            QueueEntry(0, row.path, "delete", row.size, "guarded", 1.0) for row in self.guarded_rows
+        ]
 
     def metrics(self) -> str:
         return "acpfs_ram_used_bytes 4\n"
@@ -202,12 +221,31 @@ class DoubleSubject:
 def socket_of(server: ControlServer) -> Iterator[MountRecord]:
     """The record by which a client finds a server in this process."""
     pid = 1
-    yield MountRecord("/mnt/x", "/b", "n", pid, process_started(pid), str(server.path), "0", str(Path(server.path).parent))
+    yield MountRecord(
+        "/mnt/x",
+        "/b",
+        "n",
+        pid,
+        process_started(pid),
+        str(server.path),
+        "0",
+        str(Path(server.path).parent),
+    )
 
 
 def report_of(path: str, files: int, **changes: Any) -> CheckpointReport:
     """Of a checkpoint that is safe, unless `changes` say otherwise."""
-    values: dict[str, Any] = dict.fromkeys(("began_at", "verified_at", "save_s", "persist_s", "estimated_load_s"))
-    values |= {"save_dir": "", "step": 1, "epoch": 0, "state": "persisted", "persisted_files": files, "bytes": 1, "ram_bytes": 1}
+    values: dict[str, Any] = dict.fromkeys(
+        ("began_at", "verified_at", "save_s", "persist_s", "estimated_load_s")
+    )
+    values |= {
+        "save_dir": "",
+        "step": 1,
+        "epoch": 0,
+        "state": "persisted",
+        "persisted_files": files,
+        "bytes": 1,
+        "ram_bytes": 1,
+    }
     values |= {"closed_at": 1e9, "persisted_at": 1e10, "loads_from": "ram", **changes}
     return CheckpointReport(path, files=files, **values)

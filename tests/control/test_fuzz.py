@@ -19,10 +19,16 @@ from tests.control.test_server import ask, raw, serve
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
-ARGUMENTS = st.dictionaries(st.sampled_from(["paths", "timeout_s", "verified", "leave", "key", "value", "reason", "x"]), JSON, max_size=5)
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(["paths", "timeout_s", "verified", "leave", "key", "value", "reason", "x"]),
+    JSON,
+    max_size=5,
+)
 ENDLESS = ("unmount",)
 """Verbs that may rightly wait for ever on a double that never ends."""
 
@@ -35,7 +41,9 @@ def test_any_line_is_a_request_or_refused(line: bytes) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(set(HANDLERS) - set(ENDLESS))), ARGUMENTS)
-def test_any_arguments_are_answered_or_refused_in_words(verb: str, arguments: dict[str, Any]) -> None:
+def test_any_arguments_are_answered_or_refused_in_words(
+    verb: str, arguments: dict[str, Any]
+) -> None:
     async def tell(_event: dict[str, Any]) -> None:
         return
 

@@ -45,10 +45,23 @@ def test_what_is_exposed_is_in_the_table(metrics: Metrics) -> None:
     families = {family.name: family for family in text_string_to_metric_families(metrics.text())}
     described = {row.name.removesuffix("_total"): row for row in metric_table.rows()}
     assert set(families) <= set(described)
-    assert {name: family.type for name, family in families.items()} == {name: described[name].kind.value for name in families}
-    absent = {name for name in described if name not in families and described[name].kind is not metric_table.MetricKind.COUNTER}
-    assert all(any(word in name for word in ("spill", "mirror", "node", "pointers", "awaited", "clock")) for name in absent)
-    assert all(set(sample.labels) >= {"mount", "node"} for family in families.values() for sample in family.samples)
+    assert {name: family.type for name, family in families.items()} == {
+        name: described[name].kind.value for name in families
+    }
+    absent = {
+        name
+        for name in described
+        if name not in families and described[name].kind is not metric_table.MetricKind.COUNTER
+    }
+    assert all(
+        any(word in name for word in ("spill", "mirror", "node", "pointers", "awaited", "clock"))
+        for name in absent
+    )
+    assert all(
+        set(sample.labels) >= {"mount", "node"}
+        for family in families.values()
+        for sample in family.samples
+    )
 
 
 @pytest.mark.clause("S320")
@@ -79,8 +92,12 @@ def test_http_serves_on_localhost_only(metrics: Metrics) -> None:
 
 
 @pytest.mark.clause("S303")
-@pytest.mark.parametrize(("asked", "other"), [("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")])
-def test_http_serves_at_the_address_that_was_named_alone(metrics: Metrics, asked: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "other"), [("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")]
+)
+def test_http_serves_at_the_address_that_was_named_alone(
+    metrics: Metrics, asked: str, other: str
+) -> None:
     port = free_port()
     stop = metrics.start_http(port, asked)
     try:

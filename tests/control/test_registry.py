@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from acpfs.control import registry, runtime
-from acpfs.control.registry import MountRecord, find, locate, normalised, process_started, records, remove, slug, write
+from acpfs.control.registry import (
+    MountRecord,
+    find,
+    locate,
+    normalised,
+    process_started,
+    records,
+    remove,
+    slug,
+    write,
+)
 from acpfs.errors import AcpfsError, ExitCode, NotMountedError, RefusedError
 
 
@@ -15,7 +25,14 @@ def record(mountpoint: Path | str, directory: Path, *, alive: bool = True) -> Mo
     pid = os.getpid() if alive else 2**22 + 1
     name = slug(str(mountpoint))
     return MountRecord(
-        str(mountpoint), "/b", "n", pid, process_started(os.getpid()), str(directory / "sockets" / name), "0", str(directory)
+        str(mountpoint),
+        "/b",
+        "n",
+        pid,
+        process_started(os.getpid()),
+        str(directory / "sockets" / name),
+        "0",
+        str(directory),
     )
 
 
@@ -118,7 +135,9 @@ def test_names_that_are_not_utf8_survive(run_dir: Path) -> None:
         ("{link}/d", "d"),
     ],
 )
-def test_paths_are_followed_up_to_the_mount_and_no_further(run_dir: Path, forbidden: Path, tmp_path: Path, path: str, rest: str) -> None:
+def test_paths_are_followed_up_to_the_mount_and_no_further(
+    run_dir: Path, forbidden: Path, tmp_path: Path, path: str, rest: str
+) -> None:
     write(record(forbidden, run_dir))
     link = tmp_path / "link"
     link.symlink_to(forbidden)
@@ -135,7 +154,9 @@ def test_a_relative_path_starts_at_the_working_directory(
 
 
 @pytest.mark.parametrize("path", ["{t}", "{m}/../elsewhere", "{m}x", "{loop}/a", "/"])
-def test_a_path_outside_is_not_mounted(run_dir: Path, forbidden: Path, tmp_path: Path, path: str) -> None:
+def test_a_path_outside_is_not_mounted(
+    run_dir: Path, forbidden: Path, tmp_path: Path, path: str
+) -> None:
     write(record(forbidden, run_dir))
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
@@ -160,7 +181,9 @@ def test_a_runtime_directory_that_others_can_write_to_is_refused(tmp_path: Path)
 
 
 @pytest.mark.clause("S85")
-def test_a_runtime_directory_that_others_could_have_made_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_directory_that_others_could_have_made_is_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """/tmp/acpfs-UID, made by whoever came first: a socket there could say that all is verified."""
     monkeypatch.delenv(runtime.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(runtime, "ROOT_RUNTIME_DIR", tmp_path / "none")

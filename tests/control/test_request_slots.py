@@ -64,7 +64,9 @@ def test_members_of_the_control_group_leave_room_for_owner_and_root() -> None:
 
 
 @pytest.mark.clause("S221")
-@pytest.mark.parametrize(("lasting", "request_line"), [(True, b'{"verb": "watch"}\n'), (False, b"")])
+@pytest.mark.parametrize(
+    ("lasting", "request_line"), [(True, b'{"verb": "watch"}\n'), (False, b"")]
+)
 def test_an_owner_who_takes_all_places_leaves_some_to_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool, request_line: bytes
 ) -> None:
@@ -86,7 +88,9 @@ def test_an_owner_who_takes_all_places_leaves_some_to_root(
 
         async with trio.open_nursery() as nursery, AsyncExitStack() as streams:
             for _ in range(places - places // ROOT_SHARE + 1):
-                stream = await streams.enter_async_context(await trio.open_unix_socket(record.socket))
+                stream = await streams.enter_async_context(
+                    await trio.open_unix_socket(record.socket)
+                )
                 await stream.send_all(request_line)
                 nursery.start_soon(hear, stream)
             await refused.wait()

@@ -19,7 +19,14 @@ from acpfs.control.reports import FileState
 from acpfs.control.server import ControlServer
 from acpfs.control.verbs import answers
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
-from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
+from acpfs.errors import (
+    AcpfsError,
+    ConfigError,
+    DeadlineError,
+    ExitCode,
+    NotMountedError,
+    RefusedError,
+)
 from tests.control.double import DoubleSubject, report_of, socket_of
 
 TEST_LIMIT_S = 120
@@ -27,7 +34,9 @@ TEST_LIMIT_S = 120
 Scenario = Callable[[DoubleSubject, MountRecord], Awaitable[None]]
 
 
-def serve(tmp_path: Path, scenario: Scenario, subject: DoubleSubject | None = None, **options: Any) -> ControlServer:
+def serve(
+    tmp_path: Path, scenario: Scenario, subject: DoubleSubject | None = None, **options: Any
+) -> ControlServer:
     """Run a scenario beside a server."""
     kept: list[ControlServer] = []
 
@@ -46,8 +55,15 @@ def serve(tmp_path: Path, scenario: Scenario, subject: DoubleSubject | None = No
     return kept[0]
 
 
-async def ask(record: MountRecord, verb: str, args: dict[str, Any] | None = None, events: list[Any] | None = None) -> Any:
-    return await trio.to_thread.run_sync(partial(client.request, record, verb, args, None if events is None else events.append))
+async def ask(
+    record: MountRecord,
+    verb: str,
+    args: dict[str, Any] | None = None,
+    events: list[Any] | None = None,
+) -> Any:
+    return await trio.to_thread.run_sync(
+        partial(client.request, record, verb, args, None if events is None else events.append)
+    )
 
 
 async def raw(record: MountRecord, data: bytes, *, half_close: bool = True) -> list[dict[str, Any]]:
@@ -71,7 +87,9 @@ def test_status_config_and_metrics(tmp_path: Path) -> None:
     serve(tmp_path, scenario)
 
 
-@pytest.mark.parametrize(("state", "ready"), [("serving", True), ("draining", False), ("bypassed", False)])
+@pytest.mark.parametrize(
+    ("state", "ready"), [("serving", True), ("draining", False), ("bypassed", False)]
+)
 def test_a_probe_is_told_whether_the_mount_serves(tmp_path: Path, state: str, ready: bool) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.state = state
@@ -101,7 +119,9 @@ def test_an_unknown_group_is_named(tmp_path: Path) -> None:
         ControlServer(tmp_path / "c.sock", {}, "no-such-group")
 
 
-def test_a_stranger_is_refused_whatever_the_sockets_mode_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_is_refused_whatever_the_sockets_mode_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stranger(struct.Struct):
         def unpack(self, _buffer: Any) -> tuple[Any, ...]:
             return (1, 12345, 12345)
@@ -115,8 +135,12 @@ def test_a_stranger_is_refused_whatever_the_sockets_mode_is(tmp_path: Path, monk
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-@pytest.mark.parametrize(("member", "verb"), [(True, "config"), (True, "discard"), (True, "bypass"), (False, "config")])
-def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, member: bool, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("member", "verb"), [(True, "config"), (True, "discard"), (True, "bypass"), (False, "config")]
+)
+def test_group_members_may_ask_by_their_supplementary_groups(
+    tmp_path: Path, member: bool, verb: str
+) -> None:
     import grp
 
     group = next(g for g in grp.getgrall() if g.gr_gid not in os.getgroups() and g.gr_gid != 0)
@@ -133,7 +157,9 @@ def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, mem
             "print(s.recv(65536).decode())"
         )
         groups = [str(group.gr_gid)] if member else []
-        done = await trio.run_process(["python3", "-c", code, record.socket, *groups], capture_stdout=True)
+        done = await trio.run_process(
+            ["python3", "-c", code, record.socket, *groups], capture_stdout=True
+        )
         answer = json.loads(done.stdout)
         assert ("result" in answer) is (member and verb == "config")
         assert ("permission denied" in str(answer)) is not (member and verb == "config")
@@ -166,7 +192,9 @@ def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, mem
         (b"x" * ((1 << 20) + 70_000), "at most"),
     ],
 )
-def test_a_malformed_request_is_answered_and_hurts_nobody(tmp_path: Path, data: bytes, said: str) -> None:
+def test_a_malformed_request_is_answered_and_hurts_nobody(
+    tmp_path: Path, data: bytes, said: str
+) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         try:
             (answer,) = await raw(record, data)
@@ -277,7 +305,9 @@ def test_flush_does_not_wait_for_what_is_refused_for_good(tmp_path: Path) -> Non
 
 
 @pytest.mark.clause("S161")
-def test_flush_looks_at_the_nodes_once_more_before_it_says_that_one_is_missing(tmp_path: Path) -> None:
+def test_flush_looks_at_the_nodes_once_more_before_it_says_that_one_is_missing(
+    tmp_path: Path,
+) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops, subject.withheld = [(1, "latest", 5, True)], True
         with pytest.raises(AcpfsError, match="pointer files are withheld") as caught:
@@ -298,7 +328,11 @@ def test_flush_that_gets_stuck_again_looks_again(tmp_path: Path) -> None:
             subject.when_seen = lambda: subject.done(2)
             subject.done(1)
 
-        subject.ops, subject.withheld, subject.when_seen = [(1, "a", 5, True), (2, "latest", 5, True)], True, first
+        subject.ops, subject.withheld, subject.when_seen = (
+            [(1, "a", 5, True), (2, "latest", 5, True)],
+            True,
+            first,
+        )
         assert (await ask(record, "flush"))["operations"] == 2
 
     serve(tmp_path, scenario)
@@ -324,7 +358,9 @@ def test_wait_verified_reads_back(tmp_path: Path) -> None:
         subject.verdicts = [Verification("a", "ok"), Verification("new", "unknown")]
         assert (await ask(record, "wait", {"paths": ["a"], "verified": True}))["verified"] == 2
         subject.verdicts.append(Verification("b", "mismatch", 1, "x", "y"))
-        with pytest.raises(AcpfsError, match="1 of 3 files are not as they were written, first b: mismatch"):
+        with pytest.raises(
+            AcpfsError, match="1 of 3 files are not as they were written, first b: mismatch"
+        ):
             await ask(record, "wait", {"paths": ["a"], "verified": True})
 
     serve(tmp_path, scenario)
@@ -332,7 +368,10 @@ def test_wait_verified_reads_back(tmp_path: Path) -> None:
 
 def test_ls_streams_many_files_in_order(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.file_rows = [FileState(f"f{n:05}\udcff", 1, "clean", "libfuse", "ram", None, None, 0.0) for n in range(1234)]
+        subject.file_rows = [
+            FileState(f"f{n:05}\udcff", 1, "clean", "libfuse", "ram", None, None, 0.0)
+            for n in range(1234)
+        ]
         files = (await ask(record, "ls"))["items"]
         assert [file["path"] for file in files] == [row.path for row in subject.file_rows]
         subject.file_rows = []
@@ -357,7 +396,9 @@ def test_unmount_names_what_is_held_back_and_that_is_no_failure(tmp_path: Path) 
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.guarded_rows = [held("run/checkpoint-1")]
         done = await ask(record, "unmount")
-        assert [(entry["name"], entry["state"]) for entry in done["guarded"]] == [("run/checkpoint-1", "guarded")]
+        assert [(entry["name"], entry["state"]) for entry in done["guarded"]] == [
+            ("run/checkpoint-1", "guarded")
+        ]
         assert (done["left"], done["left_operations"]) == ([], 0)
 
     serve(tmp_path, scenario)
@@ -365,8 +406,16 @@ def test_unmount_names_what_is_held_back_and_that_is_no_failure(tmp_path: Path) 
 
 def test_release_lets_go_below_paths_or_all(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.guarded_rows = [held("a/checkpoint-1"), held("b/checkpoint-1"), held("b/checkpoint-2")]
-        assert [row["path"] for row in (await ask(record, "flush"))["guarded"]] == ["a/checkpoint-1", "b/checkpoint-1", "b/checkpoint-2"]
+        subject.guarded_rows = [
+            held("a/checkpoint-1"),
+            held("b/checkpoint-1"),
+            held("b/checkpoint-2"),
+        ]
+        assert [row["path"] for row in (await ask(record, "flush"))["guarded"]] == [
+            "a/checkpoint-1",
+            "b/checkpoint-1",
+            "b/checkpoint-2",
+        ]
         assert await ask(record, "release", {"paths": ["a", "none"]}) == {"checkpoints": 1}
         assert await ask(record, "release") == {"checkpoints": 2}
         assert await ask(record, "release") == {"checkpoints": 0}
@@ -375,11 +424,15 @@ def test_release_lets_go_below_paths_or_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leave", [True, False])
-def test_unmount_not_in_time_keeps_the_mount_unless_told_to_leave(tmp_path: Path, leave: bool) -> None:
+def test_unmount_not_in_time_keeps_the_mount_unless_told_to_leave(
+    tmp_path: Path, leave: bool
+) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False)]
         if leave:
-            assert (await ask(record, "unmount", {"timeout_s": 0.02, "leave": True}))["left_operations"] == 1
+            assert (await ask(record, "unmount", {"timeout_s": 0.02, "leave": True}))[
+                "left_operations"
+            ] == 1
         else:
             with pytest.raises(AcpfsError) as caught:
                 await ask(record, "unmount", {"timeout_s": 0.02})
@@ -412,7 +465,10 @@ def test_errors_keep_their_kind_over_the_wire(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         with pytest.raises(ConfigError, match="ram cannot"):
             await ask(record, "set", {"key": "ram", "value": "1"})
-        assert await ask(record, "set", {"key": "streams", "value": "3"}) == {"key": "streams", "value": 3}
+        assert await ask(record, "set", {"key": "streams", "value": "3"}) == {
+            "key": "streams",
+            "value": 3,
+        }
         with pytest.raises(AcpfsError, match="nothing of that name"):
             await ask(record, "discard", {"paths": ["x"]})
 
@@ -437,7 +493,9 @@ def test_a_stale_socket_is_replaced_and_a_long_path_works(tmp_path: Path) -> Non
 
 
 def test_no_daemon_is_not_mounted(tmp_path: Path) -> None:
-    record = MountRecord("/mnt/x", "/b", "n", 2**22 + 1, 5, str(tmp_path / "none"), "0", str(tmp_path))
+    record = MountRecord(
+        "/mnt/x", "/b", "n", 2**22 + 1, 5, str(tmp_path / "none"), "0", str(tmp_path)
+    )
     with pytest.raises(NotMountedError, match="is gone; what it had not persisted is kept"):
         client.request(record, "status")
 
@@ -448,7 +506,9 @@ def test_a_daemon_that_ends_without_an_answer_is_told(tmp_path: Path) -> None:
     listener.listen()
 
     async def main() -> None:
-        record = MountRecord("/mnt/x", "/b", "n", 1, 0, str(tmp_path / "c.sock"), "0", str(tmp_path))
+        record = MountRecord(
+            "/mnt/x", "/b", "n", 1, 0, str(tmp_path / "c.sock"), "0", str(tmp_path)
+        )
 
         async def hang_up() -> None:
             connection, _ = await trio.to_thread.run_sync(listener.accept)
@@ -471,7 +531,16 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer_is_asked_again(tmp_p
     listener.listen()
 
     async def main() -> None:
-        record = MountRecord("/mnt/x", "/b", "n", os.getpid(), process_started(os.getpid()), str(tmp_path / "c.sock"), "0", str(tmp_path))
+        record = MountRecord(
+            "/mnt/x",
+            "/b",
+            "n",
+            os.getpid(),
+            process_started(os.getpid()),
+            str(tmp_path / "c.sock"),
+            "0",
+            str(tmp_path),
+        )
 
         asked: list[Any] = []
 
@@ -493,7 +562,9 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer_is_asked_again(tmp_p
     listener.close()
 
 
-def test_watching_tells_each_safe_checkpoint_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+def test_watching_tells_each_safe_checkpoint_once_and_again_when_it_has_changed(
+    tmp_path: Path,
+) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.reports = [
             report_of("a", 2),
@@ -513,12 +584,16 @@ def test_watching_tells_each_safe_checkpoint_once_and_again_when_it_has_changed(
         async def watch() -> None:
             args = {"count": 2, "after": 2.0}
             with pytest.raises(AcpfsError):
-                await trio.to_thread.run_sync(partial(client.request, record, "watch", args, take, line))
+                await trio.to_thread.run_sync(
+                    partial(client.request, record, "watch", args, take, line)
+                )
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             await came.wait()
-            assert [(e["checkpoint"]["path"], [f["path"] for f in e["files"]]) for e in events] == [("a", ["a/0", "a/1"])]
+            assert [(e["checkpoint"]["path"], [f["path"] for f in e["files"]]) for e in events] == [
+                ("a", ["a/0", "a/1"])
+            ]
             came = trio.Event()
             subject.reports[0] = report_of("a", 3)
             subject.settled += 1

@@ -15,8 +15,13 @@ from tests.control.test_server import ask, serve
 
 
 @pytest.mark.clause("S219")
-@pytest.mark.parametrize(("verb", "args"), [("wait", {}), ("wait", {"verified": True}), ("flush", {}), ("verify", {}), ("repair", {})])
-def test_nothing_good_is_said_over_a_backing_directory_that_is_gone(tmp_path: Path, verb: str, args: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [("wait", {}), ("wait", {"verified": True}), ("flush", {}), ("verify", {}), ("repair", {})],
+)
+def test_nothing_good_is_said_over_a_backing_directory_that_is_gone(
+    tmp_path: Path, verb: str, args: dict[str, Any]
+) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.gone = "/b shows another volume"
         with pytest.raises(AcpfsError, match=r"^/b shows another volume; ") as caught:
@@ -33,7 +38,10 @@ def test_who_waits_for_a_backing_directory_that_is_gone_is_told_what_for(tmp_pat
         events: list[Any] = []
         for timeout_s in (0.05, 60):  # a machine that stands still may take all of a short time
             if not events:
-                with pytest.raises(TimeoutError, match=r"^not everything is persisted in time: /b cannot be opened$"):
+                with pytest.raises(
+                    TimeoutError,
+                    match=r"^not everything is persisted in time: /b cannot be opened$",
+                ):
                     await ask(record, "flush", {"timeout_s": timeout_s}, events)
         assert events[0]["trouble"] == "/b cannot be opened"
 
@@ -41,7 +49,9 @@ def test_who_waits_for_a_backing_directory_that_is_gone_is_told_what_for(tmp_pat
 
 
 @pytest.mark.clause("S219")
-def test_a_mount_over_a_backing_directory_that_is_gone_can_be_unmounted_and_says_so(tmp_path: Path) -> None:
+def test_a_mount_over_a_backing_directory_that_is_gone_can_be_unmounted_and_says_so(
+    tmp_path: Path,
+) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.gone = "/b cannot be opened"
         assert (await ask(record, "unmount"))["problem"] == "/b cannot be opened"
@@ -50,8 +60,13 @@ def test_a_mount_over_a_backing_directory_that_is_gone_can_be_unmounted_and_says
 
 
 @pytest.mark.clause("S217")
-@pytest.mark.parametrize(("verb", "args"), [("wait", {}), ("wait", {"verified": True}), ("flush", {}), ("verify", {}), ("repair", {})])
-def test_nothing_can_be_said_of_what_is_not_there(tmp_path: Path, verb: str, args: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [("wait", {}), ("wait", {"verified": True}), ("flush", {}), ("verify", {}), ("repair", {})],
+)
+def test_nothing_can_be_said_of_what_is_not_there(
+    tmp_path: Path, verb: str, args: dict[str, Any]
+) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.absent = {b"x", b"y\xff"}
         with pytest.raises(AcpfsError) as caught:
@@ -67,13 +82,17 @@ def test_nothing_can_be_said_of_what_is_not_there(tmp_path: Path, verb: str, arg
 def test_what_is_recorded_and_gone_is_missing_and_not_unheard_of(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.absent, subject.verdicts = {b"x"}, [Verification("x", "missing")]
-        assert [item["status"] for item in (await ask(record, "verify", {"paths": ["x"]}))["items"]] == ["missing"]
+        assert [
+            item["status"] for item in (await ask(record, "verify", {"paths": ["x"]}))["items"]
+        ] == ["missing"]
 
     serve(tmp_path, scenario)
 
 
 @pytest.mark.clause("S217")
-def test_a_backing_directory_that_does_not_say_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backing_directory_that_does_not_say_is_told_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.stuck = True
         with pytest.raises(TimeoutError, match="does not say whether there is a"):

@@ -15,7 +15,9 @@ from acpfs.worker.worker_verbs import WorkerVerbs
 def test_each_verb_has_a_handler() -> None:
     nothing = cast("Any", None)
     of_worker = WorkerVerbs(nothing, nothing).answers()
-    assert sorted([*HANDLERS, *of_worker]) == sorted(name for name, verb in VERBS.items() if verb.has_handler)
+    assert sorted([*HANDLERS, *of_worker]) == sorted(
+        name for name, verb in VERBS.items() if verb.has_handler
+    )
 
 
 def test_each_command_is_a_module_of_its_name() -> None:
@@ -36,4 +38,7 @@ def test_the_page_says_what_the_table_says() -> None:
     page = tool["OPERATIONS"].read_text(encoding="utf-8")
     assert tool["with_tables"](page) == page
     for name, verb in VERBS.items():
-        assert all(f"| `{usage.replace('|', chr(92) + '|')}`" in page or f", `{usage}`" in page for usage in verb.usage), name
+        assert all(
+            f"| `{usage.replace('|', chr(92) + '|')}`" in page or f", `{usage}`" in page
+            for usage in verb.usage
+        ), name

@@ -42,7 +42,9 @@ def missing() -> str:
         return "needs root and /dev/fuse"
     if not any((one / "cgroup.procs").exists() for one in MEMORY_GROUPS):
         return "no memory control groups are mounted where they usually are"
-    return ", ".join(f"{program} is not installed" for program in PROGRAMS if not shutil.which(program))
+    return ", ".join(
+        f"{program} is not installed" for program in PROGRAMS if not shutil.which(program)
+    )
 
 
 def wait_for(what: str, condition: Callable[[], object]) -> None:
@@ -51,15 +53,32 @@ def wait_for(what: str, condition: Callable[[], object]) -> None:
 
 def run(*words: str | Path, timeout_s: float = 1200, **more: Any) -> str:
     """A command that must end well; what it prints."""
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout_s, check=False, **more)
-    assert done.returncode == 0, f"{words} → {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    done = subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        **more,
+    )
+    assert done.returncode == 0, (
+        f"{words} → {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
     said: str = done.stdout
     return said
 
 
 def deploy(what: str, *words: str) -> str:
     """What `acpfs deploy` of this checkout prints."""
-    return run(sys.executable, "-m", "acpfs.cli.main", "deploy", what, *words, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    return run(
+        sys.executable,
+        "-m",
+        "acpfs.cli.main",
+        "deploy",
+        what,
+        *words,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
 
 
 def base_image() -> Path:
@@ -83,17 +102,38 @@ def image(scratch: Path, checkout: Path = REPOSITORY) -> Iterator[Path]:
     runroot = tempfile.mkdtemp(prefix="acpfs-", dir="/tmp")  # podman takes 50 characters at most
     stored = ["--storage-driver", "vfs", "--root", str(scratch / "storage"), "--runroot", runroot]
     (scratch / "Containerfile").write_text(deploy("containerfile"))
-    with subprocess.Popen(["tar", "-C", base_image(), "-cf", "-", "."], stdout=subprocess.PIPE) as packed:
+    with subprocess.Popen(
+        ["tar", "-C", base_image(), "-cf", "-", "."], stdout=subprocess.PIPE
+    ) as packed:
         run("podman", *stored, "import", "-", "acpfs-base:bookworm", stdin=packed.stdout)
-    built = ["buildah", *stored, "bud", "--isolation", "chroot", "--network", "host", "--build-arg", "BASE=localhost/acpfs-base:bookworm"]
-    for path in ("/etc/ssl/certs", "/etc/pip.conf", *os.environ.get("PIP_FIND_LINKS", "").split()):  # as this machine reaches a registry
+    built = [
+        "buildah",
+        *stored,
+        "bud",
+        "--isolation",
+        "chroot",
+        "--network",
+        "host",
+        "--build-arg",
+        "BASE=localhost/acpfs-base:bookworm",
+    ]
+    for path in (
+        "/etc/ssl/certs",
+        "/etc/pip.conf",
+        *os.environ.get("PIP_FIND_LINKS", "").split(),
+    ):  # as this machine reaches a registry
         if os.path.exists(path):
             built += ["--volume", f"{path}:{path}:ro"]
     try:
         run(*built, "-f", scratch / "Containerfile", "-t", "acpfs:test", ".", cwd=checkout)
         yield Path(run("podman", *stored, "image", "mount", "acpfs:test").strip())
     finally:
-        subprocess.run(["podman", *stored, "image", "umount", "--all", "--force"], check=False, capture_output=True, timeout=300)
+        subprocess.run(
+            ["podman", *stored, "image", "umount", "--all", "--force"],
+            check=False,
+            capture_output=True,
+            timeout=300,
+        )
         shutil.rmtree(runroot, ignore_errors=True)
 
 
@@ -119,10 +159,23 @@ class Node:
         return path
 
     def start(
-        self, pod: dict[str, Any], documents: list[dict[str, Any]], uid: str, *, init: bool = False, root: Path | None = None
+        self,
+        pod: dict[str, Any],
+        documents: list[dict[str, Any]],
+        uid: str,
+        *,
+        init: bool = False,
+        root: Path | None = None,
     ) -> Container:
         """The first container of a pod template. `root`: of another image."""
-        one = Container(self, pod, pod["initContainers" if init else "containers"][0], documents, uid, root or self.root)
+        one = Container(
+            self,
+            pod,
+            pod["initContainers" if init else "containers"][0],
+            documents,
+            uid,
+            root or self.root,
+        )
         self.pods.append(one)
         return one
 
@@ -151,7 +204,13 @@ class Container:
     _number = 0
 
     def __init__(
-        self, node: Node, pod: dict[str, Any], spec: dict[str, Any], documents: list[dict[str, Any]], uid: str, image_root: Path
+        self,
+        node: Node,
+        pod: dict[str, Any],
+        spec: dict[str, Any],
+        documents: list[dict[str, Any]],
+        uid: str,
+        image_root: Path,
     ) -> None:
         Container._number += 1
         self.name = f"acpfs-test-{os.getpid()}-{Container._number}"
@@ -180,18 +239,29 @@ class Container:
     @property
     def pid(self) -> int:
         """The first process, as the node numbers it; 0: it does not run."""
-        done = subprocess.run([*CRUN, "state", self.name], capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            [*CRUN, "state", self.name], capture_output=True, text=True, check=False, timeout=300
+        )
         state = json.loads(done.stdout) if done.returncode == 0 else {}
         return int(state["pid"]) if state.get("status") == "running" else 0
 
     def exec(self, *words: str) -> subprocess.CompletedProcess[str]:
         """As a probe or `kubectl exec` does it."""
-        return subprocess.run([*CRUN, "exec", self.name, *words], capture_output=True, text=True, check=False, timeout=600)
+        return subprocess.run(
+            [*CRUN, "exec", self.name, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
 
     def wait_ready(self) -> None:
         """By its own probe."""
         probe = [self._filled(word) for word in self.spec["readinessProbe"]["exec"]["command"]]
-        wait_for(f"{self.spec['name']} is ready", lambda: self.ended() is not None or self.exec(*probe).returncode == 0)
+        wait_for(
+            f"{self.spec['name']} is ready",
+            lambda: self.ended() is not None or self.exec(*probe).returncode == 0,
+        )
         assert self.ended() is None, self.said()
 
     def said(self) -> str:
@@ -211,7 +281,11 @@ class Container:
 
     def _processes(self) -> list[int]:
         """All that are in its control group, without crun, which waits for the last of them."""
-        return [int(pid) for pid in (self.group / "cgroup.procs").read_text().split() if int(pid) != self._process.pid]
+        return [
+            int(pid)
+            for pid in (self.group / "cgroup.procs").read_text().split()
+            if int(pid) != self._process.pid
+        ]
 
     def _signal(self, number: int) -> None:
         for pid in self._processes():
@@ -247,9 +321,16 @@ class Container:
     def remove(self) -> None:
         if self._process.poll() is None:
             self.kill()
-        subprocess.run([*CRUN, "delete", "--force", self.name], check=False, capture_output=True, timeout=300)
-        subprocess.run(["umount", "-R", "-l", self._bundle / "rootfs"], check=False, capture_output=True)
-        wait_for("its control group is empty", lambda: not (self.group / "cgroup.procs").read_text().strip())
+        subprocess.run(
+            [*CRUN, "delete", "--force", self.name], check=False, capture_output=True, timeout=300
+        )
+        subprocess.run(
+            ["umount", "-R", "-l", self._bundle / "rootfs"], check=False, capture_output=True
+        )
+        wait_for(
+            "its control group is empty",
+            lambda: not (self.group / "cgroup.procs").read_text().strip(),
+        )
         self.group.rmdir()
 
     # -- what it is made from
@@ -268,16 +349,31 @@ class Container:
         """The image, with a layer of its own over it."""
         for name in ("rootfs", "upper", "work"):
             (self._bundle / name).mkdir()
-        layers = f"lowerdir={self._image_root},upperdir={self._bundle}/upper,workdir={self._bundle}/work"
+        layers = (
+            f"lowerdir={self._image_root},upperdir={self._bundle}/upper,workdir={self._bundle}/work"
+        )
         run("mount", "-t", "overlay", "overlay", "-o", layers, self._bundle / "rootfs")
 
     def _environment(self) -> dict[str, str]:
-        number = os.getpid() * 251 + Container._number  # containers share the node's network here: each gets an address of the loopback
+        number = (
+            os.getpid() * 251 + Container._number
+        )  # containers share the node's network here: each gets an address of the loopback
         address = f"127.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
-        fields = {"spec.nodeName": "node-1", "metadata.uid": self._uid, "status.podIP": address, "metadata.name": self.name}
-        found = {"PATH": "/opt/acpfs/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        fields = {
+            "spec.nodeName": "node-1",
+            "metadata.uid": self._uid,
+            "status.podIP": address,
+            "metadata.name": self.name,
+        }
+        found = {
+            "PATH": "/opt/acpfs/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        }
         for one in self.spec.get("env", []):
-            found[one["name"]] = one["value"] if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+            found[one["name"]] = (
+                one["value"]
+                if "value" in one
+                else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+            )
         return found
 
     def _filled(self, word: str) -> str:
@@ -296,7 +392,9 @@ class Container:
         if "persistentVolumeClaim" in volume:
             return self.node.claim(volume["persistentVolumeClaim"]["claimName"])
         settings = next(
-            one for one in self._documents if one["kind"] == "ConfigMap" and one["metadata"]["name"] == volume["configMap"]["name"]
+            one
+            for one in self._documents
+            if one["kind"] == "ConfigMap" and one["metadata"]["name"] == volume["configMap"]["name"]
         )
         directory = self._bundle / name
         directory.mkdir(exist_ok=True)
@@ -307,21 +405,46 @@ class Container:
     def _mounts(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = [
             {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=65536k"]},
-            {"destination": "/sys", "type": "bind", "source": "/sys", "options": ["rbind", "ro", "rslave"]},
+            {
+                "destination": "/dev",
+                "type": "tmpfs",
+                "source": "tmpfs",
+                "options": ["nosuid", "mode=755", "size=65536k"],
+            },
+            {
+                "destination": "/sys",
+                "type": "bind",
+                "source": "/sys",
+                "options": ["rbind", "ro", "rslave"],
+            },
             {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
         ]
         spread = {"Bidirectional": "rshared", "HostToContainer": "rslave"}
         for one in self.spec.get("volumeMounts", []):
-            options = ["rbind", spread.get(one.get("mountPropagation", ""), "rprivate"), "ro" if one.get("readOnly") else "rw"]
-            found.append({"destination": one["mountPath"], "type": "bind", "source": str(self._source(one["name"])), "options": options})
+            options = [
+                "rbind",
+                spread.get(one.get("mountPropagation", ""), "rprivate"),
+                "ro" if one.get("readOnly") else "rw",
+            ]
+            found.append(
+                {
+                    "destination": one["mountPath"],
+                    "type": "bind",
+                    "source": str(self._source(one["name"])),
+                    "options": options,
+                }
+            )
         return found
 
     def _config(self) -> dict[str, Any]:
         context = self.spec.get("securityContext", {})
         privileged = context.get("privileged", False)
-        capabilities = _capabilities(privileged) + [f"CAP_{name}" for name in context.get("capabilities", {}).get("add", ())]
-        has_fuse = privileged or any(name.endswith("/fuse") for name in self.spec.get("resources", {}).get("limits", {}))
+        capabilities = _capabilities(privileged) + [
+            f"CAP_{name}" for name in context.get("capabilities", {}).get("add", ())
+        ]
+        has_fuse = privileged or any(
+            name.endswith("/fuse") for name in self.spec.get("resources", {}).get("limits", {})
+        )
         spaces = ["mount", "ipc", "uts"] + ([] if self.pod.get("hostPID") else ["pid"])
         spread = {one.get("mountPropagation") for one in self.spec.get("volumeMounts", [])}
         process = {
@@ -333,7 +456,11 @@ class Container:
         }
         linux = {
             "namespaces": [{"type": name} for name in spaces],
-            "devices": [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}] if has_fuse else [],
+            "devices": [
+                {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}
+            ]
+            if has_fuse
+            else [],
             "rootfsPropagation": "rshared" if "Bidirectional" in spread else "rslave",
         }
         return {
@@ -369,6 +496,8 @@ def manifests(*options: str) -> list[dict[str, Any]]:
 
 def pod_of(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
     """The pod template of one of them."""
-    found = next(one for one in documents if one["kind"] == kind and one["metadata"]["name"] == name)
+    found = next(
+        one for one in documents if one["kind"] == kind and one["metadata"]["name"] == name
+    )
     pod: dict[str, Any] = found["spec"]["template"]["spec"]
     return pod

@@ -28,7 +28,9 @@ class Prometheus:
         self._address = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **words: str) -> Any:
-        with urllib.request.urlopen(f"{self._address}{path}?{urllib.parse.urlencode(words)}", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"{self._address}{path}?{urllib.parse.urlencode(words)}", timeout=10
+        ) as answer:
             return json.load(answer)["data"]
 
     def ask(self, query: str) -> list[dict[str, Any]]:
@@ -43,7 +45,11 @@ class Prometheus:
             return False
 
     def firing(self) -> set[str]:
-        return {alert["labels"]["alertname"] for alert in self.get("/api/v1/alerts")["alerts"] if alert["state"] == "firing"}
+        return {
+            alert["labels"]["alertname"]
+            for alert in self.get("/api/v1/alerts")["alerts"]
+            if alert["state"] == "firing"
+        }
 
 
 def alert_rules() -> str:
@@ -67,7 +73,11 @@ def prometheus(top: Path, metrics_port: int) -> Iterator[Prometheus]:
         "scrape_configs": [scrape],
     }
     (top / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
-    words = [f"--config.file={top / 'prometheus.yaml'}", f"--storage.tsdb.path={top / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
+    words = [
+        f"--config.file={top / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={top / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     with open(top / "prometheus.log", "wb") as log:
         process = subprocess.Popen(["prometheus", *words], stdout=log, stderr=log, cwd=top)
     try:

@@ -59,17 +59,36 @@ class Slurm:
         self.environment = {"SLURM_CONF": str(top / "slurm.conf"), "PATH": os.environ["PATH"]}
 
     def run(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment, cwd=self.top, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            cwd=self.top,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def submit(self, script: Path, output: Path) -> str:
         """The job's number."""
-        return self.run("sbatch", "--parsable", "--requeue", f"--output={output}", "--open-mode=append", str(script))
+        return self.run(
+            "sbatch",
+            "--parsable",
+            "--requeue",
+            f"--output={output}",
+            "--open-mode=append",
+            str(script),
+        )
 
     def state(self, job: str) -> str:
         """What Slurm says of a job: PENDING, RUNNING, COMPLETED …; why a job waits may follow."""
-        words = dict(word.split("=", 1) for word in self.run("scontrol", "show", "job", job).split() if "=" in word)
+        words = dict(
+            word.split("=", 1)
+            for word in self.run("scontrol", "show", "job", job).split()
+            if "=" in word
+        )
         return words["JobState"]
 
     def node_state(self) -> str:
@@ -85,8 +104,12 @@ class Slurm:
         try:
             wait_for(f"job {job} {state}", reached)
         except TimeoutError as error:
-            logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.top.glob("*.log")))
-            raise AssertionError(f"{error}; it is {seen[-1]}, the node {self.node_state()}\n{logs}") from None
+            logs = "\n".join(
+                path.read_text(errors="replace")[-2000:] for path in sorted(self.top.glob("*.log"))
+            )
+            raise AssertionError(
+                f"{error}; it is {seen[-1]}, the node {self.node_state()}\n{logs}"
+            ) from None
 
 
 @contextlib.contextmanager
@@ -94,7 +117,9 @@ def cluster(top: Path, parameters: str) -> Iterator[Slurm]:
     """Start all three; end them by their process ids, also when the test failed."""
     top.chmod(0o755)
     (top / "state").mkdir()
-    spool = tempfile.mkdtemp(prefix="slurmd-", dir="/tmp")  # sockets lie there, whose paths may be long with pytest's directories
+    spool = tempfile.mkdtemp(
+        prefix="slurmd-", dir="/tmp"
+    )  # sockets lie there, whose paths may be long with pytest's directories
     key = top / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
@@ -119,7 +144,16 @@ def cluster(top: Path, parameters: str) -> Iterator[Slurm]:
     try:
         for command in commands:
             with (top / f"{Path(command[0]).name}.out.log").open("wb") as out:
-                started.append(subprocess.Popen(command, env=slurm.environment, cwd=top, stdout=out, stderr=out, stdin=subprocess.DEVNULL))
+                started.append(
+                    subprocess.Popen(
+                        command,
+                        env=slurm.environment,
+                        cwd=top,
+                        stdout=out,
+                        stderr=out,
+                        stdin=subprocess.DEVNULL,
+                    )
+                )
             if command[0] == munged:
                 wait_for("munged", (top / "munge.socket").exists)
         wait_for("an idle node", lambda: "idle" in _said(slurm))
@@ -147,6 +181,11 @@ def _cancel_all(slurm: Slurm) -> None:
 
 def _said(slurm: Slurm) -> str:
     done = subprocess.run(
-        ["sinfo", "--noheader", "--format=%T"], env=slurm.environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+        ["sinfo", "--noheader", "--format=%T"],
+        env=slurm.environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
     return done.stdout

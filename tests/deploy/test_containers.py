@@ -29,7 +29,18 @@ pytestmark = [
 ]
 TURNS = int(os.environ.get("ACPFS_KILLS", "20"))
 BACKING, MOUNTPOINT = "/shared/ckpt", "/mnt/acpfs/ckpt"
-OPTIONS = [BACKING, MOUNTPOINT, "--image", "acpfs:test", "--claim", "checkpoints", "--node", "gpu=yes", "--prefault", "0"]
+OPTIONS = [
+    BACKING,
+    MOUNTPOINT,
+    "--image",
+    "acpfs:test",
+    "--claim",
+    "checkpoints",
+    "--node",
+    "gpu=yes",
+    "--prefault",
+    "0",
+]
 MIB = 1 << 20
 JOB = """
 import hashlib, json, os, sys, time
@@ -70,10 +81,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module", params=["before this state version", "one commit before"])
-def older_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def older_root(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """An image of older code, by its own Containerfile's words, which are today's."""
-    commit = history.before_state_version(STATE_VERSION) if "state" in request.param else history.commit_before()
-    source = history.checkout(commit, tmp_path_factory.mktemp("source"), "acpfs", "pyproject.toml", "README.md", "LICENSE")
+    commit = (
+        history.before_state_version(STATE_VERSION)
+        if "state" in request.param
+        else history.commit_before()
+    )
+    source = history.checkout(
+        commit, tmp_path_factory.mktemp("source"), "acpfs", "pyproject.toml", "README.md", "LICENSE"
+    )
     with node_rig.image(tmp_path_factory.mktemp("older"), source) as made:
         yield made
 
@@ -94,10 +113,14 @@ class Cluster:
         self.backing = node.claim("checkpoints")
 
     def daemon(self, uid: str, root: Path | None = None) -> Container:
-        return self.node.start(pod_of(self.documents, "DaemonSet", "acpfs"), self.documents, uid, root=root)
+        return self.node.start(
+            pod_of(self.documents, "DaemonSet", "acpfs"), self.documents, uid, root=root
+        )
 
     def keeper(self) -> Container:
-        made = self.node.start(pod_of(self.documents, "DaemonSet", "acpfs-keeper"), self.documents, "keeper")
+        made = self.node.start(
+            pod_of(self.documents, "DaemonSet", "acpfs-keeper"), self.documents, "keeper"
+        )
         wait_for("the keeper answers", lambda: made.ended() is not None or self.held() is not None)
         assert made.ended() is None, made.said()
         return made
@@ -150,7 +173,10 @@ class Job:
 def check_stored(cluster: Cluster, told: dict[str, Any]) -> None:
     stored = cluster.backing / "job"
     sums = {
-        name: subprocess.run(["sha256sum", stored / name], capture_output=True, text=True, check=True).stdout[:64] for name in told["sums"]
+        name: subprocess.run(
+            ["sha256sum", stored / name], capture_output=True, text=True, check=True
+        ).stdout[:64]
+        for name in told["sums"]
     }
     assert sums == told["sums"]
     assert (stored / "log").stat().st_size == told["written"]
@@ -191,7 +217,9 @@ def test_a_daemon_container_is_killed_while_a_job_saves(node: Node) -> None:
         job.wait_step()
         status = json.loads(daemon.exec("acpfs-ctl", "status", "--json").stdout)
         assert "keeper held" in status["worker"]["last_end"], daemon.said()
-        print(f"kill {turn + 1}: without a daemon {status['worker']['pause_s']:.2f} s, longest write {job.told()['longest_s']:.2f} s")
+        print(
+            f"kill {turn + 1}: without a daemon {status['worker']['pause_s']:.2f} s, longest write {job.told()['longest_s']:.2f} s"
+        )
     told = job.end()
     assert daemon.terminate() == 0, daemon.said()
     check_stored(cluster, told)
@@ -248,16 +276,19 @@ def test_a_daemon_container_is_killed_where_there_is_no_keeper(node: Node) -> No
     job = cluster.job()
     daemon.kill()
     assert job.container.wait() != 0  # it gets ENOTCONN, and its scheduler starts it again
-    assert "Transport endpoint is not connected" in job.container.said() or "ConnectionAborted" in job.container.said(), (
-        job.container.said()
-    )
+    assert (
+        "Transport endpoint is not connected" in job.container.said()
+        or "ConnectionAborted" in job.container.said()
+    ), job.container.said()
     daemon = cluster.daemon("uid-1")
     daemon.wait_ready()
     again = cluster.job()  # a new container sees the new mount
     again.wait_step()
     told = again.end()
     assert daemon.terminate() == 0, daemon.said()
-    check_stored(cluster, {"sums": told["sums"], "written": (cluster.backing / "job/log").stat().st_size})
+    check_stored(
+        cluster, {"sums": told["sums"], "written": (cluster.backing / "job/log").stat().st_size}
+    )
 
 
 @pytest.mark.clause("S378")
@@ -326,7 +357,9 @@ def shmem_of(group: Path) -> int:
     [(True, "4Gi", "job"), (True, "128Mi", "daemon"), (False, "1Gi", "daemon")],
     ids=["a roomy limit", "a limit that it would reach", "a daemon that cannot see the job"],
 )
-def test_whose_control_group_pays_for_what_a_job_saves(node: Node, sees_pids: bool, limit: str, who_pays: str) -> None:
+def test_whose_control_group_pays_for_what_a_job_saves(
+    node: Node, sees_pids: bool, limit: str, who_pays: str
+) -> None:
     """The job in a PID name space and a memory control group of its own, as pods have them; a save of 100 MiB."""
     cluster = Cluster(node, "--ram", "512M", "--bandwidth", "1M")
     daemon_pod = json.loads(json.dumps(pod_of(cluster.documents, "DaemonSet", "acpfs")))
@@ -335,7 +368,10 @@ def test_whose_control_group_pays_for_what_a_job_saves(node: Node, sees_pids: bo
     daemon.wait_ready()
     pod = json.loads(json.dumps(pod_of(cluster.documents, "Job", "acpfs-example")))
     (train,) = pod["containers"]
-    train |= {"command": ["python3", "-c", SAVER, MOUNTPOINT, "100", "/told"], "resources": {"limits": {"memory": limit}}}
+    train |= {
+        "command": ["python3", "-c", SAVER, MOUNTPOINT, "100", "/told"],
+        "resources": {"limits": {"memory": limit}},
+    }
     train["volumeMounts"].append({"name": "told", "mountPath": "/told"})
     pod["volumes"].append({"name": "told", "hostPath": {"path": "/told"}})
     told = node.directory("/told")
@@ -349,7 +385,9 @@ def test_whose_control_group_pays_for_what_a_job_saves(node: Node, sees_pids: bo
     pays, other = (job.group, daemon.group) if who_pays == "job" else (daemon.group, job.group)
     assert shmem_of(pays) >= 100 * MIB
     assert shmem_of(other) < 50 * MIB
-    reason = {"job": "passthrough", "daemon": "no room for it" if sees_pids else "is not known"}[who_pays]
+    reason = {"job": "passthrough", "daemon": "no room for it" if sees_pids else "is not known"}[
+        who_pays
+    ]
     assert any(reason in choice for choice in status["lane_choices"]), status["lane_choices"]
     (told / "stop").write_text("")
     assert job.wait() == 0, job.said()

@@ -21,7 +21,9 @@ pytestmark = [
 
 
 @pytest.mark.clause("S320", "S321")
-def test_a_storage_that_stands_still_fires_and_one_that_goes_on_does_not(make_mount: MakeMount, fault_fs: FaultFs, tmp_path: Path) -> None:
+def test_a_storage_that_stands_still_fires_and_one_that_goes_on_does_not(
+    make_mount: MakeMount, fault_fs: FaultFs, tmp_path: Path
+) -> None:
     metrics_port = free_port()
     mount = make_mount(fault_fs.path, "native", metrics_port=metrics_port)
     (tmp_path / "prometheus").mkdir()
@@ -30,13 +32,21 @@ def test_a_storage_that_stands_still_fires_and_one_that_goes_on_does_not(make_mo
         (series,) = watching.ask("acpfs_ram_budget_bytes")
         assert series["metric"]["mount"] == str(mount.path)
         known = set(watching.get("/api/v1/label/__name__/values"))
-        absent = {name for name in metric_table.GAUGES if f"{metric_table.PREFIX}{name}" not in known}
-        assert all(name.startswith(("spill_", "mirror_")) for name in absent), "all but what this mount does not have is scraped"
+        absent = {
+            name for name in metric_table.GAUGES if f"{metric_table.PREFIX}{name}" not in known
+        }
+        assert all(name.startswith(("spill_", "mirror_")) for name in absent), (
+            "all but what this mount does not have is scraped"
+        )
         assert watching.firing() == set()
 
         fault_fs.freeze(["write", "rename"])
         (mount.path / "model.pt").write_bytes(b"x" * (1 << 20))
-        wait_for("both alerts fire", lambda: watching.firing() >= {"AcpfsBackingStuck", "AcpfsUnpersistedTooOld"}, LIMIT_S)
+        wait_for(
+            "both alerts fire",
+            lambda: watching.firing() >= {"AcpfsBackingStuck", "AcpfsUnpersistedTooOld"},
+            LIMIT_S,
+        )
 
         fault_fs.thaw()
         mount.wait_drained()

@@ -41,14 +41,30 @@ if step < 6:
 
 
 def deploy(directory: Path, backing: Path, mountpoint: Path, *options: str) -> str:
-    command = [str(BIN / "acpfs"), "deploy", "slurm", str(backing), str(mountpoint), "--to", str(directory), *options]
+    command = [
+        str(BIN / "acpfs"),
+        "deploy",
+        "slurm",
+        str(backing),
+        str(mountpoint),
+        "--to",
+        str(directory),
+        *options,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_the_scripts_are_written_once_and_parse(tmp_path: Path) -> None:
-    said = deploy(tmp_path / "slurm", tmp_path / "backing", tmp_path / "mount", "--options", "--ram 8G --fsync durable", "--required")
+    said = deploy(
+        tmp_path / "slurm",
+        tmp_path / "backing",
+        tmp_path / "mount",
+        "--options",
+        "--ram 8G --fsync durable",
+        "--required",
+    )
     assert f"Prolog={tmp_path}/slurm/prolog.sh\n" in said
     settings = (tmp_path / "slurm/acpfs.conf").read_text()
     assert "ACPFS_OPTIONS='--ram 8G --fsync durable'\n" in settings
@@ -68,7 +84,15 @@ def test_the_scripts_are_written_once_and_parse(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["relative/path", "/with space", "/quo'te", "/$(id)"])
 def test_a_path_that_a_shell_would_change_is_refused(tmp_path: Path, path: str) -> None:
-    command = [str(BIN / "acpfs"), "deploy", "slurm", path, "/mnt/acp", "--to", str(tmp_path / "slurm")]
+    command = [
+        str(BIN / "acpfs"),
+        "deploy",
+        "slurm",
+        path,
+        "/mnt/acp",
+        "--to",
+        str(tmp_path / "slurm"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, (tmp_path / "slurm").exists()) == (2, False)
 
@@ -87,9 +111,21 @@ class Prolog:
         (top / "bin").mkdir()
         deploy(top / "scripts", top / "backing", top / "mount", *options)
         conf = top / "scripts/acpfs.conf"
-        lines = [line for line in conf.read_text().splitlines() if not line.startswith(("ACPFS_PATH=", "ACPFS_LOCK="))]
-        conf.write_text("\n".join([*lines, f"ACPFS_PATH='{top}/bin'", f"ACPFS_LOCK='{top}/lock'"]) + "\n")
-        for name, does in {"logger": "", "mkdir": "exit 1", "mountpoint": "exit 1", "mount": "", "umount": ""}.items():
+        lines = [
+            line
+            for line in conf.read_text().splitlines()
+            if not line.startswith(("ACPFS_PATH=", "ACPFS_LOCK="))
+        ]
+        conf.write_text(
+            "\n".join([*lines, f"ACPFS_PATH='{top}/bin'", f"ACPFS_LOCK='{top}/lock'"]) + "\n"
+        )
+        for name, does in {
+            "logger": "",
+            "mkdir": "exit 1",
+            "mountpoint": "exit 1",
+            "mount": "",
+            "umount": "",
+        }.items():
             self.double(name, does)
 
     def double(self, name: str, does: str) -> None:
@@ -101,20 +137,33 @@ class Prolog:
         """What `acpfs-ctl status --json` prints, in the command's own form; before and after `acpfs mount`."""
         for name, one in (("before", status), ("after", after_mount or status)):
             (self.top / name).write_text(json.dumps(one, indent=2))
-        self.double("acpfs-ctl", f"cat '{self.top}'/$([ -e '{self.top}/mounted' ] && echo after || echo before)")
+        self.double(
+            "acpfs-ctl",
+            f"cat '{self.top}'/$([ -e '{self.top}/mounted' ] && echo after || echo before)",
+        )
 
     def run(self) -> tuple[int, list[str]]:
         """Its exit code, and who was called how."""
-        done = subprocess.run(["sh", str(self.top / "scripts/prolog.sh")], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            ["sh", str(self.top / "scripts/prolog.sh")],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         return done.returncode, self.told.read_text().splitlines()
 
 
-def test_the_prolog_knows_what_the_status_of_a_held_mount_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_prolog_knows_what_the_status_of_a_held_mount_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     show.print_json({"state": "held", "mount": "/mnt/acp"})
     assert '"state": "held"' in capsys.readouterr().out
 
 
-def test_a_prolog_mounts_what_only_a_keeper_holds_though_the_mount_point_answers_nobody(tmp_path: Path) -> None:
+def test_a_prolog_mounts_what_only_a_keeper_holds_though_the_mount_point_answers_nobody(
+    tmp_path: Path,
+) -> None:
     prolog = Prolog(tmp_path, "--options", "--ram 1G")
     prolog.says({"state": "held"})
     prolog.double("acpfs", "")
@@ -132,7 +181,9 @@ def test_a_prolog_leaves_a_mount_that_serves_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("required", "code"), [(False, 0), (True, 1)])
-def test_a_held_mount_that_nobody_can_serve_is_not_taken_for_one_that_serves(tmp_path: Path, required: bool, code: int) -> None:
+def test_a_held_mount_that_nobody_can_serve_is_not_taken_for_one_that_serves(
+    tmp_path: Path, required: bool, code: int
+) -> None:
     prolog = Prolog(tmp_path, *(["--required"] if required else []))
     prolog.says({"state": "held"})
     prolog.double("acpfs", "echo no >&2; exit 6")
@@ -161,23 +212,38 @@ class Site:
         conf.write_text(conf.read_text().replace("/run/acpfs-prolog.lock", str(top / "lock")))
         (top / "trainer.py").write_text(TRAINER)
         self.told = top / "told"
-        (top / "job.sh").write_text(JOB.format(python=sys.executable, trainer=top / "trainer.py", told=self.told))
+        (top / "job.sh").write_text(
+            JOB.format(python=sys.executable, trainer=top / "trainer.py", told=self.told)
+        )
 
     def lines(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.told.read_text().splitlines()] if self.told.exists() else []
+        return (
+            [json.loads(line) for line in self.told.read_text().splitlines()]
+            if self.told.exists()
+            else []
+        )
 
     def ctl(self, *words: str) -> str:
         done = subprocess.run(
-            [str(BIN / "acpfs-ctl"), str(self.mountpoint), *words], capture_output=True, text=True, timeout=120, check=False
+            [str(BIN / "acpfs-ctl"), str(self.mountpoint), *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def end(self) -> None:
         subprocess.run(
-            [str(BIN / "acpfs"), "umount", str(self.mountpoint), "--timeout", "60"], capture_output=True, timeout=120, check=False
+            [str(BIN / "acpfs"), "umount", str(self.mountpoint), "--timeout", "60"],
+            capture_output=True,
+            timeout=120,
+            check=False,
         )
-        while f" {self.mountpoint} " in Path("/proc/self/mountinfo").read_text():  # ismount does not see a bind mount
+        while (
+            f" {self.mountpoint} " in Path("/proc/self/mountinfo").read_text()
+        ):  # ismount does not see a bind mount
             subprocess.run(["umount", "-l", str(self.mountpoint)], check=True, timeout=60)
 
 
@@ -202,7 +268,10 @@ def test_a_job_that_is_requeued_resumes_from_ram(site: tuple[Site, Slurm]) -> No
     wait_for("the second run", lambda: {"saved": 6} in here.lines(), 240)
     slurm.wait_for_state(job, "COMPLETED")
     resumed = [line for line in here.lines() if "resumed" in line]
-    assert resumed == [{"resumed": 0, "begins": [], "served": "yes"}, {"resumed": 3, "begins": [3], "served": "yes"}]
+    assert resumed == [
+        {"resumed": 0, "begins": [], "served": "yes"},
+        {"resumed": 3, "begins": [3], "served": "yes"},
+    ]
     files = {entry["path"]: entry for entry in json.loads(here.ctl("ls", "--json"))}
     assert files["run/step-3.bin"]["tier"] in {"ram", "ram+backing"}, files["run/step-3.bin"]
     wait_for("the epilog's flush", lambda: (here.backing / "run/step-6.bin").exists())
@@ -213,13 +282,21 @@ def test_a_job_that_is_requeued_resumes_from_ram(site: tuple[Site, Slurm]) -> No
 @pytest.mark.long
 @pytest.mark.mount
 @pytest.mark.timeout(400)
-def test_a_job_that_is_cancelled_is_stored_by_the_mount_that_stays(site: tuple[Site, Slurm]) -> None:
+def test_a_job_that_is_cancelled_is_stored_by_the_mount_that_stays(
+    site: tuple[Site, Slurm],
+) -> None:
     here, slurm = site
     job = slurm.submit(here.top / "job.sh", here.top / "out")
     wait_for("three steps", lambda: {"saved": 3} in here.lines(), 120)
     slurm.run("scancel", job)
     slurm.wait_for_state(job, "CANCELLED")
-    wait_for("all on the storage", lambda: (here.backing / "run/latest").exists() and (here.backing / "run/latest").read_text() == "3")
+    wait_for(
+        "all on the storage",
+        lambda: (
+            (here.backing / "run/latest").exists()
+            and (here.backing / "run/latest").read_text() == "3"
+        ),
+    )
     assert os.path.ismount(here.mountpoint)
 
 
@@ -240,7 +317,9 @@ def test_without_acpfs_a_job_saves_straight_to_the_storage(site: tuple[Site, Slu
 @pytest.mark.mount
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("site", [("--options", "--no-such-option", "--required")], indirect=True)
-def test_where_acpfs_is_required_the_job_waits_and_the_node_is_drained(site: tuple[Site, Slurm]) -> None:
+def test_where_acpfs_is_required_the_job_waits_and_the_node_is_drained(
+    site: tuple[Site, Slurm],
+) -> None:
     here, slurm = site
     job = slurm.submit(here.top / "job.sh", here.top / "out")
     wait_for("a drained node", lambda: "drain" in slurm.node_state(), 120)

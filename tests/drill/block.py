@@ -63,7 +63,10 @@ KINDS = {
         },
     ),
     "power": Kind(power.PowerStand, {"power loss": (power.lose_power, 1)}),
-    "server": Kind(server.ServerStand, {"server fails": (server.server_fails, 1), "server hangs": (server.server_hangs, 1)}),
+    "server": Kind(
+        server.ServerStand,
+        {"server fails": (server.server_fails, 1), "server hangs": (server.server_hangs, 1)},
+    ),
     "gluster": Kind(server.GlusterStand, _OVER_STORAGE),
     "moosefs": Kind(server.MooseStand, _OVER_STORAGE),
 }
@@ -74,11 +77,19 @@ KINDS |= {
     "move": Kind(spill.MoveStand, KINDS["disk"].faults),
     "spill fails": Kind(
         spill.FailingStand,
-        {"spill disk fails": (spill.spill_fails, 2), "kill worker": (faults.kill_worker, 1), "kill daemon": (faults.kill_daemon, 1)},
+        {
+            "spill disk fails": (spill.spill_fails, 2),
+            "kill worker": (faults.kill_worker, 1),
+            "kill daemon": (faults.kill_daemon, 1),
+        },
     ),
     "mirror": Kind(
         spill.MirrorStand,
-        {"reboot": (spill.reboot, 5), "kill daemon": (faults.kill_daemon, 2), "kill worker": (faults.kill_worker, 2)},
+        {
+            "reboot": (spill.reboot, 5),
+            "kill daemon": (faults.kill_daemon, 2),
+            "kill worker": (faults.kill_worker, 2),
+        },
     ),
 }
 NEED_SUPERVISOR = frozenset({"kill worker", "kill supervisor"})
@@ -88,15 +99,22 @@ def run(block: Block) -> None:
     """Cycles until they are done or one has lost something."""
     kind = KINDS[block.kind]
     words = {"mutant": block.mutant, "torch": block.torch, **block.options}
-    with kind.stand(Path(block.base), block.workload, block.transport, block.seed, **words) as stand:
-        supervised = bool(stand.supervisors()) and block.transport != "libfuse"  # which has no takeover: the mount is made anew
+    with kind.stand(
+        Path(block.base), block.workload, block.transport, block.seed, **words
+    ) as stand:
+        supervised = (
+            bool(stand.supervisors()) and block.transport != "libfuse"
+        )  # which has no takeover: the mount is made anew
         possible = {
             name: fault
             for name, fault in kind.faults.items()
-            if (not block.only or name in block.only) and (supervised or name not in NEED_SUPERVISOR)
+            if (not block.only or name in block.only)
+            and (supervised or name not in NEED_SUPERVISOR)
         }
         for cycle in range(block.cycles if possible else 0):
-            name = stand.random.choices(list(possible), [weight for _fault, weight in possible.values()])[0]
+            name = stand.random.choices(
+                list(possible), [weight for _fault, weight in possible.values()]
+            )[0]
             outcome = one_cycle(stand, possible[name][0])
             say(fault=name, cycle=cycle, writing=stand.under_way.take(), **asdict(outcome))
             if outcome.losses:
@@ -108,8 +126,15 @@ def one_cycle(stand: Stand, fault: Callable[[Stand], Outcome]) -> Outcome:
     try:
         return fault(stand)
     except Exception:  # noqa: BLE001 - whatever it was is what the drill is for
-        logged = stand.mount.log.read_text(errors="replace").splitlines()[-LOG_LINES:] if stand.mount.log.exists() else []
-        return Outcome([traceback.format_exc(limit=-4) + "\n".join(["", *logged, *_daemon_log(stand)])], [faults.AT_RANDOM])
+        logged = (
+            stand.mount.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            if stand.mount.log.exists()
+            else []
+        )
+        return Outcome(
+            [traceback.format_exc(limit=-4) + "\n".join(["", *logged, *_daemon_log(stand)])],
+            [faults.AT_RANDOM],
+        )
 
 
 def _daemon_log(stand: Stand) -> list[str]:

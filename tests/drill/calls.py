@@ -47,7 +47,9 @@ class Calls:
     def open(self, path: str, *, truncate: bool = True, sync: bool = False) -> int:
         """A label for the journal, which must name the descriptor before it is there. Labels and descriptors have the same order."""
         label = next(number for number in range(LABELS) if number not in self.sizes)
-        flags = os.O_CREAT | os.O_WRONLY | (os.O_TRUNC if truncate else 0) | (os.O_SYNC if sync else 0)
+        flags = (
+            os.O_CREAT | os.O_WRONLY | (os.O_TRUNC if truncate else 0) | (os.O_SYNC if sync else 0)
+        )
 
         def open_it() -> None:
             self._fds[label] = os.open(self.root / path, flags, 0o644)
@@ -105,11 +107,20 @@ class Calls:
 
     def _move(self, old: str, new: str) -> None:
         moved = {p: d for p, d in self.paths.items() if p == old or p.startswith(old + "/")}
-        self.paths = {p: d for p, d in self.paths.items() if p not in moved and p != new and not p.startswith(new + "/")}
+        self.paths = {
+            p: d
+            for p, d in self.paths.items()
+            if p not in moved and p != new and not p.startswith(new + "/")
+        }
         self.paths |= {new + p[len(old) :]: d for p, d in moved.items()}
 
     def exchange(self, one: str, other: str) -> None:
-        self._do(lambda: rename2(self.root / one, self.root / other, RENAME_EXCHANGE), "exchange", one, other)
+        self._do(
+            lambda: rename2(self.root / one, self.root / other, RENAME_EXCHANGE),
+            "exchange",
+            one,
+            other,
+        )
 
     def link(self, old: str, new: str) -> None:
         self._do(lambda: os.link(self.root / old, self.root / new), "link", old, new)
@@ -131,18 +142,24 @@ class Calls:
 
         def run() -> None:
             command = ["rsync", "-rlt", f"{source}/", f"{self.root / below}/"]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, check=False
+            )
             if done.returncode:
                 raise OSError(5, done.stderr.decode(errors="replace")[-300:])
 
         self._do(run, "sync", below, files, directories)
-        self.paths |= {f"{below}/{name}".rstrip("/"): True for name in directories} | {f"{below}/{name}": False for name in files}
+        self.paths |= {f"{below}/{name}".rstrip("/"): True for name in directories} | {
+            f"{below}/{name}": False for name in files
+        }
 
     def flush(self) -> None:
         """What `acpfs-ctl flush` does."""
 
         def ask() -> None:
-            record = registry.find(registry.normalised(str(self.root)), registry.records([self._runtime_dir]))
+            record = registry.find(
+                registry.normalised(str(self.root)), registry.records([self._runtime_dir])
+            )
             try:
                 client.request(record, "flush", {"paths": [], "timeout_s": FLUSH_TIMEOUT_S})
             except Exception as error:

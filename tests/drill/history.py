@@ -57,21 +57,32 @@ class State:
         """Whether the backing directory may look so."""
         if self.sync is not None:
             return fits_sync(seen, self.tree, *self.sync)
-        return seen == self.tree or (bool(self.coming) and all(self.has(p, seen.get(p)) for p in seen.keys() | self.tree.keys()))
+        return seen == self.tree or (
+            bool(self.coming)
+            and all(self.has(p, seen.get(p)) for p in seen.keys() | self.tree.keys())
+        )
 
     @property
     def trees(self) -> list[Tree]:
         """What it may look like, one after the other: with none, some or all of what is coming."""
         coming = list(self.coming.items())
         counts = range(len(coming) + 1) if len(coming) <= COMING_MAX else (0, len(coming))
-        return [self.tree | dict(some) for count in counts for some in itertools.combinations(coming, count)]
+        return [
+            self.tree | dict(some)
+            for count in counts
+            for some in itertools.combinations(coming, count)
+        ]
 
     def has(self, path: str, entry: Entry | None) -> bool:
         """Whether that, or nothing, may lie at one path."""
-        return entry == self.tree.get(path) or (entry is not None and entry == self.coming.get(path))
+        return entry == self.tree.get(path) or (
+            entry is not None and entry == self.coming.get(path)
+        )
 
 
-def fits_sync(seen: Tree, before: Tree, below: str, files: dict[str, str], *, torn: bool = False) -> bool:
+def fits_sync(
+    seen: Tree, before: Tree, below: str, files: dict[str, str], *, torn: bool = False
+) -> bool:
     """Every file below is the old or the new one, or rsync's temporary one; all else is as before. `torn`: temporary ones may be cut."""
     for path in before.keys() | seen.keys():
         old, new = before.get(path), seen.get(path)
@@ -79,7 +90,9 @@ def fits_sync(seen: Tree, before: Tree, below: str, files: dict[str, str], *, to
             continue
         if not path.startswith(below + "/") and path != below:
             return False
-        if new is None or (new[0] == "file" and not _is_sync_file(path[len(below) + 1 :], new[1], files, torn=torn)):
+        if new is None or (
+            new[0] == "file" and not _is_sync_file(path[len(below) + 1 :], new[1], files, torn=torn)
+        ):
             return False
     return True
 
@@ -102,7 +115,11 @@ class History:
         for path, entry in (start or {}).items():
             data = (contents or {}).get(path)
             is_file = entry[0] == "file"
-            self.nodes[path] = File(None if data is None else bytearray(data), entry[1], entry[1]) if is_file else entry
+            self.nodes[path] = (
+                File(None if data is None else bytearray(data), entry[1], entry[1])
+                if is_file
+                else entry
+            )
         self.open: dict[int, tuple[File, bool]] = {}
         """Descriptor → (file, whether it wrote)."""
         self.states: list[State] = [State(self._published())]
@@ -145,7 +162,10 @@ class History:
 
     def now(self) -> Tree:
         """What the mount must show."""
-        return {path: ("file", node.now()) if isinstance(node, File) else node for path, node in self.nodes.items()}
+        return {
+            path: ("file", node.now()) if isinstance(node, File) else node
+            for path, node in self.nodes.items()
+        }
 
     def _published(self) -> Tree:
         tree: Tree = {}
@@ -168,7 +188,9 @@ class History:
         fresh = not isinstance(file, File)
         if not isinstance(file, File):
             file = self.nodes[path] = File()
-        changes = fresh or (truncate and (file.now() != digest(b"") if file.data is None else bool(file.data)))
+        changes = fresh or (
+            truncate and (file.now() != digest(b"") if file.data is None else bool(file.data))
+        )
         if truncate:
             file.data = bytearray()
         self.open[fd] = (file, changes)
@@ -258,12 +280,18 @@ class History:
         untouched = {
             path: ("file", node.now())
             for path, node in self.nodes.items()
-            if isinstance(node, File) and any(node is one for one in writers) and node.published is None and node.now() == digest(b"")
+            if isinstance(node, File)
+            and any(node is one for one in writers)
+            and node.published is None
+            and node.now() == digest(b"")
         }
         self.open.clear()
         if not untouched:
             return
-        before, last = self.states[-1].tree if self.unsure is None else self.unsure, self.states[-1].tree
+        before, last = (
+            self.states[-1].tree if self.unsure is None else self.unsure,
+            self.states[-1].tree,
+        )
         unsure = {path: entry for path, entry in last.items() if entry != before.get(path)}
         self.states.append(State(before, coming=unsure | untouched))
 
@@ -273,7 +301,9 @@ class History:
         for node in self.nodes.values():
             if isinstance(node, File):
                 node.publish()
-        coming = {path: entry for path, entry in self._published().items() if entry != before.get(path)}
+        coming = {
+            path: entry for path, entry in self._published().items() if entry != before.get(path)
+        }
         if len(coming) > 1:
             self.states.append(State(before, coming=coming))
         self._note()
@@ -294,11 +324,17 @@ class History:
     def find(self, seen: Tree, at_least: int = 0) -> int | None:
         """Index of the first state from `at_least` on (and not before what was seen already) that allows this; None when none does."""
         start = max(self.seen_at, at_least)
-        return next((index for index in range(start, len(self.states)) if self.states[index].allows(seen)), None)
+        return next(
+            (index for index in range(start, len(self.states)) if self.states[index].allows(seen)),
+            None,
+        )
 
     def nearest(self, seen: Tree) -> tuple[int, list[str]]:
         """Index of the most similar state, and what is different from it."""
-        index = min(range(len(self.states)), key=lambda number: len(seen.items() ^ self.states[number].tree.items()))
+        index = min(
+            range(len(self.states)),
+            key=lambda number: len(seen.items() ^ self.states[number].tree.items()),
+        )
         return index, differences(seen, self.states[index].tree)
 
     def promised_until(self, moment_s: float) -> int:
@@ -327,11 +363,20 @@ def is_partly_written(found: bytes, old: bytes | bytearray, offset: int, data: b
     count, limit = 0, len(data)
     while count < limit:  # the longest beginning that is there
         half = (count + limit + 1) // 2
-        count, limit = (half, limit) if found[offset + count : offset + half] == data[count:half] else (count, half - 1)
+        count, limit = (
+            (half, limit)
+            if found[offset + count : offset + half] == data[count:half]
+            else (count, half - 1)
+        )
     return any(found == overwritten(old, offset, data[:done]) for done in {count, 0})
 
 
 def differences(seen: Tree, expected: Tree) -> list[str]:
     """One line per path that differs, at most a dozen."""
-    paths = sorted(path for path in seen.keys() | expected.keys() if seen.get(path) != expected.get(path))
-    return [f"{path}: found {seen.get(path, 'nothing')}, must be {expected.get(path, 'nothing')}" for path in paths[:12]]
+    paths = sorted(
+        path for path in seen.keys() | expected.keys() if seen.get(path) != expected.get(path)
+    )
+    return [
+        f"{path}: found {seen.get(path, 'nothing')}, must be {expected.get(path, 'nothing')}"
+        for path in paths[:12]
+    ]

@@ -28,7 +28,9 @@ class LargeStand(Stand):
     worker_deaths_max = 8
     writes_logs = False
 
-    def __init__(self, base: Path, workload: str, transport: str, seed: int, **options: Any) -> None:
+    def __init__(
+        self, base: Path, workload: str, transport: str, seed: int, **options: Any
+    ) -> None:
         super().__init__(base, workload, transport, seed, **{"max_dirty_age": AGE_S, **options})
         self.watch = Watch(self.shown)
 
@@ -86,4 +88,6 @@ class LargeGuardStand(LargeStand, GuardStand):
     def was(self, path: str, entry: tuple[str, str] | None) -> bool:
         """Whether a checkpoint ever had that, or was not there."""
         top, _slash, below = path.partition("/")
-        return top in self._versions and (entry is None or any(form.get(below) == entry for form in self._versions[top]))
+        return top in self._versions and (
+            entry is None or any(form.get(below) == entry for form in self._versions[top])
+        )

@@ -36,7 +36,9 @@ def _overtaken() -> None:
 
     def group(self: Order, now: float) -> tuple[list[Any], float]:
         ops, due = plain(self, now)
-        ready = [op for op in self._candidates() if op.version is not None and self.is_ready(op, now)]
+        ready = [
+            op for op in self._candidates() if op.version is not None and self.is_ready(op, now)
+        ]
         return ops or ready[-1:], due
 
     Order.group = group  # type: ignore[method-assign]

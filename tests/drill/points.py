@@ -101,7 +101,11 @@ POINTS = tuple((step, side) for step in STEPS for side in (BEFORE, AFTER))
 
 def numbers(*families: str) -> list[int]:
     """Points of the families of steps, by what their names begin with: those of the spill tier are passed only where there is one."""
-    return [number for number, (step, _side) in enumerate(POINTS) if step.name.partition(":")[0] in families]
+    return [
+        number
+        for number, (step, _side) in enumerate(POINTS)
+        if step.name.partition(":")[0] in families
+    ]
 
 
 SPILL_POINTS = numbers("spill")
@@ -110,7 +114,10 @@ SALVAGE_POINTS = numbers("salvage", "recover")
 GUARD_POINTS = numbers("guard")
 AREA_POINTS = numbers("areas")
 """Passed where something was staged on another file system than that of its place."""
-PLAIN_POINTS = sorted({*range(len(POINTS))} - {*SPILL_POINTS, *MIRROR_POINTS, *SALVAGE_POINTS, *GUARD_POINTS, *AREA_POINTS})
+PLAIN_POINTS = sorted(
+    {*range(len(POINTS))}
+    - {*SPILL_POINTS, *MIRROR_POINTS, *SALVAGE_POINTS, *GUARD_POINTS, *AREA_POINTS}
+)
 
 
 def label(number: int) -> str:

@@ -32,7 +32,9 @@ class PowerStand(Stand):
     storage: FaultFs
     _losses = 0
 
-    def __init__(self, base: Path, workload: str, transport: str, seed: int, **options: Any) -> None:
+    def __init__(
+        self, base: Path, workload: str, transport: str, seed: int, **options: Any
+    ) -> None:
         """The node id is given: one that acpfs makes up is gone with the node's RAM."""
         super().__init__(base, workload, transport, seed, **{"node_id": "drill", **options})
 
@@ -48,7 +50,9 @@ class PowerStand(Stand):
         return self.base / f"power{self._losses}.log"
 
     def _power_up(self) -> None:
-        self.storage = FaultFs(self._disk(), self.base / "backing", power=self._log(), watchdog_s=3600.0)
+        self.storage = FaultFs(
+            self._disk(), self.base / "backing", power=self._log(), watchdog_s=3600.0
+        )
         self.storage.__enter__()
 
     @property
@@ -96,7 +100,9 @@ def visible(left: Left) -> Tree:
     return tree
 
 
-def instants(history: History, records: list[tuple[Any, ...]], chooser: random.Random, count: int) -> list[str]:
+def instants(
+    history: History, records: list[tuple[Any, ...]], chooser: random.Random, count: int
+) -> list[str]:
     """What would have been left at so many instants of the log."""
     begin = next(number for number, record in enumerate(records) if record[1] == BEGIN)
     chosen = set(chooser.sample(range(begin, len(records)), min(count, len(records) - begin)))
@@ -104,7 +110,12 @@ def instants(history: History, records: list[tuple[Any, ...]], chooser: random.R
     for number, record in enumerate(records):
         disk.apply(record)
         if number in chosen:
-            losses += check_left(history, visible(disk.crash(chooser.randrange(1 << 30))), record[0], f"power loss after call {number}")
+            losses += check_left(
+                history,
+                visible(disk.crash(chooser.randrange(1 << 30))),
+                record[0],
+                f"power loss after call {number}",
+            )
     return losses
 
 

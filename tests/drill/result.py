@@ -36,9 +36,20 @@ class Result:
     def kills(self) -> int:
         """How often something was killed or taken away."""
         with self._lock:
-            return sum(count for (fault, _workload), count in self.tried.items() if "instants" not in fault)
+            return sum(
+                count for (fault, _workload), count in self.tried.items() if "instants" not in fault
+            )
 
-    def note(self, fault: str, workload: str, losses: list[str], *, times: int = 1, point: str = "", **where: Any) -> None:
+    def note(
+        self,
+        fault: str,
+        workload: str,
+        losses: list[str],
+        *,
+        times: int = 1,
+        point: str = "",
+        **where: Any,
+    ) -> None:
         """A fault was tried `times` times on a workload, and this was lost."""
         with self._lock:
             self.tried[fault, workload] += times
@@ -48,7 +59,16 @@ class Result:
             if point:
                 self.points[point] += 1
             for loss in losses:
-                self.losses.append({"fault": fault, "workload": workload, "point": point, "loss": loss, "seed": self.seed, **where})
+                self.losses.append(
+                    {
+                        "fault": fault,
+                        "workload": workload,
+                        "point": point,
+                        "loss": loss,
+                        "seed": self.seed,
+                        **where,
+                    }
+                )
 
     def note_writing(self, stand: str, writing: list[int | None]) -> None:
         """Of each kill during work: bytes of the largest file that was being written, or None."""
@@ -66,11 +86,17 @@ class Result:
         self.stands.update(kept.get("stands", {}))
         self.writing += kept.get("writing", [])
         self.losses += kept["losses"]
-        self.remarks += [*kept.get("remarks", []), f"seed {kept['seed']}: {kept['kills']} kills in {kept['seconds']:.0f} s"]
+        self.remarks += [
+            *kept.get("remarks", []),
+            f"seed {kept['seed']}: {kept['kills']} kills in {kept['seconds']:.0f} s",
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Everything."""
-        rows = [{"fault": f, "workload": w, "tried": n, "losses": self.lost[f, w]} for (f, w), n in sorted(self.tried.items())]
+        rows = [
+            {"fault": f, "workload": w, "tried": n, "losses": self.lost[f, w]}
+            for (f, w), n in sorted(self.tried.items())
+        ]
         return {
             "seed": self.seed,
             "settings": self.settings,
@@ -119,15 +145,24 @@ class Result:
             "",
             "| fault | workload | tried | losses |",
             "|---|---|---|---|",
-            *(f"| {row['fault']} | {row['workload']} | {row['tried']} | {row['losses']} |" for row in found["rows"]),
+            *(
+                f"| {row['fault']} | {row['workload']} | {row['tried']} | {row['losses']} |"
+                for row in found["rows"]
+            ),
             "",
             *(
-                [f"By transport: {', '.join(f'{name} {count}' for name, count in sorted(self.transports.items()))}.", ""]
+                [
+                    f"By transport: {', '.join(f'{name} {count}' for name, count in sorted(self.transports.items()))}.",
+                    "",
+                ]
                 if self.transports
                 else []
             ),
             *([self.was_written(), ""] if self.stands else []),
             *(f"* {remark}" for remark in self.remarks),
-            *(f"* {entry['fault']}, {entry['workload']}, {entry['point']}: {entry['loss']}" for entry in self.losses[:20]),
+            *(
+                f"* {entry['fault']}, {entry['workload']}, {entry['point']}: {entry['loss']}"
+                for entry in self.losses[:20]
+            ),
         ]
         base.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n")

@@ -58,7 +58,9 @@ class Plan:
     parallel: int = 2
     kinds: list[str] = field(default_factory=lambda: ["disk", "power", "disk", "server"])
     workloads: list[str] = field(default_factory=lambda: list(WORKLOADS))
-    transports: list[str] = field(default_factory=lambda: ["native", "native-direct", "native-passthrough", "libfuse"])
+    transports: list[str] = field(
+        default_factory=lambda: ["native", "native-direct", "native-passthrough", "libfuse"]
+    )
     only: list[str] = field(default_factory=list)
     mutant: str = ""
     torch: bool = False
@@ -96,11 +98,15 @@ class Plan:
 class Drill:
     """Runs a plan."""
 
-    def __init__(self, plan: Plan, tell: Callable[[str], None], *, until_loss: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, tell: Callable[[str], None], *, until_loss: bool = False
+    ) -> None:
         """`tell` gets a line about each cycle; `until_loss`: the first loss is the end."""
         self._until_loss = until_loss
         self.plan = plan
-        self.result = Result(plan.seed, **{k: v for k, v in asdict(plan).items() if k != "seed" and v})
+        self.result = Result(
+            plan.seed, **{k: v for k, v in asdict(plan).items() if k != "seed" and v}
+        )
         self._tell = tell
         self._blocks = plan.blocks()
         self._lock = threading.Lock()
@@ -124,12 +130,16 @@ class Drill:
                 thread.join()
             shutil.rmtree(self._base, ignore_errors=True)
         if self.copies:
-            self.result.remarks.append(f"{self.copies} copies lay in the spill directories when something died.")
+            self.result.remarks.append(
+                f"{self.copies} copies lay in the spill directories when something died."
+            )
         return self.result
 
     @property
     def _done(self) -> bool:
-        enough = self.result.kills >= self.plan.kills or (self._until_loss and bool(self.result.losses))
+        enough = self.result.kills >= self.plan.kills or (
+            self._until_loss and bool(self.result.losses)
+        )
         return enough or time.monotonic() > self._deadline
 
     def _work(self) -> None:
@@ -147,7 +157,11 @@ class Drill:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "ACPFS_STARTED_BELOW": block.base},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(REPOSITORY),
+                    "ACPFS_STARTED_BELOW": block.base,
+                },
                 start_new_session=True,
             )
         assert process.stdout is not None
@@ -162,20 +176,34 @@ class Drill:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         if process.wait() not in (0, -signal.SIGTERM):
-            self._lost(block, f"the block ended with {process.returncode}: {(self._base / 'blocks.log').read_text()[-1500:]}")
+            self._lost(
+                block,
+                f"the block ended with {process.returncode}: {(self._base / 'blocks.log').read_text()[-1500:]}",
+            )
         clean_up(Path(block.base))
 
     def _note(self, block: Block, found: dict[str, object]) -> None:
         fault, killed = str(found["fault"]), list(found["killed"])  # type: ignore[call-overload]
         losses = [nameless(loss) for loss in list(found["losses"])]  # type: ignore[call-overload]
-        where: dict[str, Any] = {"transport": block.transport, "block": {**asdict(block), "base": ""}, "cycle": found["cycle"]}
+        where: dict[str, Any] = {
+            "transport": block.transport,
+            "block": {**asdict(block), "base": ""},
+            "cycle": found["cycle"],
+        }
         self.copies += int(str(found["copies"]))
         for number, point in enumerate(killed):
-            self.result.note(fault, block.workload, losses if number == 0 else [], point=point, **where)
+            self.result.note(
+                fault, block.workload, losses if number == 0 else [], point=point, **where
+            )
         self.result.note_writing(block.kind, list(found["writing"]))  # type: ignore[call-overload]
         if found["instants"]:
-            self.result.note(f"{fault}, instants", block.workload, [], times=int(str(found["instants"])))
-        self._tell(f"{fault} × {block.workload} × {block.transport}: {', '.join(killed)}" + "".join(f"\n  LOST {loss}" for loss in losses))
+            self.result.note(
+                f"{fault}, instants", block.workload, [], times=int(str(found["instants"]))
+            )
+        self._tell(
+            f"{fault} × {block.workload} × {block.transport}: {', '.join(killed)}"
+            + "".join(f"\n  LOST {loss}" for loss in losses)
+        )
 
     def _lost(self, block: Block, loss: str) -> None:
         self.result.note("?", block.workload, [loss], block=asdict(block))
@@ -193,7 +221,9 @@ def line_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def clean_up(base: Path) -> None:
     """Whatever a block that was ended has left: processes that it started, mounts below its directory."""
-    for _round in range(CLEAN_ROUNDS_MAX):  # a worker that has lost its supervisor starts another one
+    for _round in range(
+        CLEAN_ROUNDS_MAX
+    ):  # a worker that has lost its supervisor starts another one
         if not end_processes(f"ACPFS_STARTED_BELOW={base}".encode()):
             break
         select.select([], [], [], 0.05)

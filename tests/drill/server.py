@@ -18,7 +18,20 @@ from tests.rig.storage import open_storage
 from tests.rig.storage.servers import Storage, kill, stopped, until
 
 AWAY_S_MAX = 0.8
-CHANGES = ["write", "fsync", "create", "rename", "unlink", "mkdir", "rmdir", "link", "symlink", "fsyncdir", "setattr", "setxattr"]
+CHANGES = [
+    "write",
+    "fsync",
+    "create",
+    "rename",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "link",
+    "symlink",
+    "fsyncdir",
+    "setattr",
+    "setxattr",
+]
 NAMES = ["rename", "unlink", "mkdir", "rmdir", "link", "symlink"]
 
 
@@ -42,8 +55,16 @@ def server_fails(stand: Stand) -> Outcome:
     stand.go()
     let_work(chooser.random() * 0.2)
     for error in ("EIO", "ENOSPC", "ESTALE", "ENOTCONN", "ETIMEDOUT"):
-        ops = [op for op in CHANGES if (op, error) != ("setxattr", "ENOSPC")]  # that means: no room for an attribute so large
-        storage.fail(error, ops, probability=chooser.choice((0.05, 0.5)), seed=chooser.randrange(1 << 30), times=30)
+        ops = [
+            op for op in CHANGES if (op, error) != ("setxattr", "ENOSPC")
+        ]  # that means: no room for an attribute so large
+        storage.fail(
+            error,
+            ops,
+            probability=chooser.choice((0.05, 0.5)),
+            seed=chooser.randrange(1 << 30),
+            times=30,
+        )
     storage.rule("lose", ops=NAMES, probability=0.3, seed=chooser.randrange(1 << 30), times=30)
     storage.rule("tear", ops=["write"], probability=0.3, seed=chooser.randrange(1 << 30), times=30)
     let_work(chooser.random() * AWAY_S_MAX)
@@ -105,7 +126,9 @@ def kill_storage(stand: Stand) -> Outcome:
     kill(victims)
     let_work(0.3 + stand.random.random())
     stand.storage.restart()
-    until(lambda: _answers(stand.shown), "the client has found its servers again")  # the checker reads through the same one
+    until(
+        lambda: _answers(stand.shown), "the client has found its servers again"
+    )  # the checker reads through the same one
     return Outcome(nothing_noticed(stand), _told(stand, victims))
 
 

@@ -57,7 +57,11 @@ def medians(samples: list[Sample]) -> dict[str, tuple[float, float]]:
     quarter = len(samples) // 4
     early, late = samples[quarter : 2 * quarter], samples[-quarter:]
     return {
-        name: (statistics.median(getattr(s, name) for s in early), statistics.median(getattr(s, name) for s in late)) for name in SLACKS
+        name: (
+            statistics.median(getattr(s, name) for s in early),
+            statistics.median(getattr(s, name) for s in late),
+        )
+        for name in SLACKS
     }
 
 
@@ -66,14 +70,26 @@ def growth(samples: list[Sample]) -> list[str]:
     if len(samples) < SAMPLES_MIN:
         return []
     found = medians(samples).items()
-    return [f"{name} grew from {early:.0f} to {late:.0f}" for name, (early, late) in found if late > early + SLACKS[name]]
+    return [
+        f"{name} grew from {early:.0f} to {late:.0f}"
+        for name, (early, late) in found
+        if late > early + SLACKS[name]
+    ]
 
 
-def soak(seed: int, minutes: float, transport: str, tell: Callable[[str], None]) -> tuple[Result, list[Sample]]:
+def soak(
+    seed: int, minutes: float, transport: str, tell: Callable[[str], None]
+) -> tuple[Result, list[Sample]]:
     """Run it."""
-    chooser, result, samples = random.Random(seed), Result(seed, soak_minutes=minutes, transport=transport), list[Sample]()
+    chooser, result, samples = (
+        random.Random(seed),
+        Result(seed, soak_minutes=minutes, transport=transport),
+        list[Sample](),
+    )
     with tempfile.TemporaryDirectory(prefix="drill-") as base:
-        stand = server.ServerStand(Path(base) / "soak", "rename", transport, seed, watchdog_s=minutes * 60 + WATCHDOG_S)
+        stand = server.ServerStand(
+            Path(base) / "soak", "rename", transport, seed, watchdog_s=minutes * 60 + WATCHDOG_S
+        )
         with stand:
             deadline = time.monotonic() + minutes * 60
             names = [name for name in FAULTS if name != "kill worker" or stand.supervisors()]
@@ -85,10 +101,13 @@ def soak(seed: int, minutes: float, transport: str, tell: Callable[[str], None])
                 samples.append(sample(stand))
                 result.note(name, stand.workload, outcome.losses)
                 last = samples[-1]
-                tell(f"{name} × {stand.workload}: {last.rss_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads")
+                tell(
+                    f"{name} × {stand.workload}: {last.rss_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads"
+                )
     result.note("soak", transport, growth(samples), times=0)
     if len(samples) >= SAMPLES_MIN:
         result.remarks += [
-            f"{name}: {early:.0f} in the second quarter, {late:.0f} in the last" for name, (early, late) in medians(samples).items()
+            f"{name}: {early:.0f} in the second quarter, {late:.0f} in the last"
+            for name, (early, late) in medians(samples).items()
         ]
     return result, samples

@@ -31,7 +31,9 @@ def bytes_of(seed: int, size: int) -> bytes:
     if size <= RANDOM_BYTES_MAX:
         return chooser.randbytes(size)
     block = chooser.randbytes(RANDOM_BYTES_MAX)
-    return b"".join(number.to_bytes(8, "big") + block for number in range(size // RANDOM_BYTES_MAX + 1))[:size]
+    return b"".join(
+        number.to_bytes(8, "big") + block for number in range(size // RANDOM_BYTES_MAX + 1)
+    )[:size]
 
 
 def digest(data: bytes | bytearray) -> str:
@@ -96,7 +98,9 @@ class JournalReader:
             if "do" in record:
                 found.append(Call(record["n"], tuple(record["do"]), record["t"]))
             else:
-                found[-1] = Call(found[-1].number, found[-1].words, found[-1].began_s, record["did"], record["t"])
+                found[-1] = Call(
+                    found[-1].number, found[-1].words, found[-1].began_s, record["did"], record["t"]
+                )
         return found
 
 

@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 
 from acpfs.errors import AcpfsError
 from tests.drill import points, verdict
-from tests.drill.faults import AT_RANDOM, IN_A_ROW, WORK_S_MAX, Outcome, die_somewhere, drain, let_work, nothing_noticed
+from tests.drill.faults import (
+    AT_RANDOM,
+    IN_A_ROW,
+    WORK_S_MAX,
+    Outcome,
+    die_somewhere,
+    drain,
+    let_work,
+    nothing_noticed,
+)
 from tests.drill.history import differences
 from tests.drill.spec import Tree
 from tests.drill.stand import FaultyStand, Stand
@@ -38,9 +47,17 @@ class SpillStand(Stand):
     death_points = sorted([*points.PLAIN_POINTS, *points.SPILL_POINTS * 4])
     """Those of the spill tier more often: most of them are passed less often."""
 
-    def __init__(self, base: Path, workload: str, transport: str, seed: int, **options: Any) -> None:
+    def __init__(
+        self, base: Path, workload: str, transport: str, seed: int, **options: Any
+    ) -> None:
         self.spill = base / "spill"
-        super().__init__(base, workload, transport, seed, **{"ram": RAM, "spill": self.spill, "spill_mode": self.mode, **options})
+        super().__init__(
+            base,
+            workload,
+            transport,
+            seed,
+            **{"ram": RAM, "spill": self.spill, "spill_mode": self.mode, **options},
+        )
         self.make_spill()
 
     def make_spill(self) -> None:
@@ -67,7 +84,9 @@ class SpillStand(Stand):
 
     def check_reads(self) -> list[str]:
         """The first looks at the mount are while files are spilled."""
-        losses = verdict.check_equal(self.read_mount()[0], self.history.now(), "mount with files in the spill directory")
+        losses = verdict.check_equal(
+            self.read_mount()[0], self.history.now(), "mount with files in the spill directory"
+        )
         self.set_bandwidth("0")
         return losses + super().check_reads()
 
@@ -77,7 +96,9 @@ class SpillStand(Stand):
 
     def left_over(self, status: dict[str, Any]) -> list[str]:
         """Copies, too."""
-        return super().left_over(status) + [f"left in the spill directory: {path.name}" for path in self.copies()]
+        return super().left_over(status) + [
+            f"left in the spill directory: {path.name}" for path in self.copies()
+        ]
 
 
 class MoveStand(SpillStand):
@@ -116,7 +137,9 @@ class MirrorStand(SpillStand):
         except (AcpfsError, OSError):
             return False
         mirror = spill["mirror"]
-        return bool(mirror["state"] == "on" and not mirror["behind_files"] and not mirror["pending"])
+        return bool(
+            mirror["state"] == "on" and not mirror["behind_files"] and not mirror["pending"]
+        )
 
     def lose_ram(self) -> None:
         """All processes, and what lies in memory: RAM tier, runtime directory, node id."""
@@ -136,7 +159,12 @@ def spill_fails(stand: Stand) -> Outcome:
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
     for error in ("EIO", "ENOSPC"):
-        stand.storage.fail(error, ["write", "fsync", "create"], probability=0.3, seed=stand.random.randrange(1 << 30))
+        stand.storage.fail(
+            error,
+            ["write", "fsync", "create"],
+            probability=0.3,
+            seed=stand.random.randrange(1 << 30),
+        )
     let_work(stand.random.random() * DISK_AWAY_S_MAX)
     stand.storage.clear()
     copies = len(stand.copies())
@@ -205,8 +233,14 @@ def _come_back(stand: MirrorStand, outcome: Outcome, promised: int) -> Tree:
     history = stand.history
     if history.find(seen, promised) is None:
         nearest, lines = history.nearest(seen)
-        known = next((index for index, state in enumerate(history.states) if state.allows(seen)), None)
-        what = f"state {known}" if known is not None else f"what the application never had, nearest {nearest}: {'; '.join(lines)}"
+        known = next(
+            (index for index, state in enumerate(history.states) if state.allows(seen)), None
+        )
+        what = (
+            f"state {known}"
+            if known is not None
+            else f"what the application never had, nearest {nearest}: {'; '.join(lines)}"
+        )
         outcome.losses.append(
             f"after the reboot the mount shows {what}; seen on the backing directory was {history.seen_at}, mirrored {promised}, "
             f"of {len(history.states)}; missing of the mirrored one: {'; '.join(differences(seen, history.states[promised].tree)[:4])}"

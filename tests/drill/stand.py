@@ -67,8 +67,16 @@ class Application:
     def __init__(self, stand: Stand, seed: int) -> None:
         self.journal = stand.base / f"journal.{seed}"
         self.reader = JournalReader(self.journal)
-        python = os.environ.get("ACPFS_TORCH_PYTHON", sys.executable) if stand.torch else sys.executable
-        words = [str(stand.mount.path), str(self.journal), str(stand.mount.runtime_dir), stand.workload, str(seed)]
+        python = (
+            os.environ.get("ACPFS_TORCH_PYTHON", sys.executable) if stand.torch else sys.executable
+        )
+        words = [
+            str(stand.mount.path),
+            str(self.journal),
+            str(stand.mount.runtime_dir),
+            stand.workload,
+            str(seed),
+        ]
         with open(stand.base / "application.log", "ab") as log:
             self._process = subprocess.Popen(
                 [python, "-m", "tests.drill.application", *words],
@@ -99,7 +107,9 @@ class Application:
         """
         assert self._process.stdout is not None
         if not readable(self._process.stdout, ANSWER_TIMEOUT_S):
-            raise TimeoutError(f"the application hangs: {Path(f'/proc/{self.pid}/wchan').read_text()}")
+            raise TimeoutError(
+                f"the application hangs: {Path(f'/proc/{self.pid}/wchan').read_text()}"
+            )
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("the application ended")
@@ -159,7 +169,11 @@ class Stand:
         self.charges = base / "charges"
         self.charges.mkdir(parents=True)
         self.backing = self.make_backing()
-        environment = {points.VARIABLE: str(self.charges), "PYTHONPATH": f"{INJECT}:{REPOSITORY}", "ACPFS_EARLY_DEATHS_MAX": "1000000"}
+        environment = {
+            points.VARIABLE: str(self.charges),
+            "PYTHONPATH": f"{INJECT}:{REPOSITORY}",
+            "ACPFS_EARLY_DEATHS_MAX": "1000000",
+        }
         self.clock = base / "clock"
         if steps_clock:
             clock.step(self.clock, 0.0)
@@ -167,7 +181,12 @@ class Stand:
         if mutant:
             environment["ACPFS_MUTANT"] = mutant
         self.mount = AcpfsMount(
-            self.backing, base / "mnt", transport, environment=environment, watchdog_s=watchdog_s, **{**QUICK, **options}
+            self.backing,
+            base / "mnt",
+            transport,
+            environment=environment,
+            watchdog_s=watchdog_s,
+            **{**QUICK, **options},
         )
         self.drain_s = drain_s
         self.history = History()
@@ -210,14 +229,20 @@ class Stand:
     def contents(self) -> dict[str, bytes]:
         """Bytes of every file in the mount, by path."""
         root = self.mount.path
-        return {path: (root / path).read_bytes() for path, (kind, _what) in tree_of(root).items() if kind == "file"}
+        return {
+            path: (root / path).read_bytes()
+            for path, (kind, _what) in tree_of(root).items()
+            if kind == "file"
+        }
 
     def go(self) -> None:
         """Have the application work on from the state that it has."""
         if self.application is None:
             self.application = Application(self, self.random.randrange(1 << 30))
         now = self.history.now()
-        self.application.order(go={path: kind == "dir" for path, (kind, _what) in now.items()}, round=self.round)
+        self.application.order(
+            go={path: kind == "dir" for path, (kind, _what) in now.items()}, round=self.round
+        )
 
     def stop(self) -> dict[str, Any]:
         """Pause the application and take its journal over."""
@@ -286,14 +311,18 @@ class Stand:
         deadline, none_since = time.monotonic() + KILL_TIMEOUT_S, 0
         while none_since < NONE_LEFT_LOOKS:
             living = self.processes()
-            for pid in sorted(living, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)):
+            for pid in sorted(
+                living, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)
+            ):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             for pid in living:
                 _wait_dead(pid)
             none_since = 0 if living else none_since + 1
             if time.monotonic() > deadline:
-                raise TimeoutError(f"processes of the mount are still there: {[(pid, _words(pid)[:4]) for pid in living]}")
+                raise TimeoutError(
+                    f"processes of the mount are still there: {[(pid, _words(pid)[:4]) for pid in living]}"
+                )
 
     def charge(self, point: int, passes: int) -> None:
         """Have the worker die there."""
@@ -344,7 +373,9 @@ class Stand:
     def check_backing(self, when: str) -> list[str]:
         """Prefix consistency of what the backing directory shows now."""
         moment = time.monotonic()
-        return verdict.check_published(self.history, tree_of(self.shown), moment, f"backing directory {when}")
+        return verdict.check_published(
+            self.history, tree_of(self.shown), moment, f"backing directory {when}"
+        )
 
     def check_reads(self) -> list[str]:
         """The mount shows the latest state at every moment of the drain."""
@@ -353,7 +384,9 @@ class Stand:
         while draining and not losses:
             draining = self.mount.status()["queue_length"] > 0
             for _ in range(READS):
-                losses += verdict.check_equal(self.read_mount()[0], self.history.now(), "mount while it drains")
+                losses += verdict.check_equal(
+                    self.read_mount()[0], self.history.now(), "mount while it drains"
+                )
         return losses
 
     def check_drained(self) -> list[str]:
@@ -376,7 +409,9 @@ class Stand:
 
     def check_below(self, expected: Tree) -> list[str]:
         """What the backing directory has after a flush."""
-        return verdict.check_equal(tree_of(self.shown), expected, "backing directory after the drain")
+        return verdict.check_equal(
+            tree_of(self.shown), expected, "backing directory after the drain"
+        )
 
     def check_checksums(self) -> list[str]:
         """Manifest and notes."""
@@ -384,7 +419,9 @@ class Stand:
 
     def left_over(self, status: dict[str, Any]) -> list[str]:
         """What should not be there any more after a drain."""
-        return verdict.check_gauges(status) + [f"left: {path}" for path in staging_files(self.shown)]
+        return verdict.check_gauges(status) + [
+            f"left: {path}" for path in staging_files(self.shown)
+        ]
 
     def _check_left(self) -> list[str]:
         deadline = time.monotonic() + GAUGES_TIMEOUT_S
@@ -392,15 +429,25 @@ class Stand:
             status = self.mount.status()
             left = self.left_over(status)
             if not left or time.monotonic() > deadline:
-                left += [f"doctor: {fault['path']}: {fault['fault']}" for fault in self.mount.ask("doctor")["items"]]
+                left += [
+                    f"doctor: {fault['path']}: {fault['fault']}"
+                    for fault in self.mount.ask("doctor")["items"]
+                ]
                 return left + self._check_footprint(status["worker"]["pid"])
             select.select([], [], [], 0.05)
 
     def _check_footprint(self, pid: int) -> list[str]:
-        now = {kind: len(os.listdir(f"/proc/{pid}/{where}")) for kind, where in (("descriptors", "fd"), ("threads", "task"))}
+        now = {
+            kind: len(os.listdir(f"/proc/{pid}/{where}"))
+            for kind, where in (("descriptors", "fd"), ("threads", "task"))
+        }
         first = self._footprints.setdefault(pid, now)
         more = {"descriptors": DESCRIPTORS_MORE_MAX, "threads": THREADS_MORE_MAX}
-        return [f"worker has {now[kind]} {kind}, {first[kind]} at first" for kind in now if now[kind] > first[kind] + more[kind]]
+        return [
+            f"worker has {now[kind]} {kind}, {first[kind]} at first"
+            for kind in now
+            if now[kind] > first[kind] + more[kind]
+        ]
 
 
 def _words(pid: int) -> list[bytes]:

@@ -74,7 +74,9 @@ def test_durable_fsync_is_a_promise_and_ordered_fsync_is_none() -> None:
     for durable in (False, True):
         history = History()
         history.durable_fsync = durable
-        history.follow([called("open", "f", 0, True), called("write", 0, 0, 1, 100), called("fsync", 0)])
+        history.follow(
+            [called("open", "f", 0, True), called("write", 0, 0, 1, 100), called("fsync", 0)]
+        )
         assert bool(losses_of(history, {})) == durable
 
 
@@ -97,7 +99,13 @@ def test_a_write_without_an_answer_may_have_happened_in_part() -> None:
 
 def test_an_acknowledged_write_must_be_in_the_mount() -> None:
     history = History()
-    history.follow([called("open", "f", 0, True), called("write", 0, 0, 1, 100), called("write", 0, 100, 2, 100)])
+    history.follow(
+        [
+            called("open", "f", 0, True),
+            called("write", 0, 0, 1, 100),
+            called("write", 0, 100, 2, 100),
+        ]
+    )
     lost = bytes_of(1, 100)
     assert verdict.check_mount(history, {"f": ("file", digest(lost))}, {"f": lost})[1]
 
@@ -113,7 +121,9 @@ def test_rsync_may_be_seen_at_any_step_but_not_torn() -> None:
 
 def test_what_a_killed_rsync_has_made_is_there_from_then_on() -> None:
     history = History()
-    history.follow([called("sync", "c", {"d/x": digest(b"new"), "d/y": digest(b"y")}, ["", "d"], errno=None)])
+    history.follow(
+        [called("sync", "c", {"d/x": digest(b"new"), "d/y": digest(b"y")}, ["", "d"], errno=None)]
+    )
     seen: Tree = {"c": ("dir", ""), "c/d": ("dir", ""), "c/d/x": ("file", digest(b"new"))}
     for _look in range(2):
         history, losses = verdict.check_mount(history, seen, {"c/d/x": b"new"})
@@ -123,7 +133,9 @@ def test_what_a_killed_rsync_has_made_is_there_from_then_on() -> None:
 
 def test_checksums_are_held_against_the_files(tmp_path: Path) -> None:
     (tmp_path / ".acpfs" / "manifest").mkdir(parents=True)
-    (tmp_path / ".acpfs" / "manifest" / "n.xxh128").write_text("06b05ab6733a618578af5f94892f3950  f\n")  # of nothing at all: b"abc"
+    (tmp_path / ".acpfs" / "manifest" / "n.xxh128").write_text(
+        "06b05ab6733a618578af5f94892f3950  f\n"
+    )  # of nothing at all: b"abc"
     (tmp_path / "f").write_bytes(b"abc")
     os.setxattr(tmp_path / "f", verdict.DIGEST_XATTR, b"06b05ab6733a618578af5f94892f3950")
     assert verdict.check_checksums(tmp_path) == []
@@ -138,7 +150,12 @@ def test_what_a_disk_keeps() -> None:
     for record in (("create", 1, 0, b"staging", "file", ""), ("write", 1, 0, b"bytes")):
         disk.apply((0.0, *record))
     lefts = [disk.crash(seed) for seed in range(40)]
-    assert {str(left.get("staging", (0, None))[1]) for left in lefts} == {"None", "b''", "b'by'", "b'bytes'"}
+    assert {str(left.get("staging", (0, None))[1]) for left in lefts} == {
+        "None",
+        "b''",
+        "b'by'",
+        "b'bytes'",
+    }
     disk.apply((0.0, "fsync", 1))
     disk.apply((0.0, "rename", 0, b"staging", 0, b"final", False))
     for left in (disk.crash(seed) for seed in range(40)):
@@ -162,7 +179,12 @@ class OneBlock(Plan):
 
 
 FOUND_BY: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "unordered": ("disk", "rename", "kill application", {"drain_s": 20}),  # it may also end in what can never be carried out
+    "unordered": (
+        "disk",
+        "rename",
+        "kill application",
+        {"drain_s": 20},
+    ),  # it may also end in what can never be carried out
     "overtaken": ("large", "large beside", "kill worker", {"drain_s": 20}),
     "torn": ("disk", "overwrite", "kill application", {}),
     "no_fsync": ("power", "overwrite", "power loss", {}),

@@ -25,7 +25,9 @@ STEPS_S = (40 * 365 * DAY_S, -20 * 365 * DAY_S, 0.0)
 
 @pytest.mark.clause("S120")
 def test_a_clock_that_steps_stops_nothing(tmp_path: Path) -> None:
-    with Stand(tmp_path / "s", "overwrite", "native", 1, steps_clock=True, max_dirty_age=0.1) as stand:
+    with Stand(
+        tmp_path / "s", "overwrite", "native", 1, steps_clock=True, max_dirty_age=0.1
+    ) as stand:
         worker = stand.mount.pid
         for offset_s in STEPS_S:
             stand.go()
@@ -34,7 +36,14 @@ def test_a_clock_that_steps_stops_nothing(tmp_path: Path) -> None:
             faults.let_work(0.1)
             assert faults.nothing_noticed(stand) == []
             (stand.mount.path / "one").write_bytes(b"x")
-            assert abs(os.stat(stand.mount.path / "one").st_mtime - stand.mount.status()["worker"]["started_at"] - offset_s) < DAY_S / 2
+            assert (
+                abs(
+                    os.stat(stand.mount.path / "one").st_mtime
+                    - stand.mount.status()["worker"]["started_at"]
+                    - offset_s
+                )
+                < DAY_S / 2
+            )
             status = stand.mount.status()
             assert status["worker"]["pid"] == worker
             assert status["backing_health"]["state"] == "ok"
@@ -82,13 +91,17 @@ def test_what_a_worker_wrote_before_its_clock_stepped_is_known_to_the_next(tmp_p
 
 
 @pytest.mark.clause("S115", "S120")
-def test_a_checkpoint_that_is_safe_is_told_whatever_the_clock_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_safe_is_told_whatever_the_clock_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also by a worker that has not seen it come to be safe."""
     file, told = tmp_path / "clock", queue.SimpleQueue[client.SafeCheckpoint]()
     clock.step(file, 0.0)
     (tmp_path / "backing").mkdir()
     environment = {clock.VARIABLE: str(file), "PYTHONPATH": f"{INJECT}:{REPOSITORY}"}
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native", environment=environment, watchdog_s=120) as mount:
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", "native", environment=environment, watchdog_s=120
+    ) as mount:
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(mount.runtime_dir))
         with client.on_persisted(mount.path, told.put, settle_s=1.0):
             for step, offset_s in enumerate((-DAY_S, DAY_S, 0.0)):

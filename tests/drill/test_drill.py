@@ -35,7 +35,15 @@ def test_nothing_is_lost_whatever_dies(seed: int) -> None:
 @pytest.mark.mount
 @pytest.mark.long
 def test_a_whole_checkpoint_is_always_there_whatever_dies(seed: int) -> None:
-    plan = Plan(seed, kills=KILLS // 2, minutes=MINUTES_MAX, parallel=2, cycles=3, kinds=["guard"], workloads=list(GUARDED))
+    plan = Plan(
+        seed,
+        kills=KILLS // 2,
+        minutes=MINUTES_MAX,
+        parallel=2,
+        cycles=3,
+        kinds=["guard"],
+        workloads=list(GUARDED),
+    )
     result = Drill(plan, print).run()
     assert result.losses == []
     assert result.kills >= KILLS // 2
@@ -45,7 +53,15 @@ def test_a_whole_checkpoint_is_always_there_whatever_dies(seed: int) -> None:
 @pytest.mark.mount
 @pytest.mark.long
 def test_no_half_of_a_large_file_is_ever_seen(seed: int) -> None:
-    plan = Plan(seed, kills=KILLS, minutes=MINUTES_MAX, parallel=2, cycles=3, kinds=["large", "large guard"], workloads=list(LARGE))
+    plan = Plan(
+        seed,
+        kills=KILLS,
+        minutes=MINUTES_MAX,
+        parallel=2,
+        cycles=3,
+        kinds=["large", "large guard"],
+        workloads=list(LARGE),
+    )
     result = Drill(plan, print).run()
     assert result.losses == []
     assert len(result.writing) >= KILLS // 2
@@ -63,7 +79,9 @@ def test_what_acpfs_holds_stays_flat(seed: int) -> None:
 def test_growth_is_found() -> None:
     flat = [Sample(float(n), 100 << 20, 50, 20) for n in range(16)]
     assert growth(flat) == []
-    assert growth([Sample(s.at_s, s.rss_bytes, s.descriptors + 5 * n, s.threads) for n, s in enumerate(flat)])
+    assert growth(
+        [Sample(s.at_s, s.rss_bytes, s.descriptors + 5 * n, s.threads) for n, s in enumerate(flat)]
+    )
 
 
 def test_runs_add_up() -> None:
@@ -72,5 +90,12 @@ def test_runs_add_up() -> None:
     other.note("kill worker", "rsync", ["gone"], point="there", transport="native")
     other.note_writing("large", [7, None])
     one.add(other.to_json())
-    assert one.was_written().startswith("Something was being written at 1 of 2 kills during work (large 2)")
-    assert (one.kills, len(one.losses), one.transports["native"], sorted(one.points)) == (2, 1, 2, ["here", "there"])
+    assert one.was_written().startswith(
+        "Something was being written at 1 of 2 kills during work (large 2)"
+    )
+    assert (one.kills, len(one.losses), one.transports["native"], sorted(one.points)) == (
+        2,
+        1,
+        2,
+        ["here", "there"],
+    )

@@ -27,7 +27,10 @@ def had(*trees: dict[str, bytes]) -> History:
 
 def test_what_was_seen_must_have_been_and_in_that_order() -> None:
     history = had({"a": b"1"}, {"a": b"2"}, {"a": b"2", "b": b"1"})
-    assert judged([("a", whole(b"1")), ("b", None), ("a", whole(b"2")), ("b", whole(b"1"))], history) == []
+    assert (
+        judged([("a", whole(b"1")), ("b", None), ("a", whole(b"2")), ("b", whole(b"1"))], history)
+        == []
+    )
     assert "no state had that" in judged([("a", whole(b"3"))], history)[0]
     assert "states [0] had that" in judged([("a", whole(b"2")), ("a", whole(b"1"))], history)[0]
     assert judged([("b", whole(b"1")), ("a", whole(b"1"))], history)
@@ -37,11 +40,21 @@ def test_what_was_seen_must_have_been_and_in_that_order() -> None:
 def test_files_that_nobody_decided_about_are_published_in_any_order() -> None:
     history = History({"a": whole(b"1"), "b": whole(b"1")}, {"a": b"1", "b": b"1"})
     for number, path in enumerate(("a", "b")):
-        history.follow([called("open", path, number, True, began=1.0, ended=2.0), called("write", number, 0, 7, 9, began=2.0, ended=3.0)])
+        history.follow(
+            [
+                called("open", path, number, True, began=1.0, ended=2.0),
+                called("write", number, 0, 7, 9, began=2.0, ended=3.0),
+            ]
+        )
     history.lose_writers()
     history.publish_all()
     new, old = whole(bytes_of(7, 9)), whole(b"1")
-    for seen in ({"a": old, "b": old}, {"a": old, "b": new}, {"a": new, "b": old}, {"a": new, "b": new}):
+    for seen in (
+        {"a": old, "b": old},
+        {"a": old, "b": new},
+        {"a": new, "b": old},
+        {"a": new, "b": new},
+    ):
         assert history.find(seen) is not None
     assert history.find({"a": new}) is None
     assert judged([("b", new), ("a", old), ("a", new)], history) == []
@@ -50,10 +63,17 @@ def test_files_that_nobody_decided_about_are_published_in_any_order() -> None:
 def test_a_close_without_an_answer_may_not_have_happened_either() -> None:
     history = History({"a": whole(b"1"), "b": whole(b"1")}, {"a": b"1", "b": b"1"})
     for number, path in enumerate(("a", "b")):
-        history.follow([called("open", path, number, True, began=1.0, ended=2.0), called("write", number, 0, 7, 9, began=2.0, ended=3.0)])
+        history.follow(
+            [
+                called("open", path, number, True, began=1.0, ended=2.0),
+                called("write", number, 0, 7, 9, began=2.0, ended=3.0),
+            ]
+        )
     history.follow([called("close", 0, began=4.0, ended=0.0, errno=None)])
     new, old = whole(bytes_of(7, 9)), whole(b"1")
-    history, losses = check_mount(history, {"a": new, "b": new}, {"a": bytes_of(7, 9), "b": bytes_of(7, 9)})
+    history, losses = check_mount(
+        history, {"a": new, "b": new}, {"a": bytes_of(7, 9), "b": bytes_of(7, 9)}
+    )
     history.lose_writers()
     assert losses == [] == judged([("a", new), ("b", old)], history)
     history.publish_all()
@@ -78,7 +98,13 @@ def test_the_watch_sees_what_a_pointer_names(tmp_path: Path) -> None:
     (tmp_path / "gone").write_bytes(b"here")
     watch.look_around()
     pointer = ("latest_checkpointed_iteration.txt", whole(b"gone"))
-    assert watch.take() == [pointer, ("gone", None), ("gone", whole(b"here")), pointer, ("gone", whole(b"here"))]
+    assert watch.take() == [
+        pointer,
+        ("gone", None),
+        ("gone", whole(b"here")),
+        pointer,
+        ("gone", whole(b"here")),
+    ]
     assert watch.take() == []
 
 
@@ -111,4 +137,7 @@ def test_a_file_is_being_written_from_its_first_change_until_its_close() -> None
 
 
 def test_what_had_no_answer_was_being_written() -> None:
-    assert under_way_at([called("store", "a", "", began=1.0, ended=0.0, errno=None)], 0.5, 9.0) == [None, 0]
+    assert under_way_at([called("store", "a", "", began=1.0, ended=0.0, errno=None)], 0.5, 9.0) == [
+        None,
+        0,
+    ]

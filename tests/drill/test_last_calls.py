@@ -36,7 +36,12 @@ def called(*words: object, errno: int | None = 0) -> Call:
 
 
 def held_against(history: History, **files: bytes) -> list[str]:
-    return check_published(history, {name: ("file", digest(what)) for name, what in files.items()}, 9.0, "backing directory")
+    return check_published(
+        history,
+        {name: ("file", digest(what)) for name, what in files.items()},
+        9.0,
+        "backing directory",
+    )
 
 
 def test_a_save_without_an_answer_may_have_left_a_half() -> None:
@@ -65,8 +70,14 @@ def test_a_new_file_that_a_library_had_only_opened_may_be_published() -> None:
 
 def test_beside_a_save_in_doubt_a_file_that_was_only_opened_may_be_published() -> None:
     history = History({"t": ("file", digest(OLD))})
-    history.follow([called("open", "other", 0, True), called("store", "t", digest(NEW), errno=None)])
-    history, _losses = check_mount(history, {"t": ("file", digest(NEW)), "other": ("file", digest(b""))}, {"t": NEW, "other": b""})
+    history.follow(
+        [called("open", "other", 0, True), called("store", "t", digest(NEW), errno=None)]
+    )
+    history, _losses = check_mount(
+        history,
+        {"t": ("file", digest(NEW)), "other": ("file", digest(b""))},
+        {"t": NEW, "other": b""},
+    )
     history.lose_writers()
     for files in ({"t": OLD}, {"t": OLD, "other": b""}, {"t": NEW, "other": b""}):
         assert held_against(history, **files) == []
@@ -161,7 +172,9 @@ def die_in(stand: Stand, death: tuple[int, int], call: Callable[[], None]) -> No
 @pytest.mark.clause("S181")
 @pytest.mark.parametrize("tracker_before", [True, False], ids=["over an older one", "a new one"])
 @pytest.mark.parametrize("kind", [LargeStand, LargeGuardStand])
-def test_a_tracker_whose_writer_lost_its_daemon_in_the_middle(kind: type[LargeStand], tracker_before: bool, tmp_path: Path) -> None:
+def test_a_tracker_whose_writer_lost_its_daemon_in_the_middle(
+    kind: type[LargeStand], tracker_before: bool, tmp_path: Path
+) -> None:
     """A deletion that the guard holds is there as well, as in the one case that the drill once took for a loss."""
     with kind(tmp_path / "s", "large beside", "native-direct", 1) as stand:
         for number, (name, death) in enumerate(DEATHS.items()):

@@ -17,7 +17,9 @@ from tests.drill import points
 from tests.drill.stand import Stand
 
 pytestmark = [pytest.mark.mount]
-BEFORE_COMMIT = next(n for n in range(len(points.POINTS)) if points.label(n).endswith("before state: commit"))
+BEFORE_COMMIT = next(
+    n for n in range(len(points.POINTS)) if points.label(n).endswith("before state: commit")
+)
 
 
 def write(fd: int) -> None:
@@ -96,11 +98,19 @@ def test_what_a_killed_process_asked_for_is_not_carried_out_after_its_death(tmp_
     with Stand(tmp_path / "s", "rename", "native", 1) as stand:
         (stand.mount.path / "old").mkdir()
         with stand.standing_still():
-            words = [sys.executable, "-c", f"import os; print(flush=True); os.rename('{stand.mount.path}/old', '{stand.mount.path}/new')"]
+            words = [
+                sys.executable,
+                "-c",
+                f"import os; print(flush=True); os.rename('{stand.mount.path}/old', '{stand.mount.path}/new')",
+            ]
             asking = subprocess.Popen(words, stdout=subprocess.PIPE)
             assert asking.stdout is not None
             asking.stdout.readline()
-            while not Path(f"/proc/{asking.pid}/wchan").read_text().startswith(("request_wait", "fuse_", "__fuse")):
+            while (
+                not Path(f"/proc/{asking.pid}/wchan")
+                .read_text()
+                .startswith(("request_wait", "fuse_", "__fuse"))
+            ):
                 assert asking.poll() is None
                 select.select([], [], [], 0.01)
             asking.kill()
@@ -118,7 +128,9 @@ class TwoFileSystems(Stand):
     def make_backing(self) -> Path:
         backing = super().make_backing()
         (backing / "ckpts").mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128M", "none", backing / "ckpts"], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=128M", "none", backing / "ckpts"], check=True
+        )
         return backing
 
     def __exit__(self, *error: object) -> None:
@@ -130,8 +142,14 @@ class TwoFileSystems(Stand):
 @pytest.mark.long
 @pytest.mark.clause("S238", "S53", "S6")
 @pytest.mark.parametrize("all_of_them", [False, True], ids=["the worker", "all"])
-@pytest.mark.parametrize("point", points.AREA_POINTS, ids=[points.label(number)[3:].replace(" ", "-") for number in points.AREA_POINTS])
-def test_a_death_while_a_large_file_is_staged_once_more_on_its_own_file_system(tmp_path: Path, point: int, all_of_them: bool) -> None:
+@pytest.mark.parametrize(
+    "point",
+    points.AREA_POINTS,
+    ids=[points.label(number)[3:].replace(" ", "-") for number in points.AREA_POINTS],
+)
+def test_a_death_while_a_large_file_is_staged_once_more_on_its_own_file_system(
+    tmp_path: Path, point: int, all_of_them: bool
+) -> None:
     """The copy is there and becomes the version's staging file; its source goes last."""
     with TwoFileSystems(tmp_path / "s", "native-direct") as stand:
         file, behind = stand.mount.path / "ckpts/big", stand.mount.path / "latest"
@@ -146,7 +164,10 @@ def test_a_death_while_a_large_file_is_staged_once_more_on_its_own_file_system(t
         stand.wait_served()
         assert file.read_bytes() == data
         stand.mount.flush()
-        assert [(stand.backing / name).read_bytes() for name in ("ckpts/big", "latest")] == [data, b"big"]
+        assert [(stand.backing / name).read_bytes() for name in ("ckpts/big", "latest")] == [
+            data,
+            b"big",
+        ]
         with open(file, "r+b") as again:
             again.write(b"again")
         stand.mount.flush()

@@ -66,7 +66,10 @@ class UnderWay:
     def take(self) -> list[int | None]:
         """For each moment noted: size of the largest file that was being written then; None where there was none. Forgets them."""
         found = [
-            max((write.size for write in self._writes if write.began_s <= moment <= write.ended_s), default=None)
+            max(
+                (write.size for write in self._writes if write.began_s <= moment <= write.ended_s),
+                default=None,
+            )
             for moment in self._moments
         ]
         self._moments.clear()

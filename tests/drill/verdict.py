@@ -14,7 +14,15 @@ from typing import Any
 
 import xxhash
 
-from tests.drill.history import File, History, State, differences, fits_sync, is_partly_written, overwritten
+from tests.drill.history import (
+    File,
+    History,
+    State,
+    differences,
+    fits_sync,
+    is_partly_written,
+    overwritten,
+)
 from tests.drill.spec import HIDDEN, Tree, bytes_of
 
 DIGEST_XATTR = "user.acpfs.xxh3"
@@ -31,19 +39,28 @@ def check_published(history: History, seen: Tree, until_s: float, what: str) -> 
     if found is not None:
         history.seen_at = min(found, len(history.states) - 1)
         return []
-    anywhere = next((index for index, state in enumerate(possible.states) if state.allows(seen)), None)
+    anywhere = next(
+        (index for index, state in enumerate(possible.states) if state.allows(seen)), None
+    )
     if anywhere is not None:
-        return [f"{what}: shows state {anywhere}, but {possible.seen_at} was seen and {promised} was promised, of {len(possible.states)}"]
+        return [
+            f"{what}: shows state {anywhere}, but {possible.seen_at} was seen and {promised} was promised, of {len(possible.states)}"
+        ]
     nearest, lines = possible.nearest(seen)
     wrong = sorted(path for path, _entry in seen.items() ^ possible.states[nearest].tree.items())
-    had = "; ".join(f"{path} was {[state.tree.get(path, ('', ''))[1][:6] for state in possible.states]}" for path in dict.fromkeys(wrong))
+    had = "; ".join(
+        f"{path} was {[state.tree.get(path, ('', ''))[1][:6] for state in possible.states]}"
+        for path in dict.fromkeys(wrong)
+    )
     told = f"{possible.seen_at} was seen and {promised} promised; {sorted(seen)}; {had}"
     return [
         f"{what}: shows what the application never had; nearest is state {nearest} of {len(possible.states)}: {'; '.join(lines)} ({told})"
     ]
 
 
-def check_mount(history: History, seen: Tree, contents: dict[str, bytes]) -> tuple[History, list[str]]:
+def check_mount(
+    history: History, seen: Tree, contents: dict[str, bytes]
+) -> tuple[History, list[str]]:
     """The mount shows the latest state, with the call in doubt carried out or not (or, if it was not one call, in part).
 
     Returns the history as it has turned out.
@@ -52,8 +69,12 @@ def check_mount(history: History, seen: Tree, contents: dict[str, bytes]) -> tup
     if seen == possible.now():
         return possible, []
     doubt = history.doubt
-    if seen == history.now() or (doubt is not None and _is_part_of(history, doubt.words, seen, contents)):
-        if doubt is not None and doubt.words[0] == "sync":  # what rsync had done is committed step by step
+    if seen == history.now() or (
+        doubt is not None and _is_part_of(history, doubt.words, seen, contents)
+    ):
+        if (
+            doubt is not None and doubt.words[0] == "sync"
+        ):  # what rsync had done is committed step by step
             history.states.append(State(history.states[-1].tree, (doubt.words[1], doubt.words[2])))
         history.doubt = None
         begun = doubt is not None and doubt.words[0] == "store" and seen != history.now()
@@ -62,10 +83,15 @@ def check_mount(history: History, seen: Tree, contents: dict[str, bytes]) -> tup
             history.leave_open(doubt.words[1])
         return history, []
     call = f", in doubt: {doubt.words[:4]}" if doubt is not None else ""
-    return history, [f"the mount does not show the latest state{call}: " + "; ".join(differences(seen, possible.now()))]
+    return history, [
+        f"the mount does not show the latest state{call}: "
+        + "; ".join(differences(seen, possible.now()))
+    ]
 
 
-def _is_part_of(history: History, words: tuple[Any, ...], seen: Tree, contents: dict[str, bytes]) -> bool:
+def _is_part_of(
+    history: History, words: tuple[Any, ...], seen: Tree, contents: dict[str, bytes]
+) -> bool:
     now = history.now()
     different = {path for path in seen.keys() | now.keys() if seen.get(path) != now.get(path)}
     if words[0] == "write":
@@ -74,7 +100,8 @@ def _is_part_of(history: History, words: tuple[Any, ...], seen: Tree, contents: 
         assert file.data is not None
         data = bytes_of(words[3], words[4])
         return different <= paths and all(
-            path in contents and is_partly_written(contents[path], file.data, words[2], data) for path in paths
+            path in contents and is_partly_written(contents[path], file.data, words[2], data)
+            for path in paths
         )
     if words[0] == "store":
         return different <= {words[1]} and seen.get(words[1], ("file", ""))[0] == "file"
@@ -105,12 +132,22 @@ def check_checksums(backing: Path, *, xattrs: bool = True) -> list[str]:
     """The manifest, held against the files by the stock xxh128sum, is right and complete; so is the xattr at each file."""
     expected: dict[str, str] = {}
     for manifest in sorted((backing / HIDDEN / "manifest").glob("*.xxh128")):
-        done = subprocess.run(["xxh128sum", "--quiet", "-c", str(manifest)], cwd=backing, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["xxh128sum", "--quiet", "-c", str(manifest)],
+            cwd=backing,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
-            return [f"xxh128sum -c {manifest.name}: {done.stdout.strip()[-300:]} {done.stderr.strip()[-300:]}"]
+            return [
+                f"xxh128sum -c {manifest.name}: {done.stdout.strip()[-300:]} {done.stderr.strip()[-300:]}"
+            ]
         expected |= {line[34:]: line[:32] for line in manifest.read_text().splitlines()}
     found = set(_files(backing))
-    missing = [path for path in sorted(expected.keys() - found) if not path.startswith(f"{HIDDEN}/kept/")]  # xxh128sum has found those
+    missing = [
+        path for path in sorted(expected.keys() - found) if not path.startswith(f"{HIDDEN}/kept/")
+    ]  # xxh128sum has found those
     losses = [f"the manifest names {path}, which is not there" for path in missing]
     losses += [f"the manifest does not name {path}" for path in sorted(found - expected.keys())]
     for path in sorted(found & expected.keys()) if xattrs else ():

@@ -58,7 +58,9 @@ class Watch:
             looks, self._looks = self._looks, []
         return looks
 
-    def judge(self, history: History, also: Callable[[str, Entry | None], bool] = NEVER) -> list[str]:
+    def judge(
+        self, history: History, also: Callable[[str, Entry | None], bool] = NEVER
+    ) -> list[str]:
         """What was seen that no moment of the history had, or too late; and whether nobody looks any more. `also`: what else is allowed."""
         dead = [f"the observer of the backing directory died: {self._death}"] if self._death else []
         return judged(self.take(), history, also) + dead
@@ -72,7 +74,9 @@ class Watch:
 
     def look_around(self) -> None:
         """At each path that is there, and those that were; at last at what pointers point at: it must be there by then."""
-        looks: list[Look] = [(path, self._look(path)) for path in sorted({*self._paths(), *self._known})]
+        looks: list[Look] = [
+            (path, self._look(path)) for path in sorted({*self._paths(), *self._known})
+        ]
         looks += [(path, self._look(path)) for path in sorted(self._pointed.values())]
         with self._lock:
             self._looks += looks
@@ -101,7 +105,9 @@ class Watch:
                 return known[1]
             assert stat.S_ISREG(state.st_mode)
             if path in POINTERS:
-                self._note_pointer(path, os.pread(fd, POINTER_BYTES_MAX, 0).decode(errors="replace"))
+                self._note_pointer(
+                    path, os.pread(fd, POINTER_BYTES_MAX, 0).decode(errors="replace")
+                )
             entry = ("file", _digest(fd))
             self._known[path] = (seen, entry)
             return entry
@@ -122,11 +128,15 @@ def _digest(fd: int) -> str:
     return found.hexdigest()
 
 
-def judged(looks: list[Look], history: History, also: Callable[[str, Entry | None], bool] = NEVER) -> list[str]:
+def judged(
+    looks: list[Look], history: History, also: Callable[[str, Entry | None], bool] = NEVER
+) -> list[str]:
     """See `Watch.judge`."""
     states, at, losses = history.states, 0, []
     for path, entry in looks:
-        index = next((number for number in range(at, len(states)) if states[number].has(path, entry)), None)
+        index = next(
+            (number for number in range(at, len(states)) if states[number].has(path, entry)), None
+        )
         if index is not None:
             at = index
         elif not also(path, entry):

@@ -40,18 +40,26 @@ class Workload:
     def data(self) -> tuple[int, int]:
         """(seed, size) of some bytes."""
         large = self.random.random() < 0.02
-        return self.random.randrange(1 << 48), LARGE_BYTES if large else self.random.randrange(SHARD_BYTES_MAX)
+        return self.random.randrange(1 << 48), LARGE_BYTES if large else self.random.randrange(
+            SHARD_BYTES_MAX
+        )
 
     def retain(self, prefix: str, kept: int = KEPT) -> None:
         """rm -r of the oldest checkpoints."""
-        tops = sorted(path for path, is_dir in self.calls.paths.items() if is_dir and "/" not in path and path.startswith(prefix))
+        tops = sorted(
+            path
+            for path, is_dir in self.calls.paths.items()
+            if is_dir and "/" not in path and path.startswith(prefix)
+        )
         for path in tops[: max(0, len(tops) - kept)]:
             self.calls.remove_tree(path)
 
     def tracker(self, text: str) -> None:
         """The file that points at the newest checkpoint."""
         body = text.encode()
-        self.calls.store("latest_checkpointed_iteration.txt", digest(body), lambda path: _write(path, body))
+        self.calls.store(
+            "latest_checkpointed_iteration.txt", digest(body), lambda path: _write(path, body)
+        )
 
 
 def _write(path: Path, body: bytes) -> None:
@@ -63,7 +71,9 @@ class TorchSave(Workload):
 
     def __init__(self, calls: Calls, seed: int) -> None:
         super().__init__(calls, seed)
-        self._torch = importlib.import_module("torch") if importlib.util.find_spec("torch") else None  # type: ignore[attr-defined]
+        self._torch = (
+            importlib.import_module("torch") if importlib.util.find_spec("torch") else None  # type: ignore[attr-defined]
+        )
         self._scratch = Path(tempfile.mkdtemp(prefix="drill-"))
 
     def round(self) -> None:
@@ -78,7 +88,10 @@ class TorchSave(Workload):
 
     def _save(self, path: str) -> None:
         """The digest is that of the same save made elsewhere: the archive names its members after the file."""
-        state, write = self.random.randrange(1 << 30), self._write_torch if self._torch else self._write_zip
+        state, write = (
+            self.random.randrange(1 << 30),
+            self._write_torch if self._torch else self._write_zip,
+        )
         beside = self._scratch / Path(path).name
         write(beside, state)
         self.calls.store(path, digest(beside.read_bytes()), lambda target: write(target, state))
@@ -86,14 +99,22 @@ class TorchSave(Workload):
     def _write_torch(self, path: Path, state: int) -> None:
         assert self._torch is not None
         generator = self._torch.Generator().manual_seed(state)
-        self._torch.save({f"layer.{n}": self._torch.rand(state % 9000 + n, generator=generator) for n in range(3)}, path)
+        self._torch.save(
+            {
+                f"layer.{n}": self._torch.rand(state % 9000 + n, generator=generator)
+                for n in range(3)
+            },
+            path,
+        )
 
     def _write_zip(self, path: Path, state: int) -> None:
         chooser = random.Random(state)
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             for number in range(4):
                 entry = zipfile.ZipInfo(f"{path.stem}/data/{number}", _DATE)
-                archive.writestr(entry, io.BytesIO(chooser.randbytes(chooser.randrange(40_000))).getvalue())
+                archive.writestr(
+                    entry, io.BytesIO(chooser.randbytes(chooser.randrange(40_000))).getvalue()
+                )
 
     def __del__(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -105,10 +126,21 @@ class Overwrite(Workload):
     def round(self) -> None:
         calls, path = self.calls, f"state_{self.random.randrange(4)}.bin"
         seed, size = self.data()
-        calls.save(path, seed, size + 9_000, pieces=self.random.randrange(1, 4), sync=self.random.random() < 0.2)
+        calls.save(
+            path,
+            seed,
+            size + 9_000,
+            pieces=self.random.randrange(1, 4),
+            sync=self.random.random() < 0.2,
+        )
         for _ in range(self.random.randrange(3)):
             fd = calls.open(path, truncate=False)
-            calls.write(fd, self.random.randrange(1 << 30), self.random.randrange(1, 4_000), offset=self.random.randrange(5_000))
+            calls.write(
+                fd,
+                self.random.randrange(1 << 30),
+                self.random.randrange(1, 4_000),
+                offset=self.random.randrange(5_000),
+            )
             if self.random.random() < 0.2:
                 calls.fsync(fd)
             calls.close(fd)
@@ -166,7 +198,11 @@ class ManyFiles(Workload):
         for part in range(2):
             calls.mkdir(f"{name}/{part}")
             for number in range(self.random.randrange(5, 25)):
-                calls.save(f"{name}/{part}/{number:04d}", self.random.randrange(1 << 30), self.random.randrange(0, 3_000))
+                calls.save(
+                    f"{name}/{part}/{number:04d}",
+                    self.random.randrange(1 << 30),
+                    self.random.randrange(0, 3_000),
+                )
         calls.save("passing", 1, 100)
         calls.unlink("passing")
         self.tracker(name)
@@ -207,8 +243,15 @@ class Rsync(Workload):
             file.write_bytes(self.random.randbytes(self.random.randrange(60_000)))
         for path in [p for p in self.calls.paths if "/." in p]:
             self.calls.unlink(path)  # what a killed rsync left behind
-        files = {str(p.relative_to(self._source)): digest(p.read_bytes()) for p in self._source.rglob("*") if p.is_file()}
-        directories = ["", *(str(p.relative_to(self._source)) for p in self._source.rglob("*") if p.is_dir())]
+        files = {
+            str(p.relative_to(self._source)): digest(p.read_bytes())
+            for p in self._source.rglob("*")
+            if p.is_file()
+        }
+        directories = [
+            "",
+            *(str(p.relative_to(self._source)) for p in self._source.rglob("*") if p.is_dir()),
+        ]
         self.calls.sync(self._source, "copy", files, directories)
         self.tracker(f"copy {self.number}")
 
@@ -242,13 +285,22 @@ class DeletesFirst(Workload):
     def round(self) -> None:
         name = f"checkpoint_{self.number:07d}"
         self.calls.mkdir(name)
-        for old in sorted(path for path, is_dir in self.calls.paths.items() if is_dir and is_guarded(path) and path != name):
+        for old in sorted(
+            path
+            for path, is_dir in self.calls.paths.items()
+            if is_dir and is_guarded(path) and path != name
+        ):
             self.calls.remove_tree(old)
         self._fill(name)
 
     def _fill(self, name: str) -> None:
         for file in GUARDED_FILES:
-            self.calls.save(f"{name}/{file}", self.random.randrange(1 << 48), GUARDED_BYTES, pieces=self.random.randrange(1, 4))
+            self.calls.save(
+                f"{name}/{file}",
+                self.random.randrange(1 << 48),
+                GUARDED_BYTES,
+                pieces=self.random.randrange(1, 4),
+            )
         if self.random.random() < 0.2:
             self.calls.flush()
         self.tracker(f"{name} {self.number}")
@@ -271,7 +323,9 @@ class UnlinksFirst(Workload):
         for old in sorted(path for path in self.calls.paths if path.startswith("net-")):
             self.calls.unlink(old)
         name, size = f"net-1_{self.number}.ckpt", len(GUARDED_FILES) * GUARDED_BYTES
-        self.calls.save(name + ".tmp", self.random.randrange(1 << 48), size, pieces=self.random.randrange(1, 5))
+        self.calls.save(
+            name + ".tmp", self.random.randrange(1 << 48), size, pieces=self.random.randrange(1, 5)
+        )
         self.calls.rename(name + ".tmp", name)
         if self.random.random() < 0.2:
             self.calls.flush()
@@ -347,4 +401,7 @@ class LargeBeside(Large):
             self.calls.unlink(old)
 
 
-LARGE: dict[str, Callable[[Calls, int], Workload]] = {"large in place": LargeInPlace, "large beside": LargeBeside}
+LARGE: dict[str, Callable[[Calls, int], Workload]] = {
+    "large in place": LargeInPlace,
+    "large beside": LargeBeside,
+}

@@ -20,7 +20,12 @@ from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, wa
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount]
 SOON = {STUCK_VARIABLE: "3", ANCHOR_VARIABLE: "0.5"}
-QUICK: dict[str, Any] = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "environment": SOON}
+QUICK: dict[str, Any] = {
+    "retry_delay_min": 0.05,
+    "retry_delay_max": 0.3,
+    "attr_timeout": 0.1,
+    "environment": SOON,
+}
 
 
 @dataclass
@@ -39,13 +44,24 @@ class Row:
 PASSING = ["EIO", "ENOSPC", "EDQUOT", "ESTALE", "ETIMEDOUT", "ENOTCONN"]
 TABLE = [
     *(Row(f"{error}-write", "fail", ["write"], {"errno": error}, error) for error in PASSING),
-    *(Row(f"EIO-{op}", "fail", [op], {"errno": "EIO"}, "EIO") for op in ("fsync", "rename", "fsyncdir")),
-    *(Row(f"{error}-create", "fail", ["create"], {"errno": error}, error, parks=True) for error in ("EROFS", "EACCES", "EPERM")),
+    *(
+        Row(f"EIO-{op}", "fail", [op], {"errno": "EIO"}, "EIO")
+        for op in ("fsync", "rename", "fsyncdir")
+    ),
+    *(
+        Row(f"{error}-create", "fail", ["create"], {"errno": error}, error, parks=True)
+        for error in ("EROFS", "EACCES", "EPERM")
+    ),
     Row("slow", "delay", ["write", "create"], {"seconds": 2.5}, "slow"),
     Row("hung", "freeze", ["writes"], {}, "stuck"),
     Row("torn", "tear", ["write"], {"probability": 0.5, "seed": 3, "times": 12}),
     Row("short", "short", ["write"], {"probability": 0.5, "seed": 3}),
-    Row("answer-lost", "lose", ["rename", "mkdir", "unlink"], {"probability": 0.5, "seed": 3, "times": 12}),
+    Row(
+        "answer-lost",
+        "lose",
+        ["rename", "mkdir", "unlink"],
+        {"probability": 0.5, "seed": 3, "times": 12},
+    ),
 ]
 
 
@@ -76,21 +92,31 @@ def test_nothing_is_lost_nor_wrongly_persisted(ground: Ground, row: Row) -> None
     mount.flush()
     rule = faults.rule(row.action, ops=row.ops, **row.words)
     try:
-        contents = {f"f{number}": os.urandom(20_000 * number + 1) for number in range(4)} | {"old": b"rewritten"}
+        contents = {f"f{number}": os.urandom(20_000 * number + 1) for number in range(4)} | {
+            "old": b"rewritten"
+        }
         for name, data in contents.items():
             (shown / name).write_bytes(data)
         (shown / "tmp").write_bytes(b"t")
         (shown / "tmp").rename(shown / "latest")
         contents["latest"] = b"t"
         if row.shows:
-            mount.wait_status(lambda s: any(q["last_error"] == row.shows for q in s["queue"]) or s["backing_health"]["state"] == row.shows)
+            mount.wait_status(
+                lambda s: (
+                    any(q["last_error"] == row.shows for q in s["queue"])
+                    or s["backing_health"]["state"] == row.shows
+                )
+            )
             assert {p.name for p in below.iterdir()} <= {"tmp", *contents}
             assert (below / "old").read_bytes() in (b"old", b"rewritten")
         assert all((shown / name).read_bytes() == data for name, data in contents.items())
         assert "latest" in os.listdir(shown)
         if row.parks:
             mount.wait_status(lambda s: s["parked"] > 0)
-            assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
+            assert (
+                mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode
+                == ExitCode.FAILED
+            )
     finally:
         faults.clear(rule)
     if row.parks:
@@ -110,13 +136,22 @@ def test_an_fsync_that_failed_for_the_only_copy_is_not_tried_until_it_says_yes(
     mount = make_mount(fault_fs.path, transport, ram="64M", **QUICK)
     fault_fs.fail("EIO", ["fsync"], glob=".acpfs/staging/*", times=1)
     data = os.urandom(1 << 20) * 96
-    (mount.path / "big").write_bytes(data)  # more than RAM takes: its bytes are in the staging file alone
+    (mount.path / "big").write_bytes(
+        data
+    )  # more than RAM takes: its bytes are in the staging file alone
     status = mount.wait_status(lambda s: s["parked"])
     assert [(entry["name"], entry["last_error"]) for entry in status["queue"]] == [("big", "EIO")]
-    assert any("bytes that are nowhere else" in log.read_text() for log in (mount.log, *(mount.runtime_dir / "logs").glob("*.log")))
+    assert any(
+        "bytes that are nowhere else" in log.read_text()
+        for log in (mount.log, *(mount.runtime_dir / "logs").glob("*.log"))
+    )
     killed = mount.kill_worker()  # the next one must know as well
-    mount.wait_status(lambda s: s["worker"]["pid"] != killed and is_mounted(mount.path))  # libfuse: the mount is made anew
-    assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
+    mount.wait_status(
+        lambda s: s["worker"]["pid"] != killed and is_mounted(mount.path)
+    )  # libfuse: the mount is made anew
+    assert (
+        mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
+    )
     assert not (fault_fs.source / "big").exists()
     assert (mount.path / "big").stat().st_size == len(data)
     with pytest.raises(OSError, match="Input/output error"):  # close tells of what is parked there
@@ -128,7 +163,9 @@ def test_an_fsync_that_failed_for_the_only_copy_is_not_tried_until_it_says_yes(
 
 
 @clause("S74")
-def test_a_server_that_dies_and_comes_back(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_a_server_that_dies_and_comes_back(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "d").mkdir()
     (mount.path / "d" / "before").write_bytes(b"b")
@@ -136,7 +173,9 @@ def test_a_server_that_dies_and_comes_back(transport: str, make_mount: MakeMount
     fault_fs.abort()  # its mount is taken away: the bare mount point shows
     data = os.urandom(300_000)
     (mount.path / "d" / "f").write_bytes(data)
-    mount.wait_status(lambda s: "never used" in (s["backing_health"]["problem"] or ""))  # before that it is there and answers nothing
+    mount.wait_status(
+        lambda s: "never used" in (s["backing_health"]["problem"] or "")
+    )  # before that it is there and answers nothing
     assert "nothing is drained to it" in mount.run("acpfs-ctl", str(mount.path), "status").stdout
     assert (mount.path / "d" / "f").read_bytes() == data
     assert os.listdir(fault_fs.path) == [], "drained into the bare mount point"
@@ -144,7 +183,10 @@ def test_a_server_that_dies_and_comes_back(transport: str, make_mount: MakeMount
         mount.flush()
         assert (fault_fs.source / "d" / "f").read_bytes() == data
         status = mount.status()
-        assert (status["backing_health"]["problem"], status["counters"]["backing_reopened"]) == (None, 1)
+        assert (status["backing_health"]["problem"], status["counters"]["backing_reopened"]) == (
+            None,
+            1,
+        )
         (mount.path / "d" / "g").write_bytes(b"g")
         mount.flush()
         assert (fault_fs.source / "d" / "g").read_bytes() == b"g"
@@ -152,7 +194,9 @@ def test_a_server_that_dies_and_comes_back(transport: str, make_mount: MakeMount
 
 
 @clause("S74")
-def test_unmounted_underneath_while_it_is_used(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_unmounted_underneath_while_it_is_used(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     """umount -l: the descriptor still leads to the file system, the path to the bare directory."""
     backing = tmp_path / "backing"
     backing.mkdir()
@@ -169,7 +213,10 @@ def test_unmounted_underneath_while_it_is_used(transport: str, make_mount: MakeM
         mount.wait_status(lambda s: s["backing_health"]["problem"] and not s["queue_length"])
         for verb in ("flush", "verify"):
             done = mount.run("acpfs-ctl", str(mount.path), verb, check=False)
-            assert (done.returncode, "a directory that acpfs has never used" in done.stderr) == (ExitCode.FAILED, True)
+            assert (done.returncode, "a directory that acpfs has never used" in done.stderr) == (
+                ExitCode.FAILED,
+                True,
+            )
         assert os.listdir(backing) == []
         assert (keep / "f").read_bytes() == b"x"
         subprocess.run(["mount", "--bind", str(keep), str(backing)], check=True)
@@ -182,7 +229,9 @@ def test_unmounted_underneath_while_it_is_used(transport: str, make_mount: MakeM
 
 
 @clause("S74")
-def test_a_mount_over_the_bare_directory_is_refused_while_something_is_kept(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_a_mount_over_the_bare_directory_is_refused_while_something_is_kept(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", str(backing)], check=True)
@@ -211,7 +260,9 @@ def test_a_mount_over_the_bare_directory_is_refused_while_something_is_kept(tran
 
 
 @clause("S23")
-def test_a_file_system_that_is_really_full(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_a_file_system_that_is_really_full(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", str(backing)], check=True)
@@ -222,7 +273,9 @@ def test_a_file_system_that_is_really_full(transport: str, make_mount: MakeMount
         (mount.path / "f").write_bytes(data)
         mount.wait_status(lambda s: any(q["last_error"] == "ENOSPC" for q in s["queue"]))
         assert (mount.path / "f").read_bytes() == data
-        (mount.path / "ballast").unlink()  # room is made through the mount, behind what waits for it
+        (
+            mount.path / "ballast"
+        ).unlink()  # room is made through the mount, behind what waits for it
         (backing / "ballast").unlink(missing_ok=True)
         mount.flush()
         assert (backing / "f").read_bytes() == data
@@ -233,7 +286,9 @@ def test_a_file_system_that_is_really_full(transport: str, make_mount: MakeMount
 
 @clause("S26")
 @pytest.mark.parametrize("damage", ["truncated", "removed"])
-def test_damage_behind_our_back_is_found_and_said(transport: str, make_mount: MakeMount, tmp_path: Path, damage: str) -> None:
+def test_damage_behind_our_back_is_found_and_said(
+    transport: str, make_mount: MakeMount, tmp_path: Path, damage: str
+) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     mount = make_mount(backing, transport, **QUICK)
@@ -249,7 +304,9 @@ def test_damage_behind_our_back_is_found_and_said(transport: str, make_mount: Ma
 
 
 @clause("S23")
-def test_threads_that_hang_are_bounded_and_all_come_back(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_threads_that_hang_are_bounded_and_all_come_back(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK, streams=4)
     (mount.path / "warm").write_bytes(b"w")
     mount.flush()
@@ -282,7 +339,9 @@ def test_a_save_goes_on_after_a_change_of_workers_while_the_storage_hangs(
     if listed:
         assert sorted(os.listdir(save)) == ["step-0", "step-1"]
     mount.flush()
-    fault_fs.freeze(glob="save*")  # nothing is under way there, and a process that waits for FUSE cannot be killed
+    fault_fs.freeze(
+        glob="save*"
+    )  # nothing is under way there, and a process that waits for FUSE cannot be killed
     wait_gone(mount.kill_worker())
     (save / "step-2").mkdir()
     (save / "step-2" / "shard").write_bytes(b"2")

@@ -29,11 +29,15 @@ def undrained(mount: AcpfsMount) -> None:
     """End the daemon with what it has left, as a crash does, and fall through, as its supervisor would."""
     mount.kill_processes()
     (tier,) = (p for p in (mount.runtime_dir / "tiers").iterdir() if p.is_dir())
-    assert fallthrough.fall(mount.runtime_dir, str(mount.path), "the worker does not come back", tier=tier)
+    assert fallthrough.fall(
+        mount.runtime_dir, str(mount.path), "the worker does not come back", tier=tier
+    )
 
 
 @clause("S70")
-def test_bypass_makes_new_opens_native_and_serves_what_is_open(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_bypass_makes_new_opens_native_and_serves_what_is_open(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     with open(mount.path / "open", "wb") as file:
         file.write(b"before ")
@@ -49,7 +53,10 @@ def test_bypass_makes_new_opens_native_and_serves_what_is_open(transport: str, m
         pid = mount.pid
     mount.wait_ended(pid)
     assert (mount.path / "open").read_bytes() == b"before after"
-    assert json.loads(mount.run("acpfs-ctl", str(mount.path), "status", "--json").stdout)["state"] == "bypassed"
+    assert (
+        json.loads(mount.run("acpfs-ctl", str(mount.path), "status", "--json").stdout)["state"]
+        == "bypassed"
+    )
     assert "BYPASSED" in mount.run("acpfs-ctl", "status").stdout
     mount.run("acpfs", "umount", str(mount.path))
     assert os.listdir(mount.path) == []
@@ -57,7 +64,9 @@ def test_bypass_makes_new_opens_native_and_serves_what_is_open(transport: str, m
 
 
 @clause("S70")
-def test_what_a_dead_daemon_left_is_drained_by_the_next_mount(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_what_a_dead_daemon_left_is_drained_by_the_next_mount(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport, bandwidth="64K")
     data = os.urandom(1 << 20)
     (mount.path / "kept").write_bytes(data)
@@ -71,12 +80,18 @@ def test_what_a_dead_daemon_left_is_drained_by_the_next_mount(transport: str, ma
     assert (mount.path / "native").read_bytes() == b"n"
     mount.flush()
     status = mount.status()
-    assert (status["state"], status["bypassed_since"], status["conflicts_total"]) == ("serving", None, 0)
+    assert (status["state"], status["bypassed_since"], status["conflicts_total"]) == (
+        "serving",
+        None,
+        0,
+    )
     assert (backing / "kept").read_bytes() == data
 
 
 @clause("S70")
-def test_umount_takes_both_layers_away(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_umount_takes_both_layers_away(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     assert len(kinds_at(mount.path)) == 2
     mount.umount()
@@ -90,7 +105,9 @@ def test_umount_takes_both_layers_away(transport: str, make_mount: MakeMount, ba
 
 
 @clause("S70")
-def test_with_stop_nothing_lies_beneath(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_with_stop_nothing_lies_beneath(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport, on_failure="stop")
     assert kinds_at(mount.path) == ["fuse.acpfs"]
     with pytest.raises(CommandError) as refused:
@@ -123,9 +140,19 @@ def test_the_mount_does_not_appear_over_the_backing_directory_where_mounts_are_s
 
 
 @clause("S71")
-def test_nothing_native_is_overwritten_by_what_was_kept(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_nothing_native_is_overwritten_by_what_was_kept(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport, **QUICK)
-    for name in ("rewritten", "deleted", "renamed", "target", "untouched", "replaced_by_dir", "linked"):
+    for name in (
+        "rewritten",
+        "deleted",
+        "renamed",
+        "target",
+        "untouched",
+        "replaced_by_dir",
+        "linked",
+    ):
         (mount.path / name).write_bytes(b"old " + name.encode())
     for name in ("dir", "emptied"):
         (mount.path / name).mkdir()
@@ -153,12 +180,20 @@ def test_nothing_native_is_overwritten_by_what_was_kept(transport: str, make_mou
     mount.flush()
     status = mount.status()
     mount.umount()
-    shown = {str(p.relative_to(backing)): p.read_bytes() for p in backing.rglob("*") if p.is_file() and ".acpfs" not in p.parts}
+    shown = {
+        str(p.relative_to(backing)): p.read_bytes()
+        for p in backing.rglob("*")
+        if p.is_file() and ".acpfs" not in p.parts
+    }
     for name in ("rewritten", "new", "deleted", "renamed", "target", "link", "made", "linked"):
         assert shown[name] == b"NATIVE " + name.encode(), name
     assert shown["emptied/again"] == b"NATIVE"
     assert shown["untouched"] == b"mount"
-    for name, content in (("rewritten", b"mount"), ("new", b"mount"), ("target", b"mount's target")):
+    for name, content in (
+        ("rewritten", b"mount"),
+        ("new", b"mount"),
+        ("target", b"mount's target"),
+    ):
         assert shown[f"{name}.acpfs-conflict-1"] == content
     assert os.readlink(backing / "link.acpfs-conflict-1") == "mount"
     assert shown["made.acpfs-conflict-1/inside"] == b"mount"
@@ -174,7 +209,9 @@ def test_nothing_native_is_overwritten_by_what_was_kept(transport: str, make_mou
 
 
 @clause("S71")
-def test_after_a_conflict_the_name_is_the_native_file(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_after_a_conflict_the_name_is_the_native_file(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport, **QUICK, bandwidth=1)
     (mount.path / "f").write_bytes(os.urandom(1 << 20))
     undrained(mount)
@@ -192,7 +229,9 @@ def test_after_a_conflict_the_name_is_the_native_file(transport: str, make_mount
 
 
 @clause("S71")
-def test_what_a_bypassed_mount_still_writes_does_not_overwrite_native_changes(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_what_a_bypassed_mount_still_writes_does_not_overwrite_native_changes(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport, **QUICK)
     (mount.path / "log").write_bytes(b"1")
     mount.flush()
@@ -208,7 +247,9 @@ def test_what_a_bypassed_mount_still_writes_does_not_overwrite_native_changes(tr
 
 
 @clause("S71")
-def test_a_crash_in_the_middle_of_the_drain_makes_no_conflict_with_itself(transport: str, make_mount: MakeMount, backing: Path) -> None:
+def test_a_crash_in_the_middle_of_the_drain_makes_no_conflict_with_itself(
+    transport: str, make_mount: MakeMount, backing: Path
+) -> None:
     mount = make_mount(backing, transport, **QUICK)
     for round_ in range(3):
         for number in range(60):

@@ -35,7 +35,9 @@ def invalidate(fault_fs: FaultFs, backing: Path) -> None:
 
 
 @clause("S75", "S23")
-def test_the_mount_stays(transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path) -> None:
+def test_the_mount_stays(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path
+) -> None:
     mount = make_mount(backing, transport, **QUICK)
     (mount.path / "before").write_bytes(b"b")
     mount.flush()
@@ -51,7 +53,9 @@ def test_the_mount_stays(transport: str, make_mount: MakeMount, fault_fs: FaultF
 
 @clause("S75", "S70")
 @pytest.mark.parametrize("how", ["bypass", "given up"])
-def test_it_falls_through_all_the_same(transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path, how: str) -> None:
+def test_it_falls_through_all_the_same(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path, how: str
+) -> None:
     mount = make_mount(backing, transport, **QUICK)
     (mount.path / "before").write_bytes(b"b")
     mount.flush()
@@ -76,7 +80,9 @@ def test_it_falls_through_all_the_same(transport: str, make_mount: MakeMount, fa
 
 @clause("S75", "S70")
 @pytest.mark.parametrize("how", ["bypass", "given up"])
-def test_it_does_not_fall_to_the_bare_directory(transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path, how: str) -> None:
+def test_it_does_not_fall_to_the_bare_directory(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path, how: str
+) -> None:
     """The servers are still gone: what applications would write beneath the mount would be in the way of it, and on no other node."""
     mount = make_mount(backing, transport, **QUICK)
     (mount.path / "before").write_bytes(b"b")
@@ -106,7 +112,9 @@ def test_it_does_not_fall_to_the_bare_directory(transport: str, make_mount: Make
 
 
 @clause("S75", "S22")
-def test_after_the_death_of_everything(transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path) -> None:
+def test_after_the_death_of_everything(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path
+) -> None:
     """What lies aside is found by the next mount, and made anew: the file system may be another mount by then."""
     mount = make_mount(backing, transport, **QUICK)
     (mount.path / "before").write_bytes(b"b")

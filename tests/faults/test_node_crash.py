@@ -36,12 +36,16 @@ def crash_node(mount: AcpfsMount) -> None:
 
 @pytest.mark.mount
 @clause("S3", "S86")
-def test_the_next_mount_of_a_node_id_clears_its_staging(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_the_next_mount_of_a_node_id_clears_its_staging(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, node_id="n1", **QUICK)
     (mount.path / "latest").write_bytes(b"1")
     (mount.path / "shard-1").write_bytes(b"one")
     mount.flush()
-    stopped = fault_fs.rule("freeze", ops=["fsync"], glob=".acpfs/staging/*")  # not the node's record, which beats meanwhile
+    stopped = fault_fs.rule(
+        "freeze", ops=["fsync"], glob=".acpfs/staging/*"
+    )  # not the node's record, which beats meanwhile
     fault_fs.rule("freeze", ops=["rename"])
     for number in range(4):
         (mount.path / f"shard-2-{number}").write_bytes(os.urandom(300_000))
@@ -57,7 +61,10 @@ def test_the_next_mount_of_a_node_id_clears_its_staging(transport: str, make_mou
     (mount.path / "after").write_bytes(b"x")
     mount.flush()
     assert staging_files(fault_fs.source) == []
-    assert {path.name: path.read_bytes() for path in mount.path.iterdir()} == {**visible, "after": b"x"}
+    assert {path.name: path.read_bytes() for path in mount.path.iterdir()} == {
+        **visible,
+        "after": b"x",
+    }
     mount.umount()
 
 
@@ -74,7 +81,9 @@ def crash_node_frozen(mount: AcpfsMount, fault_fs: FaultFs) -> None:
 
 @pytest.mark.mount
 @clause("S86")
-def test_second_identities_live_side_by_side_and_keep_their_own(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_second_identities_live_side_by_side_and_keep_their_own(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     first = make_mount(backing, transport, "m1", node_id="n1", **QUICK)
@@ -105,14 +114,19 @@ def test_a_ram_tier_of_another_backing_directory_or_without_its_state_is_refused
     meta = Path(mount.status()["ram"]["directory"]) / "meta.json"
     mount.kill()
     ours = meta.read_text()
-    meta.write_text(json.dumps({**json.loads(ours), "volume_id": "0" * 32, "backing": "/elsewhere"}))
+    meta.write_text(
+        json.dumps({**json.loads(ours), "volume_id": "0" * 32, "backing": "/elsewhere"})
+    )
     with pytest.raises(CommandError, match="belongs to /elsewhere") as refused:
         mount.start(bandwidth=0)
     assert refused.value.code == ExitCode.REFUSED
     meta.write_text(ours)
     wal = meta.with_name("state.sqlite-wal")
     wal.rename(wal.with_name("away"))
-    with pytest.raises(CommandError, match=r"write-ahead log is gone; 1 files of 100000 bytes in .* were left alone") as refused:
+    with pytest.raises(
+        CommandError,
+        match=r"write-ahead log is gone; 1 files of 100000 bytes in .* were left alone",
+    ) as refused:
         mount.start()
     assert refused.value.code == ExitCode.REFUSED
     wal.with_name("away").rename(wal)
@@ -137,7 +151,12 @@ def directory(tmp_path: Path) -> Iterator[BackingDirectory]:
 def left_by(tmp_path: Path, node: str, machine: Machine) -> Path:
     """A node's record and two staging files."""
     other = BackingDirectory(tmp_path, node)
-    record = {"node": node, "host": machine.host, "hardware": machine.hardware, "boot_id": machine.boot_id}
+    record = {
+        "node": node,
+        "host": machine.host,
+        "hardware": machine.hardware,
+        "boot_id": machine.boot_id,
+    }
     other.write_own((b"nodes", node.encode()), json.dumps(record).encode())
     for name in ("1-abc", "overflow-def"):
         other.close(other.create_staging(name))
@@ -146,7 +165,9 @@ def left_by(tmp_path: Path, node: str, machine: Machine) -> Path:
 
 
 @clause("S86")
-def test_what_an_earlier_boot_of_this_machine_left_is_removed(directory: BackingDirectory, tmp_path: Path) -> None:
+def test_what_an_earlier_boot_of_this_machine_left_is_removed(
+    directory: BackingDirectory, tmp_path: Path
+) -> None:
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
     assert clear(directory, HERE) == []
     assert not left.exists()
@@ -164,14 +185,18 @@ def test_what_an_earlier_boot_of_this_machine_left_is_removed(directory: Backing
         ("host1-new", replace(HERE, boot_id="boot-1")),
     ],
 )
-def test_what_may_be_anothers_only_copy_is_left_alone(directory: BackingDirectory, tmp_path: Path, node: str, machine: Machine) -> None:
+def test_what_may_be_anothers_only_copy_is_left_alone(
+    directory: BackingDirectory, tmp_path: Path, node: str, machine: Machine
+) -> None:
     left = left_by(tmp_path, node, machine)
     assert clear(directory, HERE) == []
     assert len(list(left.iterdir())) == 2
 
 
 @clause("S86", "S152")
-def test_staging_files_of_a_node_that_is_mirrored_are_left_alone(directory: BackingDirectory, tmp_path: Path) -> None:
+def test_staging_files_of_a_node_that_is_mirrored_are_left_alone(
+    directory: BackingDirectory, tmp_path: Path
+) -> None:
     """Found by reading: after a reboot, the first of two mounts removed what the mirror of the second counted on."""
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
     directory.write_own((MIRRORS, b"host1-old"), b'{"token": "1"}')
@@ -190,7 +215,17 @@ def test_other_nodes_learn_of_the_loss_although_the_clearing_is_cut_off(
 ) -> None:
     left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
     records = NodeRecords(directory)
-    records.publish(NodeRecord("host1-old", beat=1, clock=100.0, watermark=90.0, host=HERE.host, hardware=HERE.hardware, boot_id="boot-1"))
+    records.publish(
+        NodeRecord(
+            "host1-old",
+            beat=1,
+            clock=100.0,
+            watermark=90.0,
+            host=HERE.host,
+            hardware=HERE.hardware,
+            boot_id="boot-1",
+        )
+    )
 
     def refuse(_names: LowerPath, _content: bytes = b"") -> None:
         raise OSError(errno.EIO, "cut off")
@@ -219,7 +254,9 @@ def test_half_of_an_exchange_is_named_and_left(directory: BackingDirectory, tmp_
 
 @clause("S86")
 @pytest.mark.parametrize("hardware", ["", "another"])
-def test_without_proof_it_is_named_and_left(directory: BackingDirectory, tmp_path: Path, hardware: str) -> None:
+def test_without_proof_it_is_named_and_left(
+    directory: BackingDirectory, tmp_path: Path, hardware: str
+) -> None:
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1", hardware=hardware))
     (said,) = clear(directory, replace(HERE, hardware="" if not hardware else HERE.hardware))
     assert "node id host1-old left 2 staging files" in said

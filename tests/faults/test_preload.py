@@ -18,10 +18,14 @@ pytestmark = [pytest.mark.mount]
 
 @BOTH
 @clause("S105")
-def test_preload_brings_and_compares(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_preload_brings_and_compares(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     """Written through a mount whose RAM tier is gone then; one file is damaged, one was never stored here, one does not fit."""
     mount = make_mount(fault_fs.path, transport, **QUICK)
-    contents = {f"run/iter_{n:07}/model.pt": os.urandom(5 * MIB + n) for n in (1, 2)} | {"run/small": b"small"}
+    contents = {f"run/iter_{n:07}/model.pt": os.urandom(5 * MIB + n) for n in (1, 2)} | {
+        "run/small": b"small"
+    }
     for name, data in contents.items():
         (mount.path / name).parent.mkdir(parents=True, exist_ok=True)
         (mount.path / name).write_bytes(data)
@@ -32,9 +36,13 @@ def test_preload_brings_and_compares(transport: str, make_mount: MakeMount, faul
     (fault_fs.source / "run/link").symlink_to("small")
     mount.start(ram="64M")
     rule = fault_fs.rule("flip", ops=["read"], glob="*iter_0000002/model.pt")
-    done = mount.run("acpfs-ctl", str(mount.path), "preload", "run", "--wait", "--json", check=False)
+    done = mount.run(
+        "acpfs-ctl", str(mount.path), "preload", "run", "--wait", "--json", check=False
+    )
     assert done.returncode == ExitCode.FAILED
-    rows = {row["path"]: row["status"] for row in mount.ctl("preload", "run", "--wait", check=False)}
+    rows = {
+        row["path"]: row["status"] for row in mount.ctl("preload", "run", "--wait", check=False)
+    }
     assert rows == {
         "run/iter_0000001/model.pt": "in RAM",
         "run/iter_0000002/model.pt": "mismatch",
@@ -56,7 +64,9 @@ def test_preload_brings_and_compares(transport: str, make_mount: MakeMount, faul
 def checkpoints(backing: Path, layout: str) -> str:
     """Three of them; returns the one that is the latest."""
     for step in (100, 200, 300):
-        directory = backing / "run" / {"tracker": f"iter_{step:07}", "newest": f"checkpoint-{step}"}[layout]
+        directory = (
+            backing / "run" / {"tracker": f"iter_{step:07}", "newest": f"checkpoint-{step}"}[layout]
+        )
         directory.mkdir(parents=True)
         (directory / "model.pt").write_bytes(os.urandom(3 * MIB))
         if step < 300:
@@ -70,7 +80,9 @@ def checkpoints(backing: Path, layout: str) -> str:
 @BOTH
 @clause("S105")
 @pytest.mark.parametrize("layout", ["tracker", "newest"])
-def test_the_latest_checkpoint_comes_behind_the_mount(transport: str, make_mount: MakeMount, fault_fs: FaultFs, layout: str) -> None:
+def test_the_latest_checkpoint_comes_behind_the_mount(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, layout: str
+) -> None:
     latest = checkpoints(fault_fs.source, layout)
     rule = fault_fs.freeze(ops=["read"], glob="*.pt")
     mount = make_mount(fault_fs.path, transport, preload="latest", **QUICK)
@@ -78,7 +90,9 @@ def test_the_latest_checkpoint_comes_behind_the_mount(transport: str, make_mount
     (mount.path / "new").write_bytes(b"new")
     assert (mount.path / "new").read_bytes() == b"new"
     fault_fs.thaw()
-    mount.wait_status(lambda status: status["counters"]["warmed_files"] >= 2 + (layout == "tracker"))
+    mount.wait_status(
+        lambda status: status["counters"]["warmed_files"] >= 2 + (layout == "tracker")
+    )
     brought = {path for path in where(mount) if path.startswith("run/")}
     assert brought == {f"{latest}/model.pt", f"{latest}/optim.pt"} | (
         {"run/latest_checkpointed_iteration.txt"} if layout == "tracker" else set()

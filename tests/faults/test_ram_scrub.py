@@ -15,7 +15,11 @@ pytestmark = [pytest.mark.mount, pytest.mark.clause("S235")]
 
 def flip(mount: AcpfsMount, size: int) -> None:
     """One bit of the file of that size in the RAM tier."""
-    (path,) = [path for path in (Path(mount.status()["ram"]["directory"]) / "data").iterdir() if path.stat().st_size == size]
+    (path,) = [
+        path
+        for path in (Path(mount.status()["ram"]["directory"]) / "data").iterdir()
+        if path.stat().st_size == size
+    ]
     st = path.stat()
     with open(path, "r+b") as file:
         byte = os.pread(file.fileno(), 1, size // 2)
@@ -28,7 +32,9 @@ def logged(mount: AcpfsMount) -> str:
 
 
 @pytest.mark.transports("libfuse", "native-direct", "native-passthrough")
-def test_an_operator_finds_and_mends_what_changed_in_ram(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_an_operator_finds_and_mends_what_changed_in_ram(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", transport, scrub_ram=0)
     contents = {f"f{size}": os.urandom(size) for size in (100, 5000, 3_000_001)}
@@ -49,7 +55,9 @@ def test_an_operator_finds_and_mends_what_changed_in_ram(transport: str, make_mo
     assert (tmp_path / "backing/f3000001").read_bytes() == contents["f3000001"]
 
 
-def test_ram_is_looked_through_in_the_background(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_ram_is_looked_through_in_the_background(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", transport, scrub_ram=0.2)
     data = os.urandom(50_000)
@@ -61,7 +69,9 @@ def test_ram_is_looked_through_in_the_background(transport: str, make_mount: Mak
     assert mount.status()["counters"]["ram_scrubbed_bytes"] >= len(data)
 
 
-def test_what_is_not_persisted_is_named_until_it_is_saved_again(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_what_is_not_persisted_is_named_until_it_is_saved_again(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", transport, bandwidth=1, scrub_ram=0)
     (mount.path / "f").write_bytes(os.urandom(200_000))
@@ -76,7 +86,10 @@ def test_what_is_not_persisted_is_named_until_it_is_saved_again(transport: str, 
     (mount.path / "f").write_bytes(b"again")
     mount.run("acpfs-ctl", str(mount.path), "set", "bandwidth=0")
     mount.flush()
-    assert mount.run("acpfs-ctl", str(mount.path), "verify", "--ram", check=False).returncode == ExitCode.OK
+    assert (
+        mount.run("acpfs-ctl", str(mount.path), "verify", "--ram", check=False).returncode
+        == ExitCode.OK
+    )
     assert not [text for text in mount.status()["warnings"] if "RAM has other bytes" in text]
     mount.umount()
     assert (tmp_path / "backing/f").read_bytes() == b"again"

@@ -52,7 +52,9 @@ def test_owners_that_cannot_be_set_are_told_and_hold_nothing_up(
     assert [st.st_mode & 0o777 for st in below.values()] == [0o755, 0o600, 0o644]
     mount.umount()
     mount.start()
-    assert (mount.path / "d" / "shared").stat().st_uid == 0  # what is there is what the next mount shows
+    assert (
+        mount.path / "d" / "shared"
+    ).stat().st_uid == 0  # what is there is what the next mount shows
     assert errno_as(SOMEBODY, (mount.path / "d" / "private").read_bytes) == errno.EACCES
     assert in_child((mount.path / "d" / "shared").read_bytes, SOMEBODY, SOMEBODY) == b"weights"
 

@@ -45,7 +45,9 @@ def status_of(pid: int) -> dict[str, str]:
 def is_confined(pid: int) -> bool:
     """Whether it has no capability beyond those that are needed, and none to come."""
     status = status_of(pid)
-    masks = {name: int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb")}
+    masks = {
+        name: int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb")
+    }
     return (
         masks["CapPrm"] == masks["CapEff"] != 0
         and not (masks["CapPrm"] | masks["CapBnd"]) & ~kept_mask()
@@ -110,7 +112,10 @@ def test_nobody_else_reads_what_is_in_ram(mount: AcpfsMount) -> None:
     tier = tier_of(mount)
     files = [file for file in (tier / "data").iterdir() if file.is_file()]
     assert any(file.read_bytes() == SECRET for file in files)
-    found = {path: errno_as(NOBODY, reads(path)) for path in (*files, tier / "state.sqlite", tier / "meta.json", secret)}
+    found = {
+        path: errno_as(NOBODY, reads(path))
+        for path in (*files, tier / "state.sqlite", tier / "meta.json", secret)
+    }
     found |= {path: errno_as(NOBODY, lists(path)) for path in (tier, tier / "data", tier.parent)}
     assert set(found.values()) == {errno.EACCES}, found
 
@@ -121,10 +126,19 @@ def test_nobody_else_reaches_a_process_through_proc(mount: AcpfsMount) -> None:
     answers: dict[str, int] = {}
     for pid in mount.living():
         proc = Path(f"/proc/{pid}")
-        answers |= {f"{pid}/{name}": errno_as(NOBODY, lists(proc / name)) for name in ("fd", "root", "cwd", "map_files")}
-        answers |= {f"{pid}/{name}": errno_as(NOBODY, reads(proc / name)) for name in ("mem", "environ", "auxv", "stack")}
+        answers |= {
+            f"{pid}/{name}": errno_as(NOBODY, lists(proc / name))
+            for name in ("fd", "root", "cwd", "map_files")
+        }
+        answers |= {
+            f"{pid}/{name}": errno_as(NOBODY, reads(proc / name))
+            for name in ("mem", "environ", "auxv", "stack")
+        }
         numbers = os.listdir(proc / "fd")
-        answers |= {f"{pid}/fd/{number}": errno_as(NOBODY, reads(proc / "fd" / number)) for number in numbers}
+        answers |= {
+            f"{pid}/fd/{number}": errno_as(NOBODY, reads(proc / "fd" / number))
+            for number in numbers
+        }
     assert set(answers.values()) <= {errno.EACCES, errno.EPERM}, answers
 
 
@@ -133,7 +147,11 @@ def test_nobody_else_orders_the_daemon_about(mount: AcpfsMount) -> None:
     sockets = [path for path in mount.runtime_dir.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
     assert sockets
     assert [stat.S_IMODE(path.stat().st_mode) & 0o077 for path in sockets] == [0] * len(sockets)
-    writable = [p for p in [mount.runtime_dir, *mount.runtime_dir.rglob("*")] if not p.is_symlink() and p.stat().st_mode & 0o022]
+    writable = [
+        p
+        for p in [mount.runtime_dir, *mount.runtime_dir.rglob("*")]
+        if not p.is_symlink() and p.stat().st_mode & 0o022
+    ]
     assert writable == []
     signals = [errno_as(NOBODY, partial(os.kill, pid, 15)) for pid in mount.living()]
     assert set(signals) == {errno.EPERM}
@@ -144,7 +162,9 @@ def test_nothing_readable_is_left_by_a_crash_nor_by_umount(mount: AcpfsMount) ->
     (mount.path / "secret").write_bytes(SECRET)
     tier = tier_of(mount)
     mount.kill()
-    assert any(file.read_bytes() == SECRET for file in (tier / "data").iterdir() if file.is_file())  # it is kept …
+    assert any(
+        file.read_bytes() == SECRET for file in (tier / "data").iterdir() if file.is_file()
+    )  # it is kept …
     assert errno_as(NOBODY, lists(tier)) == errno.EACCES  # … and not for everybody
     mount.start(bandwidth=0)
     mount.umount()

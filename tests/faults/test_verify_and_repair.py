@@ -43,18 +43,24 @@ def test_a_stream_that_reads_back_differently_is_streamed_again(
     counters = mount.status()["counters"]
     assert counters["verified_files"] == 1
     assert 1 <= counters["verify_failures"] <= 2
-    assert "reads back differently" in "".join(p.read_text() for p in (mount.runtime_dir / "logs").iterdir())
+    assert "reads back differently" in "".join(
+        p.read_text() for p in (mount.runtime_dir / "logs").iterdir()
+    )
 
 
 @clause("S72")
-def test_storage_that_spoils_everything_is_given_up_loudly(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_storage_that_spoils_everything_is_given_up_loudly(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, verify_after_write=True, **QUICK)
     rule = fault_fs.rule("flip", ops=["write"], glob="*staging*")
     (mount.path / "f").write_bytes(b"data" * 1000)
     status = mount.wait_status(lambda s: s["parked"] == 1)
     assert status["counters"]["verify_failures"] == 3
     assert not (fault_fs.source / "f").exists()
-    assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
+    assert (
+        mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
+    )
     fault_fs.clear(rule)
     mount.run("acpfs-ctl", str(mount.path), "retry", "f")
     mount.flush()
@@ -75,9 +81,13 @@ def test_repair_rewrites_what_rotted(transport: str, make_mount: MakeMount, tmp_
     before = {name: (backing / name).stat() for name in contents}
     for name in contents:
         rot(backing / name)
-    assert mount.run("acpfs-ctl", str(mount.path), "verify", check=False).returncode == ExitCode.FAILED
+    assert (
+        mount.run("acpfs-ctl", str(mount.path), "verify", check=False).returncode == ExitCode.FAILED
+    )
     rows = mount.ctl("repair", "d")
-    assert sorted((row["path"], row["status"]) for row in rows) == sorted((name, "repaired") for name in contents)
+    assert sorted((row["path"], row["status"]) for row in rows) == sorted(
+        (name, "repaired") for name in contents
+    )
     for name, data in contents.items():
         assert (backing / name).read_bytes() == data
         st = (backing / name).stat()
@@ -88,7 +98,9 @@ def test_repair_rewrites_what_rotted(transport: str, make_mount: MakeMount, tmp_
 
 
 @clause("S73")
-def test_repair_says_what_it_cannot_do(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_repair_says_what_it_cannot_do(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     mount = make_mount(backing, transport, ram="8M")

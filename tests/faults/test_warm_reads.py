@@ -73,7 +73,9 @@ def in_thread(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 @LANES
 @clause("S100")
-def test_many_readers_cost_one_read_of_the_backing_directory(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_many_readers_cost_one_read_of_the_backing_directory(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     data = os.urandom(24 * MIB + 12345)
     (fault_fs.source / "f").write_bytes(data)
     mount = make_mount(fault_fs.path, transport, **QUICK)
@@ -92,8 +94,13 @@ def test_many_readers_cost_one_read_of_the_backing_directory(transport: str, mak
 
 @BOTH
 @clause("S100")
-def test_what_is_read_comes_and_what_is_looked_at_does_not(transport: str, make_mount: MakeMount, cold: Path) -> None:
-    contents = {name: os.urandom(size) for name, size in (("empty", 0), ("small", 5000), ("large", 20 * MIB), ("header", 20 * MIB))}
+def test_what_is_read_comes_and_what_is_looked_at_does_not(
+    transport: str, make_mount: MakeMount, cold: Path
+) -> None:
+    contents = {
+        name: os.urandom(size)
+        for name, size in (("empty", 0), ("small", 5000), ("large", 20 * MIB), ("header", 20 * MIB))
+    }
     for name, data in contents.items():
         (cold / name).write_bytes(data)
         os.sync()
@@ -118,7 +125,10 @@ def test_a_mapped_file_comes(transport: str, make_mount: MakeMount, cold: Path) 
     data = os.urandom(16 * MIB)
     (cold / "f").write_bytes(data)
     mount = make_mount(cold, transport, **QUICK)
-    with open(mount.path / "f", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+    with (
+        open(mount.path / "f", "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+    ):
         assert mapped[:] == data
     wait_counted(mount, "warmed_files", 1)
     assert whole(mount.path / "f") == data
@@ -140,7 +150,10 @@ def test_hung_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: Fau
     data = os.urandom(32 * MIB)
     (fault_fs.source / "f").write_bytes(data)
     mount = make_mount(fault_fs.path, transport, **QUICK)
-    with open(mount.path / "f", "rb", buffering=0) as first, open(mount.path / "f", "rb", buffering=0) as second:
+    with (
+        open(mount.path / "f", "rb", buffering=0) as first,
+        open(mount.path / "f", "rb", buffering=0) as second,
+    ):
         assert os.pread(first.fileno(), MIB, 0) == data[:MIB]
         fault_fs.freeze(ops=["read"])
         missing = in_thread(os.pread, second.fileno(), MIB, 9 * MIB)
@@ -155,7 +168,9 @@ def test_hung_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: Fau
 
 @NATIVE
 @clause("S101")
-def test_who_asks_for_what_does_not_come_gets_an_error_in_the_end(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_who_asks_for_what_does_not_come_gets_an_error_in_the_end(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     (fault_fs.source / "f").write_bytes(b"f" * (32 * MIB))
     mount = make_mount(fault_fs.path, transport, backing_timeout=10, **QUICK)
     with open(mount.path / "f", "rb", buffering=0) as file:
@@ -171,7 +186,9 @@ def test_who_asks_for_what_does_not_come_gets_an_error_in_the_end(transport: str
 
 @NATIVE
 @clause("S101", "S81")
-def test_the_worker_is_killed_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_the_worker_is_killed_in_the_middle(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     data = os.urandom(32 * MIB)
     (fault_fs.source / "f").write_bytes(data)
     mount = make_mount(fault_fs.path, transport, **QUICK)
@@ -207,7 +224,9 @@ def rewritten(path: Path, data: bytes) -> None:
 
 @BOTH
 @clause("S102")
-def test_changed_below_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_changed_below_in_the_middle(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     old, changes = b"a" * (16 * MIB), (replaced, shortened, rewritten)
     for change in changes:
         (fault_fs.source / change.__name__).write_bytes(old)
@@ -223,9 +242,15 @@ def test_changed_below_in_the_middle(transport: str, make_mount: MakeMount, faul
             change(below, new)
             fault_fs.thaw()
             error = reader.exception(30)
-            assert error is None or (change is replaced and isinstance(error, OSError) and error.errno == errno.ESTALE)  # as on NFS
+            assert error is None or (
+                change is replaced and isinstance(error, OSError) and error.errno == errno.ESTALE
+            )  # as on NFS
         mount.wait_status(lambda status: status["ram"]["reserved_bytes"] == 0)
-        mount.wait_status(lambda _status, seen=seen, below=below: os.stat(seen).st_mtime_ns == os.stat(below).st_mtime_ns)
+        mount.wait_status(
+            lambda _status, seen=seen, below=below: (
+                os.stat(seen).st_mtime_ns == os.stat(below).st_mtime_ns
+            )
+        )
         assert whole(seen) == new
         assert whole(seen) == new
 
@@ -238,7 +263,9 @@ def test_changed_below_when_it_has_come(transport: str, make_mount: MakeMount, c
     assert whole(mount.path / "f") == b"old" * MIB
     wait_counted(mount, "warmed_files", 1)
     (cold / "f").write_bytes(b"new" * MIB)
-    mount.wait_status(lambda _status: os.stat(mount.path / "f").st_mtime_ns == os.stat(cold / "f").st_mtime_ns)
+    mount.wait_status(
+        lambda _status: os.stat(mount.path / "f").st_mtime_ns == os.stat(cold / "f").st_mtime_ns
+    )
     assert whole(mount.path / "f") == b"new" * MIB
 
 
@@ -249,7 +276,9 @@ def overwritten(path: Path) -> None:
 
 @BOTH
 @clause("S102")
-def test_changed_here_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_changed_here_in_the_middle(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     """What is read ahead hangs meanwhile, so that it cannot have come whole before."""
     data = os.urandom(16 * MIB)
     changes: dict[str, tuple[Callable[[Path], Any], bytes]] = {
@@ -270,7 +299,9 @@ def test_changed_here_in_the_middle(transport: str, make_mount: MakeMount, fault
             reader = in_thread(lambda file: b"".join(iter(lambda: file.read(MIB), b"")), file)
             fault_fs.wait_hits(rule)
             changed = in_thread(change, path)
-            if transport != "libfuse":  # there the kernel has it wait for the pages that are being read
+            if (
+                transport != "libfuse"
+            ):  # there the kernel has it wait for the pages that are being read
                 changed.result(120)
             fault_fs.thaw()
             changed.result(120)
@@ -281,14 +312,16 @@ def test_changed_here_in_the_middle(transport: str, make_mount: MakeMount, fault
             assert whole(path) == expected
         mount.wait_status(lambda status: status["ram"]["reserved_bytes"] == 0)
     mount.flush()
-    assert {path.name: path.read_bytes() for path in fault_fs.source.iterdir() if path.is_file()} == {
-        name: expected for name, (_change, expected) in changes.items() if name != "unlink"
-    }
+    assert {
+        path.name: path.read_bytes() for path in fault_fs.source.iterdir() if path.is_file()
+    } == {name: expected for name, (_change, expected) in changes.items() if name != "unlink"}
 
 
 @NATIVE
 @clause("S103")
-def test_it_goes_when_a_writer_needs_the_room(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_it_goes_when_a_writer_needs_the_room(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     data = os.urandom(40 * MIB)
     (fault_fs.source / "f").write_bytes(data)
     mount = make_mount(fault_fs.path, transport, ram="64M", **QUICK)
@@ -310,7 +343,9 @@ def test_it_goes_when_a_writer_needs_the_room(transport: str, make_mount: MakeMo
 
 @NATIVE
 @clause("S103")
-def test_nothing_that_is_dirty_or_used_leaves_for_it(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_nothing_that_is_dirty_or_used_leaves_for_it(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     (fault_fs.source / "f").write_bytes(b"f" * (40 * MIB))
     mount = make_mount(fault_fs.path, transport, ram="64M", **QUICK)
     (mount.path / "g").write_bytes(b"g" * (30 * MIB))
@@ -348,7 +383,9 @@ def test_with_on_clean_files_leave_for_it_and_neither_checkpoints_nor_pins(
 
 @NATIVE
 @clause("S104")
-def test_a_large_file_that_is_damaged_is_not_served_again(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_a_large_file_that_is_damaged_is_not_served_again(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     """Without `verify_reads`: bytes may have been served before the last was read."""
     data = os.urandom(12 * MIB)
     mount = make_mount(fault_fs.path, transport, **QUICK)
@@ -389,13 +426,19 @@ def test_what_is_not_as_it_was_stored_is_not_served(
     assert "expected" in text
     fault_fs.clear(rule)
     (fault_fs.source / "f").write_bytes(data)  # restored from another copy
-    mount.wait_status(lambda _status: os.stat(mount.path / "f").st_mtime_ns == os.stat(fault_fs.source / "f").st_mtime_ns)
+    mount.wait_status(
+        lambda _status: (
+            os.stat(mount.path / "f").st_mtime_ns == os.stat(fault_fs.source / "f").st_mtime_ns
+        )
+    )
     assert whole(mount.path / "f") == data
 
 
 @NATIVE
 @clause("S104")
-def test_ram_serves_what_the_backing_directory_spoils(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_ram_serves_what_the_backing_directory_spoils(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     data = os.urandom(3 * MIB)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "f").write_bytes(data)
@@ -407,13 +450,17 @@ def test_ram_serves_what_the_backing_directory_spoils(transport: str, make_mount
 
 @NATIVE
 @clause("S104")
-def test_somebody_else_may_change_a_file_that_was_stored_here(transport: str, make_mount: MakeMount, cold: Path) -> None:
+def test_somebody_else_may_change_a_file_that_was_stored_here(
+    transport: str, make_mount: MakeMount, cold: Path
+) -> None:
     """Its checksum is void then: a change is no damage."""
     mount = make_mount(cold, transport, verify_reads=True, **QUICK)
     (mount.path / "f").write_bytes(os.urandom(5000))
     mount.flush()
     with open(cold / "f", "r+b") as file:
         file.write(b"changed in place")
-    mount.wait_status(lambda _status: os.stat(mount.path / "f").st_mtime_ns == os.stat(cold / "f").st_mtime_ns)
+    mount.wait_status(
+        lambda _status: os.stat(mount.path / "f").st_mtime_ns == os.stat(cold / "f").st_mtime_ns
+    )
     assert whole(mount.path / "f") == (cold / "f").read_bytes()
     assert counter(mount, "checksum_mismatches") == 0

@@ -35,7 +35,11 @@ class ReusedNumbers(BackingDirectory):
     def take_back(self) -> None:
         """The numbers of what is gone are free. For moments when nobody else changes anything: what is being moved would look gone."""
         with self._guard:
-            there = {entry.inode() for directory, _names, _files in os.walk(self._top) for entry in os.scandir(directory)}
+            there = {
+                entry.inode()
+                for directory, _names, _files in os.walk(self._top)
+                for entry in os.scandir(directory)
+            }
             self._free += sorted(self._shown.pop(real) for real in self._shown.keys() - there)
 
     def _number(self, real: int) -> int:

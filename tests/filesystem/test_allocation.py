@@ -44,7 +44,9 @@ def is_free(lock: Any) -> bool:
     return got[0]
 
 
-def test_others_get_on_while_pages_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_get_on_while_pages_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(w: World) -> None:
         seen: list[tuple[bool, int]] = []
 
@@ -67,7 +69,9 @@ def test_others_get_on_while_pages_are_made(tmp_path: Path, monkeypatch: pytest.
     run(tmp_path, scenario)
 
 
-def test_a_failure_in_the_middle_gives_back_what_was_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_middle_gives_back_what_was_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(w: World) -> None:
         def fails_late(fd: int, mode: int, offset: int, length: int) -> None:
             if offset:
@@ -86,11 +90,15 @@ def test_a_failure_in_the_middle_gives_back_what_was_promised(tmp_path: Path, mo
     run(tmp_path, scenario)
 
 
-def test_what_is_truncated_meanwhile_stays_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_truncated_meanwhile_stays_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(w: World) -> None:
         held = HeldCall(fallocate)
         monkeypatch.setattr(contents, "fallocate", held)
-        ino = await w.write(b"f", b"x" * 100)  # its version keeps the tier file: truncation makes another one
+        ino = await w.write(
+            b"f", b"x" * 100
+        )  # its version keeps the tier file: truncation makes another one
         opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.do, w.fs.fallocate(opened.handle, 0, 0, 8 * PIECE))

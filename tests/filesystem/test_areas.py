@@ -63,7 +63,9 @@ class Quota(BackingDirectory):
 @pytest.mark.parametrize("kind", ["file system", "bind mount"])
 def test_what_lies_on_another_file_system_is_staged_there(tmp_path: Path, kind: str) -> None:
     (tmp_path / "source").mkdir()
-    how: tuple[str | Path, ...] = ("-t", "tmpfs", "none") if kind == "file system" else ("--bind", tmp_path / "source")
+    how: tuple[str | Path, ...] = (
+        ("-t", "tmpfs", "none") if kind == "file system" else ("--bind", tmp_path / "source")
+    )
 
     async def scenario(w: World) -> None:
         inner = await directory(w, b"ckpts")
@@ -82,7 +84,10 @@ def test_what_lies_on_another_file_system_is_staged_there(tmp_path: Path, kind: 
         with pytest.raises(OSError, match="No such file") as none:
             await directory(w, b".acpfs", inner)
         assert says(none) == errno.ENOENT
-        for made in (w.fs.mkdir(inner, b".acpfs", 0o755, CALLER), w.fs.rename(step, b"link", inner, b".acpfs", 0)):
+        for made in (
+            w.fs.mkdir(inner, b".acpfs", 0o755, CALLER),
+            w.fs.rename(step, b"link", inner, b".acpfs", 0),
+        ):
             with pytest.raises(OSError, match="not permitted"):
                 await w.do(made)
 
@@ -98,7 +103,11 @@ def test_a_move_to_another_file_system_is_answered_as_natively(tmp_path: Path) -
         ino = await w.write(b"f", b"1")
         new = (await w.do(w.fs.mkdir(inner, b"new", 0o755, CALLER))).ino
         await w.do(w.fs.getattr(ROOT))
-        for call in (w.fs.rename(ROOT, b"f", new, b"f", 0), w.fs.link(ino, new, b"f"), w.fs.rename(ROOT, b"f", inner, b"new", 2)):
+        for call in (
+            w.fs.rename(ROOT, b"f", new, b"f", 0),
+            w.fs.link(ino, new, b"f"),
+            w.fs.rename(ROOT, b"f", inner, b"new", 2),
+        ):
             with pytest.raises(OSError, match="cross-device") as error:
                 await w.do(call)
             assert says(error) == errno.EXDEV
@@ -127,7 +136,11 @@ def test_a_move_that_nobody_could_know_of_is_a_copy(tmp_path: Path) -> None:
         await w.write(b"later", b"3")
         await w.drained()
         moved = w.backing / "ckpts/f"
-        assert (moved.read_bytes(), os.getxattr(moved, "user.x"), moved.stat().st_mtime_ns) == (b"1", b"y", before.st_mtime_ns)
+        assert (moved.read_bytes(), os.getxattr(moved, "user.x"), moved.stat().st_mtime_ns) == (
+            b"1",
+            b"y",
+            before.st_mtime_ns,
+        )
         assert (w.backing / "ckpts/g").read_bytes() == b"2"
         assert not (w.backing / "f").exists()
         assert w.lower.list_staging() == []
@@ -138,7 +151,9 @@ def test_a_move_that_nobody_could_know_of_is_a_copy(tmp_path: Path) -> None:
 
 @clause
 @mounts
-def test_what_did_not_fit_into_ram_is_brought_to_the_other_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_did_not_fit_into_ram_is_brought_to_the_other_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The drain is cut off between copying and renaming: the copy is known as the version, and its source goes last."""
     data = os.urandom(3 << 20)
 
@@ -157,10 +172,14 @@ def test_what_did_not_fit_into_ram_is_brought_to_the_other_file_system(tmp_path:
         await w.drained()
         assert (w.backing / "ckpts/big").read_bytes() == data
         assert len(failed[0]) == 2
-        assert await w.read(await directory(w, b"big", await directory(w, b"ckpts")), 4 << 20) == data
+        assert (
+            await w.read(await directory(w, b"big", await directory(w, b"ckpts")), 4 << 20) == data
+        )
         assert not [name for name in w.lower.list_staging() if "@" in name]
         ino = await directory(w, b"big", await directory(w, b"ckpts"))
-        opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))  # it does not wait for a version that is persisted already
+        opened = await w.do(
+            w.fs.open(ino, os.O_WRONLY, CALLER)
+        )  # it does not wait for a version that is persisted already
         await w.do(w.fs.write(opened.handle, 0, b"again"))
         await w.close(opened)
         await w.drained()
@@ -171,7 +190,9 @@ def test_what_did_not_fit_into_ram_is_brought_to_the_other_file_system(tmp_path:
 
 
 @clause
-def test_a_directory_that_takes_nothing_from_elsewhere_has_an_area_of_its_own_and_can_be_removed(tmp_path: Path) -> None:
+def test_a_directory_that_takes_nothing_from_elsewhere_has_an_area_of_its_own_and_can_be_removed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "backing/quota/project").mkdir(parents=True)
 
     async def scenario(w: World) -> None:
@@ -188,7 +209,9 @@ def test_a_directory_that_takes_nothing_from_elsewhere_has_an_area_of_its_own_an
         quota = await directory(w, b"quota")
         await w.do(w.fs.rmdir(quota, b"project"))
         again = (await w.do(w.fs.mkdir(quota, b"project", 0o755, CALLER))).ino
-        await w.write(b"c", b"3", again)  # is staged in the old one, perhaps, which that must not keep
+        await w.write(
+            b"c", b"3", again
+        )  # is staged in the old one, perhaps, which that must not keep
         await w.drained()
         assert sorted(os.listdir(w.backing / "quota/project")) == [".acpfs", "c"]
 
@@ -199,8 +222,13 @@ def test_a_directory_that_takes_nothing_from_elsewhere_has_an_area_of_its_own_an
 def test_a_project_has_its_area_at_its_root(tmp_path: Path) -> None:
     (tmp_path / "projects/one/run/step").mkdir(parents=True)
     lower = BackingDirectory(tmp_path, "n")
-    lower._entries.areas._project = lambda fd: int("/projects/one" in os.readlink(f"/proc/self/fd/{fd}"))
-    assert lower.stage_near("x", (b"projects", b"one", b"run", b"step", b"not-there-yet")) == "x@projects/one"
+    lower._entries.areas._project = lambda fd: int(
+        "/projects/one" in os.readlink(f"/proc/self/fd/{fd}")
+    )
+    assert (
+        lower.stage_near("x", (b"projects", b"one", b"run", b"step", b"not-there-yet"))
+        == "x@projects/one"
+    )
     assert lower.stage_near("x", (b"projects",)) == "x"
 
 
@@ -219,7 +247,9 @@ def test_what_the_guard_keeps_stays_on_its_file_system(tmp_path: Path) -> None:
         assert (w.backing / "ckpts/step-1/model.pt").read_bytes() == b"new"
         kept = list((w.backing / "ckpts/.acpfs/kept/test").iterdir())
         assert [file.read_bytes() for file in kept[0].iterdir()] == [b"old"]
-        assert w.lower.list_kept() == [(b"ckpts", b".acpfs", b"kept", b"test", os.fsencode(kept[0].name))]
+        assert w.lower.list_kept() == [
+            (b"ckpts", b".acpfs", b"kept", b"test", os.fsencode(kept[0].name))
+        ]
 
     with tmpfs(tmp_path):
         run(tmp_path, scenario, hold=False)
@@ -249,7 +279,9 @@ def test_what_cannot_be_staged_there_is_named_with_the_reason(tmp_path: Path) ->
 
 @clause
 @mounts
-def test_staging_files_in_an_area_are_removed_by_the_next_mount_and_those_of_dead_nodes_by_others(tmp_path: Path) -> None:
+def test_staging_files_in_an_area_are_removed_by_the_next_mount_and_those_of_dead_nodes_by_others(
+    tmp_path: Path,
+) -> None:
     backing = tmp_path / "backing"
 
     def leave(node: str) -> None:
@@ -267,7 +299,9 @@ def test_staging_files_in_an_area_are_removed_by_the_next_mount_and_those_of_dea
         leave("test")
         leave("h-dead")
         lower = BackingDirectory(backing, "test")
-        lower.write_own((b"nodes", b"h-dead"), b'{"host": "h", "hardware": "hardware", "boot_id": "earlier"}')
+        lower.write_own(
+            (b"nodes", b"h-dead"), b'{"host": "h", "hardware": "hardware", "boot_id": "earlier"}'
+        )
         assert len(list(at.glob(".acpfs/staging/*/left"))) == 2
         assert leftovers.clear(lower, here) == []
         lower.disconnect()
@@ -293,7 +327,9 @@ def test_a_directory_that_somebody_else_made_ready_is_not_used(tmp_path: Path, p
 
 
 @clause
-def test_an_area_that_hangs_does_not_hold_up_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_area_that_hangs_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     lower = BackingDirectory(tmp_path, "n")

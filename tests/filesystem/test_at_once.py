@@ -63,7 +63,9 @@ def test_what_others_may_have_changed_is_asked_for(tmp_path: Path) -> None:
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"f", b"bytes")
-        assert isinstance(w.inner.at_once.entry(ROOT, b"f"), Attributes), "only this mount knows it yet"
+        assert isinstance(w.inner.at_once.entry(ROOT, b"f"), Attributes), (
+            "only this mount knows it yet"
+        )
         await w.drained()
         before = references(w, ino)
         (w.backing / "f").write_bytes(b"changed outside")
@@ -92,7 +94,9 @@ def test_a_file_that_the_kernel_writes_to_is_looked_at(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("name", [b".", b"..", b".acpfs", b"n" * 256], ids=["dot", "dots", "own", "long"])
+@pytest.mark.parametrize(
+    "name", [b".", b"..", b".acpfs", b"n" * 256], ids=["dot", "dots", "own", "long"]
+)
 def test_names_with_rules_of_their_own_go_to_the_call(tmp_path: Path, name: bytes) -> None:
     async def scenario(w: World) -> None:
         assert w.inner.at_once.entry(await directory_of(w), name) is None

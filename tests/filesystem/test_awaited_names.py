@@ -40,7 +40,11 @@ class Others:
 
     def say(self, *paths: bytes, of_directories: bool = False, **fields: Any) -> None:
         beat = self.peer.record.beat + 1 if self.peer.record is not None else 1
-        record = NodeRecord("b", beat=beat, **{"pending": Pending(list(paths), of_directories).to_text(beat), **fields})
+        record = NodeRecord(
+            "b",
+            beat=beat,
+            **{"pending": Pending(list(paths), of_directories).to_text(beat), **fields},
+        )
         self.peer.saw(record, 0.0, 0.0)
         with self.world.fs.lock:
             self.peers.learn("b", self.peer, TERMS)
@@ -99,7 +103,9 @@ def played(tmp_path: Path, scenario: Scenario, **settings: Any) -> None:
 
 
 @clause("S172")
-def test_a_name_that_another_node_has_is_waited_for_and_found_at_the_next_news(tmp_path: Path) -> None:
+def test_a_name_that_another_node_has_is_waited_for_and_found_at_the_next_news(
+    tmp_path: Path,
+) -> None:
     def scenario(made: World, others: Others) -> None:
         others.say(b"shard")
         lookup = Lookup(made, b"shard")
@@ -111,7 +117,12 @@ def test_a_name_that_another_node_has_is_waited_for_and_found_at_the_next_news(t
         others.say(b"shard")
         assert not lookup.goes_on()
         assert lookup.found is not None
-        assert (lookup.found.size, others.peers.waiting, others.peers.waits, others.peers.waits_in_vain) == (5, 0, 1, 0)
+        assert (
+            lookup.found.size,
+            others.peers.waiting,
+            others.peers.waits,
+            others.peers.waits_in_vain,
+        ) == (5, 0, 1, 0)
 
     played(tmp_path, scenario)
 
@@ -134,7 +145,9 @@ def test_what_is_not_pending_any_more_is_looked_at_once_more(tmp_path: Path) -> 
 
 @clause("S172")
 @pytest.mark.parametrize("state", [NodeState.AWAY, NodeState.LEFT, NodeState.GONE, None])
-def test_a_node_that_does_not_live_is_not_waited_for(tmp_path: Path, state: NodeState | None) -> None:
+def test_a_node_that_does_not_live_is_not_waited_for(
+    tmp_path: Path, state: NodeState | None
+) -> None:
     def scenario(made: World, others: Others) -> None:
         others.say(b"shard")
         lookup = Lookup(made, b"shard")
@@ -192,7 +205,11 @@ def test_a_killed_caller_ends_its_own_wait_and_no_other(tmp_path: Path) -> None:
         killed, other = Lookup(made, b"shard"), Lookup(made, b"other")
         assert (killed.goes_on(), other.goes_on()) == (True, True)
         killed.killed()
-        assert (killed.goes_on(), killed.error, others.peers.awaited) == (False, errno.ENOENT, [b"other"])
+        assert (killed.goes_on(), killed.error, others.peers.awaited) == (
+            False,
+            errno.ENOENT,
+            [b"other"],
+        )
         others.say(b"shard", b"other")
         assert other.goes_on()
         others.clock += LONG_S
@@ -202,7 +219,9 @@ def test_a_killed_caller_ends_its_own_wait_and_no_other(tmp_path: Path) -> None:
 
 
 @clause("S172")
-def test_a_caller_that_is_killed_while_the_backing_directory_is_asked_does_not_wait_again(tmp_path: Path) -> None:
+def test_a_caller_that_is_killed_while_the_backing_directory_is_asked_does_not_wait_again(
+    tmp_path: Path,
+) -> None:
     """What is known already would do as an answer, but not for ever anew."""
 
     def scenario(made: World, others: Others) -> None:
@@ -213,7 +232,11 @@ def test_a_caller_that_is_killed_while_the_backing_directory_is_asked_does_not_w
             killed.asks()
             assert (others.peers.awaited, others.peers._bells) == ([b"shard"], {})
             killed.killed()
-            assert (killed.goes_on(), killed.error, others.peers.awaited) == (False, errno.ENOENT, [])
+            assert (killed.goes_on(), killed.error, others.peers.awaited) == (
+                False,
+                errno.ENOENT,
+                [],
+            )
 
     played(tmp_path, scenario)
 
@@ -343,7 +366,13 @@ def test_names_that_were_made_here_are_told_until_they_are_persisted(tmp_path: P
         await made.write(b"file.tmp", b"x")
         await made.do(made.fs.rename(ROOT, b"file.tmp", ROOT, b"file", 0))
         opened, _ = await made.create(b"still open")
-        assert pending(made) == {b"iter_tmp", b"iter_tmp/shard", b"iter_tmp/second", b"latest", b"file"}
+        assert pending(made) == {
+            b"iter_tmp",
+            b"iter_tmp/shard",
+            b"iter_tmp/second",
+            b"latest",
+            b"file",
+        }
         await made.do(made.fs.rename(ROOT, b"iter_tmp", ROOT, b"iter", 0))
         assert pending(made) == {b"iter", b"iter/shard", b"iter/second", b"latest", b"file"}
         await made.close(opened)
@@ -379,6 +408,9 @@ def test_of_very_many_names_the_directories_are_told(tmp_path: Path) -> None:
         assert (set(told.paths), told.of_directories) == ({b"", b"many"}, True)
         names = NameFilter.from_text(told.to_text(5))
         assert names is not None
-        assert (names.may_have(b"many", os.urandom(8)), names.may_have(b"elsewhere", b"x")) == (True, False)
+        assert (names.may_have(b"many", os.urandom(8)), names.may_have(b"elsewhere", b"x")) == (
+            True,
+            False,
+        )
 
     played(tmp_path, scenario)

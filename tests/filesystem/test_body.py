@@ -51,7 +51,9 @@ def test_ranges_are_sets_of_numbers() -> None:
         assert runs.size == len(expected)
         assert runs.covers(start, end) == expected.issuperset(range(start, end))
         assert all(first < last for first, last in runs)
-        assert all(one[1] < other[0] for one, other in zip(runs.pairs, runs.pairs[1:], strict=False)), "they would be one"
+        assert all(
+            one[1] < other[0] for one, other in zip(runs.pairs, runs.pairs[1:], strict=False)
+        ), "they would be one"
         gaps = runs.gaps()
         assert gaps.gaps() == runs
         assert not any(gaps.covers(n, n + 1) for n in expected)
@@ -88,9 +90,22 @@ def test_a_row_says_the_same() -> None:
     moved = outgrown()
     for piece in (2, 3, 9):
         moved.move_out(Staging("beside"), piece * PIECE, (piece + 1) * PIECE)
-    for body in (COLD, head(TIER, 3 * PIECE), in_ram(TIER, modified=True), overflowed("beside"), outgrown(), moved, spilled()):
+    for body in (
+        COLD,
+        head(TIER, 3 * PIECE),
+        in_ram(TIER, modified=True),
+        overflowed("beside"),
+        outgrown(),
+        moved,
+        spilled(),
+    ):
         again = from_row(to_row(body))
-        assert (again.tier, again.here, again.rest, again.modified) == (body.tier, body.here, body.rest, body.modified)
+        assert (again.tier, again.here, again.rest, again.modified) == (
+            body.tier,
+            body.here,
+            body.rest,
+            body.modified,
+        )
         assert (again.moving_out is None) == (body.moving_out is None)
 
 
@@ -115,7 +130,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(AssertionError):
         in_ram(TIER).rebind(Staging("beside"))
     with pytest.raises(AssertionError):
-        in_ram(TIER).move_out(SpillCopy(VersionId(3)), 0, PIECE)  # a copy of a version has all of it
+        in_ram(TIER).move_out(
+            SpillCopy(VersionId(3)), 0, PIECE
+        )  # a copy of a version has all of it
     with pytest.raises(AssertionError):
         spilled().fetch(TIER, 0, PIECE)
     for name, value in product(["modified", "tier", "fd"], [1]):

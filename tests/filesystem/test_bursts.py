@@ -73,7 +73,9 @@ def test_files_that_are_looked_at_in_turn_are_asked_about_together(
 
 @clause("S260")
 @pytest.mark.parametrize("count", [FILES, 4 * FILES])
-def test_removals_ask_no_more_for_each_file_where_there_are_more(tmp_path: Path, count: int) -> None:
+def test_removals_ask_no_more_for_each_file_where_there_are_more(
+    tmp_path: Path, count: int
+) -> None:
     async def scenario(w: World) -> None:
         await made(w, count)
         w.engine.hold(paused=True)
@@ -125,7 +127,9 @@ def test_what_others_did_to_the_next_files_is_seen(tmp_path: Path) -> None:
 
 
 @clause("S260")
-def test_a_slow_backing_directory_is_asked_about_fewer_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_backing_directory_is_asked_about_fewer_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bursts, "AHEAD_S", 0.0)
 
     async def scenario(w: World) -> None:

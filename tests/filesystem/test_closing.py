@@ -29,10 +29,18 @@ class Process:
         for number in numbers:
             for task, (state, flags) in zip(numbers, self.threads, strict=True):
                 (proc / str(number) / "task" / str(task)).mkdir(parents=True)
-                (proc / str(number) / "task" / str(task) / "stat").write_text(_stat(task, state, flags))
+                (proc / str(number) / "task" / str(task) / "stat").write_text(
+                    _stat(task, state, flags)
+                )
         for number, (state, flags) in zip(numbers, self.threads, strict=True):
             (proc / str(number) / "stat").write_text(_stat(number, state, flags))
-            signals = {"SigPnd": 0, "ShdPnd": self.pending, "SigBlk": self.blocked, "SigIgn": 0, "SigCgt": self.caught}
+            signals = {
+                "SigPnd": 0,
+                "ShdPnd": self.pending,
+                "SigBlk": self.blocked,
+                "SigIgn": 0,
+                "SigCgt": self.caught,
+            }
             lines = [f"{name}:\t{bits:016x}\n" for name, bits in signals.items()]
             (proc / str(number) / "status").write_text("Name:\tpy thon)\n" + "".join(lines))
         return numbers[-1]
@@ -44,20 +52,50 @@ def _stat(number: int, state: str, flags: int) -> str:
 
 CASES = {
     "close": (Process([("S", 0x400100)]), Closing.CALL),
-    "close, with a deadly signal on its way": (Process([("S", 0x400100)], pending=SIGKILL), Closing.CALL),
+    "close, with a deadly signal on its way": (
+        Process([("S", 0x400100)], pending=SIGKILL),
+        Closing.CALL,
+    ),
     "exit": (Process([("S", 0x40010C)]), Closing.END),
-    "exit by the first of several threads": (Process([("Z", 0x40810C), ("S", 0x40044C)]), Closing.END),
-    "exit by another thread, which is gone": (Process([("Z", 0x40850C), ("S", 0x40044C)]), Closing.END),
-    "exit, while a harmless signal waits": (Process([("S", 0x40044C)], pending=SIGCHLD), Closing.END),
-    "exit, while a blocked signal waits": (Process([("S", 0x40044C)], pending=SIGTERM, blocked=SIGTERM), Closing.END),
-    "exit, while a signal waits that would be handled": (Process([("S", 0x40044C)], pending=SIGTERM, caught=SIGTERM), Closing.END),
+    "exit by the first of several threads": (
+        Process([("Z", 0x40810C), ("S", 0x40044C)]),
+        Closing.END,
+    ),
+    "exit by another thread, which is gone": (
+        Process([("Z", 0x40850C), ("S", 0x40044C)]),
+        Closing.END,
+    ),
+    "exit, while a harmless signal waits": (
+        Process([("S", 0x40044C)], pending=SIGCHLD),
+        Closing.END,
+    ),
+    "exit, while a blocked signal waits": (
+        Process([("S", 0x40044C)], pending=SIGTERM, blocked=SIGTERM),
+        Closing.END,
+    ),
+    "exit, while a signal waits that would be handled": (
+        Process([("S", 0x40044C)], pending=SIGTERM, caught=SIGTERM),
+        Closing.END,
+    ),
     "kill -9": (Process([("D", 0x40050C)], pending=SIGKILL), Closing.KILL),
     "SIGTERM": (Process([("D", 0x40050C)], pending=SIGTERM), Closing.KILL),
-    "kill -9 of several threads": (Process([("Z", 0x40850C), ("D", 0x40044C)], pending=SIGKILL), Closing.KILL),
+    "kill -9 of several threads": (
+        Process([("Z", 0x40850C), ("D", 0x40044C)], pending=SIGKILL),
+        Closing.KILL,
+    ),
     "abort": (Process([("S", 0x40070C)]), Closing.KILL),
-    "abort in the first of several threads": (Process([("Z", 0x40870C), ("S", 0x40044C)]), Closing.KILL),
-    "a signal to one thread: not told from exit by a thread that is gone": (Process([("S", 0x40050C)]), Closing.END),
-    "it was killed and is gone, and somebody else has a copy": (Process([("Z", 0x40850C)], pending=SIGKILL), Closing.CALL),
+    "abort in the first of several threads": (
+        Process([("Z", 0x40870C), ("S", 0x40044C)]),
+        Closing.KILL,
+    ),
+    "a signal to one thread: not told from exit by a thread that is gone": (
+        Process([("S", 0x40050C)]),
+        Closing.END,
+    ),
+    "it was killed and is gone, and somebody else has a copy": (
+        Process([("Z", 0x40850C)], pending=SIGKILL),
+        Closing.CALL,
+    ),
 }
 
 

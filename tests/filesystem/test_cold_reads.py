@@ -36,7 +36,9 @@ async def cold(w: World, data: bytes) -> Ino:
 
 
 @pytest.mark.clause("S101", "S102")
-def test_a_piece_whose_read_failed_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_whose_read_failed_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = os.urandom(4 * MIB)
 
     async def scenario() -> None:
@@ -72,7 +74,9 @@ def test_who_read_the_file_before_it_was_replaced_reads_what_replaced_it(tmp_pat
             reader = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             assert await w.do(w.fs.read(reader.handle, 0, MIB)) == before[:MIB]
             writer = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
-            for n in range(6):  # more than RAM has room for: its content is a staging file, and nowhere else when that is in place
+            for n in range(
+                6
+            ):  # more than RAM has room for: its content is a staging file, and nowhere else when that is in place
                 await w.do(w.fs.write(writer.handle, n * MIB, after[n * MIB : (n + 1) * MIB]))
             await w.close(writer)
             assert await w.do(w.fs.read(reader.handle, 0, MIB)) == after[:MIB]
@@ -84,11 +88,18 @@ def test_who_read_the_file_before_it_was_replaced_reads_what_replaced_it(tmp_pat
 
 
 @pytest.mark.clause("S101")
-def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
             ino = await cold(w, bytes(2 * MIB))
-            open_read, close, goes_on, closed = w.lower.open_read, os.close, threading.Event(), threading.Event()
+            open_read, close, goes_on, closed = (
+                w.lower.open_read,
+                os.close,
+                threading.Event(),
+                threading.Event(),
+            )
             left: list[int] = []
 
             def hangs(path: LowerPath) -> int:
@@ -164,7 +175,9 @@ def test_what_is_kept_does_not_leave_for_a_cold_file_whose_room_goes_while_it_is
 
 @pytest.mark.clause("S105", "S29")
 @pytest.mark.parametrize("below", [None, b"100"])
-def test_the_latest_checkpoint_is_the_one_that_the_tracker_names_in_the_mount(tmp_path: Path, below: bytes | None) -> None:
+def test_the_latest_checkpoint_is_the_one_that_the_tracker_names_in_the_mount(
+    tmp_path: Path, below: bytes | None
+) -> None:
     tracker = b"latest_checkpointed_iteration.txt"
 
     async def scenario() -> None:
@@ -181,7 +194,9 @@ def test_the_latest_checkpoint_is_the_one_that_the_tracker_names_in_the_mount(tm
 
 
 @pytest.mark.clause("S101")
-def test_a_fill_that_no_thread_takes_ends_at_once_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fill_that_no_thread_takes_ends_at_once_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when the backing directory hung for long, with more calls waiting than there may be."""
     data = os.urandom(4 * MIB)
 
@@ -202,7 +217,9 @@ def test_a_fill_that_no_thread_takes_ends_at_once_and_leaves_nothing_behind(tmp_
 
 
 @pytest.mark.clause("S104", "S101")
-@pytest.mark.parametrize("budget_bytes", [64 * MIB, MIB], ids=["on its way to RAM", "where it lies"])
+@pytest.mark.parametrize(
+    "budget_bytes", [64 * MIB, MIB], ids=["on its way to RAM", "where it lies"]
+)
 def test_an_open_that_waits_for_the_comparison_gets_an_error_when_nothing_comes_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_bytes: int
 ) -> None:
@@ -229,7 +246,11 @@ def test_an_open_that_waits_for_the_comparison_gets_an_error_when_nothing_comes_
 
 
 @pytest.mark.clause("S101", "S28")
-@pytest.mark.parametrize(("flags", "budget_bytes"), [(os.O_RDONLY, MIB), (os.O_WRONLY, 64 * MIB)], ids=["compared", "copied up"])
+@pytest.mark.parametrize(
+    ("flags", "budget_bytes"),
+    [(os.O_RDONLY, MIB), (os.O_WRONLY, 64 * MIB)],
+    ids=["compared", "copied up"],
+)
 def test_a_long_read_that_goes_on_does_not_count_as_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, budget_bytes: int
 ) -> None:
@@ -261,9 +282,16 @@ class Hang:
 
     def __init__(self, w: World, monkeypatch: pytest.MonkeyPatch, good_bytes: int) -> None:
         self._below, self._left = os.fspath(w.backing), good_bytes
-        self._read, self._close = {name: getattr(os, name) for name in ("pread", "preadv")}, os.close
+        self._read, self._close = (
+            {name: getattr(os, name) for name in ("pread", "preadv")},
+            os.close,
+        )
         self._threads: set[int] = set()
-        self.goes_on, self.hangs, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.goes_on, self.hangs, self.ended = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         for name in self._read:
             monkeypatch.setattr(os, name, partial(self._reading, name))
         monkeypatch.setattr(os, "close", self._closing)
@@ -278,7 +306,9 @@ class Hang:
         return self._read[name](fd, *arguments)
 
     def _closing(self, fd: int) -> None:
-        is_target = threading.get_ident() in self._threads and "/tier/data/" in os.readlink(f"/proc/self/fd/{fd}")
+        is_target = threading.get_ident() in self._threads and "/tier/data/" in os.readlink(
+            f"/proc/self/fd/{fd}"
+        )
         self._close(fd)
         if is_target:
             self.ended.set()
@@ -289,10 +319,15 @@ def tier_bytes(w: World) -> int:
     files = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{fd}").startswith(os.fspath(w.tier.directory / "data") + "/"):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(
+                os.fspath(w.tier.directory / "data") + "/"
+            ):
                 st = os.fstat(int(fd))
                 files[st.st_ino] = st.st_blocks * 512
-    files |= {st.st_ino: st.st_blocks * 512 for st in (entry.stat() for entry in os.scandir(w.tier.directory / "data"))}
+    files |= {
+        st.st_ino: st.st_blocks * 512
+        for st in (entry.stat() for entry in os.scandir(w.tier.directory / "data"))
+    }
     return sum(files.values())
 
 
@@ -302,7 +337,9 @@ def test_damage_is_found_in_a_file_whose_times_were_set_after_it_was_stored(tmp_
         async with world(tmp_path, hold=False, verify_reads=True) as w:
             ino = await w.write(b"f", b"good" * 1000)
             await w.drained()
-            await w.do(w.fs.setattr(ino, AttributeChange(mtime_ns=1_700_000_000_000_000_000), None, CALLER))
+            await w.do(
+                w.fs.setattr(ino, AttributeChange(mtime_ns=1_700_000_000_000_000_000), None, CALLER)
+            )
             await w.drained()
         st = (tmp_path / "backing/f").stat()
         (tmp_path / "backing/f").write_bytes(b"rots" * 1000)
@@ -347,7 +384,9 @@ def test_what_arrives_after_patience_has_ended_is_not_kept_uncounted(
 
 
 @pytest.mark.clause("S131", "S103")
-def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = os.urandom(16 * MIB)
 
     async def scenario() -> None:

@@ -15,7 +15,9 @@ from tests.filesystem.world import CALLER, World, run
 RENAME_EXCHANGE = 2
 
 
-def test_a_directory_rename_looks_only_at_what_lies_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_rename_looks_only_at_what_lies_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(w: World) -> None:
         await w.write(b"first", b"x")
         await w.drained()  # the drain looks at all nodes once, before it begins
@@ -30,13 +32,19 @@ def test_a_directory_rename_looks_only_at_what_lies_below_it(tmp_path: Path, mon
         assert before is not None
         assert after is not None
         with monkeypatch.context() as patched:
-            patched.setattr(NodeTable, "__iter__", lambda _table: pytest.fail("all nodes were walked, whatever their number"))
+            patched.setattr(
+                NodeTable,
+                "__iter__",
+                lambda _table: pytest.fail("all nodes were walked, whatever their number"),
+            )
             await w.do(w.fs.rename(ROOT, b"tmp", ROOT, b"checkpoint-1", 0))
             assert (catalogue.is_settled(before), catalogue.is_settled(after)) == (False, True)
             await w.do(w.fs.rename(ROOT, b"checkpoint-1", ROOT, b"checkpoint-2", 0))
             assert (catalogue.is_settled(before), catalogue.is_settled(after)) == (True, False)
             await w.do(w.fs.rename(ROOT, b"checkpoint-2", ROOT, b"other", RENAME_EXCHANGE))
-            assert not catalogue.is_settled(after), "now the other directory is it, and its file waits"
+            assert not catalogue.is_settled(after), (
+                "now the other directory is it, and its file waits"
+            )
         w.engine.hold(paused=False)
         await w.drained()
         assert catalogue.is_settled(after)
@@ -45,7 +53,9 @@ def test_a_directory_rename_looks_only_at_what_lies_below_it(tmp_path: Path, mon
 
 
 @pytest.mark.clause("S203")
-def test_absent_names_are_remembered_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_names_are_remembered_up_to_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any user can ask for names without end, and a job that writes beside and renames leaves one for each file."""
     monkeypatch.setattr(nodes, "ABSENT_NAMES_MAX", 8)
 
@@ -74,7 +84,9 @@ def test_absent_names_are_remembered_up_to_a_number(tmp_path: Path, monkeypatch:
     run(tmp_path, scenario)
 
 
-def test_what_is_reported_is_not_looked_for_among_all_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_reported_is_not_looked_for_among_all_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "backing").mkdir()
     for n in range(20):
         (tmp_path / "backing" / f"f{n}").write_bytes(b"x")
@@ -84,7 +96,11 @@ def test_what_is_reported_is_not_looked_for_among_all_that_is_known(tmp_path: Pa
             await w.do(w.fs.lookup(ROOT, b"f%d" % n))
         await w.write(b"new", b"y" * 5000)
         with w.fs.lock, monkeypatch.context() as patched:
-            patched.setattr(NodeTable, "__iter__", lambda _table: pytest.fail("all nodes were walked, whatever their number"))
+            patched.setattr(
+                NodeTable,
+                "__iter__",
+                lambda _table: pytest.fail("all nodes were walked, whatever their number"),
+            )
             w.fs.statistics()
             assert [report.path for report in w.fs.files_report()] == [b"new"]
             assert not w.inner.eviction.evict(b"").files
@@ -95,7 +111,9 @@ def test_what_is_reported_is_not_looked_for_among_all_that_is_known(tmp_path: Pa
     run(tmp_path, scenario)
 
 
-def test_a_takeover_looks_for_no_node_that_only_the_kernel_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_takeover_looks_for_no_node_that_only_the_kernel_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def before(w: World) -> None:
         known = await w.write(b"known", b"x")
         for ino in range(10_000, 13_000):

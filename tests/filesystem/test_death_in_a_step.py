@@ -30,7 +30,9 @@ def test_a_tier_file_outlives_the_state_that_names_it(tmp_path: Path) -> None:
     tier_id = tier.create()
     tier.remove(tier_id)
     assert tier.ids() == []
-    assert (tmp_path / "tier" / "data" / str(tier_id)).exists(), "the next worker would find a state without its bytes"
+    assert (tmp_path / "tier" / "data" / str(tier_id)).exists(), (
+        "the next worker would find a state without its bytes"
+    )
     state.commit()
     assert not (tmp_path / "tier" / "data" / str(tier_id)).exists()
 
@@ -101,7 +103,9 @@ def test_an_open_that_truncates_and_is_cut_off_changes_nothing(
 @pytest.mark.clause("S193")
 @pytest.mark.parametrize("where", ["opened", "_choose"], ids=["record", "lane"])
 @pytest.mark.parametrize("made", [in_ram, cold])
-def test_an_open_that_truncates_and_fails_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, where: str) -> None:
+def test_an_open_that_truncates_and_fails_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, where: str
+) -> None:
     """There is no page for the handle's record, or no descriptor for its lane."""
 
     def full(*_: object) -> None:
@@ -110,7 +114,9 @@ def test_an_open_that_truncates_and_fails_publishes_nothing(tmp_path: Path, monk
     async def main() -> None:
         async with world(tmp_path) as w:
             ino = await made(w)
-            owner: Any = w.inner.open_files._kept if where == "opened" else w.inner.open_files._lane_use
+            owner: Any = (
+                w.inner.open_files._kept if where == "opened" else w.inner.open_files._lane_use
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(owner, where, full)
                 with pytest.raises(OSError, match="No space"):
@@ -152,14 +158,18 @@ def test_what_the_kernel_wrote_is_known_where_its_mark_is(tmp_path: Path, call: 
 
     async def main() -> None:
         nonlocal opened
-        async with world(life, closing=picture, session="s", unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
+        async with world(
+            life, closing=picture, session="s", unknown_bytes=1 << 20, max_dirty_age_s=0
+        ) as w:
             w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             ino = await w.write(b"f", OLD)
             await w.drained()
             opened = await w.do(w.fs.open(ino, TRUNCATING, CALLER))
             assert opened.lane is Lane.PASSTHROUGH
             os.pwrite(opened.backing_fd, new, 0)
-            if call == "fsync":  # a mark comes, and the picture before anything is said to be finished
+            if (
+                call == "fsync"
+            ):  # a mark comes, and the picture before anything is said to be finished
                 await w.do(w.inner.contents.mark(w.inner.table[ino]))
                 picture(0)
             await finish(w, opened)

@@ -59,7 +59,9 @@ def test_it_is_stored_read_checked_and_removed(base: Path) -> None:
         assert w.lower.lstat(path).size == len(b"content")
         assert await w.read((await w.do(w.fs.lookup(*made[-1]))).ino) == b"content"
         verifier = Verifier(Manifest(w.state, w.lower, w.fs.lock, "test"), w.lower, w.fs.lock)
-        assert [(found.path, found.status) for found in verifier.verify([(b"run",)])] == [(os.fsdecode(b"/".join(path)), "ok")]
+        assert [(found.path, found.status) for found in verifier.verify([(b"run",)])] == [
+            (os.fsdecode(b"/".join(path)), "ok")
+        ]
         await remove(w, made)
         await w.drained()
         assert [name for name in os.listdir(w.backing) if name != ".acpfs"] == []

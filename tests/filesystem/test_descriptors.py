@@ -34,7 +34,13 @@ async def fill(w: World, name: str, uid: int = 0, most: int = 100_000) -> Opened
     for number in range(most):
         path = f"{name}{number}".encode()
         try:
-            opened.append(await w.do(w.fs.create(ROOT, path, 0o666, os.O_WRONLY, Caller(uid, 0, 1, unique=next(REQUESTS)))))
+            opened.append(
+                await w.do(
+                    w.fs.create(
+                        ROOT, path, 0o666, os.O_WRONLY, Caller(uid, 0, 1, unique=next(REQUESTS))
+                    )
+                )
+            )
         except OSError as error:
             if error.errno != errno.ENFILE or path in await w.names():
                 raise
@@ -43,7 +49,9 @@ async def fill(w: World, name: str, uid: int = 0, most: int = 100_000) -> Opened
 
 
 @pytest.mark.clause("S220")
-def test_open_files_leave_descriptors_for_the_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_files_leave_descriptors_for_the_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with world(tmp_path) as w:
             await w.write(b"waits for the drain", b"x")
@@ -63,7 +71,9 @@ def test_open_files_leave_descriptors_for_the_drain(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.clause("S220")
-def test_what_is_closed_in_between_opens_no_way_into_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_closed_in_between_opens_no_way_into_the_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lowest free number, behind which all are taken, says nothing."""
 
     async def main() -> None:
@@ -73,7 +83,10 @@ def test_what_is_closed_in_between_opens_no_way_into_the_reserve(tmp_path: Path,
             for _ in range(5):
                 await w.close(opened.pop(0)[0])
                 opened += await fill(w, f"g{len(opened)}-", most=50)
-            assert descriptor_limits.taken() <= count - descriptor_limits.reserve(count) + descriptor_limits.PER_OPEN
+            assert (
+                descriptor_limits.taken()
+                <= count - descriptor_limits.reserve(count) + descriptor_limits.PER_OPEN
+            )
             for one, _attributes in opened:
                 await w.close(one)
 
@@ -81,7 +94,9 @@ def test_what_is_closed_in_between_opens_no_way_into_the_reserve(tmp_path: Path,
 
 
 @pytest.mark.clause("S220")
-def test_a_file_that_was_opened_and_not_read_has_its_descriptor_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_opened_and_not_read_has_its_descriptor_still_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next worker opens what it finds when it is read; until then nobody else is given those descriptors."""
 
     async def main() -> None:
@@ -103,26 +118,38 @@ def test_a_file_that_was_opened_and_not_read_has_its_descriptor_still_to_come(tm
 
 
 @pytest.mark.clause("S340")
-def test_a_user_who_opens_files_without_end_leaves_some_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_opens_files_without_end_leaves_some_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also to root, also in the life of the next worker, and more as soon as he closes some."""
 
     async def main() -> None:
         opened: Opened = []
 
         async def open_as(w: World, uid: int, number: int) -> OpenFile:
-            return await w.do(w.fs.open(opened[number][1].ino, os.O_RDONLY, Caller(uid, 0, 1, unique=next(REQUESTS))))
+            return await w.do(
+                w.fs.open(
+                    opened[number][1].ino, os.O_RDONLY, Caller(uid, 0, 1, unique=next(REQUESTS))
+                )
+            )
 
         async with world(tmp_path, session="s") as w:
             limit_to(monkeypatch, 200)
             opened += await fill(w, "f", SOMEBODY)
             assert 100 < len(opened) < 190
-            others = [await open_as(w, uid, number) for uid in (SOMEBODY_ELSE, 0) for number in range(3)]
-            opened += await fill(w, "more", SOMEBODY)  # he has his share still; a few where threads have closed something meanwhile
+            others = [
+                await open_as(w, uid, number) for uid in (SOMEBODY_ELSE, 0) for number in range(3)
+            ]
+            opened += await fill(
+                w, "more", SOMEBODY
+            )  # he has his share still; a few where threads have closed something meanwhile
             assert len(opened) < 190
         async with world(tmp_path, session="s") as w:
             assert w.inner.open_files.files_of(SOMEBODY_ELSE)[0] == 3
             assert w.inner.open_files.files_of(SOMEBODY)[0] == len(opened)
-            monkeypatch.setattr(descriptor_limits, "taken", lambda: descriptor_limits.limit() // 2 - 30)  # this worker opens later
+            monkeypatch.setattr(
+                descriptor_limits, "taken", lambda: descriptor_limits.limit() // 2 - 30
+            )  # this worker opens later
             with pytest.raises(OSError):
                 await open_as(w, SOMEBODY, 0)
             others.append(await open_as(w, 0, 0))
@@ -134,7 +161,9 @@ def test_a_user_who_opens_files_without_end_leaves_some_to_others(tmp_path: Path
     trio.run(main)
 
 
-def test_a_kernel_that_does_not_count_is_not_asked_for_a_list_at_each_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_count_is_not_asked_for_a_list_at_each_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Linux before 6.2: whoever is at the end of his share must not have all descriptors listed again and again; others find room."""
     asked: list[None] = []
 

@@ -77,7 +77,9 @@ async def synced_half(w: World, kernel: Kernel, parent: Ino) -> tuple[OpenFile, 
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_the_names_before_it_are_durable_and_the_open_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_names_before_it_are_durable_and_the_open_file_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
     """As on a local file system: it is about names; that of an open file comes with its close."""
 
     async def scenario(w: World, kernel: Kernel) -> None:
@@ -98,7 +100,9 @@ def test_the_names_before_it_are_durable_and_the_open_file_is_not_waited_for(tmp
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("of", ["directory", "file"])
 @pytest.mark.parametrize("place", ["same", "other"])
-def test_what_stands_behind_an_open_file_cannot_be_durable_and_says_so(tmp_path: Path, of: str, place: str) -> None:
+def test_what_stands_behind_an_open_file_cannot_be_durable_and_says_so(
+    tmp_path: Path, of: str, place: str
+) -> None:
     """Of a file too, and wherever the one that is open lies: there is one order."""
 
     async def scenario(w: World, kernel: Kernel) -> None:
@@ -109,7 +113,9 @@ def test_what_stands_behind_an_open_file_cannot_be_durable_and_says_so(tmp_path:
         other, _attributes = await w.create(b"behind", directory)
         await w.do(w.fs.write(other.handle, 0, b"bytes"))
         with pytest.raises(OSError, match="No space"):
-            await (sync(w, directory) if of == "directory" else w.do(w.fs.fsync(other.handle, False)))
+            await (
+                sync(w, directory) if of == "directory" else w.do(w.fs.fsync(other.handle, False))
+            )
         await w.close(opened)
         await w.do(w.fs.fsync(other.handle, False))
         await sync(w, directory)
@@ -120,7 +126,9 @@ def test_what_stands_behind_an_open_file_cannot_be_durable_and_says_so(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_path: Path, waits: trio.Event) -> None:
+def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(
+    tmp_path: Path, waits: trio.Event
+) -> None:
     """RELEASE comes a moment after close(2) has returned: nothing fails for that."""
 
     async def scenario(w: World, kernel: Kernel) -> None:
@@ -148,7 +156,9 @@ def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_p
 @pytest.mark.clause("S181")
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("decision", ["retry", "discard"])
-def test_nor_can_what_stands_behind_a_half_about_which_nobody_has_decided(tmp_path: Path, decision: str) -> None:
+def test_nor_can_what_stands_behind_a_half_about_which_nobody_has_decided(
+    tmp_path: Path, decision: str
+) -> None:
     """Its writer was killed after an fsync had given it its place: no close comes that would end a wait."""
     closing = Closing.CALL
 
@@ -168,7 +178,11 @@ def test_nor_can_what_stands_behind_a_half_about_which_nobody_has_decided(tmp_pa
         with pytest.raises(OSError, match="No space"):
             await w.do(w.fs.fsync(other.handle, False))
         with w.fs.lock:
-            decided = w.inner.interrupted.store(b"") if decision == "retry" else w.inner.interrupted.discard(b"")[0]
+            decided = (
+                w.inner.interrupted.store(b"")
+                if decision == "retry"
+                else w.inner.interrupted.discard(b"")[0]
+            )
             given_up = [op.seq for op in w.log.parked()]
         assert (decided, w.engine.discard(given_up)) == (1, int(decision == "discard"))
         await w.do(w.fs.fsync(other.handle, False))
@@ -187,7 +201,9 @@ async def replaced(w: World, directory: Ino) -> None:
     await until(w, lambda: w.log.get(first.seq) is None)
 
 
-def test_a_name_that_is_stored_anew_while_a_close_is_waited_for_is_durable_too(tmp_path: Path, waits: trio.Event) -> None:
+def test_a_name_that_is_stored_anew_while_a_close_is_waited_for_is_durable_too(
+    tmp_path: Path, waits: trio.Event
+) -> None:
     """The store that it had at the call was left out; the one that stands for it is behind all that was there at the call."""
 
     async def scenario(w: World, kernel: Kernel) -> None:
@@ -292,7 +308,9 @@ class Refusing(BackingDirectory):
         super().rename(source, target)
 
 
-def test_a_name_that_is_refused_is_an_error_of_its_directory_and_of_no_other(tmp_path: Path) -> None:
+def test_a_name_that_is_refused_is_an_error_of_its_directory_and_of_no_other(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World, _kernel: Kernel) -> None:
         await make_durable(w, ROOT)
         w.engine.hold(False)
@@ -309,7 +327,9 @@ def test_a_name_that_is_refused_is_an_error_of_its_directory_and_of_no_other(tmp
     run(tmp_path, scenario, make_lower=Refusing)
 
 
-def test_the_next_worker_knows_the_mode_that_a_directory_has_on_the_backing_directory(tmp_path: Path) -> None:
+def test_the_next_worker_knows_the_mode_that_a_directory_has_on_the_backing_directory(
+    tmp_path: Path,
+) -> None:
     """Its first writer is served by the daemon, without a question; even where this worker got no further than to learn it."""
     (tmp_path / "backing/safe").mkdir(parents=True)
     (tmp_path / "backing/safe/f").write_bytes(b"bytes")

@@ -50,10 +50,15 @@ def lay(backing: Path, **sizes: int) -> None:
             file.truncate(size)
 
 
-def test_a_directory_s_files_are_expected_to_be_as_large_as_in_the_newest_one_before(tmp_path: Path) -> None:
+def test_a_directory_s_files_are_expected_to_be_as_large_as_in_the_newest_one_before(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         for step, size in ((9, 9), (10, 3), (2, 5)):
-            lay(w.backing, **{f"step-{step}__mp_rank_00__model": size * MIB, f"step-{step}__args": 100})
+            lay(
+                w.backing,
+                **{f"step-{step}__mp_rank_00__model": size * MIB, f"step-{step}__args": 100},
+            )
         (w.backing / "step-10" / "link").symlink_to("mp_rank_00")
         step = await mkdir(w, b"step-11")
         await looked(w)
@@ -103,7 +108,9 @@ class Unlisted(BackingDirectory):
         return super().listdir(path)
 
 
-def test_one_pattern_is_asked_about_once_and_an_error_is_nobody_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pattern_is_asked_about_once_and_an_error_is_nobody_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(earlier_saves, "ASKED_MAX", 2)
 
     async def scenario(w: World) -> None:
@@ -122,7 +129,9 @@ def test_one_pattern_is_asked_about_once_and_an_error_is_nobody_s(tmp_path: Path
     run(tmp_path, scenario, make_lower=Unlisted)
 
 
-def test_an_earlier_save_of_very_many_files_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_save_of_very_many_files_is_looked_at_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(earlier_saves, "FILES_MAX", 3)
     names = [chr(ord("a") + letter) for letter in range(26)]
 
@@ -130,7 +139,13 @@ def test_an_earlier_save_of_very_many_files_is_looked_at_in_part(tmp_path: Path,
         lay(w.backing, **{f"step-1__{name}": 2 * MIB for name in names})
         await mkdir(w, b"step-2")
         await looked(w)
-        assert sum(w.inner.expectations.expect(b"step-2/" + name.encode()) is not None for name in names) == 3
+        assert (
+            sum(
+                w.inner.expectations.expect(b"step-2/" + name.encode()) is not None
+                for name in names
+            )
+            == 3
+        )
 
     run(tmp_path, scenario)
 

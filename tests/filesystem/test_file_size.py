@@ -18,7 +18,9 @@ HUGE = 7 << 60
 
 
 @pytest.mark.clause("S33")
-def test_longer_than_the_backing_file_system_is_large_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_than_the_backing_file_system_is_large_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     always = 1 << 32  # the RAM tier of this test may lie on ext4, which has an end of its own
     monkeypatch.setattr(files, "FILE_BYTES_MAX", always)
 

@@ -35,7 +35,9 @@ def pools() -> Iterator[CallPools]:
     made.close()
 
 
-def begun(lower: BackingDirectory, pools: CallPools, data: bytes, size: int, *, direct: bool = False) -> tuple[Fill, Path]:
+def begun(
+    lower: BackingDirectory, pools: CallPools, data: bytes, size: int, *, direct: bool = False
+) -> tuple[Fill, Path]:
     """A fill of the first `size` bytes of a file with that data, and its tier file."""
     source, target = lower.path / "cold", lower.path.with_name("tier")
     source.write_bytes(data)
@@ -43,13 +45,24 @@ def begun(lower: BackingDirectory, pools: CallPools, data: bytes, size: int, *, 
     if direct:
         lower.expect_bulk(fd)
     os.ftruncate(made, size)
-    return Fill(lower, fd, made, size, direct=direct, requests=pools.requests, ahead=pools.fills, progress=Progress()), target
+    return Fill(
+        lower,
+        fd,
+        made,
+        size,
+        direct=direct,
+        requests=pools.requests,
+        ahead=pools.fills,
+        progress=Progress(),
+    ), target
 
 
 @pytest.mark.clause("S100", "S102")
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("longer", [0, 7, 3 * PAGE])
-@pytest.mark.parametrize("size", [1, PAGE - 1, PAGE, PIECE_BYTES + 1, 3 * PIECE_BYTES - 5, 5 * PIECE_BYTES])
+@pytest.mark.parametrize(
+    "size", [1, PAGE - 1, PAGE, PIECE_BYTES + 1, 3 * PIECE_BYTES - 5, 5 * PIECE_BYTES]
+)
 def test_what_comes_is_the_file_and_nothing_lies_behind_its_end(
     lower: BackingDirectory, pools: CallPools, size: int, longer: int, direct: bool
 ) -> None:
@@ -68,7 +81,12 @@ def test_a_tier_file_is_cut_off_while_the_backing_directory_is_read_into_it(
     lower: BackingDirectory, pools: CallPools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The room is free at once, and the read that comes back late finds nothing to write to; a touch would be a SIGBUS."""
-    read, asked, goes_on, outcome = lower.read, threading.Event(), threading.Event(), threading.Event()
+    read, asked, goes_on, outcome = (
+        lower.read,
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
     errors: list[int | None] = []
 
     def late(fd: int, buffer: memoryview, offset: int) -> int:
@@ -98,7 +116,9 @@ def test_a_tier_file_is_cut_off_while_the_backing_directory_is_read_into_it(
 
 
 @pytest.mark.clause("S103")
-def test_giving_up_waits_for_who_touches_the_mapping(lower: BackingDirectory, pools: CallPools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_up_waits_for_who_touches_the_mapping(
+    lower: BackingDirectory, pools: CallPools, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checksum of one piece, a fraction of a millisecond; the next piece is not touched any more."""
     touching, goes_on = threading.Event(), threading.Event()
     pieces: list[int] = []
@@ -133,7 +153,9 @@ def test_giving_up_waits_for_who_touches_the_mapping(lower: BackingDirectory, po
 @pytest.mark.clause("S101", "S103")
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
 @pytest.mark.parametrize("size", [100, PIECE_BYTES + 100])
-def test_a_tmpfs_that_is_full_ends_the_fill_and_not_the_worker(lower: BackingDirectory, pools: CallPools, size: int) -> None:
+def test_a_tmpfs_that_is_full_ends_the_fill_and_not_the_worker(
+    lower: BackingDirectory, pools: CallPools, size: int
+) -> None:
     """Others fill the shared memory that the RAM tier lies in: the last part of a page was written where there was no page, a SIGBUS."""
     ram = lower.path.with_name("ram")
     ram.mkdir()
@@ -148,7 +170,16 @@ def test_a_tmpfs_that_is_full_ends_the_fill_and_not_the_worker(lower: BackingDir
         os.close(full)
         (lower.path / "cold").write_bytes(os.urandom(size))
         source = os.open(lower.path / "cold", os.O_RDONLY)
-        fill = Fill(lower, source, made, size, direct=False, requests=pools.requests, ahead=pools.fills, progress=Progress())
+        fill = Fill(
+            lower,
+            source,
+            made,
+            size,
+            direct=False,
+            requests=pools.requests,
+            ahead=pools.fills,
+            progress=Progress(),
+        )
         last = size // PIECE_BYTES * PIECE_BYTES
         for piece in fill.ask(last, size - last):
             piece.result(WAIT_S)
@@ -160,7 +191,9 @@ def test_a_tmpfs_that_is_full_ends_the_fill_and_not_the_worker(lower: BackingDir
         unmount(ram, detach=True)
 
 
-def test_the_last_one_unmaps(lower: BackingDirectory, pools: CallPools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_one_unmaps(
+    lower: BackingDirectory, pools: CallPools, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is unlinked while it is mapped would keep its room."""
     fill, target = begun(lower, pools, bytes(PIECE_BYTES), PIECE_BYTES)
     target_fd, close, closed = fill._target_fd, os.close, threading.Event()

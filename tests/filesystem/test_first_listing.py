@@ -33,14 +33,18 @@ def fill(base: Path, count: int) -> None:
 async def listed(w: World, directory: Ino) -> list[DirEntry]:
     """All entries but the dots, as `ls -l` gets them."""
     handle, found, offset = await w.do(w.fs.opendir(directory)), [], 0
-    while entries := await w.do(w.fs.readdir(handle, offset, with_attributes=True, fitting=has_room)):
+    while entries := await w.do(
+        w.fs.readdir(handle, offset, with_attributes=True, fitting=has_room)
+    ):
         found += entries
         offset = entries[-1].next_offset
     await w.do(w.fs.releasedir(handle))
     return found[2:]
 
 
-def test_one_look_per_name_and_no_row_per_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_look_per_name_and_no_row_per_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path, FILES)
     opened: Counter[LowerPath] = Counter()
     open_directory = Opener.open_directory
@@ -58,7 +62,9 @@ def test_one_look_per_name_and_no_row_per_file(tmp_path: Path, monkeypatch: pyte
         assert opened[b"data",] <= FILES // ROOM + 2, "the directory is reached once for many names"
         assert w.state.changes - changes <= 10
         assert [row for (row,) in w.state.rows("SELECT ino FROM node")] == [ROOT, directory]
-        sizes = {entry.name: entry.attributes.size for entry in entries if entry.attributes is not None}
+        sizes = {
+            entry.name: entry.attributes.size for entry in entries if entry.attributes is not None
+        }
         assert sizes == {b"f%d" % number: number for number in range(FILES)}
         assert not violations(w)
 
@@ -98,7 +104,11 @@ def test_what_is_seen_first_in_a_listing_is_a_file_like_any_other(tmp_path: Path
         assert (await w.do(w.fs.lookup(directory, b"f5"))).size == 16
         await w.drained()
         names = {entry.name for entry in await listed(w, directory)}
-        assert names == found.keys() - {b"f3", b"f4"} | {b"moved"} == {os.fsencode(name) for name in os.listdir(w.backing / "data")}
+        assert (
+            names
+            == found.keys() - {b"f3", b"f4"} | {b"moved"}
+            == {os.fsencode(name) for name in os.listdir(w.backing / "data")}
+        )
         assert (w.backing / "data/f2").read_bytes() == b"anew"
         assert not violations(w)
 

@@ -114,7 +114,9 @@ async def is_published(w: World, opened: OpenFile) -> None:
 
 
 @pytest.mark.parametrize("looked", [True, False])
-def test_who_may_have_been_refused_fails_and_the_old_version_stays(tmp_path: Path, tmpfs: Tmpfs, looked: bool) -> None:
+def test_who_may_have_been_refused_fails_and_the_old_version_stays(
+    tmp_path: Path, tmpfs: Tmpfs, looked: bool
+) -> None:
     async def scenario(w: World) -> None:
         ino, opened = await writer(w)
         tmpfs.is_full()
@@ -149,7 +151,9 @@ def test_whoever_frees_pages_has_looked_before(tmp_path: Path, tmpfs: Tmpfs, fre
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_who_wrote_nothing_meanwhile_is_as_good_as_before(tmp_path: Path, tmpfs: Tmpfs, ends: bool) -> None:
+def test_who_wrote_nothing_meanwhile_is_as_good_as_before(
+    tmp_path: Path, tmpfs: Tmpfs, ends: bool
+) -> None:
     """It was held, or had nothing to write. Closing it in such a moment is no write either."""
 
     async def scenario(w: World) -> None:
@@ -164,7 +168,9 @@ def test_who_wrote_nothing_meanwhile_is_as_good_as_before(tmp_path: Path, tmpfs:
     run(tmp_path, scenario)
 
 
-def test_a_write_that_was_under_way_before_ends_short_and_is_no_failure(tmp_path: Path, tmpfs: Tmpfs) -> None:
+def test_a_write_that_was_under_way_before_ends_short_and_is_no_failure(
+    tmp_path: Path, tmpfs: Tmpfs
+) -> None:
     async def scenario(w: World) -> None:
         _ino, opened = await writer(w)
         began = os.fstat(opened.backing_fd)
@@ -182,7 +188,9 @@ def test_a_write_that_was_under_way_before_ends_short_and_is_no_failure(tmp_path
     run(tmp_path, scenario)
 
 
-def test_who_writes_when_there_is_room_again_is_no_longer_in_doubt(tmp_path: Path, tmpfs: Tmpfs) -> None:
+def test_who_writes_when_there_is_room_again_is_no_longer_in_doubt(
+    tmp_path: Path, tmpfs: Tmpfs
+) -> None:
     async def scenario(w: World) -> None:
         _ino, opened = await writer(w)
         tmpfs.is_full()
@@ -195,7 +203,9 @@ def test_who_writes_when_there_is_room_again_is_no_longer_in_doubt(tmp_path: Pat
     run(tmp_path, scenario)
 
 
-def test_a_worker_that_finds_the_tmpfs_full_doubts_what_was_being_written(tmp_path: Path, tmpfs: Tmpfs) -> None:
+def test_a_worker_that_finds_the_tmpfs_full_doubts_what_was_being_written(
+    tmp_path: Path, tmpfs: Tmpfs
+) -> None:
     """Nobody has looked when it was: the last worker is dead."""
     opens: list[tuple[Ino, OpenFile]] = []
 
@@ -210,7 +220,9 @@ def test_a_worker_that_finds_the_tmpfs_full_doubts_what_was_being_written(tmp_pa
     run(tmp_path, then, session="s")
 
 
-def test_a_worker_that_finds_the_tmpfs_full_doubts_nothing_else(tmp_path: Path, tmpfs: Tmpfs) -> None:
+def test_a_worker_that_finds_the_tmpfs_full_doubts_nothing_else(
+    tmp_path: Path, tmpfs: Tmpfs
+) -> None:
     opens: list[OpenFile] = []
 
     async def first(w: World) -> None:

@@ -126,7 +126,13 @@ ACTS: list[Act] = [
     remove,
     make_room_and_write_anew,
 ]
-REPLACING = [replace_and_remove, replace_and_move_on, replace_and_be_replaced, replace_and_exchange, replace_what_is_on_its_way]
+REPLACING = [
+    replace_and_remove,
+    replace_and_move_on,
+    replace_and_be_replaced,
+    replace_and_exchange,
+    replace_what_is_on_its_way,
+]
 """After these the complete file is replaced, or removed, by something that is no half."""
 
 
@@ -151,8 +157,13 @@ async def lose_writers(w: World, *, rewritten: bool) -> None:
 
 
 @pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize(("end", "rewritten", "again"), [*product(("retry", "discard"), (False,), (False, True)), ("retry", True, False)])
-def test_names_of_halves(tmp_path: Path, act: Act, end: str, *, rewritten: bool, again: bool) -> None:
+@pytest.mark.parametrize(
+    ("end", "rewritten", "again"),
+    [*product(("retry", "discard"), (False,), (False, True)), ("retry", True, False)],
+)
+def test_names_of_halves(
+    tmp_path: Path, act: Act, end: str, *, rewritten: bool, again: bool
+) -> None:
     """`again`: what was done to the names is found by another worker, before it is decided."""
 
     async def main() -> None:
@@ -185,13 +196,17 @@ def test_names_of_halves(tmp_path: Path, act: Act, end: str, *, rewritten: bool,
         else:
             assert HALF not in below(w).values()
         for name in await above(w):
-            assert (await w.do(w.fs.getattr(await ino_of(w, name)))).nlink == (w.backing / os.fsdecode(name)).stat().st_nlink
+            assert (await w.do(w.fs.getattr(await ino_of(w, name)))).nlink == (
+                w.backing / os.fsdecode(name)
+            ).stat().st_nlink
 
     trio.run(main)
 
 
 @pytest.mark.parametrize("act", [rename, replace, give_another_name])
-def test_a_half_that_is_written_anew_is_published_under_the_name_that_it_has(tmp_path: Path, act: Act) -> None:
+def test_a_half_that_is_written_anew_is_published_under_the_name_that_it_has(
+    tmp_path: Path, act: Act
+) -> None:
     async def main() -> None:
         async with world(tmp_path) as w:
             await lose_writers(w, rewritten=False)
@@ -203,7 +218,11 @@ def test_a_half_that_is_written_anew_is_published_under_the_name_that_it_has(tmp
             await w.close(opened)
             await w.drained()
             shown = await above(w)
-            assert list(shown.values()).count(OLDER) == 2 if act is give_another_name else OLDER in shown.values()
+            assert (
+                list(shown.values()).count(OLDER) == 2
+                if act is give_another_name
+                else OLDER in shown.values()
+            )
             del shown[b"other half"]
             assert below(w) == shown
 

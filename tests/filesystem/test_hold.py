@@ -41,7 +41,9 @@ class Kernel:
         until = self._w.inner.hold.taken(ino)
         assert until is not None
         self.locks[ino] = until
-        until.add_done_callback(lambda done: self.take(ino) if self.retakes and done.result() else None)
+        until.add_done_callback(
+            lambda done: self.take(ino) if self.retakes and done.result() else None
+        )
 
     def look_soon(self) -> None:
         """The test calls `tick` itself."""
@@ -68,9 +70,13 @@ def tick(w: World) -> float:
         return w.fs.tick()
 
 
-async def writer(w: World, name: bytes, size: int = 0, pid: int = CALLER.pid) -> tuple[Ino, OpenFile]:
+async def writer(
+    w: World, name: bytes, size: int = 0, pid: int = CALLER.pid
+) -> tuple[Ino, OpenFile]:
     """A file open in the passthrough lane, to which the kernel has written `size` bytes."""
-    opened, attributes = await w.do(w.fs.create(ROOT, name, 0o644, os.O_WRONLY, CALLER._replace(pid=pid)))
+    opened, attributes = await w.do(
+        w.fs.create(ROOT, name, 0o644, os.O_WRONLY, CALLER._replace(pid=pid))
+    )
     assert opened.lane is Lane.PASSTHROUGH
     os.pwrite(opened.backing_fd, bytes([name[-1]]) * size, 0)
     return attributes.ino, opened
@@ -94,7 +100,9 @@ def test_without_passthrough_writers_nothing_is_looked_at(tmp_path: Path) -> Non
     run(tmp_path, scenario)
 
 
-def test_it_is_looked_the_more_often_the_less_room_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_looked_the_more_often_the_less_room_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hold, "FILL_BYTES_PER_S", 1e9)
 
     async def scenario(w: World, _kernel: Kernel) -> None:
@@ -110,7 +118,9 @@ def test_it_is_looked_the_more_often_the_less_room_is_left(tmp_path: Path, monke
     run(tmp_path, scenario)
 
 
-def test_a_writer_is_held_when_ram_is_full_and_goes_on_when_others_are_persisted(tmp_path: Path) -> None:
+def test_a_writer_is_held_when_ram_is_full_and_goes_on_when_others_are_persisted(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World, kernel: Kernel) -> None:
         await dirty(w, b"before", 30 * MIB)
         ino, opened = await writer(w, b"a", 20 * MIB)
@@ -136,7 +146,9 @@ def test_a_writer_is_held_when_ram_is_full_and_goes_on_when_others_are_persisted
 
 @pytest.mark.clause("S131", "S130")
 @pytest.mark.parametrize("budget_bytes", [2 * BUDGET, 3 * BUDGET // 4])
-def test_what_a_held_writer_asked_for_is_what_it_gives_back_when_the_budget_changes(tmp_path: Path, budget_bytes: int) -> None:
+def test_what_a_held_writer_asked_for_is_what_it_gives_back_when_the_budget_changes(
+    tmp_path: Path, budget_bytes: int
+) -> None:
     """The share of the budget was given back that it is then: each such change moved the reserved bytes for good."""
 
     async def scenario(w: World, kernel: Kernel) -> None:
@@ -200,7 +212,9 @@ def test_held_writers_get_room_in_turn(tmp_path: Path) -> None:
         await w.close(first_open)
         await w.drained()
         with trio.fail_after(120):
-            while kernel.is_held(second):  # a piece of it may be on its way out of RAM, which comes to its end first
+            while kernel.is_held(
+                second
+            ):  # a piece of it may be on its way out of RAM, which comes to its end first
                 await trio.sleep(0.01)
                 tick(w)
         await w.close(second_open)
@@ -208,7 +222,9 @@ def test_held_writers_get_room_in_turn(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_others_get_in_between_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_get_in_between_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hold, "SLICE_S", 0.0)
     monkeypatch.setattr(hold, "GAP_ROOM_BYTES", 0)
 
@@ -228,7 +244,9 @@ def test_others_get_in_between_now_and_then(tmp_path: Path, monkeypatch: pytest.
     run(tmp_path, scenario)
 
 
-def test_whoever_writes_in_between_is_asked_to_let_go_once_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_writes_in_between_is_asked_to_let_go_once_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lock taker waited before the writer had the lock: it was overtaken, and a second write met a full tmpfs."""
     monkeypatch.setattr(hold, "SLICE_S", 0.0)
     monkeypatch.setattr(hold, "GAP_ROOM_BYTES", 0)
@@ -240,7 +258,9 @@ def test_whoever_writes_in_between_is_asked_to_let_go_once_it_does(tmp_path: Pat
         tick(w)
         assert kernel.locks[ino].result() is True
         tick(w)
-        assert not kernel.is_held(ino)  # nobody has written: it would be in the queue before the writer again
+        assert not kernel.is_held(
+            ino
+        )  # nobody has written: it would be in the queue before the writer again
         monkeypatch.setattr(hold, "GAP_ROOM_BYTES", 1 << 60)
         os.pwrite(opened.backing_fd, b"x" * MIB, 32 * MIB)
         tick(w)
@@ -265,7 +285,9 @@ def test_a_lock_that_was_lost_is_taken_again(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_memory_that_others_use_holds_writers_in_both_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_others_use_holds_writers_in_both_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shortage, "LOOK_INTERVAL_S", 0.0)
     machine = {"available": 1 << 40}
 

@@ -28,7 +28,11 @@ async def rewritten(w: World, name: str, data: bytes) -> None:
 
 
 def contents(backing: Path) -> dict[str, bytes]:
-    return {entry.name: Path(entry.path).read_bytes() for entry in os.scandir(backing) if entry.is_file()}
+    return {
+        entry.name: Path(entry.path).read_bytes()
+        for entry in os.scandir(backing)
+        if entry.is_file()
+    }
 
 
 def numbers_of(w: World) -> ReusedNumbers:
@@ -73,7 +77,11 @@ def test_hard_links_that_got_the_inode_number_of_another_are_another_file(tmp_pa
             numbers_of(w).show("G", number)
             assert (await w.do(w.fs.lookup(ROOT, b"G"))).ino != former.ino
             await rewritten(w, "G", b"G version 2")
-            assert contents(w.backing) == {"F": b"F version 2: precious", "G": b"G version 2", "H": b"G version 1"}
+            assert contents(w.backing) == {
+                "F": b"F version 2: precious",
+                "G": b"G version 2",
+                "H": b"G version 1",
+            }
 
     trio.run(main)
 
@@ -129,7 +137,11 @@ def test_hard_links_of_one_listing_are_one_file(tmp_path: Path) -> None:
             entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
             await w.do(w.fs.releasedir(handle))
             found = [entry.attributes for entry in entries if entry.name in (b"a", b"b", b"c")]
-            assert [(one.nlink, one.ino == found[0].ino) for one in found if one is not None and found[0] is not None] == [(3, True)] * 3
+            assert [
+                (one.nlink, one.ino == found[0].ino)
+                for one in found
+                if one is not None and found[0] is not None
+            ] == [(3, True)] * 3
 
     trio.run(main)
 
@@ -163,7 +175,9 @@ class Others:
 
     async def step(self) -> str:
         name, other = self._random.sample(NAMES, 2)
-        what = self._random.choice(("make", "remove", "replace", "link", "look", "rewrite", "rewrite", "rename", "unlink"))
+        what = self._random.choice(
+            ("make", "remove", "replace", "link", "look", "rewrite", "rewrite", "rename", "unlink")
+        )
         await getattr(self, "_" + what)(name, other)
         await self._w.drained()
         numbers_of(self._w).take_back()
@@ -204,8 +218,12 @@ class Others:
 
     async def _rewrite(self, name: str, _other: str) -> None:
         if name in self.files:
-            for link in [link for link, content in self.files.items() if content is self.files[name]]:
-                await self._looked_up(link)  # exception X6: a name that was not seen keeps the old content
+            for link in [
+                link for link, content in self.files.items() if content is self.files[name]
+            ]:
+                await self._looked_up(
+                    link
+                )  # exception X6: a name that was not seen keeps the old content
             self.files[name][0] = self._content()
             await rewritten(self._w, name, self.files[name][0])
 
@@ -221,12 +239,22 @@ class Others:
 
 @pytest.mark.clause("S190")
 @pytest.mark.parametrize("seed", range(6))
-def test_random_changes_by_others_where_every_inode_number_is_used_again(tmp_path: Path, seed: int) -> None:
+def test_random_changes_by_others_where_every_inode_number_is_used_again(
+    tmp_path: Path, seed: int
+) -> None:
     async def main() -> None:
-        async with world(tmp_path, hold=False, make_lower=ReusedNumbers, attr_timeout_s=0, keep_last_persisted=False) as w:
+        async with world(
+            tmp_path,
+            hold=False,
+            make_lower=ReusedNumbers,
+            attr_timeout_s=0,
+            keep_last_persisted=False,
+        ) as w:
             others, done = Others(w, seed), list[str]()
             for _ in range(STEPS):
                 done.append(await others.step())
-                assert contents(w.backing) == {name: content[0] for name, content in others.files.items()}, "; ".join(done)
+                assert contents(w.backing) == {
+                    name: content[0] for name, content in others.files.items()
+                }, "; ".join(done)
 
     trio.run(main)

@@ -52,7 +52,9 @@ def persisted(w: World, name: str) -> bytes:
 # -- who is admitted
 
 
-def test_the_first_file_of_a_kind_goes_through_the_daemon_and_teaches_its_size(tmp_path: Path) -> None:
+def test_the_first_file_of_a_kind_goes_through_the_daemon_and_teaches_its_size(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         assert await lane_of_new(w, b"iter_100.pt") is Lane.DIRECT
         assert "its size is not known from an earlier file" in reasons(w)
@@ -81,7 +83,9 @@ def test_an_open_for_reading_waits_with_passthrough_for_a_writer_that_has_just_b
         late = await opened(w, ino, os.O_RDONLY)
         assert late.lane is Lane.PASSTHROUGH
         monkeypatch.undo()
-        beside = await opened(w, ino, os.O_WRONLY | os.O_SYNC)  # it gets the file that the kernel has
+        beside = await opened(
+            w, ino, os.O_WRONLY | os.O_SYNC
+        )  # it gets the file that the kernel has
         again = await opened(w, ino, os.O_RDONLY)
         assert (beside.lane, again.lane) == (Lane.DIRECT, Lane.PASSTHROUGH)
         for file in (writer, late, beside, again):
@@ -132,7 +136,9 @@ def test_clean_files_make_room_for_an_admission(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["rename", "setxattr", "chmod"])
-def test_a_file_whose_name_or_attributes_changed_is_not_evicted_before_that_is_persisted(tmp_path: Path, change: str) -> None:
+def test_a_file_whose_name_or_attributes_changed_is_not_evicted_before_that_is_persisted(
+    tmp_path: Path, change: str
+) -> None:
     async def scenario(w: World) -> None:
         ino = await w.write(b"iter_1.pt", b"x" * 8 * MIB)
         await w.drained()
@@ -172,8 +178,13 @@ def group(base: Path, limit: int) -> LimitedGroup:
     return LimitedGroup(base / "group", limit)
 
 
-@pytest.mark.parametrize(("room", "lane"), [(64 * MIB, Lane.PASSTHROUGH), (4 * MIB, Lane.DIRECT), (None, Lane.PASSTHROUGH)])
-def test_the_writer_s_memory_control_group_must_have_room(tmp_path: Path, room: int | None, lane: Lane) -> None:
+@pytest.mark.parametrize(
+    ("room", "lane"),
+    [(64 * MIB, Lane.PASSTHROUGH), (4 * MIB, Lane.DIRECT), (None, Lane.PASSTHROUGH)],
+)
+def test_the_writer_s_memory_control_group_must_have_room(
+    tmp_path: Path, room: int | None, lane: Lane
+) -> None:
     asked = []
 
     def limits(pid: int) -> list[LimitedGroup]:
@@ -189,7 +200,9 @@ def test_the_writer_s_memory_control_group_must_have_room(tmp_path: Path, room: 
 
 
 @pytest.mark.clause("S243")
-def test_a_writer_of_whose_control_group_nothing_is_known_takes_the_daemon_s_lane(tmp_path: Path) -> None:
+def test_a_writer_of_whose_control_group_nothing_is_known_takes_the_daemon_s_lane(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         await w.write(b"iter_1.pt", b"x" * 2 * MIB)
         assert await lane_of_new(w, b"iter_2.pt") is Lane.DIRECT
@@ -241,7 +254,9 @@ def test_what_the_kernel_wrote_is_not_forgotten_by_looking(tmp_path: Path, looke
     run(tmp_path, scenario)
 
 
-def test_the_first_close_of_a_copied_descriptor_is_withdrawn_when_the_kernel_writes_on(tmp_path: Path) -> None:
+def test_the_first_close_of_a_copied_descriptor_is_withdrawn_when_the_kernel_writes_on(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         ino, writer = await admitted(w)
         os.pwrite(writer.backing_fd, b"half", 3 * MIB)
@@ -310,7 +325,9 @@ def test_a_watched_version_is_read_again_after_a_write_within_one_tick(tmp_path:
         write_in_one_tick(writer, b"later", 10**18)
         assert not w.inner.changes.still_frozen(version)  # its bytes are of two moments
         deadline = time.monotonic() + 60
-        while not w.inner.changes.still_frozen(version):  # from a mark that is newer than this reading, made by another thread
+        while not w.inner.changes.still_frozen(
+            version
+        ):  # from a mark that is newer than this reading, made by another thread
             assert time.monotonic() < deadline
         await w.close(writer)
         await w.drained()
@@ -320,7 +337,9 @@ def test_a_watched_version_is_read_again_after_a_write_within_one_tick(tmp_path:
 
 
 @pytest.mark.clause("S14")
-def test_a_write_that_is_under_way_while_a_copy_of_its_descriptor_is_closed_is_not_lost(tmp_path: Path) -> None:
+def test_a_write_that_is_under_way_while_a_copy_of_its_descriptor_is_closed_is_not_lost(
+    tmp_path: Path,
+) -> None:
     """The first close meets a write that has set its mtime already and will not do so again; without the mark that failed each time.."""
 
     async def scenario(w: World) -> None:
@@ -332,8 +351,13 @@ def test_a_write_that_is_under_way_while_a_copy_of_its_descriptor_is_closed_is_n
             assert writer.lane is Lane.PASSTHROUGH
             data = bytes([turn]) * 15 * MIB
             (tmp_path / "source").write_bytes(data)
-            with (tmp_path / "source").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as source:
-                source.madvise(mmap.MADV_RANDOM)  # a page fault for each page: the write is slower than the copy that overtakes it
+            with (
+                (tmp_path / "source").open("rb") as file,
+                mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as source,
+            ):
+                source.madvise(
+                    mmap.MADV_RANDOM
+                )  # a page fault for each page: the write is slower than the copy that overtakes it
                 thread = threading.Thread(target=os.pwrite, args=(writer.backing_fd, source, 0))
                 before = os.fstat(writer.backing_fd).st_mtime_ns
                 thread.start()
@@ -363,7 +387,9 @@ def test_marks_do_not_show(tmp_path: Path) -> None:
 
 @pytest.mark.clause("S39")
 @pytest.mark.parametrize("gone_by", ["rename", "unlink"])
-def test_a_name_that_is_gone_does_not_come_back_with_a_withdrawn_close(tmp_path: Path, gone_by: str) -> None:
+def test_a_name_that_is_gone_does_not_come_back_with_a_withdrawn_close(
+    tmp_path: Path, gone_by: str
+) -> None:
     """Found by random operations: the first close's STORE had made the name, and withdrawing it gave the name back to the deleted file."""
 
     async def scenario(w: World) -> None:
@@ -457,7 +483,9 @@ def test_a_mapping_beside_a_passthrough_reader_is_persisted(tmp_path: Path) -> N
 
 @pytest.mark.clause("S41")
 @pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY])
-def test_a_time_that_was_set_stays_where_somebody_could_write_and_did_not(tmp_path: Path, flags: int) -> None:
+def test_a_time_that_was_set_stays_where_somebody_could_write_and_did_not(
+    tmp_path: Path, flags: int
+) -> None:
     """What the kernel shows of a new file's tier file is when that was made: no sign of a write (found by the model, seed 3384658376)."""
 
     async def scenario(w: World) -> None:
@@ -473,7 +501,9 @@ def test_a_time_that_was_set_stays_where_somebody_could_write_and_did_not(tmp_pa
     run(tmp_path, scenario)
 
 
-def test_a_file_that_only_the_backing_directory_has_is_read_by_the_kernel_there(tmp_path: Path) -> None:
+def test_a_file_that_only_the_backing_directory_has_is_read_by_the_kernel_there(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "backing").mkdir()
     (tmp_path / "backing/old").write_bytes(b"cold")
 
@@ -532,7 +562,13 @@ def test_an_open_that_finds_no_descriptor_leaves_nothing_counted(
             patch.setattr(w.inner.warming, "watch", none_left)
             with pytest.raises(OSError, match="Too many open files"):
                 await opened(w, ino, flags)
-        counts = (node.handles, node.kernel_handles, node.kernel_writers, node.bound_handles, node.daemon_mappers)
+        counts = (
+            node.handles,
+            node.kernel_handles,
+            node.kernel_writers,
+            node.bound_handles,
+            node.daemon_mappers,
+        )
         assert counts == (0, 0, 0, 0, 0)
         file = await opened(w, ino, flags)
         assert file.lane is Lane.PASSTHROUGH
@@ -558,7 +594,9 @@ def test_an_empty_file_that_is_open_for_reading_can_be_opened_for_more(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_a_file_that_does_not_fit_into_ram_is_not_mapped_over_the_one_that_others_read(tmp_path: Path) -> None:
+def test_a_file_that_does_not_fit_into_ram_is_not_mapped_over_the_one_that_others_read(
+    tmp_path: Path,
+) -> None:
     """X7 also when its new content is in a staging file: the kernel has the backing directory's file still."""
 
     async def scenario(w: World) -> None:

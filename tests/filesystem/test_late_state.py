@@ -120,7 +120,9 @@ def test_a_worker_that_dies_meanwhile_leaves_an_earlier_moment_as_a_whole(tmp_pa
         await w.write(b"file", b"anew")
         await w.drained()
         assert (w.backing / "file").read_bytes() == b"anew"
-        assert sorted(map(os.fsencode, os.listdir(w.backing))) == sorted([*await w.names(), b".acpfs"])
+        assert sorted(map(os.fsencode, os.listdir(w.backing))) == sorted(
+            [*await w.names(), b".acpfs"]
+        )
 
     run(tmp_path, scenario)
     run(tmp_path, after_a_kill)
@@ -213,10 +215,16 @@ def test_a_transaction_is_made_again_as_a_whole_and_in_order(tmp_path: Path) -> 
     waiting = state.when_recorded()
     assert (ended, waiting.done()) == ([], False)
     empty(state)
-    assert state.rows("SELECT k, length(v) FROM t") == [(1, 1), (2, 100_000)], "a query sees what is late, and commits nothing"
+    assert state.rows("SELECT k, length(v) FROM t") == [(1, 1), (2, 100_000)], (
+        "a query sees what is late, and commits nothing"
+    )
     assert (ended, waiting.done()) == ([], False)
     assert state.commit()
-    assert (ended, waiting.done(), state.rows("SELECT v FROM t WHERE k = 1")) == (["after"], True, [("c",)])
+    assert (ended, waiting.done(), state.rows("SELECT v FROM t WHERE k = 1")) == (
+        ["after"],
+        True,
+        [("c",)],
+    )
     state.close()
 
 
@@ -238,7 +246,9 @@ def test_a_worker_comes_to_serve_where_nothing_can_be_written(tmp_path: Path) ->
     state.close()
     again = StateDatabase(tmp_path / "state")
     fill(again)
-    again.change("INSERT INTO t VALUES (1, ?)", (b"x" * 100_000,))  # as a layer does that reads its rows
+    again.change(
+        "INSERT INTO t VALUES (1, ?)", (b"x" * 100_000,)
+    )  # as a layer does that reads its rows
     again.create(ddl)
     assert not again.commit()
     empty(again)

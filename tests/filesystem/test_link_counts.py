@@ -57,7 +57,13 @@ def slow(w: World) -> SlowAnswer:
 def check(w: World) -> None:
     """What must hold at any moment at which no call is under way."""
     with w.fs.lock:
-        names = Counter(child.ino for node in w.inner.table if node.is_dir for child in node.dir.children.values() if child.ino)
+        names = Counter(
+            child.ino
+            for node in w.inner.table
+            if node.is_dir
+            for child in node.dir.children.values()
+            if child.ino
+        )
         for node in w.inner.table:
             assert len(node.names) == names[node.ino]
             assert node.names or node.handles or node.ino == ROOT or node.body.is_only_backing, node
@@ -65,7 +71,9 @@ def check(w: World) -> None:
 
 
 @contextlib.contextmanager
-def overtaken_answer(w: World, nursery: trio.Nursery, ino: Ino, *, by_name: bool = False) -> Iterator[None]:
+def overtaken_answer(
+    w: World, nursery: trio.Nursery, ino: Ino, *, by_name: bool = False
+) -> Iterator[None]:
     """While the body runs, a question for a file's attributes is under way that was answered before."""
     slow(w).keep_back(b"f")
     nursery.start_soon(w.do, w.fs.lookup(ROOT, b"f") if by_name else w.fs.getattr(ino))
@@ -87,12 +95,18 @@ async def asked(w: World) -> None:
 
 
 @pytest.mark.clause("S191", "S36")
-@pytest.mark.parametrize("removes", [True, False], ids=["a name was removed meanwhile", "a link was made meanwhile"])
-def test_an_answer_that_own_commits_have_overtaken_does_not_count(tmp_path: Path, removes: bool) -> None:
+@pytest.mark.parametrize(
+    "removes", [True, False], ids=["a name was removed meanwhile", "a link was made meanwhile"]
+)
+def test_an_answer_that_own_commits_have_overtaken_does_not_count(
+    tmp_path: Path, removes: bool
+) -> None:
     """Else a count that is too high keeps the bytes of a deleted file for ever, and one that is too low drops those of a living one."""
 
     async def main() -> None:
-        async with world(tmp_path, hold=False, make_lower=SlowAnswer, attr_timeout_s=0, patience_s=ANSWER_S) as w:
+        async with world(
+            tmp_path, hold=False, make_lower=SlowAnswer, attr_timeout_s=0, patience_s=ANSWER_S
+        ) as w:
             ino = await w.write(b"f", b"bytes")
             if removes:
                 await w.do(w.fs.link(ino, ROOT, b"g"))
@@ -117,7 +131,9 @@ def test_an_answer_that_own_commits_have_overtaken_does_not_count(tmp_path: Path
 @pytest.mark.parametrize("by_name", [False, True])
 def test_an_old_answer_does_not_bring_back_an_old_size(tmp_path: Path, by_name: bool) -> None:
     async def main() -> None:
-        async with world(tmp_path, hold=False, make_lower=SlowAnswer, attr_timeout_s=0, patience_s=ANSWER_S) as w:
+        async with world(
+            tmp_path, hold=False, make_lower=SlowAnswer, attr_timeout_s=0, patience_s=ANSWER_S
+        ) as w:
             ino = await w.write(b"f", b"old")
             await w.drained()
             async with trio.open_nursery() as nursery:
@@ -173,7 +189,9 @@ def test_link_counts_survive_the_end_of_the_daemon(tmp_path: Path) -> None:
 async def step(w: World, chooser: random.Random) -> None:
     """One call of a program; that it may fail belongs to it."""
     name, other = chooser.sample(NAMES, 2)
-    what = chooser.choice(("save", "save", "link", "link", "unlink", "unlink", "rename", "look", "list", "forget"))
+    what = chooser.choice(
+        ("save", "save", "link", "link", "unlink", "unlink", "rename", "look", "list", "forget")
+    )
     with contextlib.suppress(FileNotFoundError, FileExistsError):
         if what == "save":
             await w.write(name, name * chooser.randrange(1, 50))
@@ -194,7 +212,9 @@ async def step(w: World, chooser: random.Random) -> None:
 
 @pytest.mark.clause("S191", "S36")
 @pytest.mark.parametrize("seed", range(4))
-def test_counts_and_contents_while_links_come_and_go_and_are_drained(tmp_path: Path, seed: int) -> None:
+def test_counts_and_contents_while_links_come_and_go_and_are_drained(
+    tmp_path: Path, seed: int
+) -> None:
     async def main() -> None:
         async with world(tmp_path, hold=False, attr_timeout_s=0, keep_last_persisted=False) as w:
             chooser = random.Random(seed)
@@ -206,7 +226,10 @@ def test_counts_and_contents_while_links_come_and_go_and_are_drained(tmp_path: P
                     for entry in os.scandir(w.backing):
                         if entry.is_file():
                             found = await w.do(w.fs.lookup(ROOT, os.fsencode(entry.name)))
-                            assert found.nlink == os.lstat(entry.path).st_nlink, (number, entry.name)
+                            assert found.nlink == os.lstat(entry.path).st_nlink, (
+                                number,
+                                entry.name,
+                            )
             for name in await w.names():
                 await w.do(w.fs.unlink(ROOT, name))
             await w.drained()

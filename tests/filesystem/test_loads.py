@@ -23,10 +23,15 @@ async def load(w: World, *inos: Ino) -> None:
 
 async def checkpoint(w: World, *sizes: int) -> list[Ino]:
     directory = (await w.do(w.fs.mkdir(ROOT, b"step-7", 0o755, CALLER))).ino
-    return [await w.write(f"{number}.pt".encode(), b"x" * size, directory) for number, size in enumerate(sizes)]
+    return [
+        await w.write(f"{number}.pt".encode(), b"x" * size, directory)
+        for number, size in enumerate(sizes)
+    ]
 
 
-def test_a_load_has_its_files_once_and_says_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_has_its_files_once_and_says_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def saved(w: World) -> None:
         first, second, small = await checkpoint(w, SIZE, 2 * SIZE, 10)
         await load(w, first, second, small)

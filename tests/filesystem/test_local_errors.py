@@ -15,7 +15,9 @@ from tests.filesystem.world import CALLER, World, run
 
 
 @pytest.mark.clause("S207")
-def test_entries_of_somebody_else_keep_their_times_and_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_of_somebody_else_keep_their_times_and_modes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A group-writable project directory: everybody may write there, only its owner may set its times."""
     (tmp_path / "backing/project").mkdir(parents=True)
 
@@ -41,7 +43,9 @@ def test_entries_of_somebody_else_keep_their_times_and_modes(tmp_path: Path, mon
 
 
 @pytest.mark.clause("S29", "S208")
-def test_a_directory_that_others_remove_comes_back_with_what_is_written_in_it(tmp_path: Path) -> None:
+def test_a_directory_that_others_remove_comes_back_with_what_is_written_in_it(
+    tmp_path: Path,
+) -> None:
     """A training log that is open while another node removes the whole run: what is appended had no place, and held up everything."""
 
     async def scenario(w: World) -> None:
@@ -65,7 +69,9 @@ def test_a_directory_that_others_remove_comes_back_with_what_is_written_in_it(tm
 
 @pytest.mark.clause("S29")
 @pytest.mark.parametrize("others", [False, True])
-def test_nothing_is_moved_or_made_in_a_directory_that_is_removed(tmp_path: Path, others: bool) -> None:
+def test_nothing_is_moved_or_made_in_a_directory_that_is_removed(
+    tmp_path: Path, others: bool
+) -> None:
     """The kernel refuses it where this mount removed the directory; where another did, it asks."""
 
     async def scenario(w: World) -> None:

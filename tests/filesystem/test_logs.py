@@ -150,11 +150,19 @@ class Lively(BackingDirectory):
 
 @pytest.mark.clause("S12", "S230")
 @pytest.mark.parametrize("by_path", [False, True])
-def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(tmp_path: Path, *, by_path: bool) -> None:
+def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(
+    tmp_path: Path, *, by_path: bool
+) -> None:
     """In passthrough, where nobody sees it. `by_path`: its beginning is changed, too; then the copy is of several moments."""
 
     async def main() -> None:
-        async with world(tmp_path, unknown_bytes=MiB, budget_bytes=256 * MiB, max_dirty_age_s=AGE_S, make_lower=Lively) as w:
+        async with world(
+            tmp_path,
+            unknown_bytes=MiB,
+            budget_bytes=256 * MiB,
+            max_dirty_age_s=AGE_S,
+            make_lower=Lively,
+        ) as w:
             w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             opened, _attributes = await w.create(b"log", flags=os.O_WRONLY | os.O_APPEND)
             assert opened.lane is Lane.PASSTHROUGH

@@ -34,7 +34,12 @@ class LostAnswer:
     def __init__(self, w: World, name: str, *, carried_out: bool = True) -> None:
         """`name`: of the call; "rename_of_name" leaves staging files alone."""
         self._spares_staging, name = name.endswith("_of_name"), name.removesuffix("_of_name")
-        self._call, self._carried_out, self._lower, self._name = getattr(w.lower, name), carried_out, w.lower, name
+        self._call, self._carried_out, self._lower, self._name = (
+            getattr(w.lower, name),
+            carried_out,
+            w.lower,
+            name,
+        )
         setattr(w.lower, name, self._answer)
 
     def _answer(self, *arguments: Any) -> None:
@@ -109,7 +114,9 @@ def expected(content: bytes) -> tuple[Any, ...]:
 @clause("S251")
 @pytest.mark.parametrize("carried_out", [True, False], ids=["carried_out", "not_carried_out"])
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_a_renamed_directory_has_what_it_has(tmp_path: Path, known: bool, carried_out: bool) -> None:
+def test_a_renamed_directory_has_what_it_has(
+    tmp_path: Path, known: bool, carried_out: bool
+) -> None:
     lay(tmp_path / "backing", "old", b"content")
 
     async def scenario(w: World) -> None:
@@ -133,20 +140,31 @@ def test_a_renamed_directory_has_what_it_has(tmp_path: Path, known: bool, carrie
 @clause("S251")
 @pytest.mark.parametrize("carried_out", [True, False], ids=["carried_out", "not_carried_out"])
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_exchanged_directories_have_what_they_have(tmp_path: Path, known: bool, carried_out: bool) -> None:
+def test_exchanged_directories_have_what_they_have(
+    tmp_path: Path, known: bool, carried_out: bool
+) -> None:
     lay(tmp_path / "backing", "a", b"of a")
     lay(tmp_path / "backing", "b", b"this is of b")
 
     async def scenario(w: World) -> None:
         if known:
-            assert [await seen(w, b"a"), await seen(w, b"b")] == [expected(b"of a"), expected(b"this is of b")]
+            assert [await seen(w, b"a"), await seen(w, b"b")] == [
+                expected(b"of a"),
+                expected(b"this is of b"),
+            ]
         await ino_of(w, b"a")
         await ino_of(w, b"b")
         await w.do(w.fs.rename(ROOT, b"a", ROOT, b"b", RENAME_EXCHANGE))
         async with lost_answer(w, "exchange", carried_out=carried_out):
             for _ in range(2):
-                assert [await seen(w, b"a"), await seen(w, b"b")] == [expected(b"this is of b"), expected(b"of a")]
-        assert [(w.backing / name / "file").read_bytes() for name in ("a", "b")] == [b"this is of b", b"of a"]
+                assert [await seen(w, b"a"), await seen(w, b"b")] == [
+                    expected(b"this is of b"),
+                    expected(b"of a"),
+                ]
+        assert [(w.backing / name / "file").read_bytes() for name in ("a", "b")] == [
+            b"this is of b",
+            b"of a",
+        ]
 
     run(tmp_path, scenario, **ALWAYS)
 
@@ -180,7 +198,11 @@ async def rename_over_one(w: World) -> None:
 
 @clause("S251")
 @pytest.mark.parametrize("carried_out", [True, False], ids=["carried_out", "not_carried_out"])
-@pytest.mark.parametrize(("change", "call"), [(remove_one, "unlink"), (rename_over_one, "rename")], ids=["unlink", "rename"])
+@pytest.mark.parametrize(
+    ("change", "call"),
+    [(remove_one, "unlink"), (rename_over_one, "rename")],
+    ids=["unlink", "rename"],
+)
 def test_a_file_that_loses_one_of_its_names_is_read_by_another(
     tmp_path: Path, change: Callable[[World], Awaitable[None]], call: str, carried_out: bool
 ) -> None:
@@ -277,7 +299,9 @@ def test_what_is_carried_out_late_is_found_then(tmp_path: Path, flags: int) -> N
 @clause("S251")
 @pytest.mark.parametrize("renames", [1, 2, 3])
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_an_exchange_of_several_renames_is_found_in_its_middle(tmp_path: Path, known: bool, renames: int) -> None:
+def test_an_exchange_of_several_renames_is_found_in_its_middle(
+    tmp_path: Path, known: bool, renames: int
+) -> None:
     """Where the backing file system has no exchange: one of the two lies aside for a while."""
     lay(tmp_path / "backing", "old", b"content of old")
     lay(tmp_path / "backing", "new", b"content of new")
@@ -290,7 +314,9 @@ def test_an_exchange_of_several_renames_is_found_in_its_middle(tmp_path: Path, k
         await w.do(w.fs.rename(ROOT, b"old", ROOT, b"new", RENAME_EXCHANGE))
         async with lost_answer(w, "exchange", carried_out=False):
             aside = w.lower.exchange_aside((b"old",), (b"new",))
-            for source, target in [((b"old",), aside), ((b"new",), (b"old",)), (aside, (b"new",))][:renames]:
+            for source, target in [((b"old",), aside), ((b"new",), (b"old",)), (aside, (b"new",))][
+                :renames
+            ]:
                 w.lower.rename(source, target)
             for _ in range(2):
                 assert await seen(w, b"new") == expected(b"content of old")

@@ -16,7 +16,9 @@ from tests.filesystem.test_lost_answers import ino_of, lost_answer
 from tests.filesystem.world import CALLER, World, run
 
 clause = pytest.mark.clause
-CARRIED_OUT = pytest.mark.parametrize("carried_out", [True, False], ids=["carried_out", "not_carried_out"])
+CARRIED_OUT = pytest.mark.parametrize(
+    "carried_out", [True, False], ids=["carried_out", "not_carried_out"]
+)
 
 
 class FlushFails:
@@ -59,7 +61,12 @@ async def replace_file(w: World) -> None:
 
 def state(backing: Path) -> dict[str, bytes]:
     names = [name for name in os.listdir(backing) if name != ".acpfs"]
-    return {name: os.readlink(path).encode() if (path := backing / name).is_symlink() else path.read_bytes() for name in names}
+    return {
+        name: os.readlink(path).encode()
+        if (path := backing / name).is_symlink()
+        else path.read_bytes()
+        for name in names
+    }
 
 
 CHANGES = [
@@ -72,9 +79,15 @@ CHANGES = [
 
 @clause("S252")
 @CARRIED_OUT
-@pytest.mark.parametrize(("change", "call", "after"), CHANGES, ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(
+    ("change", "call", "after"), CHANGES, ids=lambda one: getattr(one, "__name__", None)
+)
 def test_what_was_committed_is_found(
-    tmp_path: Path, change: Callable[[World], Awaitable[None]], call: str, after: dict[str, bytes], carried_out: bool
+    tmp_path: Path,
+    change: Callable[[World], Awaitable[None]],
+    call: str,
+    after: dict[str, bytes],
+    carried_out: bool,
 ) -> None:
     async def scenario(w: World) -> None:
         await change(w)
@@ -85,7 +98,10 @@ def test_what_was_committed_is_found(
             assert (state(w.backing) == after) == carried_out
         assert state(w.backing) == after
         statistics = w.engine.statistics()
-        assert (statistics.counters.repairs, statistics.counters.streamed_bytes) == (0, bytes_logged)
+        assert (statistics.counters.repairs, statistics.counters.streamed_bytes) == (
+            0,
+            bytes_logged,
+        )
 
     run(tmp_path, scenario)
 
@@ -100,7 +116,12 @@ def test_what_was_committed_is_found(
     ],
 )
 def test_what_the_server_forgot_is_stored_again(
-    tmp_path: Path, change: Callable[[World], Awaitable[None]], call: str, after: dict[str, bytes], forgotten: str, carried_out: bool
+    tmp_path: Path,
+    change: Callable[[World], Awaitable[None]],
+    call: str,
+    after: dict[str, bytes],
+    forgotten: str,
+    carried_out: bool,
 ) -> None:
     """And over nothing that is there."""
 

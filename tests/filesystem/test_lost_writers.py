@@ -24,7 +24,9 @@ OLD, NEW = b"o" * 8192, b"n" * 8192
 FUTURE_NS = 4 * 10**18
 
 
-def lose_writer(base: Path, scenario: Scenario, then: Callable[[World, Ino], Awaitable[None]]) -> None:
+def lose_writer(
+    base: Path, scenario: Scenario, then: Callable[[World, Ino], Awaitable[None]]
+) -> None:
     """A persisted file is opened in the passthrough lane; the worker's life ends after `scenario`, the next one's begins before `then`."""
 
     async def main() -> None:
@@ -79,7 +81,9 @@ async def set_times_and_write(w: World, ino: Ino, opened: OpenFile) -> None:
     os.pwrite(opened.backing_fd, NEW, 0)
 
 
-@pytest.mark.parametrize("scenario", [write, close_once_and_write, sync_and_write, link_and_write, set_times_and_write])
+@pytest.mark.parametrize(
+    "scenario", [write, close_once_and_write, sync_and_write, link_and_write, set_times_and_write]
+)
 def test_a_write_of_the_same_size_is_found(tmp_path: Path, scenario: Scenario) -> None:
     lose_writer(tmp_path, scenario, is_new_and_waits_for_a_decision)
 
@@ -103,7 +107,9 @@ async def set_times(w: World, ino: Ino, opened: OpenFile) -> None:
 
 
 @pytest.mark.parametrize("scenario", [nothing, sync, close_once, set_times])
-def test_a_file_that_was_open_and_holds_nothing_new_is_as_it_was(tmp_path: Path, scenario: Scenario) -> None:
+def test_a_file_that_was_open_and_holds_nothing_new_is_as_it_was(
+    tmp_path: Path, scenario: Scenario
+) -> None:
     shown: list[int] = []
 
     async def first(w: World, ino: Ino, opened: OpenFile) -> None:

@@ -70,7 +70,13 @@ def tree(directory: Path) -> dict[str, bytes | str]:
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
         if not name.startswith(".acpfs"):
-            found[name] = "->" + os.readlink(path) if path.is_symlink() else "dir" if path.is_dir() else path.read_bytes()
+            found[name] = (
+                "->" + os.readlink(path)
+                if path.is_symlink()
+                else "dir"
+                if path.is_dir()
+                else path.read_bytes()
+            )
     return found
 
 
@@ -108,19 +114,32 @@ def test_everything_that_was_mirrored_is_drained_after_the_loss_of_ram(tmp_path:
             "run1/final": b"3" * 100,
             "run1/shard": b"2" * MIB,
         }
-        assert (made.backing / "linked").stat().st_ino == (made.backing / "run1" / "shard").stat().st_ino
-        await until(made, lambda: not [n for n in spilling(made).spill.directory.names() if not n.startswith("mirror-")])
+        assert (made.backing / "linked").stat().st_ino == (
+            made.backing / "run1" / "shard"
+        ).stat().st_ino
+        await until(
+            made,
+            lambda: (
+                not [
+                    n for n in spilling(made).spill.directory.names() if not n.startswith("mirror-")
+                ]
+            ),
+        )
 
     run(tmp_path, before)
     lose_ram(tmp_path)
     run(tmp_path, after)
 
 
-def test_a_journal_is_begun_while_nobody_else_is_in_the_middle_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_is_begun_while_nobody_else_is_in_the_middle_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(made: World) -> None:
         spill, had = spilling(made).spill, list[bool]()
         assert spill.mirror is not None
-        monkeypatch.setattr(spill.mirror, "begin", lambda: had.append(in_a_thread(made.fs.lock.acquire, False)))
+        monkeypatch.setattr(
+            spill.mirror, "begin", lambda: had.append(in_a_thread(made.fs.lock.acquire, False))
+        )
         spill.begin_journal()
         assert had == [False]
         monkeypatch.undo()
@@ -129,7 +148,9 @@ def test_a_journal_is_begun_while_nobody_else_is_in_the_middle_of_a_step(tmp_pat
     run(tmp_path, scenario)
 
 
-def test_what_follows_a_version_without_a_copy_is_lost_and_nothing_before_it(tmp_path: Path) -> None:
+def test_what_follows_a_version_without_a_copy_is_lost_and_nothing_before_it(
+    tmp_path: Path,
+) -> None:
     async def before(made: World) -> None:
         await made.write(b"shard0", b"0" * MIB)
         await mirrored(made)
@@ -159,9 +180,13 @@ def test_what_follows_a_version_without_a_copy_is_lost_and_nothing_before_it(tmp
     run(tmp_path, after)
 
 
-def test_what_was_stored_already_is_not_stored_again_over_what_came_after_it(tmp_path: Path) -> None:
+def test_what_was_stored_already_is_not_stored_again_over_what_came_after_it(
+    tmp_path: Path,
+) -> None:
     async def before(made: World) -> None:
-        for number in range(3):  # names that come and go, each made for another node: carried out twice, they would be mixed up
+        for number in range(
+            3
+        ):  # names that come and go, each made for another node: carried out twice, they would be mixed up
             await made.write(b"a", b"%d" % number * 100)
             await made.drained()
             await made.do(made.fs.rename(ROOT, b"a", ROOT, b"b%d" % number, 0))
@@ -190,7 +215,9 @@ def test_a_journal_that_cannot_be_written_counts_no_more_before_anything_else_is
         assert read_mark(made.lower, "test") is not None
         mirror = spilling(made).spill.mirror
         assert mirror is not None
-        monkeypatch.setattr(mirror, "_apply", lambda _journal, _batch: (_ for _ in ()).throw(OSError(5, "broken")))
+        monkeypatch.setattr(
+            mirror, "_apply", lambda _journal, _batch: (_ for _ in ()).throw(OSError(5, "broken"))
+        )
         await made.write(b"b", b"second")
         await made.drained()
         assert read_mark(made.lower, "test") is None
@@ -249,7 +276,9 @@ def test_a_journal_that_failed_keeps_its_copies_as_long_as_it_counts(tmp_path: P
     run(tmp_path, script)
 
 
-def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The backing directory takes no mark, so that one stays: the next worker's journal may be long in coming to count."""
 
     async def first(made: World) -> None:
@@ -266,7 +295,9 @@ def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(
             mirror._fail_locked(mirror._token, "the test says so")
         await made.write(b"old", b"2" * 5000)
         made.engine.hold(False)
-        await until(made, lambda: len(made.log) == 1)  # it stands for the first one, whose copy nobody but that journal needs
+        await until(
+            made, lambda: len(made.log) == 1
+        )  # it stands for the first one, whose copy nobody but that journal needs
 
     async def second(made: World) -> None:
         spill = spilling(made).spill
@@ -284,7 +315,9 @@ def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(
     run(tmp_path, third)
 
 
-def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mark's thread removed it as one of the old ones: it ended, or counted without a file that a reboot would find."""
 
     async def script(made: World) -> None:
@@ -313,7 +346,9 @@ def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(tmp_path: Pa
     run(tmp_path, script)
 
 
-def test_a_journal_counts_only_when_it_is_seeded_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_counts_only_when_it_is_seeded_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by reading: an older journal's thread that ended its seeding late said so of the new one, which was empty still."""
     seeding = {"old": threading.Event(), "new": threading.Event()}
 
@@ -335,7 +370,9 @@ def test_a_journal_counts_only_when_it_is_seeded_itself(tmp_path: Path, monkeypa
                 with mirror._changed:
                     mirror._fail_locked(mirror._token, "the test says so")
                 mirror.begin()
-            return next(thread for thread in set(threading.enumerate()) - before if thread.name == "mirror")
+            return next(
+                thread for thread in set(threading.enumerate()) - before if thread.name == "mirror"
+            )
 
         with monkeypatch.context() as patched:
             patched.setattr(mirror, "_seed", seed_later)
@@ -353,7 +390,9 @@ def test_a_journal_counts_only_when_it_is_seeded_itself(tmp_path: Path, monkeypa
     run(tmp_path, script)
 
 
-def test_a_mark_says_that_nothing_counts_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_says_that_nothing_counts_before_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by reading: a removal is not flushed; a power failure after the unmount brought the old journal back, and its log."""
     left: list[dict[str, str] | None] = []
 
@@ -362,7 +401,9 @@ def test_a_mark_says_that_nothing_counts_before_it_is_removed(tmp_path: Path, mo
         mirror = spilling(made).spill.mirror
         assert mirror is not None
         assert read_mark(made.lower, "test") is not None
-        monkeypatch.setattr(made.lower, "remove_own", lambda _names: left.append(read_mark(made.lower, "test")))
+        monkeypatch.setattr(
+            made.lower, "remove_own", lambda _names: left.append(read_mark(made.lower, "test"))
+        )
         mirror.close(nothing_left=True)
 
     run(tmp_path, script)
@@ -458,7 +499,9 @@ def test_with_copies_missing_a_random_history_comes_back_as_one_of_its_moments(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_drain_never_gets_so_far_ahead_of_a_slow_journal_that_a_history_would_be_mixed_up(tmp_path: Path, seed: int) -> None:
+def test_the_drain_never_gets_so_far_ahead_of_a_slow_journal_that_a_history_would_be_mixed_up(
+    tmp_path: Path, seed: int
+) -> None:
     """The disk stops taking the journal at some moment, nobody notices yet, the drain goes on as far as it may, and then RAM is lost."""
     history, count = History(seed), itertools.count()
     batches = history.chooser.randrange(1, 30)

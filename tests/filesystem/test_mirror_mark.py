@@ -60,7 +60,10 @@ class Made:
 def made(tmp_path: Path) -> Iterator[Made]:
     for name in ("backing", "tier", "spill"):
         (tmp_path / name).mkdir()
-    lower, state = HangingMarks(tmp_path / "backing", "test"), StateDatabase(tmp_path / "tier" / "state.sqlite")
+    lower, state = (
+        HangingMarks(tmp_path / "backing", "test"),
+        StateDatabase(tmp_path / "tier" / "state.sqlite"),
+    )
     log = OperationLog(state)
     directory = SpillDirectory(tmp_path / "spill" / "acpfs-test")
     directory.prepare()
@@ -101,7 +104,9 @@ def stored(made: Made, number: int) -> Op:
     """A STORE, logged and recorded."""
     with made.lock:
         version = made.log.new_version(Ino(number), TierId(number), 1)
-        op = made.log.append(OpKind.STORE, Ino(number), parent=ROOT, name=b"%d" % number, version=version)
+        op = made.log.append(
+            OpKind.STORE, Ino(number), parent=ROOT, name=b"%d" % number, version=version
+        )
         made.state.commit()
     return op
 
@@ -205,13 +210,18 @@ def test_a_journal_that_failed_is_not_marked_because_the_next_one_is_seeded(
 
 @pytest.mark.clause("S225")
 @pytest.mark.parametrize("change", ["nothing", "another", "itself", "its version", "left out"])
-def test_an_operation_waits_for_the_journal_to_know_it_as_it_is(made: Made, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_an_operation_waits_for_the_journal_to_know_it_as_it_is(
+    made: Made, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     """Where the disk hangs, the mark goes instead."""
     left_out, first, op = stored(made, 1), stored(made, 2), stored(made, 3)
     marked(made)
     made.mirror.before(first)  # waits, as whatever comes first
     made.mirror.before(stored(made, 4))
-    disk, made.mirror._patience_s = Hanging(monkeypatch, made.mirror), 0.1  # not before: what is waited for above comes in its time
+    disk, made.mirror._patience_s = (
+        Hanging(monkeypatch, made.mirror),
+        0.1,
+    )  # not before: what is waited for above comes in its time
     with made.lock:
         if change == "itself":
             made.log.save(op)

@@ -103,7 +103,9 @@ def test_what_was_not_persisted_can_be_written_anew(tmp_path: Path) -> None:
         await drained_but_for_the_lost(w)
         handle = await open_writer(w, b"lost", os.O_WRONLY | os.O_TRUNC)
         await w.do(w.fs.write(handle, 0, b"anew"))
-        with pytest.raises(OSError, match="Input/output error"):  # what close tells is what became of the version before (S24)
+        with pytest.raises(
+            OSError, match="Input/output error"
+        ):  # what close tells is what became of the version before (S24)
             await w.do(w.fs.flush(handle))
         await w.do(w.fs.release(handle))
         with trio.fail_after(60):

@@ -57,7 +57,10 @@ async def nothing() -> None:
 
 
 async def ask_while_moving(
-    w: World, moving: SlowMove, questions: list[Callable[[], Awaitable[Any]]], meanwhile: Callable[[], Awaitable[None]] = nothing
+    w: World,
+    moving: SlowMove,
+    questions: list[Callable[[], Awaitable[Any]]],
+    meanwhile: Callable[[], Awaitable[None]] = nothing,
 ) -> list[Any]:
     """Let the rename happen; ask; when each question has been answered, or once in vain, and `meanwhile` is done, let the rename end."""
     answers: list[Any] = [None] * len(questions)
@@ -71,7 +74,9 @@ async def ask_while_moving(
         async with trio.open_nursery() as nursery:
             for number in range(len(questions)):
                 nursery.start_soon(ask, number)
-            while w.fs.statistics().lower_view.overtaken_answers + sum(answer is not None for answer in answers) < len(questions):
+            while w.fs.statistics().lower_view.overtaken_answers + sum(
+                answer is not None for answer in answers
+            ) < len(questions):
                 await trio.lowlevel.checkpoint()
             await meanwhile()
             moving.answer()

@@ -40,7 +40,11 @@ def test_each_way_to_make_a_pointer_takes_it(tmp_path: Path) -> None:
             else:
                 if kind is OpKind.EXCHANGE:
                     await w.write(name, b"old")
-                await w.do(w.fs.rename(ROOT, b"new", ROOT, name, EXCHANGE if kind is OpKind.EXCHANGE else 0))
+                await w.do(
+                    w.fs.rename(
+                        ROOT, b"new", ROOT, name, EXCHANGE if kind is OpKind.EXCHANGE else 0
+                    )
+                )
         directory = await w.do(w.fs.mkdir(ROOT, b"step.tmp", 0o755, CALLER))
         await w.do(w.fs.setxattr(directory.ino, NEEDS, b"node4"))
         await w.do(w.fs.rename(ROOT, b"step.tmp", ROOT, b"step", 0))
@@ -71,7 +75,9 @@ def test_pointers_below_a_directory_have_its_word_and_it_keeps_it(tmp_path: Path
         await w.do(w.fs.rename(gasp.ino, b"part", gasp.ino, b"renamed", 0))  # its own
         await w.do(w.fs.rename(ROOT, b"gasp.tmp", ROOT, b"gasp", 0))
         await w.write(b"latest_after", b"x", parent=part.ino)
-        found = [(op.ino == metadata, nodes) for op in w.log if (nodes := w.log.needs.of(op)) is not None]
+        found = [
+            (op.ino == metadata, nodes) for op in w.log if (nodes := w.log.needs.of(op)) is not None
+        ]
         told = [("node1",), ("node1",), ("node2",), ("node3",), ("node3",), ("node1",)]
         assert found == [(number in (1, 3), nodes) for number, nodes in enumerate(told)]
         await w.drained()
@@ -111,7 +117,11 @@ def test_flags_owner_and_names(tmp_path: Path) -> None:
 
         assert await fails(b"a", REPLACE) == errno.ENODATA
         await w.do(w.fs.setxattr(ino, NEEDS, b"a", CREATE))
-        assert [await fails(b"a", CREATE), await fails(b"a", uid=7), await fails(b"a,,b")] == [errno.EEXIST, errno.EPERM, errno.EINVAL]
+        assert [await fails(b"a", CREATE), await fails(b"a", uid=7), await fails(b"a,,b")] == [
+            errno.EEXIST,
+            errno.EPERM,
+            errno.EINVAL,
+        ]
         assert await w.do(w.fs.listxattr(ino)) == []
         await w.do(w.fs.setxattr(ino, NEEDS, b"b", REPLACE))
         assert await w.do(w.fs.getxattr(ino, NEEDS)) == b"b"

@@ -22,7 +22,9 @@ from acpfs.types import NO_TIER, ROOT, VersionId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 
-OLDER = {number: Path(__file__).with_name(f"state_v{number}.sql") for number in range(1, STATE_VERSION)}
+OLDER = {
+    number: Path(__file__).with_name(f"state_v{number}.sql") for number in range(1, STATE_VERSION)
+}
 """Each written by the code of that version, one file for each place where bytes can be; `op` and `version` beside them.
 
 That of version 2 is the other one, brought up by the code before `listing` was one value, which then kept a listing of the root.
@@ -56,24 +58,47 @@ def layers(state: StateDatabase, directory: Path) -> tuple[NodeTable, OperationL
 
 def check(table: NodeTable, log: OperationLog) -> None:
     """What was written into each of `OLDER`."""
-    nodes: dict[bytes, Node] = {name: table[child.ino] for name, child in table[ROOT].dir.children.items()}
+    nodes: dict[bytes, Node] = {
+        name: table[child.ino] for name, child in table[ROOT].dir.children.items()
+    }
     bodies = {name: node.body for name, node in nodes.items()}
-    in_ram, spilled, outgrown, overflowed = (bodies[name] for name in (b"in-ram", b"spilled", b"outgrown", b"overflowed"))
+    in_ram, spilled, outgrown, overflowed = (
+        bodies[name] for name in (b"in-ram", b"spilled", b"outgrown", b"overflowed")
+    )
     assert (in_ram.tier, in_ram.rest, in_ram.modified) == (1, None, True)
     assert (in_ram.writing, in_ram.last_writing) == (Writing.WHOLE, Writing.WHOLE)
-    assert (spilled.tier, spilled.rest, spilled.modified) == (NO_TIER, SpillCopy(VersionId(1)), False)
-    assert (outgrown.tier, outgrown.rest, outgrown.is_outgrown) == (2, Staging("overflowed-0123456789abcdef"), True)
+    assert (spilled.tier, spilled.rest, spilled.modified) == (
+        NO_TIER,
+        SpillCopy(VersionId(1)),
+        False,
+    )
+    assert (outgrown.tier, outgrown.rest, outgrown.is_outgrown) == (
+        2,
+        Staging("overflowed-0123456789abcdef"),
+        True,
+    )
     assert outgrown.here.gaps() == Runs(((2 * PIECE, 5 * PIECE), (9 * PIECE, 10 * PIECE)))
     assert (outgrown.modified, outgrown.failed, outgrown.failed_at) == (True, 5, 3 << 40)
     assert (overflowed.tier, overflowed.rest) == (NO_TIER, Staging("overflowed-fedcba9876543210"))
     assert (bodies[b"interrupted"].modified, bodies[b"interrupted"].interrupted) == (True, True)
-    assert (bodies[b"clean"].tier, bodies[b"clean"].rest, bodies[b"clean"].modified) == (5, None, False)
+    assert (bodies[b"clean"].tier, bodies[b"clean"].rest, bodies[b"clean"].modified) == (
+        5,
+        None,
+        False,
+    )
     left = bodies[b"head-left"]
     assert (left.tier, left.here, left.is_cold) == (4, Runs.first(56 << 20), True)
     assert [name for name, body in bodies.items() if body.wrong()] == []
     versions = {op.name: op.version for op in log if op.version is not None}
-    places = {name: (version.tier_id, version.spilled, version.staging_name) for name, version in versions.items()}
-    expected = {b"spilled": (NO_TIER, True, ""), b"overflowed": (NO_TIER, False, overflowed.staging), b"clean": (5, False, "")}
+    places = {
+        name: (version.tier_id, version.spilled, version.staging_name)
+        for name, version in versions.items()
+    }
+    expected = {
+        b"spilled": (NO_TIER, True, ""),
+        b"overflowed": (NO_TIER, False, overflowed.staging),
+        b"clean": (5, False, ""),
+    }
     assert places == expected
 
 
@@ -92,12 +117,17 @@ def test_the_state_of_an_older_version_says_what_it_said(tier_directory: Path) -
         assert version_of(path) == STATE_VERSION
 
 
-def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code(tier_directory: Path, version: int) -> None:
+def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code(
+    tier_directory: Path, version: int
+) -> None:
     path = tier_directory / "state.sqlite"
     state = StateDatabase(path)
     with contextlib.closing(sqlite3.connect(":memory:")) as before:
         before.executescript(OLDER[version].read_text())
-        tables = [str(name) for (name,) in before.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        tables = [
+            str(name)
+            for (name,) in before.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
         table, log = layers(state, tier_directory)
         done: list[None] = []
         state.after_commit(lambda: done.append(None))
@@ -109,14 +139,19 @@ def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code
         with contextlib.closing(sqlite3.connect(path)) as after:
             assert after.execute("PRAGMA user_version").fetchone() == (version,)
             for name in tables:
-                assert after.execute(f"SELECT * FROM {name}").fetchall() == before.execute(f"SELECT * FROM {name}").fetchall()
+                assert (
+                    after.execute(f"SELECT * FROM {name}").fetchall()
+                    == before.execute(f"SELECT * FROM {name}").fetchall()
+                )
     state = StateDatabase(path)  # and so may the newer one, a second time
     check(*layers(state, tier_directory))
     state.accept()
     state.close()
 
 
-def test_salvage_reads_a_tier_of_an_older_version(tier_directory: Path, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_salvage_reads_a_tier_of_an_older_version(
+    tier_directory: Path, version: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     saved = tier_salvage.salvage(tier_directory, tmp_path_factory.mktemp("target"))
     targets = {one.number: one.target for one in saved}
     assert targets == {
@@ -128,15 +163,23 @@ def test_salvage_reads_a_tier_of_an_older_version(tier_directory: Path, version:
     assert version_of(tier_directory / "state.sqlite") == version
 
 
-def test_a_journal_of_an_older_version_becomes_a_state(tier_directory: Path, tmp_path: Path) -> None:
+def test_a_journal_of_an_older_version_becomes_a_state(
+    tier_directory: Path, tmp_path: Path
+) -> None:
     """The mirror's journal is the state once more; one that a reboot ended is of the code of then."""
     journal, target = tmp_path / "journal.sqlite", tmp_path / "after" / "state.sqlite"
     target.parent.mkdir()
     shutil.copy(tier_directory / "state.sqlite", journal)
     with contextlib.closing(sqlite3.connect(journal)) as db:
-        for ddl in ("mark (ino INTEGER)", "mirror_seed (token TEXT)", "place (ino INTEGER, parent INTEGER, name BLOB)"):
+        for ddl in (
+            "mark (ino INTEGER)",
+            "mirror_seed (token TEXT)",
+            "place (ino INTEGER, parent INTEGER, name BLOB)",
+        ):
             db.execute(f"CREATE TABLE IF NOT EXISTS {ddl}")
-        db.execute("CREATE TABLE spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL)")
+        db.execute(
+            "CREATE TABLE spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL)"
+        )
         db.execute("INSERT INTO spilled VALUES (1, 'copy', 3145728, '')")
         db.commit()
     found = salvage(journal, target, lambda _name: 3 << 20)

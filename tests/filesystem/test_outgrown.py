@@ -42,7 +42,9 @@ async def until(w: World, condition: Callable[[], bool]) -> None:
 
 def patterned(size: int, seed: int = 1) -> bytes:
     """Bytes without a zero, different in every piece."""
-    return b"".join(bytes([1 + (seed + number) % 255]) * PIECE for number in range(-(-size // PIECE)))[:size]
+    return b"".join(
+        bytes([1 + (seed + number) % 255]) * PIECE for number in range(-(-size // PIECE))
+    )[:size]
 
 
 async def outgrow(w: World, kernel: Kernel, opened: OpenFile, ino: Ino, data: bytes) -> None:
@@ -84,7 +86,10 @@ def test_several_that_do_not_fit_together(tmp_path: Path) -> None:
         w.engine.hold(False)
         await until(w, lambda: not len(w.log))
         for number, name in enumerate(names):
-            expected = b"".join(patterned(8 * MIB, seed=start // MIB + number) for start in range(0, 64 * MIB, 8 * MIB))
+            expected = b"".join(
+                patterned(8 * MIB, seed=start // MIB + number)
+                for start in range(0, 64 * MIB, 8 * MIB)
+            )
             assert (w.backing / os.fsdecode(name)).read_bytes() == expected
 
     run(tmp_path, scenario)
@@ -158,7 +163,9 @@ def test_what_cannot_be_told_fails_and_leaves_the_old_version(tmp_path: Path) ->
         opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
         assert opened.lane is Lane.PASSTHROUGH
         await outgrow(w, kernel, opened, ino, patterned(100 * MIB))
-        os.pwrite(opened.backing_fd, b"\xfe" * 100, 20 * MIB + 50)  # the rest of the page becomes zeros
+        os.pwrite(
+            opened.backing_fd, b"\xfe" * 100, 20 * MIB + 50
+        )  # the rest of the page becomes zeros
         for call in (w.fs.fsync(opened.handle, False), w.fs.flush(opened.handle)):
             with pytest.raises(OSError) as error:
                 await w.do(call)
@@ -205,7 +212,9 @@ def test_nobody_opens_it_while_it_is_being_written(tmp_path: Path, flags: int) -
             await w.do(w.fs.open(ino, flags, CALLER))
         assert error.value.errno == errno.EBUSY
         await w.do(w.fs.flush(opened.handle))
-        async with trio.open_nursery() as nursery:  # closed, and the kernel's RELEASE is on its way: the open waits for it
+        async with (
+            trio.open_nursery() as nursery
+        ):  # closed, and the kernel's RELEASE is on its way: the open waits for it
             w.engine.hold(False)
             nursery.start_soon(w.read, ino)
             await trio.testing.wait_all_tasks_blocked()
@@ -254,14 +263,21 @@ def test_a_restart_after_its_close_finishes_it(tmp_path: Path) -> None:
     trio.run(main)
 
 
-def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rest_of_it_is_copied_by_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who copies beside the one that ends first would go on writing when the file is stored, to a descriptor that is closed."""
 
     async def scenario(w: World, kernel: Kernel) -> None:
         ino, opened = await writer(w, b"big")
         data = patterned(80 * MIB)
         await outgrow(w, kernel, opened, ino, data)
-        complete, begun, goes_on, copies = w.inner.outgrown._complete, threading.Event(), threading.Event(), []
+        complete, begun, goes_on, copies = (
+            w.inner.outgrown._complete,
+            threading.Event(),
+            threading.Event(),
+            [],
+        )
 
         def slowly(content: Body, size: int) -> None:
             copies.append(size)
@@ -289,7 +305,9 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: 
     run(tmp_path, scenario)
 
 
-def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That it cannot be told is found when the rest is copied; who opened it meanwhile must not wait for a copy that never comes."""
 
     async def scenario(w: World, kernel: Kernel) -> None:
@@ -314,14 +332,19 @@ def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(tmp_path: 
             await w.do(w.fs.read(reader.handle, 20 * MIB, 100))
         assert error.value.errno == errno.EIO
         await w.close(reader)
-        for call in (w.fs.write(again.handle, 0, b"new"), w.fs.setattr(ino, AttributeChange(size=5), again.handle, CALLER)):
+        for call in (
+            w.fs.write(again.handle, 0, b"new"),
+            w.fs.setattr(ino, AttributeChange(size=5), again.handle, CALLER),
+        ):
             with pytest.raises(OSError) as error:
                 await w.do(call)
             assert error.value.errno == errno.EIO
         await w.do(w.fs.setattr(ino, AttributeChange(size=0), again.handle, CALLER))
         await w.do(w.fs.write(again.handle, 0, b"new"))
         assert await w.read(ino, MIB) == b"new"
-        with pytest.raises(OSError, match="Input/output"):  # the half is parked still, and somebody has to decide about that
+        with pytest.raises(
+            OSError, match="Input/output"
+        ):  # the half is parked still, and somebody has to decide about that
             await w.do(w.fs.flush(again.handle))
         await w.do(w.fs.release(again.handle))
         assert violations(w) == []
@@ -329,7 +352,9 @@ def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(tmp_path: 
     run(tmp_path, scenario)
 
 
-def test_a_piece_whose_going_cannot_be_recorded_stays_and_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_whose_going_cannot_be_recorded_stays_and_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The state cannot be written at that moment (S202). A write gets in before the next try: what it zeroes is not torn."""
     zeros = KEEP_PIECES * PIECE + 50
     failed: list[None] = []
@@ -358,7 +383,9 @@ def test_a_piece_whose_going_cannot_be_recorded_stays_and_may_change(tmp_path: P
     assert failed
 
 
-def test_who_reads_while_the_last_of_it_moves_reads_it_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_while_the_last_of_it_moves_reads_it_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A read that was on its way to RAM finds the file in its staging file by the time that a thread takes it."""
 
     async def scenario(w: World, kernel: Kernel) -> None:
@@ -379,7 +406,11 @@ def test_who_reads_while_the_last_of_it_moves_reads_it_where_it_is(tmp_path: Pat
             assert sealed.wait(60)
             return read(body, offset, size)
 
-        for name, patch in (("_complete", complete_late), ("_sealed", seal_and_tell), ("_read", read_late)):
+        for name, patch in (
+            ("_complete", complete_late),
+            ("_sealed", seal_and_tell),
+            ("_read", read_late),
+        ):
             monkeypatch.setattr(parts, name, patch)
         ino, opened = await writer(w, b"big")
         data = patterned(100 * MIB)
@@ -427,7 +458,9 @@ def test_a_writer_whose_fsync_is_durable_is_served_by_the_daemon(tmp_path: Path)
 
 
 @pytest.mark.clause("S16", "S18")
-def test_a_durable_fsync_of_what_outgrew_ram_before_it_was_durable_fails_and_close_stores_it(tmp_path: Path) -> None:
+def test_a_durable_fsync_of_what_outgrew_ram_before_it_was_durable_fails_and_close_stores_it(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World, kernel: Kernel) -> None:
         w.engine.hold(False)
         ino, opened = await writer(w, b"big")

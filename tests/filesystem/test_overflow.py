@@ -88,7 +88,9 @@ def test_rewriting_and_truncating_what_overflowed(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         ino = await write_blocks(w, b"big", 6)
         w.engine.hold(False)
-        await w.do(w.fs.setattr(ino, AttributeChange(size=5 * MIB + 7), None, CALLER))  # waits until the first version is persisted
+        await w.do(
+            w.fs.setattr(ino, AttributeChange(size=5 * MIB + 7), None, CALLER)
+        )  # waits until the first version is persisted
         opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
         await w.do(w.fs.write(opened.handle, 3, b"xyz"))
         await w.close(opened)
@@ -146,7 +148,9 @@ def test_changing_a_large_file_of_the_backing_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S14")
-def test_a_copied_descriptor_that_is_closed_does_not_publish_half_of_what_overflowed(tmp_path: Path) -> None:
+def test_a_copied_descriptor_that_is_closed_does_not_publish_half_of_what_overflowed(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         opened, _ = await w.create(b"big")
         for i in range(6):
@@ -161,7 +165,9 @@ def test_a_copied_descriptor_that_is_closed_does_not_publish_half_of_what_overfl
     run(tmp_path, scenario, budget_bytes=BUDGET, hold=False)
 
 
-def test_two_that_open_a_file_for_which_there_is_no_room_have_one_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_open_a_file_for_which_there_is_no_room_have_one_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second one's copy from the backing directory arrives after the first one wrote."""
     first_wrote: Future[None] = Future()
     second_begun: Future[None] = Future()
@@ -206,7 +212,9 @@ def test_two_that_open_a_file_for_which_there_is_no_room_have_one_content(tmp_pa
 
 
 @pytest.mark.clause("S28", "S29")
-def test_a_file_that_others_change_while_it_is_opened_is_changed_as_it_is_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_others_change_while_it_is_opened_is_changed_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(w: World) -> None:
         (w.backing / "f").write_bytes(block(1) * 6)
         ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
@@ -229,13 +237,19 @@ def test_a_file_that_others_change_while_it_is_opened_is_changed_as_it_is_then(t
 
 
 @pytest.mark.clause("S101")
-def test_an_open_whose_copy_does_not_come_on_gets_an_error_and_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_whose_copy_does_not_come_on_gets_an_error_and_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(whole_reads, "CHUNK_BYTES", MIB)
 
     async def scenario(w: World) -> None:
         (w.backing / "f").write_bytes(block(1) * 6)
         ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
-        hang, remove, removed = Hang(w, monkeypatch, 3 * MIB), w.lower.remove_staging, threading.Event()
+        hang, remove, removed = (
+            Hang(w, monkeypatch, 3 * MIB),
+            w.lower.remove_staging,
+            threading.Event(),
+        )
 
         def noticed(name: str) -> None:
             remove(name)
@@ -300,7 +314,9 @@ def test_bytes_that_are_missing_park_the_file_and_retry_stores_what_is_left(tmp_
 
 
 @pytest.mark.clause("S195")
-def test_the_log_of_an_earlier_acpfs_knows_less_than_the_staging_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_an_earlier_acpfs_knows_less_than_the_staging_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(overflow, "OVERFLOW_PREFIX", "overflow-")
 
     async def scenario(w: World) -> None:
@@ -313,7 +329,9 @@ def test_the_log_of_an_earlier_acpfs_knows_less_than_the_staging_file(tmp_path: 
 
 
 @pytest.mark.clause("S195", "S22")
-def test_the_next_worker_knows_how_long_a_file_is_that_overflowed_and_is_open(tmp_path: Path) -> None:
+def test_the_next_worker_knows_how_long_a_file_is_that_overflowed_and_is_open(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         async with world(tmp_path, budget_bytes=BUDGET) as w:
             opened, _ = await w.create(b"big")
@@ -326,7 +344,9 @@ def test_the_next_worker_knows_how_long_a_file_is_that_overflowed_and_is_open(tm
             await w.do(w.fs.write(opened.handle, 0, b"x"))
             await w.close(opened)
             await w.drained()
-            assert (w.backing / "big").read_bytes() == b"x" + block(0)[1:] + b"".join(map(block, range(1, 8)))
+            assert (w.backing / "big").read_bytes() == b"x" + block(0)[1:] + b"".join(
+                map(block, range(1, 8))
+            )
 
     trio.run(main)
 
@@ -357,18 +377,24 @@ def test_a_change_waits_for_a_killed_workers_write_and_does_not_keep_it(tmp_path
                     late.write(b"old")
                 lengthen(staging_file(w), b"late" * 1000)
                 assert written == []
-                assert len(await w.do(w.fs.read(opened.handle, 0, 8 * MIB))) == 6 * MIB  # who only reads does not wait
+                assert (
+                    len(await w.do(w.fs.read(opened.handle, 0, 8 * MIB))) == 6 * MIB
+                )  # who only reads does not wait
                 ended.set_result(None)
             await w.close(opened)
             await w.drained()
             first = b"new" + block(0)[3:]
-            assert (w.backing / "big").read_bytes() == first + b"".join(map(block, range(1, 6))) + bytes(MIB) + b"end"
+            assert (w.backing / "big").read_bytes() == first + b"".join(
+                map(block, range(1, 6))
+            ) + bytes(MIB) + b"end"
 
     trio.run(main)
 
 
 @pytest.mark.clause("S8")
-def test_a_version_waits_for_a_write_that_waits_for_an_earlier_workers_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_waits_for_a_write_that_waits_for_an_earlier_workers_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else it is hashed and put in place, and then written to."""
 
     async def main() -> None:
@@ -376,7 +402,9 @@ def test_a_version_waits_for_a_write_that_waits_for_an_earlier_workers_file(tmp_
             opened, _ = await w.create(b"big")
             for i in range(6):
                 await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
-        async with world(tmp_path, budget_bytes=BUDGET, when_full="native", session="s", hold=False) as w:
+        async with world(
+            tmp_path, budget_bytes=BUDGET, when_full="native", session="s", hold=False
+        ) as w:
             held = HeldCall(w.inner.overflow._cut)
             monkeypatch.setattr(w.inner.overflow, "_cut", held)
             async with trio.open_nursery() as nursery:
@@ -388,7 +416,9 @@ def test_a_version_waits_for_a_write_that_waits_for_an_earlier_workers_file(tmp_
                 held.go_on.set()
             await w.close(opened)
             await w.drained()
-            assert (w.backing / "big").read_bytes() == b"new" + block(0)[3:] + b"".join(map(block, range(1, 6)))
+            assert (w.backing / "big").read_bytes() == b"new" + block(0)[3:] + b"".join(
+                map(block, range(1, 6))
+            )
 
     trio.run(main)
 
@@ -404,9 +434,14 @@ def descriptors(w: World) -> int:
 
 
 @pytest.mark.clause("S255")
-def test_the_next_worker_reads_what_is_renamed_and_not_yet_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_worker_reads_what_is_renamed_and_not_yet_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The staging file has its place already, and the file is not known to lie there before its directory is flushed."""
-    renamed, go_on, missed, expected = (*(threading.Event() for _ in range(3)), b"".join(map(block, range(6))))
+    renamed, go_on, missed, expected = (
+        *(threading.Event() for _ in range(3)),
+        b"".join(map(block, range(6))),
+    )
 
     async def main() -> None:
         async with world(tmp_path, budget_bytes=BUDGET) as w:
@@ -450,7 +485,9 @@ def test_the_next_worker_reads_what_is_renamed_and_not_yet_flushed(tmp_path: Pat
 
 
 @pytest.mark.clause("S255")
-def test_a_first_read_has_patience_with_a_storage_that_hangs_in_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_read_has_patience_with_a_storage_that_hangs_in_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file has its place already, and its directory's flush does not return: other reads end with EIO then, and so does this one."""
     hangs, go_on = threading.Event(), threading.Event()
 
@@ -482,7 +519,9 @@ def test_a_first_read_has_patience_with_a_storage_that_hangs_in_the_commit(tmp_p
 
 
 @pytest.mark.clause("S255")
-def test_first_readers_of_what_an_earlier_worker_made_have_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_readers_of_what_an_earlier_worker_made_have_one_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three come at the same time, and one of them is killed while the staging file is being opened."""
     go_on = threading.Event()
 

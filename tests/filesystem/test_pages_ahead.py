@@ -45,7 +45,9 @@ def run(base: Path, *scenarios: Scenario, session: str = "", **changes: Any) -> 
 
     async def main() -> None:
         for scenario in scenarios:
-            async with world(base, **{"limits": lambda _pid: own_limits(), "session": session, **changes}) as w:
+            async with world(
+                base, **{"limits": lambda _pid: own_limits(), "session": session, **changes}
+            ) as w:
                 w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
                 await scenario(w)
 
@@ -98,7 +100,10 @@ def test_a_file_has_its_pages_before_it_is_written_and_nobody_sees_them(base: Pa
         seen = await attributes(w, made.ino)
         assert (seen.size, seen.blocks, seen.mtime_ns) == (0, 0, made.mtime_ns)
         write(opened, 3 * MIB)
-        assert ((await attributes(w, made.ino)).size, (await attributes(w, made.ino)).blocks) == (3 * MIB, 4 * MIB // 512)
+        assert ((await attributes(w, made.ino)).size, (await attributes(w, made.ino)).blocks) == (
+            3 * MIB,
+            4 * MIB // 512,
+        )
         assert taken(w) == FILE
         write(opened, FILE - 3 * MIB, 3 * MIB)
         await closed(w, opened)
@@ -145,13 +150,17 @@ def test_holes_stay_holes(base: Path) -> None:
     run(base, scenario)
 
 
-def test_a_large_file_gets_the_rest_behind_the_open(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_gets_the_rest_behind_the_open(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pages_ahead, "PIECE_BYTES", 2 * MIB)
 
     async def scenario(w: World) -> None:
         rests: list[Future[Any]] = []
         submit = w.inner.ahead._threads.submit
-        monkeypatch.setattr(w.inner.ahead._threads, "submit", lambda *words: rests.append(submit(*words)))
+        monkeypatch.setattr(
+            w.inner.ahead._threads, "submit", lambda *words: rests.append(submit(*words))
+        )
         await expect(w)
         opened, _made = await opened_new(w)
         assert taken(w) >= 2 * MIB
@@ -165,25 +174,33 @@ def test_a_large_file_gets_the_rest_behind_the_open(base: Path, monkeypatch: pyt
     run(base, scenario)
 
 
-def test_the_rest_is_not_taken_where_somebody_goes_by_the_mtime_or_nobody_writes(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rest_is_not_taken_where_somebody_goes_by_the_mtime_or_nobody_writes(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pages_ahead, "PIECE_BYTES", 2 * MIB)
 
     async def scenario(w: World) -> None:
         rests: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(w.inner.ahead._threads, "submit", lambda *words: rests.append(words[1:]))
+        monkeypatch.setattr(
+            w.inner.ahead._threads, "submit", lambda *words: rests.append(words[1:])
+        )
         for change in ("times", "closed"):
             with w.fs.lock:
                 w.inner.expectations.learn(f"{change}-0.pt".encode(), FILE)
             before = taken(w)
             opened, made = await opened_new(w, f"{change}-1.pt".encode())
             if change == "times":
-                await w.do(w.fs.setattr(made.ino, AttributeChange(mtime_ns=12345), opened.handle, CALLER))
+                await w.do(
+                    w.fs.setattr(made.ino, AttributeChange(mtime_ns=12345), opened.handle, CALLER)
+                )
             else:
                 await w.close(opened)
             while rests:
                 rest, *words = rests.pop(0)
                 rest(*words)
-            assert (await attributes(w, made.ino)).mtime_ns == (12345 if change == "times" else made.mtime_ns)
+            assert (await attributes(w, made.ino)).mtime_ns == (
+                12345 if change == "times" else made.mtime_ns
+            )
             if change == "times":
                 await w.close(opened)
             assert taken(w) == before
@@ -309,7 +326,9 @@ def test_after_a_new_mount_nothing_of_them_is_left(base: Path) -> None:
     run(base, lost, found)
 
 
-def test_pages_stay_while_a_write_without_the_lock_is_under_way(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_stay_while_a_write_without_the_lock_is_under_way(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     under_way, goes_on, over = Event(), Event(), Event()
     pwrite = os.pwrite
 
@@ -360,7 +379,9 @@ def test_much_is_given_back_in_pieces(base: Path, monkeypatch: pytest.MonkeyPatc
         write(opened, PIECE, 3 * MIB)
         seen = await attributes(w, made.ino)
         monkeypatch.setattr(pages_ahead, "PIECE_BYTES", 2 * MIB)
-        monkeypatch.setattr(w.inner.ahead._threads, "submit", lambda *words: rests.append(words[1:]))
+        monkeypatch.setattr(
+            w.inner.ahead._threads, "submit", lambda *words: rests.append(words[1:])
+        )
         await w.close(opened)
         assert pages(w, made.ino) == FILE - 2 * MIB
         again = await w.do(w.fs.open(made.ino, os.O_WRONLY, CALLER))
@@ -375,6 +396,10 @@ def test_much_is_given_back_in_pieces(base: Path, monkeypatch: pytest.MonkeyPatc
         assert (await attributes(w, made.ino)).mtime_ns >= seen.mtime_ns
         await w.drained()
         data = (w.backing / "model-1.pt").read_bytes()
-        assert [at for at in range(0, len(data), PIECE) if any(data[at : at + PIECE])] == [0, 3 * MIB, 7 * MIB]
+        assert [at for at in range(0, len(data), PIECE) if any(data[at : at + PIECE])] == [
+            0,
+            3 * MIB,
+            7 * MIB,
+        ]
 
     run(base, scenario)

@@ -39,13 +39,17 @@ async def directory(w: World) -> Ino:
 
 @clause("S15")
 @clause("S18")
-def test_fsync_asks_again_for_its_mode_where_the_question_never_reached_the_storage(tmp_path: Path) -> None:
+def test_fsync_asks_again_for_its_mode_where_the_question_never_reached_the_storage(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         run_directory = await directory(w)
         with no_thread_left(w):
             opened, _ = await w.create(b"log", run_directory)
             await w.do(w.fs.fsync(opened.handle, datasync=False))
-        w.fs.settings.patience_s = PATIENCE_S  # what does not hang any more has the time that it takes
+        w.fs.settings.patience_s = (
+            PATIENCE_S  # what does not hang any more has the time that it takes
+        )
         await w.do(w.fs.fsync(opened.handle, datasync=False))
         node = w.inner.table[run_directory]
         await w.do(w.inner.attributes.fsync_mode_in(node))

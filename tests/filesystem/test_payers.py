@@ -71,7 +71,9 @@ def look(w: World) -> None:
     [(LIMIT // 2 - WANTED, Lane.PASSTHROUGH), (LIMIT // 2 - WANTED + 1, Lane.DIRECT)],
     ids=["half is left", "less is left"],
 )
-def test_a_limited_group_pays_only_where_half_of_it_is_left(tmp_path: Path, used: int, lane: Lane) -> None:
+def test_a_limited_group_pays_only_where_half_of_it_is_left(
+    tmp_path: Path, used: int, lane: Lane
+) -> None:
     group = Group(tmp_path)
 
     async def scenario(w: World) -> None:
@@ -100,7 +102,9 @@ def test_what_one_writer_is_still_to_write_is_no_room_for_the_next(tmp_path: Pat
 
 @pytest.mark.clause("S243")
 @pytest.mark.parametrize("restarts", [False, True], ids=["one daemon", "the next daemon"])
-def test_a_group_that_is_short_of_room_gets_its_clean_pages_back_and_no_others(tmp_path: Path, restarts: bool) -> None:
+def test_a_group_that_is_short_of_room_gets_its_clean_pages_back_and_no_others(
+    tmp_path: Path, restarts: bool
+) -> None:
     group = Group(tmp_path)
 
     async def write(w: World) -> None:

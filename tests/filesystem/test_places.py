@@ -35,7 +35,10 @@ class Random:
         self.places: Counter[str] = Counter()
 
     async def create(self) -> None:
-        await self.write(b"f%d" % self.random.randrange(6), self.random.choice([0, 5, 64 * KIB, LARGEST // 2, LARGEST]))
+        await self.write(
+            b"f%d" % self.random.randrange(6),
+            self.random.choice([0, 5, 64 * KIB, LARGEST // 2, LARGEST]),
+        )
 
     async def write(self, name: bytes, size: int) -> None:
         data = self.data(size)
@@ -50,7 +53,10 @@ class Random:
         """Some of it is written to anew, or behind its end."""
         ino = await self.to_change()
         known = self.files[ino]
-        at, data = self.random.randrange(len(known) + 1), self.data(self.random.choice([7, 4 * KIB, LARGEST // 3]))
+        at, data = (
+            self.random.randrange(len(known) + 1),
+            self.data(self.random.choice([7, 4 * KIB, LARGEST // 3])),
+        )
         opened = await self.w.do(self.w.fs.open(ino, os.O_WRONLY, CALLER))
         await self.w.do(self.w.fs.write(opened.handle, at, data))
         known[at : at + len(data)] = data
@@ -123,8 +129,12 @@ class Random:
 
 
 @pytest.mark.parametrize("spills", [True, False])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
-def test_every_byte_is_somewhere_after_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, spills: bool) -> None:
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))]
+)
+def test_every_byte_is_somewhere_after_each_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, spills: bool
+) -> None:
     monkeypatch.setattr(retention, "CUT_FILE_BYTES_MIN", 512 * KIB)
     monkeypatch.setattr(retention, "CUT_BYTES_MIN", 128 * KIB)
     monkeypatch.setattr(retention, "ALIGNMENT_BYTES", 64 * KIB)
@@ -133,7 +143,9 @@ def test_every_byte_is_somewhere_after_each_call(tmp_path: Path, monkeypatch: py
         one = Random(w, seed)
         for name in (b"f0", b"f1"):  # more than RAM has, and nothing is drained
             await one.write(name, LARGEST)
-        assert one.places["staging"] or (spills and one.places["spilled"])  # a spill that is slow on a busy machine is not waited for
+        assert one.places["staging"] or (
+            spills and one.places["spilled"]
+        )  # a spill that is slow on a busy machine is not waited for
         for _ in range(STEPS):
             await one.step()
         await w.drained()

@@ -24,7 +24,11 @@ async def directory(w: World, path: bytes) -> Ino:
     ino = ROOT
     for name in path.split(b"/"):
         node = w.inner.table[ino].dir.children.get(name)
-        ino = node.ino if node is not None and node.ino else (await w.do(w.fs.mkdir(ino, name, 0o755, CALLER))).ino
+        ino = (
+            node.ino
+            if node is not None and node.ino
+            else (await w.do(w.fs.mkdir(ino, name, 0o755, CALLER))).ino
+        )
     return ino
 
 
@@ -58,7 +62,12 @@ def test_the_newest_checkpoints_stay_and_the_rest_goes_by_last_use(tmp_path: Pat
             for step in (100, 200, 300):
                 await save(w, b"run/checkpoint-%d/model.bin" % step)
             await save(w, b"run/log.txt")
-            order = [b"run/checkpoint-100/model.bin", b"run/log.txt", b"run/checkpoint-200/model.bin", b"run/checkpoint-300/model.bin"]
+            order = [
+                b"run/checkpoint-100/model.bin",
+                b"run/log.txt",
+                b"run/checkpoint-200/model.bin",
+                b"run/checkpoint-300/model.bin",
+            ]
             for path in order:
                 make_room(w, 1)
                 assert in_ram(w) == set(order) - set(order[: order.index(path) + 1])
@@ -72,7 +81,10 @@ def test_steps_count_and_not_when_a_checkpoint_was_used(tmp_path: Path) -> None:
         async with world(tmp_path, keep_checkpoints=1) as w:
             for step in (9, 10):
                 await save(w, b"iter_%07d/a.pt" % step)
-            await w.read(w.inner.table[ROOT].dir.children[b"iter_0000009"].ino and (await _child(w, b"iter_0000009", b"a.pt")))
+            await w.read(
+                w.inner.table[ROOT].dir.children[b"iter_0000009"].ino
+                and (await _child(w, b"iter_0000009", b"a.pt"))
+            )
             make_room(w, 1)
             assert in_ram(w) == {b"iter_0000010/a.pt"}
 
@@ -90,10 +102,21 @@ async def _child(w: World, *names: bytes) -> Ino:
 def test_each_save_dir_has_its_own_and_rank_directories_are_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, keep_checkpoints=1) as w:
-            for path in (b"a/step_1.pt", b"b/step_2.pt", b"c/rank_0/N-1_5.ckpt", b"c/rank_1/N-1_5.ckpt", b"loose"):
+            for path in (
+                b"a/step_1.pt",
+                b"b/step_2.pt",
+                b"c/rank_0/N-1_5.ckpt",
+                b"c/rank_1/N-1_5.ckpt",
+                b"loose",
+            ):
                 await save(w, path, MIB)
             make_room(w, 1)
-            assert in_ram(w) == {b"a/step_1.pt", b"b/step_2.pt", b"c/rank_0/N-1_5.ckpt", b"c/rank_1/N-1_5.ckpt"}
+            assert in_ram(w) == {
+                b"a/step_1.pt",
+                b"b/step_2.pt",
+                b"c/rank_0/N-1_5.ckpt",
+                b"c/rank_1/N-1_5.ckpt",
+            }
 
     run(scenario)
 
@@ -152,7 +175,9 @@ def test_a_retained_one_does_not_leave_for_a_cold_file(tmp_path: Path, size: int
     data = os.urandom(size)
 
     async def scenario() -> None:
-        async with world(tmp_path, budget_bytes=8 * MIB, keep_checkpoints=1, warm_reads=WarmReads.ON) as w:
+        async with world(
+            tmp_path, budget_bytes=8 * MIB, keep_checkpoints=1, warm_reads=WarmReads.ON
+        ) as w:
             await save(w, b"run/checkpoint-1/model.bin", 8 * MIB - size // 2)
             (w.backing / "cold").write_bytes(data)
             assert await w.read((await w.do(w.fs.lookup(ROOT, b"cold"))).ino, size) == data
@@ -226,7 +251,11 @@ def test_eviction_by_hand_takes_what_is_clean_and_says_why_the_rest_stays(tmp_pa
                 done = w.inner.eviction.evict(b"d")
             assert (done.files, done.freed_bytes) == (2, 2 * MIB)
             reasons = {stayed.path: stayed.reason for stayed in done.stayed}
-            assert reasons == {b"d/dirty": "not persisted yet", b"d/read": "open or mapped", b"d/writing": "being written"}
+            assert reasons == {
+                b"d/dirty": "not persisted yet",
+                b"d/read": "open or mapped",
+                b"d/writing": "being written",
+            }
             assert in_ram(w) == {b"d/dirty", b"d/read", b"d/writing", b"elsewhere"}
             assert len(await w.do(w.fs.read(reader.handle, 0, MIB))) == MIB
             await w.close(reader)
@@ -267,8 +296,18 @@ def test_of_a_large_file_only_as_much_leaves_as_is_wanted(tmp_path: Path, small_
             ]
             assert await w.read(ino, 16 * MIB) == content
             opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
-            for offset, size in ((0, 100), (12 * MIB - 50, 100), (12 * MIB, 100), (16 * MIB - 10, 100), (16 * MIB, 10), (0, 20 * MIB)):
-                assert await w.do(w.fs.read(opened.handle, offset, size)) == content[offset : offset + size]
+            for offset, size in (
+                (0, 100),
+                (12 * MIB - 50, 100),
+                (12 * MIB, 100),
+                (16 * MIB - 10, 100),
+                (16 * MIB, 10),
+                (0, 20 * MIB),
+            ):
+                assert (
+                    await w.do(w.fs.read(opened.handle, offset, size))
+                    == content[offset : offset + size]
+                )
             with w.fs.lock:
                 assert w.inner.eviction.evict(b"").stayed[0].reason == "open or mapped"
             await w.close(opened)
@@ -283,7 +322,9 @@ def test_of_a_large_file_only_as_much_leaves_as_is_wanted(tmp_path: Path, small_
 
 @pytest.mark.clause("S116")
 @pytest.mark.parametrize("takeover", [False, True], ids=["one worker", "the next worker"])
-def test_reading_what_is_left_of_it_brings_nothing_back_and_reading_on_does(tmp_path: Path, small_cuts: None, takeover: bool) -> None:
+def test_reading_what_is_left_of_it_brings_nothing_back_and_reading_on_does(
+    tmp_path: Path, small_cuts: None, takeover: bool
+) -> None:
     def begun(w: World) -> int:
         warm = w.fs.statistics().warm
         return warm.warming + warm.warmed_files + warm.warming_given_up
@@ -291,7 +332,10 @@ def test_reading_what_is_left_of_it_brings_nothing_back_and_reading_on_does(tmp_
     async def read(w: World, content: bytes) -> None:
         opened = await w.do(w.fs.open(await _child(w, b"large"), os.O_RDONLY, CALLER))
         for offset, size in ((0, 4 * MIB), (4 * MIB, 8 * MIB), (12 * MIB - 1, 1)):
-            assert await w.do(w.fs.read(opened.handle, offset, size)) == content[offset : offset + size]
+            assert (
+                await w.do(w.fs.read(opened.handle, offset, size))
+                == content[offset : offset + size]
+            )
         assert (begun(w), w.tier.used_bytes) == (0, 12 * MIB)
         assert await w.do(w.fs.read(opened.handle, 8 * MIB, 8 * MIB)) == content[8 * MIB :]
         assert begun(w) == 1
@@ -301,7 +345,9 @@ def test_reading_what_is_left_of_it_brings_nothing_back_and_reading_on_does(tmp_
         async with world(tmp_path, budget_bytes=64 * MIB) as w:
             _ino, content = await save_known(w, b"large", 16 * MIB)
             with w.fs.lock:
-                w.inner.contents.retention.let_leave(3 * MIB, also_retained=True)  # what wanted the room is gone again
+                w.inner.contents.retention.let_leave(
+                    3 * MIB, also_retained=True
+                )  # what wanted the room is gone again
                 w.state.commit()
             assert w.tier.used_bytes == 12 * MIB
             if not takeover:
@@ -314,7 +360,9 @@ def test_reading_what_is_left_of_it_brings_nothing_back_and_reading_on_does(tmp_
 
 
 @pytest.mark.clause("S116")
-def test_what_is_left_of_it_outlives_the_worker_and_a_change(tmp_path: Path, small_cuts: None) -> None:
+def test_what_is_left_of_it_outlives_the_worker_and_a_change(
+    tmp_path: Path, small_cuts: None
+) -> None:
     async def scenario() -> None:
         async with world(tmp_path, warm_reads="off", budget_bytes=40 * MIB) as w:
             _ino, content = await save_known(w, b"large", 16 * MIB)
@@ -340,12 +388,20 @@ def test_what_is_left_of_it_outlives_the_worker_and_a_change(tmp_path: Path, sma
 
 @pytest.mark.clause("S116")
 @pytest.mark.parametrize("when", ["before the open", "after the open"])
-def test_a_part_in_ram_is_never_mixed_with_another_file(tmp_path: Path, small_cuts: None, when: str) -> None:
+def test_a_part_in_ram_is_never_mixed_with_another_file(
+    tmp_path: Path, small_cuts: None, when: str
+) -> None:
     async def scenario() -> None:
-        async with world(tmp_path, warm_reads="off", attr_timeout_s=0.002 if when == "before the open" else 60.0) as w:
+        async with world(
+            tmp_path, warm_reads="off", attr_timeout_s=0.002 if when == "before the open" else 60.0
+        ) as w:
             ino, _content = await save_known(w, b"large", 16 * MIB)
             make_room(w, 3 * MIB)
-            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER)) if when == "after the open" else None
+            opened = (
+                await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+                if when == "after the open"
+                else None
+            )
             (w.backing / "large").write_bytes(b"\1" * (16 * MIB))
             if opened is None:
                 opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
@@ -358,7 +414,9 @@ def test_a_part_in_ram_is_never_mixed_with_another_file(tmp_path: Path, small_cu
 
 
 @pytest.mark.clause("S116")
-def test_a_worker_killed_between_row_and_cut_leaves_more_and_never_less(tmp_path: Path, small_cuts: None) -> None:
+def test_a_worker_killed_between_row_and_cut_leaves_more_and_never_less(
+    tmp_path: Path, small_cuts: None
+) -> None:
     async def scenario() -> None:
         async with world(tmp_path, warm_reads="off") as w:
             _ino, content = await save_known(w, b"large", 16 * MIB)

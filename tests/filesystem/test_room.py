@@ -26,7 +26,9 @@ ZERO_RANGE, PUNCH_HOLE = 0x11, 0x03
 
 
 async def writer(w: World, name: bytes, pid: int) -> OpenFile:
-    opened, _attributes = await w.do(w.fs.create(ROOT, name, 0o644, os.O_WRONLY, Caller(uid=0, gid=0, pid=pid)))
+    opened, _attributes = await w.do(
+        w.fs.create(ROOT, name, 0o644, os.O_WRONLY, Caller(uid=0, gid=0, pid=pid))
+    )
     return opened
 
 
@@ -158,7 +160,9 @@ def test_what_is_parked_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S132")
-def test_a_writer_that_is_killed_while_it_waits_gives_its_turn_away_and_keeps_what_it_wrote(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_while_it_waits_gives_its_turn_away_and_keeps_what_it_wrote(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         await w.write(b"before", block(1) * 2)
         opened = await writer(w, b"killed", 1)
@@ -197,7 +201,9 @@ def test_room_that_comes_for_somebody_who_was_killed_just_then_is_not_lost(tmp_p
 
 
 @pytest.mark.clause("S132")
-def test_a_writer_that_is_killed_while_it_waits_for_another_s_copy_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_while_it_waits_for_another_s_copy_leaves_the_others_alone(
+    tmp_path: Path,
+) -> None:
     """All three wait for one thing. Who died used to take it away: EINTR for the living, and EIO for the one that made the copy."""
 
     async def scenario(w: World) -> None:
@@ -214,7 +220,9 @@ def test_a_writer_that_is_killed_while_it_waits_for_another_s_copy_leaves_the_ot
         for file in files:
             await w.close(file)
         await w.drained()
-        assert (w.backing / "shared").read_bytes()[:30] == b"copies" + block(1)[:14] + b"living" + block(1)[:4]
+        assert (w.backing / "shared").read_bytes()[:30] == b"copies" + block(1)[
+            :14
+        ] + b"living" + block(1)[:4]
 
     run(tmp_path, scenario, budget_bytes=BUDGET)
 
@@ -224,7 +232,11 @@ def test_a_writer_that_is_killed_while_its_file_moves_out_of_ram_leaves_no_copy_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(w: World) -> None:
-        create, remove, begun, goes_on, removed = w.lower.create_staging, w.lower.remove_staging, *(threading.Event() for _ in range(3))
+        create, remove, begun, goes_on, removed = (
+            w.lower.create_staging,
+            w.lower.remove_staging,
+            *(threading.Event() for _ in range(3)),
+        )
 
         def slowly(name: str) -> int:
             begun.set()
@@ -252,7 +264,9 @@ def test_a_writer_that_is_killed_while_its_file_moves_out_of_ram_leaves_no_copy_
 
 
 @pytest.mark.clause("S131")
-def test_bytes_that_a_hung_copy_still_reads_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_a_hung_copy_still_reads_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(w: World) -> None:
         write_all, begun, goes_on = filling.write_all, threading.Event(), threading.Event()
 
@@ -295,7 +309,9 @@ def test_an_allocation_that_fails_gives_its_room_back(tmp_path: Path) -> None:
         opened = await writer(w, b"shard", 1)
         await w.do(w.fs.write(opened.handle, 0, block(3) * 3))
         await w.do(w.fs.fsync(opened.handle, datasync=False))
-        with pytest.raises(OSError, match="No space"):  # there is room for what is allocated, but not for a copy of what was fixed
+        with pytest.raises(
+            OSError, match="No space"
+        ):  # there is room for what is allocated, but not for a copy of what was fixed
             await w.do(w.fs.fallocate(opened.handle, ZERO_RANGE, 0, MIB))
         assert w.tier.reserved_bytes == 0
 
@@ -314,7 +330,9 @@ def test_a_hole_can_be_made_where_ram_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S53")
-def test_a_file_of_which_a_write_failed_is_not_published_by_the_next_worker_either(tmp_path: Path) -> None:
+def test_a_file_of_which_a_write_failed_is_not_published_by_the_next_worker_either(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         async with world(tmp_path, budget_bytes=BUDGET, when_full="error") as w:
             await full(w)

@@ -32,7 +32,9 @@ def check_rows(w: World) -> None:
             seldom, often = _row_values(node)
             expected = tuple(storable((*seldom, *often)))[: len(COLUMNS.split(", "))]
             found = rows.pop(node.ino)
-            if found[XATTRS] is None:  # they were looked at since: the next worker does that by itself
+            if (
+                found[XATTRS] is None
+            ):  # they were looked at since: the next worker does that by itself
                 expected = (*expected[:XATTRS], None, *expected[XATTRS + 1 :])
             assert found == expected, w.inner.table.path(node.ino)
         assert not rows
@@ -109,10 +111,16 @@ def test_a_small_file_costs_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyP
         async def costs(call: Any, rows: int, whole: int, part: int) -> Any:
             counts.clear()
             found = await w.do(call)
-            assert (counts["any"] <= rows, counts["whole"], counts["part"]) == (True, whole, part), counts
+            assert (counts["any"] <= rows, counts["whole"], counts["part"]) == (
+                True,
+                whole,
+                part,
+            ), counts
             return found
 
-        opened, made = await costs(w.fs.create(directory, b"f", 0o644, os.O_WRONLY | os.O_CREAT, CALLER), 4, 1, 1)
+        opened, made = await costs(
+            w.fs.create(directory, b"f", 0o644, os.O_WRONLY | os.O_CREAT, CALLER), 4, 1, 1
+        )
         await costs(w.fs.write(opened.handle, 0, bytes(4096)), 1, 0, 1)
         await costs(w.fs.flush(opened.handle), 3, 0, 1)
         await costs(w.fs.release(opened.handle), 0, 0, 0)

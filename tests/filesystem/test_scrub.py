@@ -47,7 +47,17 @@ class Stand:
 
     def __init__(self, w: World, ino: Ino) -> None:
         self.w, self.ino, self.recorded = w, ino, Recorded()
-        self.scrub = RamScrub(w.inner.mending, w.log, w.inner.changes, w.tier, w.tree, self.recorded, w.lower, w.fs.lock, w.state.commit)
+        self.scrub = RamScrub(
+            w.inner.mending,
+            w.log,
+            w.inner.changes,
+            w.tier,
+            w.tree,
+            self.recorded,
+            w.lower,
+            w.fs.lock,
+            w.state.commit,
+        )
         self.between: Callable[[], object] = lambda: None
         """Done under the first piece that is read."""
 
@@ -64,7 +74,11 @@ class Stand:
         return await trio.to_thread.run_sync(self._look)
 
     def _look(self) -> list[ScrubFinding]:
-        return [finding for place in self.scrub.places() if (finding := self.scrub.look(place, [], self._pace)) is not None]
+        return [
+            finding
+            for place in self.scrub.places()
+            if (finding := self.scrub.look(place, [], self._pace)) is not None
+        ]
 
     def _pace(self, _count: int) -> None:
         do, self.between = self.between, lambda: None
@@ -74,7 +88,11 @@ class Stand:
         return [finding.soundness for finding in await self.look()]
 
 
-def run(tmp_path: Path, what: Callable[[Stand], Awaitable[None]], make_lower: type[BackingDirectory] = BackingDirectory) -> None:
+def run(
+    tmp_path: Path,
+    what: Callable[[Stand], Awaitable[None]],
+    make_lower: type[BackingDirectory] = BackingDirectory,
+) -> None:
     async def main() -> None:
         async with world(tmp_path, hold=False, make_lower=make_lower) as w:
             ino = await w.write(b"f", DATA)

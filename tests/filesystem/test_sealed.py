@@ -50,7 +50,9 @@ def behind_an_open_one(base: Path, change: Change) -> None:
     run(base, scenario)
 
 
-def test_writing_to_it_does_not_wait_for_a_close_that_may_be_the_writers_own(tmp_path: Path) -> None:
+def test_writing_to_it_does_not_wait_for_a_close_that_may_be_the_writers_own(
+    tmp_path: Path,
+) -> None:
     async def change(w: World, ino: Ino, expected: bytearray) -> None:
         opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
         await w.do(w.fs.write(opened.handle, 3, b"xyz"))
@@ -121,6 +123,12 @@ def test_a_close_that_was_not_the_last_one_leaves_nothing_behind(tmp_path: Path)
         expected[:3] = b"123"
         await w.close(other)
         await w.close(first)
-        await until(w, lambda: set(w.lower.list_staging()) <= {op.version.staging_name for op in w.log if op.version is not None})
+        await until(
+            w,
+            lambda: (
+                set(w.lower.list_staging())
+                <= {op.version.staging_name for op in w.log if op.version is not None}
+            ),
+        )
 
     behind_an_open_one(tmp_path, change)

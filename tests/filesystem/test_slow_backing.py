@@ -126,7 +126,13 @@ def test_a_directory_in_which_names_were_made_is_known(tmp_path: Path) -> None:
             ino = await w.write(b"shard", b"x", step.ino)
             await w.write(b"tmp", b"3", directory)
             await w.do(w.fs.rename(directory, b"tmp", directory, b"latest", 0))
-            assert await w.names(directory) == [b"latest", b"shard", b"step-1", b"step-2", b"step-3"]
+            assert await w.names(directory) == [
+                b"latest",
+                b"shard",
+                b"step-1",
+                b"step-2",
+                b"step-3",
+            ]
             assert await w.names() == [b"save"]
             await w.write(b"top", b"y")
             assert await w.read(ino) == b"x"
@@ -156,7 +162,9 @@ def test_a_directory_is_known_to_the_next_worker_too(tmp_path: Path) -> None:
 
 @pytest.mark.clause("S240")
 @pytest.mark.parametrize("listed_by", ["a name that was made", "ls"])
-def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_directory_hangs(tmp_path: Path, listed_by: str) -> None:
+def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_directory_hangs(
+    tmp_path: Path, listed_by: str
+) -> None:
     """What was there before, what was made since and is only on the backing directory, and what was removed since."""
     save_dir(tmp_path)
     (tmp_path / "backing/save/old").write_bytes(b"")
@@ -189,7 +197,9 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
                 hung.wait(120)
                 return super().lstat(path)
 
-            def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+            def lstat_many(
+                self, directory: LowerPath, names: Sequence[bytes]
+            ) -> list[LowerStat | None]:
                 return lstat_each(self.lstat, directory, names)
 
             def listdir(self, path: LowerPath) -> list[LowerEntry]:
@@ -199,7 +209,9 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
         try:
             async with world(tmp_path, make_lower=Hung, space=space, **words) as w:
                 w.inner.table[directory].lookups += 1
-                assert await w.names(directory) == kept == [b"made", b"renamed", b"step-1", b"step-2"]
+                assert (
+                    await w.names(directory) == kept == [b"made", b"renamed", b"step-1", b"step-2"]
+                )
                 for name in (b"step-3", b"shard", b"old"):
                     await w.do(w.fs.mkdir(directory, name, 0o755, CALLER))
                 await w.write(b"new", b"x", (await w.do(w.fs.lookup(directory, b"step-3"))).ino)
@@ -207,7 +219,9 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
                 await w.drained()
         finally:
             hung.set()
-        assert sorted(os.listdir(tmp_path / "backing/save")) == [b.decode() for b in sorted([*kept, b"step-3", b"shard", b"old"])]
+        assert sorted(os.listdir(tmp_path / "backing/save")) == [
+            b.decode() for b in sorted([*kept, b"step-3", b"shard", b"old"])
+        ]
 
     trio.run(main)
 
@@ -218,7 +232,10 @@ def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
     kept = KeptListings(state)
 
     def listing(count: int, size: int) -> dict[bytes, LowerEntry]:
-        return {name: LowerEntry(name, 1, 0) for name in (b"%0*d" % (size, number) for number in range(count))}
+        return {
+            name: LowerEntry(name, 1, 0)
+            for name in (b"%0*d" % (size, number) for number in range(count))
+        }
 
     def keep(directory: int, count: int, size: int) -> None:
         names = listing(count, size)
@@ -248,13 +265,20 @@ def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_kept_of_listings_follows_each_change(tmp_path: Path, seed: int) -> None:
     """Names that come and go, listings that are made anew: after each, a next worker has exactly the names that there are."""
-    state, rng, there = StateDatabase(tmp_path / "state.db"), random.Random(seed), dict[bytes, LowerEntry]()
+    state, rng, there = (
+        StateDatabase(tmp_path / "state.db"),
+        random.Random(seed),
+        dict[bytes, LowerEntry](),
+    )
     kept, directory = KeptListings(state), Ino(7)
     kept.keep(directory, (), there.get)
     for step in range(400):
         name = b"%d" % rng.randrange(60)
         if rng.randrange(20) == 0:
-            there = {b"%d" % n: LowerEntry(b"%d" % n, n - (1 << 63), 0o100000) for n in rng.sample(range(60), rng.randrange(60))}
+            there = {
+                b"%d" % n: LowerEntry(b"%d" % n, n - (1 << 63), 0o100000)
+                for n in rng.sample(range(60), rng.randrange(60))
+            }
             kept.keep(directory, there.keys(), there.get)
         elif rng.randrange(2):
             there[name] = LowerEntry(name, step, 0o040000)
@@ -265,14 +289,18 @@ def test_what_is_kept_of_listings_follows_each_change(tmp_path: Path, seed: int)
         again = KeptListings(state)
         assert again.load()[directory].read().keys() == there.keys()
         assert again._bytes == kept._bytes
-        if rng.randrange(4) == 0:  # a next worker goes on, before it has taken apart what the last one left
+        if (
+            rng.randrange(4) == 0
+        ):  # a next worker goes on, before it has taken apart what the last one left
             kept = again
     kept.drop(directory)
     assert KeptListings(state).load() == {}
 
 
 @pytest.mark.clause("S240")
-def test_a_listing_is_packed_and_taken_apart_only_where_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_is_packed_and_taken_apart_only_where_it_must_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
 
     def counted(name: str) -> None:
@@ -286,7 +314,10 @@ def test_a_listing_is_packed_and_taken_apart_only_where_it_must_be(tmp_path: Pat
 
     counted("_pack")
     counted("_unpack")
-    state, there = StateDatabase(tmp_path / "state.db"), {b"%d" % n: LowerEntry(b"%d" % n, n, 0) for n in range(100)}
+    state, there = (
+        StateDatabase(tmp_path / "state.db"),
+        {b"%d" % n: LowerEntry(b"%d" % n, n, 0) for n in range(100)},
+    )
     kept = KeptListings(state)
     kept.keep(Ino(7), there.keys(), there.get)
     assert calls == ["_pack"]
@@ -317,7 +348,9 @@ def test_a_listing_that_nobody_asked_for_hides_nothing(tmp_path: Path) -> None:
         assert (await w.do(w.fs.lookup(directory, b"new"))).size == len(b"by another")
         assert b"new" in await w.names(directory)
 
-    run(tmp_path, scenario, attr_timeout_s=3600.0, patience_s=15.0)  # an answer that is slow on a crowded machine is one
+    run(
+        tmp_path, scenario, attr_timeout_s=3600.0, patience_s=15.0
+    )  # an answer that is slow on a crowded machine is one
 
 
 @pytest.mark.clause("S206")
@@ -330,12 +363,21 @@ def test_names_are_listed_without_their_attributes_when_those_do_not_come(tmp_pa
         with hanging(w, "lstat", "listdir"):
             handle = await w.do(w.fs.opendir(directory))
             entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
-            assert [(entry.name, entry.attributes) for entry in entries[2:]] == [(b"shard", None), (b"step-1", None)]
+            assert [(entry.name, entry.attributes) for entry in entries[2:]] == [
+                (b"shard", None),
+                (b"step-1", None),
+            ]
             await w.do(w.fs.releasedir(handle))
         handle = await w.do(w.fs.opendir(directory))
-        await until(lambda: b"shard" in w.inner.table[directory].dir.children)  # the answer that came late
+        await until(
+            lambda: b"shard" in w.inner.table[directory].dir.children
+        )  # the answer that came late
         entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
-        assert [entry.attributes.size for entry in entries if entry.name == b"shard" and entry.attributes is not None] == [10]
+        assert [
+            entry.attributes.size
+            for entry in entries
+            if entry.name == b"shard" and entry.attributes is not None
+        ] == [10]
 
     run(tmp_path, scenario, **SHORT)
 
@@ -375,7 +417,9 @@ def test_directories_that_cannot_be_listed_now_are_none_to_wait_for(tmp_path: Pa
             w.inner.table[ino].dir.listed_at = -1.0
         w.calls.requests.close()
         with w.fs.lock:
-            w.inner.lower_view.ahead._wanted = {node.ino: None for node in w.inner.table if node.is_dir and node.ino != ROOT}
+            w.inner.lower_view.ahead._wanted = {
+                node.ino: None for node in w.inner.table if node.is_dir and node.ino != ROOT
+            }
             w.inner.lower_view.ahead._begin()
             assert not w.inner.lower_view.ahead._wanted
 

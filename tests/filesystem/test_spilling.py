@@ -57,7 +57,9 @@ async def rested(made: World) -> None:
 
 def copies(made: World) -> list[str]:
     """Files in the spill directory but for the mirror's journal."""
-    return [name for name in spilling(made).spill.directory.names() if not name.startswith("mirror-")]
+    return [
+        name for name in spilling(made).spill.directory.names() if not name.startswith("mirror-")
+    ]
 
 
 def spilled_versions(made: World) -> list[Version]:
@@ -71,7 +73,9 @@ def run(base: Path, script: Callable[[World], Any], **changes: Any) -> None:
 
 def test_writers_go_on_while_nothing_drains(tmp_path: Path) -> None:
     async def script(made: World) -> None:
-        inos = [await made.write(b"f%d" % number, content(number)) for number in range(15)]  # three times the budget
+        inos = [
+            await made.write(b"f%d" % number, content(number)) for number in range(15)
+        ]  # three times the budget
         assert made.tier.used_bytes <= BUDGET
         assert spilled_versions(made)
         assert not list(made.backing.glob("f*"))
@@ -87,7 +91,9 @@ def test_writers_go_on_while_nothing_drains(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["native", "error"])
-def test_the_spill_directory_comes_before_the_policy_for_a_full_tier(tmp_path: Path, policy: str) -> None:
+def test_the_spill_directory_comes_before_the_policy_for_a_full_tier(
+    tmp_path: Path, policy: str
+) -> None:
     async def script(made: World) -> None:
         for number in range(10):
             await made.write(b"f%d" % number, content(number))
@@ -119,7 +125,11 @@ def test_a_spilled_file_is_changed_in_ram_and_both_versions_come_in_order(tmp_pa
     async def script(made: World) -> None:
         inos = [await made.write(b"f%d" % number, content(number)) for number in range(8)]
         await rested(made)
-        victim = next(number for number, ino in enumerate(inos) if ino in {version.ino for version in spilled_versions(made)})
+        victim = next(
+            number
+            for number, ino in enumerate(inos)
+            if ino in {version.ino for version in spilled_versions(made)}
+        )
         opened = await made.do(made.fs.open(inos[victim], os.O_WRONLY, CALLER))
         await made.do(made.fs.write(opened.handle, 10, b"changed"))
         await made.close(opened)
@@ -132,7 +142,9 @@ def test_a_spilled_file_is_changed_in_ram_and_both_versions_come_in_order(tmp_pa
 
 
 @pytest.mark.clause("S132", "S131")
-def test_who_is_killed_while_a_file_comes_back_leaves_nobody_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_killed_while_a_file_comes_back_leaves_nobody_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not even the thread: the descriptor that it wrote to would be another file's by then."""
     written: list[int] = []
     copy: list[int] = []
@@ -191,7 +203,9 @@ def test_truncation_append_and_deletion_of_spilled_files(tmp_path: Path) -> None
         opened = await made.do(made.fs.open(inos[cut], os.O_WRONLY | os.O_APPEND, CALLER))
         await made.do(made.fs.write(opened.handle, FILE, b"more"))
         await made.close(opened)
-        await made.close(await made.do(made.fs.open(inos[emptied], os.O_WRONLY | os.O_TRUNC, CALLER)))
+        await made.close(
+            await made.do(made.fs.open(inos[emptied], os.O_WRONLY | os.O_TRUNC, CALLER))
+        )
         await made.do(made.fs.unlink(Ino(1), b"f%d" % gone))
         await made.drained()
         assert (made.backing / f"f{cut}").read_bytes() == content(cut) + b"more"
@@ -210,7 +224,11 @@ def test_a_reader_goes_on_when_its_file_is_persisted_and_its_copy_goes(tmp_path:
         opened = await made.do(made.fs.open(ino, os.O_RDONLY, CALLER))
         before = await made.do(made.fs.read(opened.handle, 0, 100))
         await made.drained()
-        assert await made.do(made.fs.read(opened.handle, 100, 100)) == before == content(inos.index(ino), 100)
+        assert (
+            await made.do(made.fs.read(opened.handle, 100, 100))
+            == before
+            == content(inos.index(ino), 100)
+        )
         await made.close(opened)
 
     run(tmp_path, script)
@@ -223,7 +241,9 @@ def test_the_next_worker_drains_from_the_spill_directory(tmp_path: Path, mode: s
             await made.write(b"f%d" % number, content(number))
         await rested(made)
         assert spilled_versions(made)
-        (tmp_path / "spill" / "acpfs-test" / "999-half").write_bytes(b"of a copy that was being made")
+        (tmp_path / "spill" / "acpfs-test" / "999-half").write_bytes(
+            b"of a copy that was being made"
+        )
 
     async def after(made: World) -> None:
         await rested(made)
@@ -238,7 +258,9 @@ def test_the_next_worker_drains_from_the_spill_directory(tmp_path: Path, mode: s
 
 def spoil(made: World, version: Version) -> None:
     """The disk changes some bytes of a copy."""
-    with (spilling(made).spill.directory.path / spilling(made).spill.copies[version.vid].name).open("r+b") as file:
+    with (spilling(made).spill.directory.path / spilling(made).spill.copies[version.vid].name).open(
+        "r+b"
+    ) as file:
         file.seek(FILE // 2)
         file.write(b"rotten")
 
@@ -276,7 +298,9 @@ def test_a_copy_that_the_disk_spoiled_is_not_changed_either(tmp_path: Path) -> N
     run(tmp_path, script)
 
 
-def test_ram_gives_a_file_up_only_when_its_copy_and_its_name_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ram_gives_a_file_up_only_when_its_copy_and_its_name_are_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flushed: set[str] = set()
     flush = os.fdatasync
 
@@ -295,7 +319,9 @@ def test_ram_gives_a_file_up_only_when_its_copy_and_its_name_are_flushed(tmp_pat
         for number in range(8):
             await made.write(b"f%d" % number, content(number))
         await rested(made)
-        moved = [spilling(made).spill.copies[version.vid].name for version in spilled_versions(made)]
+        moved = [
+            spilling(made).spill.copies[version.vid].name for version in spilled_versions(made)
+        ]
         assert moved
         assert named >= set(moved)
 
@@ -312,7 +338,9 @@ class Clock:
 
 
 @pytest.mark.clause("S151")
-def test_a_disk_is_used_as_soon_as_it_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_is_used_as_soon_as_it_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who asks while it is being looked at does not make it rest."""
     monkeypatch.setattr(spill_module, "time", Clock())
 
@@ -329,7 +357,9 @@ def test_a_disk_is_used_as_soon_as_it_has_answered(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.clause("S151")
-def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, create = Clock(), SpillDirectory.create
     monkeypatch.setattr(spill_module, "time", clock)
     tries: list[float] = []
@@ -348,7 +378,9 @@ def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(tmp
         for number, rest_s in enumerate((5, 10, 20, 40, 60, 60), 1):
             with made.fs.lock:
                 spill.begin(version, spilling(made))
-            await until(made, partial(lambda number: len(tries) == number and not spill.making, number))
+            await until(
+                made, partial(lambda number: len(tries) == number and not spill.making, number)
+            )
             clock.now += rest_s - 0.1
             assert not spill.usable()
             assert spill.statistics().state == "failing"
@@ -363,7 +395,9 @@ def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(tmp
 
 
 @pytest.mark.clause("S151")
-def test_a_failing_disk_is_left_alone_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_is_left_alone_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_self: SpillDirectory, _name: str) -> int:
         raise OSError(errno.EIO, "broken")
 
@@ -374,7 +408,9 @@ def test_a_failing_disk_is_left_alone_and_nothing_is_lost(tmp_path: Path, monkey
             await made.write(b"f%d" % number, content(number))
         await until(made, lambda: spilling(made).spill.statistics().state == "failing")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.write, b"f5", content(5, 2 * FILE))  # waits for the drain, as without a spill directory
+            nursery.start_soon(
+                made.write, b"f5", content(5, 2 * FILE)
+            )  # waits for the drain, as without a spill directory
             await until(made, lambda: made.tier.waiting() > 0)
             made.engine.hold(False)
         await made.drained()
@@ -398,7 +434,9 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
         try:
             inos = [await made.write(b"f%d" % number, content(number)) for number in range(5)]
             assert await made.read(inos[0], 10) == content(0, 10)
-            await made.drained()  # the versions that are being copied are streamed from RAM meanwhile
+            await (
+                made.drained()
+            )  # the versions that are being copied are streamed from RAM meanwhile
             assert (made.backing / "f4").read_bytes() == content(4)
         finally:
             released.set()
@@ -407,7 +445,9 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.clause("S151")
-def test_what_moved_to_a_disk_that_hangs_is_eio_and_stored_when_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_moved_to_a_disk_that_hangs_is_eio_and_stored_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Readers are told instead of waiting for ever, what RAM has is read meanwhile, and the order waits."""
     opened, released = SpillDirectory.open, threading.Event()
     monkeypatch.setattr(spill_module, "PATIENCE_S", 0.05)
@@ -435,7 +475,9 @@ def test_what_moved_to_a_disk_that_hangs_is_eio_and_stored_when_it_answers(tmp_p
             await until(made, lambda: any(op.tries for op in made.log if op.ino == inos[first]))
             assert not any((made.backing / f"f{number}").exists() for number in range(first, 8))
         finally:
-            monkeypatch.setattr(spill_module, "PATIENCE_S", 60.0)  # what does not hang has the time that it takes
+            monkeypatch.setattr(
+                spill_module, "PATIENCE_S", 60.0
+            )  # what does not hang has the time that it takes
             released.set()
         assert await made.read(inos[first], 10) == content(first, 10)
         await made.drained()
@@ -461,14 +503,18 @@ def test_sparse_and_empty_files_come_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S234")
-def test_who_opens_a_spilled_file_when_ram_is_full_and_leaves_it_alone_changes_nothing(tmp_path: Path) -> None:
+def test_who_opens_a_spilled_file_when_ram_is_full_and_leaves_it_alone_changes_nothing(
+    tmp_path: Path,
+) -> None:
     """It came to a staging file to be changed; without a change its bytes are the copy's again, and not those of the older file."""
 
     async def script(made: World) -> None:
         ino = await made.write(b"victim", content(100))
         await made.drained()
         made.engine.hold(True)
-        await made.write(b"victim", content(0))  # the backing directory has other bytes, of the same length
+        await made.write(
+            b"victim", content(0)
+        )  # the backing directory has other bytes, of the same length
         for number in range(1, 8):
             await made.write(b"f%d" % number, content(number))
         await rested(made)

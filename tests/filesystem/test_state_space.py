@@ -26,7 +26,9 @@ async def refused(w: World, call: Call[T]) -> int:
     return failed.value.errno or 0
 
 
-def test_new_names_are_refused_and_what_is_there_can_be_written_deleted_and_drained(tmp_path: Path) -> None:
+def test_new_names_are_refused_and_what_is_there_can_be_written_deleted_and_drained(
+    tmp_path: Path,
+) -> None:
     free = [1 << 30]
 
     async def scenario(w: World) -> None:
@@ -34,7 +36,9 @@ def test_new_names_are_refused_and_what_is_there_can_be_written_deleted_and_drai
         await w.write(b"other", b"x")
         free[0] = 1 << 20
         nodes, length = len(list(w.inner.table)), len(w.log)
-        assert await refused(w, w.fs.create(ROOT, b"new", 0o644, os.O_WRONLY, CALLER)) == errno.ENOSPC
+        assert (
+            await refused(w, w.fs.create(ROOT, b"new", 0o644, os.O_WRONLY, CALLER)) == errno.ENOSPC
+        )
         assert await refused(w, w.fs.mkdir(ROOT, b"new", 0o755, CALLER)) == errno.ENOSPC
         assert await refused(w, w.fs.symlink(ROOT, b"new", b"target", CALLER)) == errno.ENOSPC
         assert await refused(w, w.fs.mknod(ROOT, b"new", 0o100644, 0, CALLER)) == errno.ENOSPC
@@ -54,7 +58,9 @@ def test_new_names_are_refused_and_what_is_there_can_be_written_deleted_and_drai
     run(tmp_path, scenario, state_space=StateSpace(lambda: free[0]))
 
 
-def test_a_transaction_without_room_is_made_again_at_once_where_the_tmpfs_grows(tmp_path: Path) -> None:
+def test_a_transaction_without_room_is_made_again_at_once_where_the_tmpfs_grows(
+    tmp_path: Path,
+) -> None:
     worlds: list[World] = []
 
     def grow() -> bool:
@@ -86,7 +92,9 @@ def test_the_xattrs_of_a_file_are_bounded(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_file_whose_record_finds_no_room_is_not_opened_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_record_finds_no_room_is_not_opened_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_values: int) -> int:
         raise OSError(errno.ENOSPC, "full")
 
@@ -99,7 +107,10 @@ def test_a_file_whose_record_finds_no_room_is_not_opened_and_leaves_nothing_behi
             patched.setattr(w.inner.kept.directories, "add", full)
             for flags in (os.O_RDONLY, os.O_RDWR):
                 assert await refused(w, w.fs.open(ino, flags, CALLER)) == errno.ENOSPC
-            assert await refused(w, w.fs.create(ROOT, b"new", 0o644, os.O_WRONLY, CALLER)) == errno.ENOSPC
+            assert (
+                await refused(w, w.fs.create(ROOT, b"new", 0o644, os.O_WRONLY, CALLER))
+                == errno.ENOSPC
+            )
             assert await refused(w, w.fs.opendir(directory.ino)) == errno.ENOSPC
         assert (w.fs.statistics().open_files, w.inner.contents.writers) == before
         assert [node.handles for node in w.inner.table] == [0] * len(w.inner.table)
@@ -110,7 +121,9 @@ def test_a_file_whose_record_finds_no_room_is_not_opened_and_leaves_nothing_behi
     run(tmp_path, scenario)
 
 
-def test_a_reference_whose_record_finds_no_room_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_whose_record_finds_no_room_is_not_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kept = Kept()
 
     def full(*_values: int) -> int:

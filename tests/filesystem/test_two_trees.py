@@ -37,7 +37,9 @@ def test_lookups_below_a_renamed_directory_of_the_backing_directory(tmp_path: Pa
         await w.do(w.fs.lookup(ROOT, b"old"))
         await w.do(w.fs.rename(ROOT, b"old", ROOT, b"new", 0))
         directory = await w.do(w.fs.lookup(ROOT, b"new"))
-        found = await w.do(w.fs.lookup(directory.ino, b"file"))  # lies under old/ on the backing directory still
+        found = await w.do(
+            w.fs.lookup(directory.ino, b"file")
+        )  # lies under old/ on the backing directory still
         assert await w.read(found.ino) == b"content"
         await w.drained()
         assert await w.read(found.ino) == b"content"
@@ -54,7 +56,9 @@ def test_created_and_deleted_costs_nothing(tmp_path: Path) -> None:
         for i in range(50):
             await w.do(w.fs.unlink(ROOT, b"t%d" % i))
         await w.drained()
-        changed = {k: v - before.get(k, 0) for k, v in w.lower.calls().items() if v != before.get(k, 0)}
+        changed = {
+            k: v - before.get(k, 0) for k, v in w.lower.calls().items() if v != before.get(k, 0)
+        }
         assert not set(changed) & {"create_staging", "rename", "unlink"}, changed
 
     run(tmp_path, scenario)
@@ -151,7 +155,9 @@ def test_a_restart_finds_names_content_and_log(tmp_path: Path) -> None:
             assert w.fs.statistics().interrupted_files == 1
             await w.drained()
             assert (w.backing / "e/shard").read_bytes() == b"x" * 5000
-            assert not (w.backing / "half").exists()  # its writer was lost before it closed the file
+            assert not (
+                w.backing / "half"
+            ).exists()  # its writer was lost before it closed the file
             with w.fs.lock:
                 assert w.inner.interrupted.store(b"half") == 1
             await w.drained()
@@ -186,7 +192,9 @@ def test_discarding_leaves_what_is_open_and_drops_the_rest(tmp_path: Path) -> No
                 opened, _attributes = await w.create(name)
                 await w.do(w.fs.write(opened.handle, 0, b"half"))
         async with world(tmp_path) as w:
-            reader = await w.do(w.fs.open((await w.do(w.fs.lookup(ROOT, b"a"))).ino, os.O_RDONLY, CALLER))
+            reader = await w.do(
+                w.fs.open((await w.do(w.fs.lookup(ROOT, b"a"))).ino, os.O_RDONLY, CALLER)
+            )
             with w.fs.lock:
                 assert w.inner.interrupted.discard(b"") == (2, [b"a"])
             assert await w.names() == [b"a"]

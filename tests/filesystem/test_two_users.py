@@ -44,7 +44,9 @@ class Slow:
 @pytest.mark.clause("S29")
 @pytest.mark.parametrize("change", ["chmod", "replaced", "removed"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_a_passthrough_writer_writes_outlives_a_native_change(tmp_path: Path, change: str, when: str) -> None:
+def test_what_a_passthrough_writer_writes_outlives_a_native_change(
+    tmp_path: Path, change: str, when: str
+) -> None:
     """The daemon sees neither the write nor that there will be one: the tier file must not go from under the writer."""
 
     async def scenario(w: World) -> None:
@@ -65,7 +67,9 @@ def test_what_a_passthrough_writer_writes_outlives_a_native_change(tmp_path: Pat
 
 
 @pytest.mark.clause("S29")
-def test_a_file_that_is_being_rewritten_takes_the_place_of_what_others_put_there(tmp_path: Path) -> None:
+def test_a_file_that_is_being_rewritten_takes_the_place_of_what_others_put_there(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         ino = await w.write(b"latest", b"old")
         await w.drained()
@@ -103,7 +107,9 @@ async def look(w: World, ino: Ino, name: bytes) -> None:
 
 @pytest.mark.clause("S13", "S53")
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY])
-def test_a_file_that_is_opened_while_it_moves_out_of_ram_is_one_file(tmp_path: Path, flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_opened_while_it_moves_out_of_ram_is_one_file(
+    tmp_path: Path, flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tier file that the kernel would get is left behind a moment later."""
 
     async def scenario(w: World) -> None:
@@ -136,7 +142,9 @@ def test_a_file_that_is_opened_while_it_moves_out_of_ram_is_one_file(tmp_path: P
 
 
 @pytest.mark.clause("S53")
-def test_who_reads_the_old_file_in_passthrough_does_not_keep_the_new_one_from_leaving_ram(tmp_path: Path) -> None:
+def test_who_reads_the_old_file_in_passthrough_does_not_keep_the_new_one_from_leaving_ram(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         (w.backing / "model").write_bytes(block(9) * 2)
         ino = (await w.do(w.fs.lookup(ROOT, b"model"))).ino
@@ -224,7 +232,9 @@ def test_a_write_beside_ram_whose_process_is_killed_has_ended_when_the_file_is_p
 
 
 @pytest.mark.clause("S132", "S131")
-def test_a_write_that_was_broken_off_leaves_nothing_dirty_that_no_close_stores(tmp_path: Path) -> None:
+def test_a_write_that_was_broken_off_leaves_nothing_dirty_that_no_close_stores(
+    tmp_path: Path,
+) -> None:
     """Its handle never learned that the content counts as changed; a reader closed last, and the file stayed in RAM for ever."""
 
     async def scenario(w: World) -> None:
@@ -247,7 +257,9 @@ def test_a_write_that_was_broken_off_leaves_nothing_dirty_that_no_close_stores(t
 
 
 @pytest.mark.clause("S60")
-def test_a_close_that_finds_no_room_for_a_copy_stores_the_file_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_finds_no_room_for_a_copy_stores_the_file_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Passthrough writers have filled the tmpfs, slack and all: close failed, the bytes were never stored, and the copy's file stayed."""
 
     async def scenario(w: World) -> None:

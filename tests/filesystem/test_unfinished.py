@@ -40,14 +40,21 @@ def test_a_change_of_workers_publishes_nothing_that_is_being_written(tmp_path: P
         taken_over = time.monotonic()
         async with world(tmp_path, session="s", max_dirty_age_s=86_400) as w:
             with w.fs.lock:
-                assert all(w.inner.table[found].body.modified_since >= taken_over for found in (attributes.ino, ino)), "they begin anew"
+                assert all(
+                    w.inner.table[found].body.modified_since >= taken_over
+                    for found in (attributes.ino, ino)
+                ), "they begin anew"
                 assert w.fs.freeze_old() == 0
             assert stored(w) == []
             for opened in (new, again):
                 await w.do(w.fs.write(opened.handle, len(HALF), REST))
                 await w.close(opened)
             await w.drained()
-            assert (w.backing / "new").read_bytes() == (w.backing / "rewritten").read_bytes() == HALF + REST
+            assert (
+                (w.backing / "new").read_bytes()
+                == (w.backing / "rewritten").read_bytes()
+                == HALF + REST
+            )
 
     trio.run(main)
 
@@ -158,7 +165,13 @@ async def write_in_passthrough(w: World, ino: Ino) -> OpenFile:
     return opened
 
 
-LOGS = [append_lines, append_by_flag, append_after_a_sync, hand_on_and_append, append_in_passthrough]
+LOGS = [
+    append_lines,
+    append_by_flag,
+    append_after_a_sync,
+    hand_on_and_append,
+    append_in_passthrough,
+]
 WHOLES = [
     rewrite,
     overwrite,
@@ -210,7 +223,9 @@ def test_a_log_that_stays_open_is_published_by_its_age(tmp_path: Path, scenario:
 
 @pytest.mark.clause("S180")
 @pytest.mark.parametrize("scenario", WHOLES)
-def test_what_is_being_rewritten_is_not_published_by_its_age(tmp_path: Path, scenario: Scenario) -> None:
+def test_what_is_being_rewritten_is_not_published_by_its_age(
+    tmp_path: Path, scenario: Scenario
+) -> None:
     grow_old(tmp_path, scenario, published=False)
 
 
@@ -280,11 +295,18 @@ async def shown(w: World) -> bytes:
     return await w.read((await w.do(w.fs.lookup(Ino(1), b"f"))).ino)
 
 
-def kill_a_writer(base: Path, scenario: Scenario, then: Callable[[World, OpenFile], Awaitable[None]], session: str = "") -> None:
+def kill_a_writer(
+    base: Path,
+    scenario: Scenario,
+    then: Callable[[World, OpenFile], Awaitable[None]],
+    session: str = "",
+) -> None:
     """The writer of a file that is stored is killed; `then` happens before the kernel lets the open file go."""
 
     async def main() -> None:
-        async with world(base, closing=closing, session=session, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
+        async with world(
+            base, closing=closing, session=session, unknown_bytes=1 << 20, max_dirty_age_s=0
+        ) as w:
             ino = await w.write(b"f", OLD)
             await w.drained()
             opened = await scenario(w, ino)
@@ -349,7 +371,9 @@ def test_what_a_killed_writer_has_synced_is_published(tmp_path: Path) -> None:
 
 @pytest.mark.clause("S181")
 @pytest.mark.parametrize("pid", [LIVES, ENDS])
-def test_a_process_that_ends_without_closing_publishes_what_it_wrote(tmp_path: Path, pid: int) -> None:
+def test_a_process_that_ends_without_closing_publishes_what_it_wrote(
+    tmp_path: Path, pid: int
+) -> None:
     async def main() -> None:
         async with world(tmp_path, closing=closing) as w:
             opened = await rewrite(w, await w.write(b"f", OLD))
@@ -386,7 +410,9 @@ async def write_through_a_copy(w: World, opened: OpenFile) -> None:
 
 @pytest.mark.clause("S181")
 @pytest.mark.parametrize("use", [close_a_copy, sync_a_copy, write_through_a_copy])
-def test_who_has_a_copy_of_the_descriptor_and_lives_decides(tmp_path: Path, use: Callable[[World, OpenFile], Awaitable[None]]) -> None:
+def test_who_has_a_copy_of_the_descriptor_and_lives_decides(
+    tmp_path: Path, use: Callable[[World, OpenFile], Awaitable[None]]
+) -> None:
     async def then(w: World, opened: OpenFile) -> None:
         assert await after(w) == OLD
         await use(w, opened)
@@ -422,7 +448,9 @@ def test_one_that_goes_on_in_passthrough_publishes_it_by_its_close(tmp_path: Pat
 
 @pytest.mark.clause("S181")
 @pytest.mark.parametrize("scenario", [rewrite, overwrite, append_much])
-def test_discarding_a_half_shows_what_was_complete_before(tmp_path: Path, scenario: Scenario) -> None:
+def test_discarding_a_half_shows_what_was_complete_before(
+    tmp_path: Path, scenario: Scenario
+) -> None:
     """Also where that is on its way: it is not yet on the backing directory."""
 
     async def main() -> None:
@@ -481,7 +509,9 @@ def test_a_copy_that_is_written_to_in_passthrough_is_not_taken_for_unused(
 
 
 @pytest.mark.clause("S14")
-def test_more_copies_that_are_closed_do_not_put_off_the_moment_when_the_first_close_counts(tmp_path: Path) -> None:
+def test_more_copies_that_are_closed_do_not_put_off_the_moment_when_the_first_close_counts(
+    tmp_path: Path,
+) -> None:
     """Each child that a program starts closes one."""
 
     async def main() -> None:

@@ -74,7 +74,9 @@ def run(base: Path, scenario: Scenario, *, net: Net = Net.HOLDS, **changes: Any)
     trio.run(main)
 
 
-async def lane_of(w: World, name: bytes, *, flags: int = os.O_WRONLY, size: int = 0, parent: Ino = ROOT) -> Lane:
+async def lane_of(
+    w: World, name: bytes, *, flags: int = os.O_WRONLY, size: int = 0, parent: Ino = ROOT
+) -> Lane:
     """The lane of the writer of a new file, which writes so much and closes it."""
     opened, _attributes = await w.create(name, parent, flags)
     if opened.lane is Lane.PASSTHROUGH:
@@ -105,8 +107,14 @@ def test_the_first_file_of_a_checkpoint_is_admitted_while_ram_is_plentiful(tmp_p
 
 
 @pytest.mark.clause("S247")
-@pytest.mark.parametrize("changes", [{"net": Net.NONE}, {"when_full": WhenFull.ERROR}], ids=["nobody holds", "full is an error"])
-def test_where_it_would_not_be_held_the_daemon_s_lane_is_taken(tmp_path: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"net": Net.NONE}, {"when_full": WhenFull.ERROR}],
+    ids=["nobody holds", "full is an error"],
+)
+def test_where_it_would_not_be_held_the_daemon_s_lane_is_taken(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     async def scenario(w: World, _kernel: Kernel) -> None:
         assert await lane_of(w, b"model.pt") is Lane.DIRECT
         assert reasons(w) == {"its size is not known from an earlier file"}
@@ -115,11 +123,17 @@ def test_where_it_would_not_be_held_the_daemon_s_lane_is_taken(tmp_path: Path, c
 
 
 @pytest.mark.clause("S247")
-@pytest.mark.parametrize(("left", "lane"), [(20 * MIB - 1, Lane.DIRECT), (20 * MIB, Lane.PASSTHROUGH)])
-def test_ram_is_not_plentiful_when_the_machine_has_little_left(tmp_path: Path, left: int, lane: Lane) -> None:
+@pytest.mark.parametrize(
+    ("left", "lane"), [(20 * MIB - 1, Lane.DIRECT), (20 * MIB, Lane.PASSTHROUGH)]
+)
+def test_ram_is_not_plentiful_when_the_machine_has_little_left(
+    tmp_path: Path, left: int, lane: Lane
+) -> None:
     async def scenario(w: World, _kernel: Kernel) -> None:
         assert await lane_of(w, b"model.pt") is lane
-        assert lane is Lane.PASSTHROUGH or reasons(w) == {"its size is not known, and RAM is not plentiful"}
+        assert lane is Lane.PASSTHROUGH or reasons(w) == {
+            "its size is not known, and RAM is not plentiful"
+        }
 
     run(tmp_path, scenario, available=lambda: left)
 
@@ -131,15 +145,21 @@ def test_ram_is_not_plentiful_when_little_of_the_budget_is_left(tmp_path: Path) 
         assert await lane_of(w, b"model.pt") is Lane.DIRECT
         await w.drained()
         kernel.tick()
-        assert await lane_of(w, b"optimizer.pt") is Lane.PASSTHROUGH  # what may leave counts as free
+        assert (
+            await lane_of(w, b"optimizer.pt") is Lane.PASSTHROUGH
+        )  # what may leave counts as free
         assert w.fs.statistics().content.evicted_files == 0
 
     run(tmp_path, scenario)
 
 
 @pytest.mark.clause("S247")
-@pytest.mark.parametrize(("limit", "lane"), [(2 * BUDGET - 2, Lane.DIRECT), (2 * BUDGET, Lane.PASSTHROUGH)])
-def test_a_control_group_with_less_room_than_ram_is_not_to_pay_for_what_nobody_knows(tmp_path: Path, limit: int, lane: Lane) -> None:
+@pytest.mark.parametrize(
+    ("limit", "lane"), [(2 * BUDGET - 2, Lane.DIRECT), (2 * BUDGET, Lane.PASSTHROUGH)]
+)
+def test_a_control_group_with_less_room_than_ram_is_not_to_pay_for_what_nobody_knows(
+    tmp_path: Path, limit: int, lane: Lane
+) -> None:
     """Half of its limit must be left beside what is written (S243)."""
     group = LimitedGroup(tmp_path / "group", limit)
 
@@ -153,8 +173,20 @@ def test_a_control_group_with_less_room_than_ram_is_not_to_pay_for_what_nobody_k
 
 
 @pytest.mark.clause("S249")
-@pytest.mark.parametrize("name", [b"data", b"trainer_state.json", b"config.json", b"model.log", b"events.out.tfevents.1", b"a.c"])
-def test_a_file_that_nothing_says_is_large_stays_where_the_daemon_sees_it(tmp_path: Path, name: bytes) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"data",
+        b"trainer_state.json",
+        b"config.json",
+        b"model.log",
+        b"events.out.tfevents.1",
+        b"a.c",
+    ],
+)
+def test_a_file_that_nothing_says_is_large_stays_where_the_daemon_sees_it(
+    tmp_path: Path, name: bytes
+) -> None:
     async def scenario(w: World, _kernel: Kernel) -> None:
         step = (await w.do(w.fs.mkdir(ROOT, b"step-100", 0o755, CALLER))).ino
         assert await lane_of(w, name) is Lane.DIRECT
@@ -196,13 +228,17 @@ def test_files_like_one_that_was_small_count_as_small_until_one_is_large(tmp_pat
         assert await lane_of(w, b"rng_2.pt", size=100) is Lane.PASSTHROUGH  # its size is known now
         names = [b"%c.pt" % letter for letter in b"abcdefghijkl"]
         lanes = [await lane_of(w, name, size=100) for name in names]
-        assert lanes == [Lane.PASSTHROUGH] * likely_sizes.SMALL_IN_A_ROW + [Lane.DIRECT] * (12 - likely_sizes.SMALL_IN_A_ROW)
+        assert lanes == [Lane.PASSTHROUGH] * likely_sizes.SMALL_IN_A_ROW + [Lane.DIRECT] * (
+            12 - likely_sizes.SMALL_IN_A_ROW
+        )
 
     run(tmp_path, scenario)
 
 
 @pytest.mark.clause("S249")
-def test_what_is_remembered_of_small_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_of_small_files_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(likely_sizes, "KINDS_MAX", 2)
 
     async def scenario(w: World, _kernel: Kernel) -> None:
@@ -237,13 +273,17 @@ def fill(writers: dict[Ino, OpenFile], kernel: Kernel) -> None:
                 written[ino] += os.pwrite(opened.backing_fd, b"x" * (MIB // 4), written[ino])
                 kernel.tick()
     for ino, opened in writers.items():
-        os.pwrite(opened.backing_fd, b"y" * REACH, written[ino])  # the write that was under way: the lock is had when it is done
+        os.pwrite(
+            opened.backing_fd, b"y" * REACH, written[ino]
+        )  # the write that was under way: the lock is had when it is done
     kernel.lock()
     kernel.tick()
 
 
 @pytest.mark.clause("S247")
-def test_many_writers_of_unknown_size_are_stopped_before_together_they_exceed_the_budget(tmp_path: Path) -> None:
+def test_many_writers_of_unknown_size_are_stopped_before_together_they_exceed_the_budget(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World, kernel: Kernel) -> None:
         writers = await admit(w)
         assert len(writers) == ADMITTED
@@ -256,7 +296,9 @@ def test_many_writers_of_unknown_size_are_stopped_before_together_they_exceed_th
 
 
 @pytest.mark.clause("S244")
-def test_no_more_leaves_ahead_of_a_writer_of_unknown_size_than_it_may_write_before_it_is_held(tmp_path: Path) -> None:
+def test_no_more_leaves_ahead_of_a_writer_of_unknown_size_than_it_may_write_before_it_is_held(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World, kernel: Kernel) -> None:
         for number in range(40):
             await w.write(b"old%d" % number, b"o" * MIB)
@@ -304,14 +346,20 @@ def test_the_next_worker_holds_the_writers_that_it_finds(tmp_path: Path) -> None
         async with world(tmp_path, budget_bytes=BUDGET, session="kernel") as w:
             Kernel(w, Net.HOLDS)
             writers = await admit(w)
-            kept.update({ino: (opened, os.dup(opened.backing_fd)) for ino, opened in writers.items()})
+            kept.update(
+                {ino: (opened, os.dup(opened.backing_fd)) for ino, opened in writers.items()}
+            )
 
     async def next_worker() -> None:
         async with world(tmp_path, budget_bytes=BUDGET, session="kernel") as w:
             kernel = Kernel(w, Net.HOLDS)
-            late, _attributes = await w.do(w.fs.create(ROOT, b"late.pt", 0o644, os.O_WRONLY, CALLER._replace(unique=1)))
+            late, _attributes = await w.do(
+                w.fs.create(ROOT, b"late.pt", 0o644, os.O_WRONLY, CALLER._replace(unique=1))
+            )
             assert late.lane is Lane.DIRECT
-            fill({ino: opened._replace(backing_fd=fd) for ino, (opened, fd) in kept.items()}, kernel)
+            fill(
+                {ino: opened._replace(backing_fd=fd) for ino, (opened, fd) in kept.items()}, kernel
+            )
             assert w.tier.used_bytes <= BUDGET
             for _opened, fd in kept.values():
                 os.close(fd)

@@ -28,7 +28,10 @@ def tree_of_files(base: Path) -> None:
 
 def rows(w: World) -> dict[str, int]:
     with w.fs.lock:
-        return {table: w.state.rows(f"SELECT count(*) FROM {table}")[0][0] for table in ("node", "child", "place")}
+        return {
+            table: w.state.rows(f"SELECT count(*) FROM {table}")[0][0]
+            for table in ("node", "child", "place")
+        }
 
 
 async def look(w: World, *, plus: bool = False) -> tuple[Ino, dict[bytes, Ino]]:
@@ -62,7 +65,9 @@ def test_looking_at_files_leaves_no_rows(tmp_path: Path, plus: bool) -> None:
         assert rows(w) == before
 
     async def after_a_kill(w: World) -> None:
-        assert (await look(w))[1].items() <= numbers.items(), "the same numbers: the kernel's are still right"
+        assert (await look(w))[1].items() <= numbers.items(), (
+            "the same numbers: the kernel's are still right"
+        )
 
     run(tmp_path, scenario)
     run(tmp_path, after_a_kill)
@@ -85,7 +90,9 @@ def test_an_open_file_has_a_row_until_it_is_closed(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_is_logged_of_files_that_were_only_looked_at_outlives_the_worker(tmp_path: Path) -> None:
+def test_what_is_logged_of_files_that_were_only_looked_at_outlives_the_worker(
+    tmp_path: Path,
+) -> None:
     tree_of_files(tmp_path)
 
     async def scenario(w: World) -> None:

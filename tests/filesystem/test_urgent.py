@@ -74,7 +74,10 @@ def test_the_reserve_is_for_urgent_files_alone(tmp_path: Path) -> None:
         assert w.tier.free_bytes(urgent=True) == 0
         beyond = Call(w, urgent, block(), offset=2 * MIB)
         assert is_waiting(beyond)
-        assert [one.path for one in w.fs.statistics().waiting] == [b"gasp/urgent", b"ordinary"]  # the urgent one first
+        assert [one.path for one in w.fs.statistics().waiting] == [
+            b"gasp/urgent",
+            b"ordinary",
+        ]  # the urgent one first
         await w.drained()
         assert [await ordinary.done(), await beyond.done()] == [MIB, MIB]
 
@@ -101,7 +104,9 @@ def test_two_urgent_directories_share_it_and_an_open_file_takes_part(tmp_path: P
 
 
 @clause("S279")
-def test_what_is_clean_leaves_for_an_urgent_file_and_no_reader_takes_its_place(tmp_path: Path) -> None:
+def test_what_is_clean_leaves_for_an_urgent_file_and_no_reader_takes_its_place(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         cold = await w.write(b"cold", block(2))
         await w.drained()
@@ -117,7 +122,9 @@ def test_what_is_clean_leaves_for_an_urgent_file_and_no_reader_takes_its_place(t
 
 
 @clause("S280")
-def test_when_its_time_is_over_an_urgent_file_waits_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_its_time_is_over_an_urgent_file_waits_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(UrgentFiles.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
 
@@ -182,7 +189,9 @@ def test_it_goes_by_where_a_file_lies_when_it_is_written(tmp_path: Path) -> None
 
 
 @clause("S280")
-def test_the_next_worker_knows_what_is_urgent_and_another_boot_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_worker_knows_what_is_urgent_and_another_boot_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def first(w: World) -> None:
         await fill(w)
         await directory(w, b"gasp", urgent=True)
@@ -225,13 +234,17 @@ def test_declarations_are_bounded_in_time_and_number(tmp_path: Path) -> None:
 
 
 @clause("S279")
-@pytest.mark.parametrize(("reserve", "bytes_"), [("25%", 2 * MIB), ("0", 0), ("75%", 6 * MIB), ("1G", 6 * MIB)])
+@pytest.mark.parametrize(
+    ("reserve", "bytes_"), [("25%", 2 * MIB), ("0", 0), ("75%", 6 * MIB), ("1G", 6 * MIB)]
+)
 def test_how_much_it_is(tmp_path: Path, reserve: str, bytes_: int) -> None:
     async def scenario(w: World) -> None:
         assert w.tier.urgent_bytes == bytes_
         with w.fs.lock:
             w.tier.change_budget(BUDGET // 2)
-        assert w.tier.urgent_bytes == (MIB if reserve == "25%" else 0 if reserve == "0" else 3 * MIB)
+        assert w.tier.urgent_bytes == (
+            MIB if reserve == "25%" else 0 if reserve == "0" else 3 * MIB
+        )
 
     run(tmp_path, scenario, reserve=reserve)
 
@@ -271,11 +284,17 @@ def test_a_held_writer_in_the_passthrough_lane_gets_the_last_of_the_reserve(tmp_
         declare(w, b"gasp")
         tick(w)
         tick(w)
-        assert {name: kernel.is_held(ino) for name, (ino, _made) in files.items()} == {b"urgent": False, b"ordinary": True}
+        assert {name: kernel.is_held(ino) for name, (ino, _made) in files.items()} == {
+            b"urgent": False,
+            b"ordinary": True,
+        }
         assert w.tier.free_bytes(urgent=True) == 0
         os.pwrite(files[b"urgent"][1].backing_fd, block(4), 0)
         tick(w)
-        assert (w.tier.free_bytes(urgent=True), w.tier.reserved_bytes) == (0, 0)  # the reserve's size, to the byte
+        assert (w.tier.free_bytes(urgent=True), w.tier.reserved_bytes) == (
+            0,
+            0,
+        )  # the reserve's size, to the byte
         await w.close(files[b"urgent"][1])
         tick(w)
         assert kernel.is_held(files[b"ordinary"][0])

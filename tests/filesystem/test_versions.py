@@ -104,7 +104,9 @@ def test_rename_of_a_file_that_is_being_written_carries_its_data(tmp_path: Path)
         w.engine.hold(True)
         opened, _ = await w.create(b"tmp")
         await w.do(w.fs.write(opened.handle, 0, b"new"))
-        await w.do(w.fs.rename(ROOT, b"tmp", ROOT, b"final", 0))  # as safetensors does: close comes later
+        await w.do(
+            w.fs.rename(ROOT, b"tmp", ROOT, b"final", 0)
+        )  # as safetensors does: close comes later
         await w.drained()
         assert (w.backing / "final").read_bytes() == b"new"
         await w.close(opened)
@@ -139,14 +141,20 @@ def test_gauges_return_to_zero(tmp_path: Path) -> None:
         await w.drained()
         statistics = w.fs.statistics()
         assert (statistics.open_files, statistics.nodes) == (0, 1)
-        assert (statistics.tier.used_bytes, statistics.tier.reserved_bytes, statistics.tier.files) == (0, 0, 0)
+        assert (
+            statistics.tier.used_bytes,
+            statistics.tier.reserved_bytes,
+            statistics.tier.files,
+        ) == (0, 0, 0)
         assert w.tree.path(ROOT) == ()
 
     run(tmp_path, scenario)
 
 
 @pytest.mark.clause("S14", "S7")
-def test_a_copy_of_the_descriptor_that_is_closed_does_not_publish_half_a_file(tmp_path: Path) -> None:
+def test_a_copy_of_the_descriptor_that_is_closed_does_not_publish_half_a_file(
+    tmp_path: Path,
+) -> None:
     """A thread starts a program while another one saves: the child's exec closes its copy of the descriptor, which is a FLUSH."""
 
     async def scenario(w: World) -> None:
@@ -169,7 +177,9 @@ def test_a_copy_of_the_descriptor_that_is_closed_does_not_publish_half_a_file(tm
     run(tmp_path, scenario)
 
 
-def test_a_descriptor_that_stays_open_elsewhere_holds_up_the_drain_for_a_while_only(tmp_path: Path) -> None:
+def test_a_descriptor_that_stays_open_elsewhere_holds_up_the_drain_for_a_while_only(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         opened, _ = await w.create(b"log")
         await w.do(w.fs.write(opened.handle, 0, b"line"))
@@ -186,7 +196,9 @@ def test_a_descriptor_that_stays_open_elsewhere_holds_up_the_drain_for_a_while_o
     run(tmp_path, scenario)
 
 
-def test_an_xattr_set_between_two_closes_survives_the_withdrawal_of_the_first(tmp_path: Path) -> None:
+def test_an_xattr_set_between_two_closes_survives_the_withdrawal_of_the_first(
+    tmp_path: Path,
+) -> None:
     async def scenario(w: World) -> None:
         ino = await w.write(b"f", b"old")
         await w.drained()
@@ -204,7 +216,9 @@ def test_an_xattr_set_between_two_closes_survives_the_withdrawal_of_the_first(tm
 
 
 @pytest.mark.parametrize("how", ["truncate", "fallocate"])
-def test_any_change_through_a_copied_descriptor_withdraws_the_first_close(tmp_path: Path, how: str) -> None:
+def test_any_change_through_a_copied_descriptor_withdraws_the_first_close(
+    tmp_path: Path, how: str
+) -> None:
     async def scenario(w: World) -> None:
         from acpfs.filesystem.records import AttributeChange
 
@@ -232,7 +246,9 @@ def test_what_waited_behind_a_close_that_is_taken_back_goes_on(tmp_path: Path) -
         await w.do(w.fs.flush(opened.handle))
         await w.write(b"behind", b"bytes")
         with trio.fail_after(120):
-            while not all(op.tentative or (op.version is not None and op.version.is_staged) for op in w.log):  # noqa: ASYNC110 - threads
+            while not all(  # noqa: ASYNC110 - threads
+                op.tentative or (op.version is not None and op.version.is_staged) for op in w.log
+            ):
                 await trio.sleep(0.005)
         await w.do(w.fs.write(opened.handle, 4, b"more"))
         with trio.fail_after(120):
@@ -245,7 +261,9 @@ def test_what_waited_behind_a_close_that_is_taken_back_goes_on(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("change", ["write", "truncate", "punch"])
-def test_before_the_first_byte_changes_it_is_recorded_that_it_will(tmp_path: Path, change: str) -> None:
+def test_before_the_first_byte_changes_it_is_recorded_that_it_will(
+    tmp_path: Path, change: str
+) -> None:
     """A kill at the first end of a step (which is a commit): the version has its copy, the content is dirty, no byte has changed."""
 
     async def scenario(w: World) -> None:
@@ -254,7 +272,9 @@ def test_before_the_first_byte_changes_it_is_recorded_that_it_will(tmp_path: Pat
         calls: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
             "write": lambda: w.fs.write(opened.handle, 10, b"b" * 10),
             "truncate": lambda: w.fs.setattr(ino, AttributeChange(size=5), opened.handle, CALLER),
-            "punch": lambda: w.fs.fallocate(opened.handle, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, 4096),
+            "punch": lambda: w.fs.fallocate(
+                opened.handle, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, 4096
+            ),
         }
         call = calls[change]()
         with w.fs.lock:

@@ -20,11 +20,15 @@ SMALL, LARGE = COPY_AT_FREEZE_BYTES_MAX, COPY_AT_FREEZE_BYTES_MAX + 1
 
 @pytest.mark.parametrize(("size", "later"), [(SMALL, b""), (LARGE, b"later")])
 @pytest.mark.clause("S180", "X11")
-def test_a_version_has_what_was_synced_and_a_large_one_perhaps_later_writes(tmp_path: Path, size: int, later: bytes) -> None:
+def test_a_version_has_what_was_synced_and_a_large_one_perhaps_later_writes(
+    tmp_path: Path, size: int, later: bytes
+) -> None:
     synced = b"s" * size
 
     async def main() -> None:
-        async with world(tmp_path, unknown_bytes=1 << 20, budget_bytes=128 << 20, max_dirty_age_s=0) as w:
+        async with world(
+            tmp_path, unknown_bytes=1 << 20, budget_bytes=128 << 20, max_dirty_age_s=0
+        ) as w:
             w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             opened, _ = await w.create(b"f")
             assert opened.lane is Lane.PASSTHROUGH

@@ -55,7 +55,9 @@ class CheckedState(StateDatabase):
     """The file system's, as soon as there is one."""
 
     def commit(self) -> bool:
-        assert self.lock is None or self.lock._is_owned(), "a step is committed under the file system's lock"  # type: ignore[attr-defined]
+        assert self.lock is None or self.lock._is_owned(), (  # type: ignore[attr-defined]
+            "a step is committed under the file system's lock"
+        )
         return super().commit()
 
 
@@ -94,7 +96,9 @@ class World:
         with trio.fail_after(60):
             return await self.fs.steps.drive(call)
 
-    async def create(self, name: bytes, parent: Ino = ROOT, flags: int = os.O_WRONLY) -> tuple[OpenFile, Attributes]:
+    async def create(
+        self, name: bytes, parent: Ino = ROOT, flags: int = os.O_WRONLY
+    ) -> tuple[OpenFile, Attributes]:
         return await self.do(self.fs.create(parent, name, 0o644, flags, CALLER))
 
     async def write(self, name: bytes, data: bytes, parent: Ino = ROOT) -> Ino:
@@ -136,8 +140,16 @@ class World:
 def violations(w: World) -> list[str]:
     """What must never be so, and is; while no call is under way."""
     with w.fs.lock:
-        found = [violation for piece in w.inner.invariants.pieces() for place in piece for violation in w.inner.invariants.wrong(place)]
-    return [f"{violation.path.decode(errors='backslashreplace')}: {violation.text}" for violation in found]
+        found = [
+            violation
+            for piece in w.inner.invariants.pieces()
+            for place in piece
+            for violation in w.inner.invariants.wrong(place)
+        ]
+    return [
+        f"{violation.path.decode(errors='backslashreplace')}: {violation.text}"
+        for violation in found
+    ]
 
 
 def settings_for(base: Path, **changes: Any) -> Settings:
@@ -155,12 +167,22 @@ def _spill(
     directory = SpillDirectory(settings.spill / "acpfs-test")
     directory.path.parent.mkdir(exist_ok=True)
     directory.prepare()
-    mirror = Mirror(directory, state, log, lower, "test") if settings.spill_mode is SpillMode.MIRROR else None
-    return lambda lock: Spill(directory, state, tier, lock, settings.spill_mode, settings.spill_budget, mirror=mirror)
+    mirror = (
+        Mirror(directory, state, log, lower, "test")
+        if settings.spill_mode is SpillMode.MIRROR
+        else None
+    )
+    return lambda lock: Spill(
+        directory, state, tier, lock, settings.spill_mode, settings.spill_budget, mirror=mirror
+    )
 
 
 def _journal(spill: Spill | None, lower: BackingDirectory) -> Callable[[Op], None]:
-    return NoMirror(lower, "test").before if spill is None or spill.mirror is None else spill.mirror.before
+    return (
+        NoMirror(lower, "test").before
+        if spill is None or spill.mirror is None
+        else spill.mirror.before
+    )
 
 
 def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salvaged | None:
@@ -177,7 +199,10 @@ def _let_go(w: World) -> None:
     spill = w.inner.spill
     spill_pools = () if spill is None else (spill.calls, spill.reads)
     pools, patience = (*w.calls.all(), w.inner.contents._copies, *spill_pools), 100
-    while any(one.in_flight or one.waiting for one in [pool.statistics() for pool in pools]) or _mirrors():
+    while (
+        any(one.in_flight or one.waiting for one in [pool.statistics() for pool in pools])
+        or _mirrors()
+    ):
         if not patience:
             return
         patience -= 1
@@ -258,9 +283,16 @@ async def world(
     state.lock = fs.lock
     manifest = Manifest(state, lower, fs.lock, "test")
     before = _journal(spill, lower)
-    engine = Engine(DrainParts(lower, tree, log, tier, state, fs.lock, inner.changes, calls, settings), manifest, spill, before)
+    engine = Engine(
+        DrainParts(lower, tree, log, tier, state, fs.lock, inner.changes, calls, settings),
+        manifest,
+        spill,
+        before,
+    )
     engine.hold(hold)
-    made = World(fs, inner, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
+    made = World(
+        fs, inner, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged
+    )
     if salvaged is not None:
         engine.expect_foreign_changes(log.last_seq)
     await made.do(fs.start(space))
@@ -280,7 +312,12 @@ async def world(
         _let_go(made)
 
 
-def run(base: Path, *scenarios: Callable[[World], Awaitable[None]], passthrough: bool = False, **changes: Any) -> None:
+def run(
+    base: Path,
+    *scenarios: Callable[[World], Awaitable[None]],
+    passthrough: bool = False,
+    **changes: Any,
+) -> None:
     """Each scenario with a world of its own over the same base, one after the other. `passthrough`: the lanes of a kernel that has it."""
 
     async def main() -> None:

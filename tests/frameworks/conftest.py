@@ -54,7 +54,9 @@ class Place:
     def mount(self) -> None:
         """Begin; does nothing on a plain directory."""
         if os.environ.get("ACPFS_PLACE") != "plain":
-            self._mount = AcpfsMount(self.backing, self._mountpoint, self._transport, ram="2G", node_id=NODE)
+            self._mount = AcpfsMount(
+                self.backing, self._mountpoint, self._transport, ram="2G", node_id=NODE
+            )
             self._mount.start()
 
     def unmount(self) -> None:
@@ -78,23 +80,52 @@ class Place:
         self._mount.flush(timeout_s=DRAIN_TIMEOUT_S)
         self._mount.ask("release")  # what the guard holds is to stay longer, and is no difference
         self._mount.flush(timeout_s=DRAIN_TIMEOUT_S)
-        run(["diff", "-r", "--no-dereference", "--exclude=.acpfs", str(self.directory), str(self.backing)])
+        run(
+            [
+                "diff",
+                "-r",
+                "--no-dereference",
+                "--exclude=.acpfs",
+                str(self.directory),
+                str(self.backing),
+            ]
+        )
         manifest = Path(".acpfs", "manifest", f"{NODE}.xxh128")
-        listed = {line.split(None, 1)[1] for line in (self.backing / manifest).read_text().splitlines()}
-        assert listed == {name for p in files(self.backing) if "\n" not in (name := str(p.relative_to(self.backing)))}  # S26
+        listed = {
+            line.split(None, 1)[1] for line in (self.backing / manifest).read_text().splitlines()
+        }
+        assert listed == {
+            name
+            for p in files(self.backing)
+            if "\n" not in (name := str(p.relative_to(self.backing)))
+        }  # S26
         run(["xxh128sum", "--quiet", "-c", str(manifest)], cwd=self.backing)
 
 
 def files(backing: Path) -> list[Path]:
     """All regular files, without acpfs's own."""
-    return [p for p in backing.rglob("*") if p.is_file() and not p.is_symlink() and p.relative_to(backing).parts[0] != ".acpfs"]
+    return [
+        p
+        for p in backing.rglob("*")
+        if p.is_file() and not p.is_symlink() and p.relative_to(backing).parts[0] != ".acpfs"
+    ]
 
 
 def run(command: list[str], cwd: Path | None = None, timeout_s: float = WORKLOAD_TIMEOUT_S) -> str:
     """Run a program to its end; a failure shows what it said."""
     quiet = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = subprocess.run(command, cwd=cwd, timeout=timeout_s, capture_output=True, text=True, env={**os.environ, **quiet}, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        timeout=timeout_s,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **quiet},
+        check=False,
+    )
+    assert done.returncode == 0, (
+        f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    )
     return done.stdout
 
 

@@ -12,7 +12,17 @@ from tests.frameworks.conftest import Place, run, workload
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.mount]
 
-GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "safe.directory=*", "-c", "init.defaultBranch=main"]
+GIT = [
+    "git",
+    "-c",
+    "user.name=t",
+    "-c",
+    "user.email=t@example.org",
+    "-c",
+    "safe.directory=*",
+    "-c",
+    "init.defaultBranch=main",
+]
 
 
 @pytest.fixture
@@ -41,7 +51,15 @@ def shape(top: Path, granularity_ns: int = 1) -> dict[str, tuple[object, ...]]:
         target = os.readlink(path) if path.is_symlink() else None
         size = 0 if path.is_dir() else st.st_size
         links = 0 if path.is_dir() else st.st_nlink
-        found[str(path.relative_to(top))] = (st.st_mode, size, st.st_uid, st.st_gid, st.st_mtime_ns // granularity_ns, target, links)
+        found[str(path.relative_to(top))] = (
+            st.st_mode,
+            size,
+            st.st_uid,
+            st.st_gid,
+            st.st_mtime_ns // granularity_ns,
+            target,
+            links,
+        )
     return found
 
 
@@ -59,7 +77,9 @@ def test_cp_archive(place: Place, tree: Path) -> None:
     run(["cp", "-a", str(tree), str(place.directory / "copy")])
     assert shape(place.directory / "copy") == shape(tree)
     place.settle()
-    assert shape(place.backing / "copy", place.time_granularity_ns) == shape(tree, place.time_granularity_ns)  # S27
+    assert shape(place.backing / "copy", place.time_granularity_ns) == shape(
+        tree, place.time_granularity_ns
+    )  # S27
 
 
 def test_rsync(place: Place, tree: Path) -> None:

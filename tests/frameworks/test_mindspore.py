@@ -6,7 +6,12 @@ import pytest
 
 from tests.frameworks.conftest import Place, workload
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.transports("native")]
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.slow,
+    pytest.mark.mount,
+    pytest.mark.transports("native"),
+]
 
 
 def test_mindspore_save_and_load_checkpoint(place: Place, mindspore_python: str) -> None:

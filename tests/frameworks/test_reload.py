@@ -25,7 +25,9 @@ def mount(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AcpfsMount
 @pytest.mark.mount
 def test_reload_while_torch_saves(mount: AcpfsMount, torch_python: str) -> None:
     command = [torch_python, str(WORKLOADS / "torch_save_loop.py"), str(mount.path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as loop:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as loop:
         assert loop.stdout is not None
         for _ in range(RELOADS):
             assert loop.stdout.readline()

@@ -12,7 +12,12 @@ from tests.frameworks.conftest import WORKLOADS, run
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.slow,
+    pytest.mark.mount,
+    pytest.mark.timeout(1800),
+]
 STEPS, DIE_AT = 10, 8
 SAVED = (6, 9)
 """From where it goes on: after its death, and after the machine's, which takes the RAM tier when the loop has ended."""
@@ -21,18 +26,34 @@ SAVED = (6, 9)
 @pytest.fixture(scope="module")
 def expected(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the loop ends with when nothing interrupts it."""
-    return run([torch_python, str(WORKLOADS / "training_loop.py"), str(tmp_path_factory.mktemp("plain")), str(STEPS)]).splitlines()[1]
+    return run(
+        [
+            torch_python,
+            str(WORKLOADS / "training_loop.py"),
+            str(tmp_path_factory.mktemp("plain")),
+            str(STEPS),
+        ]
+    ).splitlines()[1]
 
 
 @pytest.mark.clause("S105")
-def test_goes_on_bit_identical(tmp_path: Path, torch_python: str, transport: str, expected: str) -> None:
+def test_goes_on_bit_identical(
+    tmp_path: Path, torch_python: str, transport: str, expected: str
+) -> None:
     loop = [torch_python, str(WORKLOADS / "training_loop.py")]
     with FaultFs(tmp_path / "source", tmp_path / "backing") as faults:
-        mount = AcpfsMount(faults.path, tmp_path / "mount", transport, ram="256M", node_id="restart")
+        mount = AcpfsMount(
+            faults.path, tmp_path / "mount", transport, ram="256M", node_id="restart"
+        )
         with mount:
             top = mount.path / "run"
             top.mkdir()
-            died = subprocess.run([*loop, str(top), str(STEPS), str(DIE_AT)], timeout=TIMEOUT_S, check=False, capture_output=True)
+            died = subprocess.run(
+                [*loop, str(top), str(STEPS), str(DIE_AT)],
+                timeout=TIMEOUT_S,
+                check=False,
+                capture_output=True,
+            )
             assert died.returncode < 0, died
             for lost, saved in enumerate(SAVED):
                 mount.flush()

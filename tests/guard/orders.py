@@ -16,7 +16,11 @@ Order = Callable[[Path, int, Files], None]
 
 
 def _numbered(save_dir: Path, pattern: str) -> list[Path]:
-    found = [(int(match[1]), path) for path in save_dir.iterdir() if (match := re.fullmatch(pattern, path.name))]
+    found = [
+        (int(match[1]), path)
+        for path in save_dir.iterdir()
+        if (match := re.fullmatch(pattern, path.name))
+    ]
     return [path for _number, path in sorted(found)]
 
 
@@ -80,7 +84,11 @@ ORDERS: tuple[Order, ...] = (accelerate, trainer, mindspore, lightning)
 
 def expected(order: Order, step: int, files: Files) -> Files:
     """What a whole checkpoint of that step is: path below the save_dir → bytes."""
-    named: dict[Order, str] = {accelerate: f"checkpoint_{step}", trainer: f"checkpoint-{step}", same_name: "checkpoint-1"}
+    named: dict[Order, str] = {
+        accelerate: f"checkpoint_{step}",
+        trainer: f"checkpoint-{step}",
+        same_name: "checkpoint-1",
+    }
     directory = named.get(order)
     if directory is not None:
         return {f"{directory}/{name}": data for name, data in files.items()}

@@ -48,7 +48,10 @@ class Generator:
     def __iter__(self) -> Iterator[Operation]:
         while True:
             name = self._random.choices(self._names, self._weights)[0]
-            yield Operation(name.removesuffix("_directory"), tuple(self._argument(kind) for kind in ARGUMENTS[name]))
+            yield Operation(
+                name.removesuffix("_directory"),
+                tuple(self._argument(kind) for kind in ARGUMENTS[name]),
+            )
 
     def _argument(self, kind: str) -> Any:
         value: Any = getattr(self, "_" + kind)()
@@ -84,10 +87,14 @@ class Generator:
         return self._random.choice((0o644, 0o600, 0o755, 0o4711, 0o666))
 
     def _offset(self) -> int:
-        return self._random.choice((0, self._random.randrange(100), self._random.randrange(SIZE_MAX)))
+        return self._random.choice(
+            (0, self._random.randrange(100), self._random.randrange(SIZE_MAX))
+        )
 
     def _data(self) -> bytes:
-        return self._random.randbytes(self._random.choice((1, 10, 4096, self._random.randrange(1, 60_000))))
+        return self._random.randbytes(
+            self._random.choice((1, 10, 4096, self._random.randrange(1, 60_000)))
+        )
 
     def _rename_flags(self) -> int:
         return self._random.choices((0, RENAME_NOREPLACE, RENAME_EXCHANGE), (8, 1, 1))[0]
@@ -131,7 +138,14 @@ def comparable(st: os.stat_result) -> tuple[Any, ...]:
     """What two file systems must agree on: not numbers of inodes, nor sizes and link counts of directories, nor when "now" was."""
     is_dir = st.st_mode & 0o170000 == 0o040000
     mtime = st.st_mtime_ns if st.st_mtime_ns in EXPLICIT_NS else "now"
-    return (oct(st.st_mode), 0 if is_dir else st.st_nlink, st.st_uid, st.st_gid, 0 if is_dir else st.st_size, mtime)
+    return (
+        oct(st.st_mode),
+        0 if is_dir else st.st_nlink,
+        st.st_uid,
+        st.st_gid,
+        0 if is_dir else st.st_size,
+        mtime,
+    )
 
 
 class Side:
@@ -289,4 +303,8 @@ class Side:
 
 def own_xattrs(path: str, *, follow: bool = True) -> list[str]:
     """Names of the xattrs that a test may have set; not acpfs' own in a backing directory."""
-    return sorted(n for n in os.listxattr(path, follow_symlinks=follow) if n.startswith("user.") and not n.startswith("user.acpfs."))
+    return sorted(
+        n
+        for n in os.listxattr(path, follow_symlinks=follow)
+        if n.startswith("user.") and not n.startswith("user.acpfs.")
+    )

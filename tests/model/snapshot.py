@@ -53,4 +53,8 @@ def _content(path: str, st: os.stat_result) -> Any:
 def differences(left: Snapshot, right: Snapshot) -> list[str]:
     """One line per path that differs."""
     paths = sorted(left.keys() | right.keys())
-    return [f"{path}: {left.get(path)} ≠ {right.get(path)}" for path in paths if left.get(path) != right.get(path)]
+    return [
+        f"{path}: {left.get(path)} ≠ {right.get(path)}"
+        for path in paths
+        if left.get(path) != right.get(path)
+    ]

@@ -56,7 +56,9 @@ def _short(outcome: object) -> str:
     return text if len(text) < 400 else f"{text[:200]} … {text[-150:]} ({len(text)} characters)"
 
 
-def run_model(tested: Path, reference: Path, seed: int, count: int, mount: AcpfsMount | None = None) -> None:
+def run_model(
+    tested: Path, reference: Path, seed: int, count: int, mount: AcpfsMount | None = None
+) -> None:
     pair = Pair(tested, reference, seed)
     operations, chooser = iter(Generator(seed)), random.Random(seed)
     for start in range(0, count, COMPARE_EVERY):
@@ -68,7 +70,9 @@ def run_model(tested: Path, reference: Path, seed: int, count: int, mount: Acpfs
             pair.tested.close_all()
             pair.reference.close_all()
             mount.flush()
-            pair.compare(mount.backing / tested.relative_to(mount.path), "backing directory after the drain")
+            pair.compare(
+                mount.backing / tested.relative_to(mount.path), "backing directory after the drain"
+            )
             assert mount.ask("doctor") == {"items": []}, f"seed {seed}"
         elif chooser.random() < 0.3:
             mount.flush()
@@ -98,23 +102,33 @@ def test_mount_agrees_with_a_plain_directory(
     run_model(mount.path / "root", tmp_path / "reference", seed, count, mount)
     mount.umount()
     assert mount.leaks() == []
-    assert differences(snapshot(tmp_path / "backing" / "root"), snapshot(tmp_path / "reference")) == []
+    assert (
+        differences(snapshot(tmp_path / "backing" / "root"), snapshot(tmp_path / "reference")) == []
+    )
 
 
 @pytest.mark.mount
 @pytest.mark.timeout(1800)
 @pytest.mark.clause("S30", "S1", "S22")
-def test_mount_agrees_over_remounts(transport: str, tmp_path: Path, seed: int, request: pytest.FixtureRequest) -> None:
+def test_mount_agrees_over_remounts(
+    transport: str, tmp_path: Path, seed: int, request: pytest.FixtureRequest
+) -> None:
     """Everything is read from the backing directory again after each remount, so lower-layer paths are what is tested."""
     count = (request.config.getoption("--ops") or OPS) // 10
     for name in ("backing", "reference"):
         (tmp_path / name).mkdir()
     for round_number in range(4):
         round_seed = seed + round_number
-        with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, attr_timeout=0.1) as mount:
-            snapshot(mount.path)  # exception X6: a file's other names count only when they are known
+        with AcpfsMount(
+            tmp_path / "backing", tmp_path / "mnt", transport, attr_timeout=0.1
+        ) as mount:
+            snapshot(
+                mount.path
+            )  # exception X6: a file's other names count only when they are known
             run_model(mount.path, tmp_path / "reference", round_seed, count, mount)
-        assert differences(snapshot(tmp_path / "backing"), snapshot(tmp_path / "reference")) == [], f"seed {round_seed}"
+        assert (
+            differences(snapshot(tmp_path / "backing"), snapshot(tmp_path / "reference")) == []
+        ), f"seed {round_seed}"
 
 
 @pytest.mark.mount

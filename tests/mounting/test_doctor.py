@@ -18,7 +18,9 @@ from tests.rig.mounts import mounts_below
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 SUBJECTS = {
     "kernel",
@@ -38,15 +40,28 @@ SUBJECTS = {
 
 def spill_texts(spill: Path, backing: Path | None = None) -> list[tuple[str, str]]:
     """(verdict, text) of what is found about a spill directory."""
-    return [(finding.verdict, finding.text) for finding in doctor.examine(backing, spill) if finding.subject == "spill directory"]
+    return [
+        (finding.verdict, finding.text)
+        for finding in doctor.examine(backing, spill)
+        if finding.subject == "spill directory"
+    ]
 
 
 def examined(tmp_path: Path, mask: int) -> dict[str, dict[str, str]]:
     """Subject → its last finding."""
     (tmp_path / "backing").mkdir()
     environment = {**os.environ, MASK_VARIABLE: hex(mask), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "acpfs.cli.main", "doctor", str(tmp_path / "backing"), "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "acpfs.cli.main",
+        "doctor",
+        str(tmp_path / "backing"),
+        "--json",
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not mounts_below(tmp_path)
     assert not (tmp_path / "backing/.acpfs").exists()
@@ -61,8 +76,14 @@ def test_every_subject_is_examined_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_lacks_things_is_told_with_what_it_costs(tmp_path: Path) -> None:
-    found = examined(tmp_path, ((1 << 64) - 1) & ~int(InitFlag.PASSTHROUGH | InitFlag.HAS_RESEND | InitFlag.MAX_PAGES))
-    assert (found["passthrough"]["verdict"], "6.9" in found["passthrough"]["text"]) == ("note", True)
+    found = examined(
+        tmp_path,
+        ((1 << 64) - 1) & ~int(InitFlag.PASSTHROUGH | InitFlag.HAS_RESEND | InitFlag.MAX_PAGES),
+    )
+    assert (found["passthrough"]["verdict"], "6.9" in found["passthrough"]["text"]) == (
+        "note",
+        True,
+    )
     assert "resending" in found["fuse features"]["text"]
     assert "sysctl fs.fuse.max_pages_limit" in found["requests"]["text"]
 
@@ -81,7 +102,10 @@ def test_a_spill_directory_is_looked_at(tmp_path: Path) -> None:
     try:
         (verdict, _), *notes = spill_texts(tmp_path / "disk", tmp_path / "backing")
         assert [verdict, *(verdict for verdict, _note in notes)] == ["ok", "note", "note"]
-        assert ["lies in memory" in notes[0][1], "less than the RAM tier" in notes[1][1]] == [True, True]
+        assert ["lies in memory" in notes[0][1], "less than the RAM tier" in notes[1][1]] == [
+            True,
+            True,
+        ]
     finally:
         unmount(tmp_path / "disk", detach=True)
 
@@ -105,7 +129,14 @@ def test_what_can_be_mended_is_a_script(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_the_script_is_printed_and_not_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "acpfs.cli.main", "doctor", "--fix"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
     assert all(line.startswith(("ln -s ", "sysctl -w ", "echo ")) for line in lines), lines

@@ -30,7 +30,9 @@ class Steps:
 def mount(base: Path, **options: object) -> str:
     """What a mount does with the backing directory before anything else; its volume."""
     made = runtime.prepare(base / "run")
-    directory, identity, _probed = assembly._lower(settings_for(base, **options), made, cast("Link", Steps()))
+    directory, identity, _probed = assembly._lower(
+        settings_for(base, **options), made, cast("Link", Steps())
+    )
     identity.release()
     directory.disconnect()
     return identity.volume_id
@@ -45,7 +47,10 @@ def unmount_file_system(base: Path) -> None:
 def test_the_bare_mount_point_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     volume = mount(tmp_path)
     unmount_file_system(tmp_path)
-    with pytest.raises(RefusedError, match=rf"not a volume that acpfs has used: {volume} is expected there.* mount once with --new-volume"):
+    with pytest.raises(
+        RefusedError,
+        match=rf"not a volume that acpfs has used: {volume} is expected there.* mount once with --new-volume",
+    ):
         mount(tmp_path)
     assert os.listdir(tmp_path / "backing") == []
     (tmp_path / "backing").rmdir()
@@ -75,7 +80,9 @@ def test_a_named_volume_is_expected_from_the_first_mount_on(tmp_path: Path) -> N
     assert mount(tmp_path, expect_volume=volume) == volume
 
 
-def test_a_copy_of_the_volume_on_another_kind_of_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_the_volume_on_another_kind_of_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(expected, "kind_at", lambda _fd: "nfs")
     volume = mount(tmp_path)
     monkeypatch.setattr(expected, "kind_at", lambda _fd: "nfs4")
@@ -87,7 +94,9 @@ def test_a_copy_of_the_volume_on_another_kind_of_file_system_is_refused(tmp_path
     assert mount(tmp_path) == volume
 
 
-def test_what_cannot_be_remembered_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_remembered_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(runtime.MEMORY_VARIABLE, str(tmp_path / "file"))
     assert mount(tmp_path) == mount(tmp_path)
@@ -100,7 +109,9 @@ def test_a_damaged_note_expects_nothing(tmp_path: Path) -> None:
     assert mount(tmp_path) == volume
 
 
-def test_it_outlives_a_reboot_unless_a_runtime_directory_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_outlives_a_reboot_unless_a_runtime_directory_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for variable in (runtime.ENVIRONMENT_VARIABLE, runtime.MEMORY_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", "/home/u/state")

@@ -30,13 +30,28 @@ class Installed:
             (self._programs / name).symlink_to(found)
         if made:
             return
-        subprocess.run([sys.executable, "-m", "venv", str(directory / "venv")], check=True, timeout=300)
-        self.run(str(self.bin / "python"), "-m", "pip", "install", "--no-input", "--quiet", str(REPOSITORY))
+        subprocess.run(
+            [sys.executable, "-m", "venv", str(directory / "venv")], check=True, timeout=300
+        )
+        self.run(
+            str(self.bin / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--no-input",
+            "--quiet",
+            str(REPOSITORY),
+        )
 
     def run(self, *command: str, code: int = 0) -> str:
         """What a command says that ends with `code`."""
-        environment = {"PATH": f"{self.bin}:{self._programs}", **{k: v for k, v in os.environ.items() if k not in {"PATH", "PYTHONPATH"}}}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        environment = {
+            "PATH": f"{self.bin}:{self._programs}",
+            **{k: v for k, v in os.environ.items() if k not in {"PATH", "PYTHONPATH"}},
+        }
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == code, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
@@ -81,8 +96,22 @@ def test_one_file_installs_where_there_is_no_network(tmp_path: Path) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     bundle, directory = tmp_path / "acpfs.run", tmp_path / "venv"
     environment = {**os.environ, "ACPFS_BUNDLE_PYTHONS": version}
-    subprocess.run(["bash", str(REPOSITORY / "tools/bundle"), str(bundle)], env=environment, timeout=300, check=True, capture_output=True)
-    alone = ["unshare", "--net", "env", f"PYTHON={sys.executable}", "sh", str(bundle), str(directory)]
+    subprocess.run(
+        ["bash", str(REPOSITORY / "tools/bundle"), str(bundle)],
+        env=environment,
+        timeout=300,
+        check=True,
+        capture_output=True,
+    )
+    alone = [
+        "unshare",
+        "--net",
+        "env",
+        f"PYTHON={sys.executable}",
+        "sh",
+        str(bundle),
+        str(directory),
+    ]
     subprocess.run(alone, timeout=300, check=True, capture_output=True)
     again = subprocess.run(alone, timeout=300, check=False, capture_output=True, text=True)
     assert (again.returncode, "has acpfs already" in again.stderr) == (5, True)

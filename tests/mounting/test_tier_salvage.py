@@ -53,7 +53,11 @@ def tier(tmp_path: Path) -> Path:
 
 
 def files(target: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file() and path.suffix != ".json"}
+    return {
+        str(path.relative_to(target)): path.read_bytes()
+        for path in target.rglob("*")
+        if path.is_file() and path.suffix != ".json"
+    }
 
 
 def by_target(saved: list[Saved]) -> dict[str | None, str]:
@@ -69,10 +73,17 @@ def change(tier: Path, statement: str, *values: object) -> None:
 def test_what_is_not_persisted_is_copied_under_its_name(tier: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tier.rglob("*") if path.is_file()}
     saved = salvage(tier, tmp_path / "target")
-    assert files(tmp_path / "target") == {f"files/{name}": data for name, data in {**SAVED, "half.being-written": b"being written"}.items()}
+    assert files(tmp_path / "target") == {
+        f"files/{name}": data
+        for name, data in {**SAVED, "half.being-written": b"being written"}.items()
+    }
     assert {one.problem for one in saved} == {""}
-    assert {one.checksum for one in saved} >= {xxhash.xxh3_128_hexdigest(data) for data in SAVED.values()}
-    assert {path: path.read_bytes() for path in tier.rglob("*") if path.is_file()} == before, "nothing is changed there"
+    assert {one.checksum for one in saved} >= {
+        xxhash.xxh3_128_hexdigest(data) for data in SAVED.values()
+    }
+    assert {path: path.read_bytes() for path in tier.rglob("*") if path.is_file()} == before, (
+        "nothing is changed there"
+    )
     assert (tmp_path / "target/salvaged.json").exists()
     assert (tmp_path / "target").stat().st_mode & 0o077 == 0
 
@@ -83,7 +94,9 @@ def test_all_is_copied_where_that_is_wanted(tier: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "garbage", "half of it"])
-def test_without_a_state_all_is_copied_without_names(tier: Path, tmp_path: Path, damage: str) -> None:
+def test_without_a_state_all_is_copied_without_names(
+    tier: Path, tmp_path: Path, damage: str
+) -> None:
     state = tier / "state.sqlite"
     if damage == "gone":
         state.unlink()
@@ -93,12 +106,18 @@ def test_without_a_state_all_is_copied_without_names(tier: Path, tmp_path: Path,
         state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
     saved = salvage(tier, tmp_path / "target")
     assert {one.size for one in saved} >= {len(data) for data in SAVED.values()}
-    assert set(files(tmp_path / "target").values()) >= {*SAVED.values(), b"being written", b"is on the backing directory"}
+    assert set(files(tmp_path / "target").values()) >= {
+        *SAVED.values(),
+        b"being written",
+        b"is on the backing directory",
+    }
     assert all(one.problem for one in saved)
     assert "saved in a direc" in [one.begins for one in saved]
 
 
-def test_a_state_of_an_earlier_moment_is_not_believed_that_a_file_is_persisted(tier: Path, tmp_path: Path) -> None:
+def test_a_state_of_an_earlier_moment_is_not_believed_that_a_file_is_persisted(
+    tier: Path, tmp_path: Path
+) -> None:
     (tier / "state.sqlite-in-use").touch()  # and the write-ahead log that belongs to it is gone
     saved = salvage(tier, tmp_path / "target")
     assert files(tmp_path / "target")["files/clean"] == b"is on the backing directory"
@@ -123,7 +142,9 @@ def test_names_that_no_file_can_have_lead_nowhere(tier: Path, tmp_path: Path, na
     change(tier, "UPDATE op SET name = ? WHERE name = ?", name, b"g")
     salvage(tier, tmp_path / "target")
     found = files(tmp_path / "target")
-    assert [path for path, data in found.items() if data == SAVED["g"] and path.startswith("unnamed/")]
+    assert [
+        path for path, data in found.items() if data == SAVED["g"] and path.startswith("unnamed/")
+    ]
     assert not (tmp_path / "evil").exists()
 
 
@@ -139,7 +160,9 @@ def test_a_tier_in_use_and_a_target_in_use_are_refused(tier: Path, tmp_path: Pat
         salvage(tmp_path / "backing", tmp_path / "another")
 
 
-def test_what_cannot_be_written_is_named_and_the_rest_is_copied(tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_named_and_the_rest_is_copied(
+    tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk is full for one file."""
     real: Callable[[int], None] = os.fsync
     failing = [OSError(28, "No space left on device")] * 2
@@ -158,7 +181,9 @@ def test_what_cannot_be_written_is_named_and_the_rest_is_copied(tier: Path, tmp_
 
 @pytest.mark.mount
 @pytest.mark.timeout(1800)
-def test_a_refused_mount_says_how_and_the_command_does_it(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
+def test_a_refused_mount_says_how_and_the_command_does_it(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     (tmp_path / "backing").mkdir()
     mount: AcpfsMount = make_mount(tmp_path / "backing", transport, bandwidth=1)
     data = os.urandom(100_000)

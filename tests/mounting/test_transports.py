@@ -25,7 +25,13 @@ def machine(tmp_path: Path) -> MachineSupport:
     """Root's, with everything."""
     (tmp_path / "status").write_text(f"Name:\tacpfs\nCapEff:\t{ROOT}\n")
     (tmp_path / "fuse").touch()
-    return MachineSupport("6.18.1-cloud", tmp_path / "fuse", tmp_path / "status", is_root=True, helper="/bin/fusermount3")
+    return MachineSupport(
+        "6.18.1-cloud",
+        tmp_path / "fuse",
+        tmp_path / "status",
+        is_root=True,
+        helper="/bin/fusermount3",
+    )
 
 
 def test_what_was_asked_for_is_taken(machine: MachineSupport) -> None:
@@ -43,7 +49,10 @@ def test_native_for_users_who_have_the_helper(machine: MachineSupport) -> None:
     machine.status.write_text(f"CapEff:\t{NOBODY}\n")
     user = dataclasses.replace(machine, is_root=False)
     assert "without passthrough" in choose(Transport.AUTO, user).reason
-    assert choose(Transport.AUTO, dataclasses.replace(user, helper=None)).transport is Transport.LIBFUSE
+    assert (
+        choose(Transport.AUTO, dataclasses.replace(user, helper=None)).transport
+        is Transport.LIBFUSE
+    )
 
 
 def test_libfuse_for_root_that_may_not_mount(machine: MachineSupport) -> None:
@@ -112,7 +121,13 @@ def run(transports: Transports, choice: TransportChoice) -> tuple[Any, list[Tran
     told: list[TransportChoice] = []
 
     async def main() -> None:
-        await serve(choice, fs, Settings(backing=Path("/b"), mountpoint=Path("/m")), told.append, transports.load)
+        await serve(
+            choice,
+            fs,
+            Settings(backing=Path("/b"), mountpoint=Path("/m")),
+            told.append,
+            transports.load,
+        )
 
     trio.run(main)
     return fs, told
@@ -122,11 +137,18 @@ def test_auto_falls_back_to_libfuse_and_says_why() -> None:
     transports = Transports()
     fs, told = run(transports, TransportChoice(Transport.NATIVE, "the fastest", forced=False))
     assert transports.used == [Transport.NATIVE, Transport.LIBFUSE]
-    assert (told[0].transport, told[0].reason) == (Transport.LIBFUSE, "the native transport failed: no session")
+    assert (told[0].transport, told[0].reason) == (
+        Transport.LIBFUSE,
+        "the native transport failed: no session",
+    )
     assert fs.lanes.offered() == ["libfuse"]
 
 
-@pytest.mark.parametrize(("forced", "ready_first"), [(True, False), (False, True)], ids=["asked for", "after it was mounted"])
+@pytest.mark.parametrize(
+    ("forced", "ready_first"),
+    [(True, False), (False, True)],
+    ids=["asked for", "after it was mounted"],
+)
 def test_no_other_transport(forced: bool, ready_first: bool) -> None:
     transports = Transports(ready_first=ready_first)
     with pytest.raises(MachineError, match="no session"):

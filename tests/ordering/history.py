@@ -182,14 +182,19 @@ def check(
     for record, tree in replay(list(journal), start):
         seen = _below(tree, below)
         count += 1
-        found = next((number for number in range(at, len(states)) if _same(seen, states, number, guarded)), None)
+        found = next(
+            (number for number in range(at, len(states)) if _same(seen, states, number, guarded)),
+            None,
+        )
         if found is None:
             raise AssertionError(_explain(record, seen, states, at))
         at = found
     return count
 
 
-def _same(seen: Tree, states: list[Tree], number: int, guarded: Callable[[str], bool] | None) -> bool:
+def _same(
+    seen: Tree, states: list[Tree], number: int, guarded: Callable[[str], bool] | None
+) -> bool:
     state = states[number]
     if guarded is None or seen == state:
         return seen == state
@@ -197,18 +202,30 @@ def _same(seen: Tree, states: list[Tree], number: int, guarded: Callable[[str], 
     return (
         len(seen) - len(longer) == len(state)
         and all(seen[path] == entry for path, entry in state.items())
-        and all(guarded(path) and any(earlier.get(path) == seen[path] for earlier in reversed(states[:number])) for path in longer)
+        and all(
+            guarded(path)
+            and any(earlier.get(path) == seen[path] for earlier in reversed(states[:number]))
+            for path in longer
+        )
     )
 
 
 def _below(tree: Tree, prefix: str) -> Tree:
-    return {p[len(prefix) :]: e for p, e in tree.items() if p.startswith(prefix)} if prefix else tree
+    return (
+        {p[len(prefix) :]: e for p, e in tree.items() if p.startswith(prefix)} if prefix else tree
+    )
 
 
 def _explain(record: dict[str, Any], seen: Tree, states: list[Tree], at: int) -> str:
     """Which state comes nearest, and what is different from it."""
     nearest = min(range(len(states)), key=lambda number: len(seen.items() ^ states[number].items()))
     different = sorted(seen.items() ^ states[nearest].items())
-    lines = [f"{'visible' if seen.get(path) == entry else 'application'}: {path} {entry}" for path, entry in different[:12]]
+    lines = [
+        f"{'visible' if seen.get(path) == entry else 'application'}: {path} {entry}"
+        for path, entry in different[:12]
+    ]
     when = "before the instant that was visible already" if nearest < at else "not before"
-    return f"after {record}\nnearest is state {nearest} of {len(states)} (last seen: {at}; {when}); differs in\n" + "\n".join(lines)
+    return (
+        f"after {record}\nnearest is state {nearest} of {len(states)} (last seen: {at}; {when}); differs in\n"
+        + "\n".join(lines)
+    )

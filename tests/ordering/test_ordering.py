@@ -25,14 +25,33 @@ clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount]
 ROUNDS, ROUNDS_IN_CI = 25, 12
 """The longer ones where operations are asked for (`tools/test random`)."""
-QUICK = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0, "no_keep_last_persisted": True}
+QUICK = {
+    "retry_delay_min": 0.02,
+    "retry_delay_max": 0.2,
+    "attr_timeout": 0.1,
+    "max_dirty_age": 0,
+    "no_keep_last_persisted": True,
+}
 STAGING = ".acpfs/*"
 
 
 def passing_errors(faults: FaultFs, chooser: random.Random) -> None:
     """Errors of every kind at every kind of call, a bounded number of times."""
     for error in ("EIO", "ENOSPC", "ESTALE", "ETIMEDOUT"):
-        ops = ["write", "fsync", "create", "rename", "unlink", "mkdir", "rmdir", "link", "symlink", "fsyncdir", "setattr", "setxattr"]
+        ops = [
+            "write",
+            "fsync",
+            "create",
+            "rename",
+            "unlink",
+            "mkdir",
+            "rmdir",
+            "link",
+            "symlink",
+            "fsyncdir",
+            "setattr",
+            "setxattr",
+        ]
         faults.fail(error, ops, probability=0.05, seed=chooser.randrange(1 << 30), times=25)
 
 
@@ -44,7 +63,9 @@ def lost_answers(faults: FaultFs, chooser: random.Random) -> None:
 
 def random_delays(faults: FaultFs, chooser: random.Random) -> None:
     """Streams of very different speed."""
-    faults.slow(0.0, ["write", "fsync"], jitter_s=0.03, probability=0.5, seed=chooser.randrange(1 << 30))
+    faults.slow(
+        0.0, ["write", "fsync"], jitter_s=0.03, probability=0.5, seed=chooser.randrange(1 << 30)
+    )
     faults.slow(0.2, ["write"], probability=0.02, seed=chooser.randrange(1 << 30))
 
 
@@ -92,7 +113,10 @@ def test_every_instant_is_a_state_of_the_application(
     fault: Callable[[FaultFs, random.Random], None],
     request: pytest.FixtureRequest,
 ) -> None:
-    rounds, chooser = ROUNDS if request.config.getoption("--ops") else ROUNDS_IN_CI, random.Random(seed)
+    rounds, chooser = (
+        ROUNDS if request.config.getoption("--ops") else ROUNDS_IN_CI,
+        random.Random(seed),
+    )
     mount = make_mount(fault_fs.path, transport, **QUICK)
     application = Application(mount.path)
     run = training(mount, application, seed)
@@ -110,7 +134,9 @@ def test_every_instant_is_a_state_of_the_application(
 
 
 @clause("S6", "S140", "S141")
-def test_what_the_guard_holds_is_the_only_exception(transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int) -> None:
+def test_what_the_guard_holds_is_the_only_exception(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int
+) -> None:
     """With the guard on: all but deleted checkpoints is a state of the application, in order, over kill -9; and nothing of them is torn."""
     options = {name: value for name, value in QUICK.items() if name != "no_keep_last_persisted"}
     mount = make_mount(fault_fs.path, transport, **options)
@@ -123,15 +149,22 @@ def test_what_the_guard_holds_is_the_only_exception(transport: str, make_mount: 
             mount.kill()
             mount.start()
     mount.flush(timeout_s=90)
-    released = mount.status()["counters"]["guard_released_newer"] + mount.ask("release")["checkpoints"]
+    released = (
+        mount.status()["counters"]["guard_released_newer"] + mount.ask("release")["checkpoints"]
+    )
     assert released, "nothing was held"
     mount.flush(timeout_s=90)
-    assert check(fault_fs.journal(), application.states, guarded=lambda path: path.startswith("iter_")) > 0
+    assert (
+        check(fault_fs.journal(), application.states, guarded=lambda path: path.startswith("iter_"))
+        > 0
+    )
     assert tree_of(fault_fs.source) == application.states[-1]
 
 
 @clause("S6", "S3")
-def test_order_holds_when_everything_hangs_in_between(transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int) -> None:
+def test_order_holds_when_everything_hangs_in_between(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     application = Application(mount.path)
     run = training(mount, application, seed)
@@ -147,7 +180,9 @@ def test_order_holds_when_everything_hangs_in_between(transport: str, make_mount
 
 
 @clause("S6", "S22")
-def test_order_holds_over_kill_9_and_remount(transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int) -> None:
+def test_order_holds_over_kill_9_and_remount(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int
+) -> None:
     chooser = random.Random(seed)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     application = Application(mount.path)
@@ -158,20 +193,27 @@ def test_order_holds_over_kill_9_and_remount(transport: str, make_mount: MakeMou
             run.round()
         mount.kill()
         mount.start()
-        assert tree_of(mount.path) == application.states[-1], "the next mount shows all that was closed"
+        assert tree_of(mount.path) == application.states[-1], (
+            "the next mount shows all that was closed"
+        )
     fault_fs.clear()
     finish(mount, fault_fs, application)
 
 
 @clause("S6")
-def test_several_applications_each_in_order(transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int) -> None:
+def test_several_applications_each_in_order(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     random_delays(fault_fs, random.Random(seed))
     applications = []
     for name in ("job_a", "job_b", "job_c"):
         (mount.path / name).mkdir()
         applications.append(Application(mount.path / name))
-    runs = [training(mount, application, seed + number) for number, application in enumerate(applications)]
+    runs = [
+        training(mount, application, seed + number)
+        for number, application in enumerate(applications)
+    ]
     threads = [threading.Thread(target=_train, args=(run,)) for run in runs]
     for thread in threads:
         thread.start()
@@ -189,7 +231,9 @@ def _train(run: TrainingRun) -> None:
 
 
 @clause("S6")
-def test_tracker_never_points_at_a_checkpoint_that_is_not_there(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_tracker_never_points_at_a_checkpoint_that_is_not_there(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     """The same in the words of a training job, without the history."""
     mount = make_mount(fault_fs.path, transport, **QUICK)
     fault_fs.slow(0.3, ["write"], glob=STAGING, probability=0.3, seed=1)
@@ -224,7 +268,10 @@ def test_the_check_finds_a_wrong_order(tmp_path: Path) -> None:
     """The test of the test: a plain directory changed out of order is found out."""
     with FaultFs(tmp_path / "disk", tmp_path / "seen", record=tmp_path / "journal") as faults:
         application = Application(tmp_path)
-        application.states += [{"a": ("file", _digest(b"A"))}, {"a": ("file", _digest(b"A")), "b": ("file", _digest(b"B"))}]
+        application.states += [
+            {"a": ("file", _digest(b"A"))},
+            {"a": ("file", _digest(b"A")), "b": ("file", _digest(b"B"))},
+        ]
         hidden = faults.path / ".acpfs"
         hidden.mkdir()
         for name in ("b", "a"):

@@ -34,7 +34,9 @@ class TrainingRun:
             self.application.remove_tree(self._kept.pop(0))
 
     def _data(self) -> bytes:
-        size = LARGE_BYTES if self._random.random() < 0.03 else self._random.randrange(SHARD_BYTES_MAX)
+        size = (
+            LARGE_BYTES if self._random.random() < 0.03 else self._random.randrange(SHARD_BYTES_MAX)
+        )
         return self._random.randbytes(size)
 
     def _shards(self, directory: str) -> list[str]:
@@ -44,7 +46,12 @@ class TrainingRun:
         app = self.application
         app.mkdir(name)
         for path in self._shards(name):
-            app.save(path, self._data(), pieces=self._random.randrange(1, 4), sync=self._random.random() < 0.3)
+            app.save(
+                path,
+                self._data(),
+                pieces=self._random.randrange(1, 4),
+                sync=self._random.random() < 0.3,
+            )
         return name
 
     def _by_directory_rename(self, name: str) -> str:

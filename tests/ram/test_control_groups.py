@@ -35,8 +35,12 @@ class Machine:
     def add_group(self, path: str, limit: str, used: int = 0) -> Path:
         directory = self.top / path
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / ("memory.limit_in_bytes" if self._v1 else "memory.max")).write_text(f"{limit}\n")
-        (directory / ("memory.usage_in_bytes" if self._v1 else "memory.current")).write_text(f"{used}\n")
+        (directory / ("memory.limit_in_bytes" if self._v1 else "memory.max")).write_text(
+            f"{limit}\n"
+        )
+        (directory / ("memory.usage_in_bytes" if self._v1 else "memory.current")).write_text(
+            f"{used}\n"
+        )
         return directory
 
     def limits(self) -> list[LimitedGroup] | None:
@@ -44,7 +48,9 @@ class Machine:
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
-def test_the_limits_of_a_caller_are_those_of_its_group_and_all_around_it(tmp_path: Path, kind: str) -> None:
+def test_the_limits_of_a_caller_are_those_of_its_group_and_all_around_it(
+    tmp_path: Path, kind: str
+) -> None:
     machine = Machine(tmp_path, kind)
     machine.add_caller("/pod/trainer")
     pod = machine.add_group("pod", str(4 * GIB), used=GIB)
@@ -87,9 +93,17 @@ def test_a_kernel_without_control_groups_has_no_limits(tmp_path: Path) -> None:
         ("/docker/a", "/docker/a/../b"),
         ("/docker/a", "/docker/ab"),
     ],
-    ids=["outside of the namespace", "outside of the mount", "not in the mount", "beside the mount", "beside the mount, by name"],
+    ids=[
+        "outside of the namespace",
+        "outside of the mount",
+        "not in the mount",
+        "beside the mount",
+        "beside the mount, by name",
+    ],
 )
-def test_the_limits_of_a_group_that_cannot_be_seen_are_not_known(tmp_path: Path, root: str, group: str) -> None:
+def test_the_limits_of_a_group_that_cannot_be_seen_are_not_known(
+    tmp_path: Path, root: str, group: str
+) -> None:
     machine = Machine(tmp_path, root=root)
     machine.add_group("", str(GIB))
     machine.add_caller(group)

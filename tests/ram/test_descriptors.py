@@ -10,7 +10,16 @@ from contextlib import ExitStack
 import pytest
 
 from acpfs.ram import descriptor_limits
-from acpfs.ram.descriptor_limits import FEW, RESERVE, WANTED, Reserve, complaints, raise_limit, reserve, taken
+from acpfs.ram.descriptor_limits import (
+    FEW,
+    RESERVE,
+    WANTED,
+    Reserve,
+    complaints,
+    raise_limit,
+    reserve,
+    taken,
+)
 
 pytestmark = pytest.mark.clause("S220")
 
@@ -48,7 +57,10 @@ def test_the_last_ones_are_not_for_applications(room: int) -> None:
 
 def test_what_an_open_takes_at_most_does_not_reach_into_the_reserve(room: int) -> None:
     with ExitStack() as stack:
-        assert open_all(Reserve(True), stack, descriptor_limits.PER_OPEN) < room + descriptor_limits.PER_OPEN
+        assert (
+            open_all(Reserve(True), stack, descriptor_limits.PER_OPEN)
+            < room + descriptor_limits.PER_OPEN
+        )
 
 
 def test_the_reserve_of_a_low_limit_leaves_most_to_applications() -> None:
@@ -65,7 +77,9 @@ def test_a_low_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("may", [True, False])
-def test_the_limit_is_raised_as_far_as_the_process_may(monkeypatch: pytest.MonkeyPatch, may: bool) -> None:
+def test_the_limit_is_raised_as_far_as_the_process_may(
+    monkeypatch: pytest.MonkeyPatch, may: bool
+) -> None:
     limits = (100, 4096)
 
     def setrlimit(_which: int, wanted: tuple[int, int]) -> None:

@@ -29,14 +29,22 @@ def test_listings_are_kept_up_to_a_size(tmp_path: Path, monkeypatch: pytest.Monk
     kept.remove_listing(2)
     kept.close()
     again = Kept(tmp_path / "session", "a")
-    assert (again.taken_over, again.read_listing(1), again.read_listing(2)) == (True, NAMES[:2], None)
+    assert (again.taken_over, again.read_listing(1), again.read_listing(2)) == (
+        True,
+        NAMES[:2],
+        None,
+    )
     again.write_listing(5, NAMES)
     again.write_listing(6, NAMES)
-    assert (again.read_listing(5), again.read_listing(6)) == (NAMES, None), "those of the last worker count"
+    assert (again.read_listing(5), again.read_listing(6)) == (NAMES, None), (
+        "those of the last worker count"
+    )
     again.close()
 
 
-def test_a_listing_that_finds_no_room_is_a_listing_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_finds_no_room_is_a_listing_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = Kept(tmp_path / "session", "a")
     kept.write_listing(1, NAMES)
 

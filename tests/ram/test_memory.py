@@ -30,7 +30,9 @@ def test_v2_takes_the_tightest_limit_of_all_ancestors(tmp_path: Path) -> None:
     (root / "a/memory.max").write_text(f"{4 * GIB}\n")
     (root / "a/b/memory.max").write_text("max\n")
     (root / "a/b/c/memory.max").write_text(f"{6 * GIB}\n")
-    memory = read_memory(machine(tmp_path, "0::/a/b/c\n", [f"30 20 0:26 / {root} rw - cgroup2 cgroup2 rw"]))
+    memory = read_memory(
+        machine(tmp_path, "0::/a/b/c\n", [f"30 20 0:26 / {root} rw - cgroup2 cgroup2 rw"])
+    )
     assert memory.usable_bytes == 4 * GIB
     assert memory.cgroup == str(root / "a")
 
@@ -41,7 +43,10 @@ def test_v1_reads_the_memory_controller_only(tmp_path: Path) -> None:
     (mem / "x").mkdir(parents=True)
     (mem / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     (mem / "x/memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
-    mounts = [f"31 20 0:27 / {cpu} rw - cgroup cgroup rw,cpu", f"32 20 0:28 / {mem} rw - cgroup cgroup rw,memory"]
+    mounts = [
+        f"31 20 0:27 / {cpu} rw - cgroup cgroup rw,cpu",
+        f"32 20 0:28 / {mem} rw - cgroup cgroup rw,memory",
+    ]
     memory = read_memory(machine(tmp_path, "9:cpu:/x\n8:memory:/x\n0::/\n", mounts))
     assert memory.usable_bytes == 2 * GIB
 
@@ -50,7 +55,11 @@ def test_in_a_container_the_mounts_root_is_the_containers_group(tmp_path: Path) 
     root = tmp_path / "cg"
     root.mkdir()
     (root / "memory.max").write_text(f"{GIB}\n")
-    memory = read_memory(machine(tmp_path, "0::/docker/abc\n", [f"30 20 0:26 /docker/abc {root} rw - cgroup2 cgroup2 rw"]))
+    memory = read_memory(
+        machine(
+            tmp_path, "0::/docker/abc\n", [f"30 20 0:26 /docker/abc {root} rw - cgroup2 cgroup2 rw"]
+        )
+    )
     assert memory.usable_bytes == GIB
 
 
@@ -58,7 +67,10 @@ def test_a_share_is_a_share_of_what_is_usable() -> None:
     assert budget_bytes("25%", Memory(16 * GIB, 4 * GIB, "g")) == GIB
 
 
-@pytest.mark.parametrize(("wanted", "said"), [(20 * GIB, "more than this machine has"), (5 * GIB, "more than the control group g allows")])
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [(20 * GIB, "more than this machine has"), (5 * GIB, "more than the control group g allows")],
+)
 def test_more_than_there_is_is_refused(wanted: int, said: str) -> None:
     with pytest.raises(MachineError, match=said):
         budget_bytes(wanted, Memory(16 * GIB, 4 * GIB, "g"))
@@ -66,9 +78,15 @@ def test_more_than_there_is_is_refused(wanted: int, said: str) -> None:
 
 @pytest.mark.clause("S220")
 def test_a_budget_that_the_control_group_has_no_room_for_is_told() -> None:
-    assert unfit(15 * GIB, Memory(16 * GIB, None)) == unfit(3 * GIB, Memory(16 * GIB, 4 * GIB, "g")) == ""
+    assert (
+        unfit(15 * GIB, Memory(16 * GIB, None))
+        == unfit(3 * GIB, Memory(16 * GIB, 4 * GIB, "g"))
+        == ""
+    )
     said = unfit(4 * GIB, Memory(16 * GIB, 4 * GIB, "g"))
-    assert said.startswith("the control group g allows 4.00 GiB, ram and daemon need 4.00 GiB and some 256 MiB")
+    assert said.startswith(
+        "the control group g allows 4.00 GiB, ram and daemon need 4.00 GiB and some 256 MiB"
+    )
     assert unfit(4 * GIB, Memory(16 * GIB, 1 * GIB, "g"))  # it was lowered after the mount
 
 

@@ -33,13 +33,27 @@ def nodes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("numa", ["default", "local", "interleave", "interleave:0-3,7", "bind:0", "prefer:12"])
+@pytest.mark.parametrize(
+    "numa", ["default", "local", "interleave", "interleave:0-3,7", "bind:0", "prefer:12"]
+)
 def test_policies(numa: str) -> None:
     assert validated({"backing": "/b", "mountpoint": "/m", "numa": numa}).numa == numa
 
 
 @pytest.mark.parametrize(
-    "numa", ["", "bind", "bind:", "bind:0,", "prefer:0-1", "prefer", "strict:0", "bind:0,size=1", "local:0", "bind:-1"]
+    "numa",
+    [
+        "",
+        "bind",
+        "bind:",
+        "bind:0,",
+        "prefer:0-1",
+        "prefer",
+        "strict:0",
+        "bind:0,size=1",
+        "local:0",
+        "bind:-1",
+    ],
 )
 def test_what_is_no_policy_is_refused(numa: str) -> None:
     with pytest.raises(ConfigError, match="numa"):
@@ -94,5 +108,9 @@ def test_spare_memory_is_like_the_tiers_and_leaves_nothing_behind(tiers: Path) -
     with pytest.raises(OSError, match="No space left"):
         os.pwrite(fd, b"x", 4 * MIB)
     os.close(fd)
-    assert [entry.path for entry in mount_table() if entry.path.startswith(str(place.directory / "spare"))] == []
+    assert [
+        entry.path
+        for entry in mount_table()
+        if entry.path.startswith(str(place.directory / "spare"))
+    ] == []
     places.give_up(place)

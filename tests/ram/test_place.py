@@ -64,7 +64,9 @@ def test_bytes_that_fill_their_tmpfs_leave_room_for_the_state(tiers: Path) -> No
 def test_a_copy_of_the_mount_in_another_name_space_keeps_no_memory(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     (place.directory / "data/clean").write_bytes(bytes(MIB))
-    copy = os.open(place.directory / "data", os.O_RDONLY | os.O_DIRECTORY)  # holds the file system like a copy of the mount
+    copy = os.open(
+        place.directory / "data", os.O_RDONLY | os.O_DIRECTORY
+    )  # holds the file system like a copy of the mount
     try:
         places.give_up(place)
         info = os.fstatvfs(copy)
@@ -102,7 +104,9 @@ def test_a_tier_left_under_another_node_id_is_pointed_out(tiers: Path) -> None:
 @needs_root
 def test_a_tier_of_another_backing_directory_is_refused(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
-    (place.directory / "meta.json").write_text(json.dumps({"volume_id": "other", "node_id": "n1", "backing": "/elsewhere"}))
+    (place.directory / "meta.json").write_text(
+        json.dumps({"volume_id": "other", "node_id": "n1", "backing": "/elsewhere"})
+    )
     places.let_go(place)
     with pytest.raises(RefusedError, match="belongs to /elsewhere"):
         places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
@@ -139,7 +143,9 @@ def test_what_is_left_is_never_thrown_away_because_its_record_is_gone(
 
 @pytest.mark.clause("S197")
 @pytest.mark.parametrize("own", [pytest.param(True, marks=needs_root), False])
-def test_a_tier_whose_removal_was_cut_off_is_removed(tiers: Path, tmp_path: Path, request: pytest.FixtureRequest, own: bool) -> None:
+def test_a_tier_whose_removal_was_cut_off_is_removed(
+    tiers: Path, tmp_path: Path, request: pytest.FixtureRequest, own: bool
+) -> None:
     if not own:
         request.getfixturevalue("no_mounting")
     first = places.take(tiers, "vol", "n1", BACKING, 8 * MIB, shared_memory=tmp_path / "shm")
@@ -159,7 +165,9 @@ def capacity(place: places.Place) -> int:
 
 
 @needs_root
-def test_a_smaller_budget_than_what_is_left_keeps_what_is_left_and_is_followed_as_it_goes(tiers: Path) -> None:
+def test_a_smaller_budget_than_what_is_left_keeps_what_is_left_and_is_followed_as_it_goes(
+    tiers: Path,
+) -> None:
     slack = places.slack_bytes(2 * MIB)
     first = places.take(tiers, "vol", "n1", BACKING, 64 * MIB)
     big = first.directory / "data/big"
@@ -199,7 +207,9 @@ def test_a_shared_tmpfs_that_the_budget_may_fill_is_not_short_when_it_does() -> 
 
 
 @pytest.mark.usefixtures("no_mounting")
-def test_without_permission_shared_memory_is_used_with_a_warning(tiers: Path, tmp_path: Path) -> None:
+def test_without_permission_shared_memory_is_used_with_a_warning(
+    tiers: Path, tmp_path: Path
+) -> None:
     shared = tmp_path / "shm"
     shared.mkdir()
     place = places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=shared)
@@ -213,7 +223,9 @@ def test_without_permission_shared_memory_is_used_with_a_warning(tiers: Path, tm
 
 
 @pytest.mark.usefixtures("no_mounting")
-def test_shared_memory_that_is_too_small_is_an_error_that_says_so(tiers: Path, tmp_path: Path) -> None:
+def test_shared_memory_that_is_too_small_is_an_error_that_says_so(
+    tiers: Path, tmp_path: Path
+) -> None:
     with pytest.raises(MachineError, match="has only"):
         places.take(tiers, "vol", "n1", BACKING, 1 << 60, shared_memory=tmp_path)
     places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=tmp_path)  # the lock was given back
@@ -221,7 +233,9 @@ def test_shared_memory_that_is_too_small_is_an_error_that_says_so(tiers: Path, t
 
 @pytest.mark.usefixtures("no_mounting")
 @pytest.mark.parametrize("trap", ["symlink", "open"])
-def test_somebody_elses_directory_under_our_name_is_refused(tiers: Path, tmp_path: Path, trap: str) -> None:
+def test_somebody_elses_directory_under_our_name_is_refused(
+    tiers: Path, tmp_path: Path, trap: str
+) -> None:
     shared, target = tmp_path / "shm", tmp_path / "target"
     shared.mkdir()
     target.mkdir(mode=0o700)

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from acpfs.ram import prefault as prefault_module
-from acpfs.ram.prefault import CLOSED_S, FLOOR_BYTES, PIECE_BYTES, QUIET_S, STEP_BYTES, WORTH_BYTES, Prefault
+from acpfs.ram.prefault import (
+    CLOSED_S,
+    FLOOR_BYTES,
+    PIECE_BYTES,
+    QUIET_S,
+    STEP_BYTES,
+    WORTH_BYTES,
+    Prefault,
+)
 
 STEPS = 4
 WANTED = STEPS * STEP_BYTES
@@ -19,7 +27,13 @@ class Machine:
     """What `Prefault` asks, settable."""
 
     def __init__(self) -> None:
-        self.wanted, self.budget, self.used, self.other_bytes, self.now = WANTED, 100 * STEP_BYTES, 0, 0, 0.0
+        self.wanted, self.budget, self.used, self.other_bytes, self.now = (
+            WANTED,
+            100 * STEP_BYTES,
+            0,
+            0,
+            0.0,
+        )
         self.total = FLOOR_BYTES + 50 * STEP_BYTES
         self.writers = 1
         """A log stays open."""
@@ -79,7 +93,9 @@ def test_a_writer_gets_it_back_and_it_comes_again_after_a_quiet_time(machine: Ma
 
 
 @pytest.mark.clause("S250")
-def test_a_save_gets_it_a_little_ahead_and_leaves_the_rest_ready(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_gets_it_a_little_ahead_and_leaves_the_rest_ready(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefault_module, "LEAD_BYTES", STEP_BYTES)
     machine.look()
     machine.prefault.give_back()
@@ -92,7 +108,9 @@ def test_a_save_gets_it_a_little_ahead_and_leaves_the_rest_ready(machine: Machin
     assert machine.look() == WANTED - 2 * STEP_BYTES  # and what is left is there for the next one
     machine.used += STEP_BYTES // 2
     assert machine.look() == WANTED - 3 * STEP_BYTES
-    machine.used -= STEP_BYTES  # something left RAM: what is ready does not come again during a save
+    machine.used -= (
+        STEP_BYTES  # something left RAM: what is ready does not come again during a save
+    )
     assert machine.look() == WANTED - 3 * STEP_BYTES
     assert machine.prefault.look() == prefault_module.FOLLOW_S
     machine.now += QUIET_S
@@ -101,7 +119,9 @@ def test_a_save_gets_it_a_little_ahead_and_leaves_the_rest_ready(machine: Machin
 
 
 @pytest.mark.clause("S250")
-def test_what_is_left_ready_during_a_save_goes_when_others_need_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_ready_during_a_save_goes_when_others_need_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefault_module, "LEAD_BYTES", STEP_BYTES)
     machine.look()
     machine.prefault.give_back()
@@ -148,7 +168,9 @@ def test_while_a_save_may_be_over_soon_it_is_looked_often(machine: Machine) -> N
     assert machine.prefault.look() == prefault_module.LOOK_S
 
 
-def test_who_waits_long_between_open_and_write_is_followed_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_long_between_open_and_write_is_followed_too(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefault_module, "LEAD_BYTES", STEP_BYTES)
     machine.look()
     machine.now += 100 * QUIET_S
@@ -158,7 +180,9 @@ def test_who_waits_long_between_open_and_write_is_followed_too(machine: Machine,
     assert machine.look() == WANTED - 2 * STEP_BYTES
 
 
-def test_a_step_under_way_ends_when_somebody_is_about_to_write(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_under_way_ends_when_somebody_is_about_to_write(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.pwritev
 
     def opened(fd: int, pieces: list[memoryview], at: int) -> int:
@@ -173,12 +197,16 @@ def test_a_step_under_way_ends_when_somebody_is_about_to_write(machine: Machine,
 
 
 @pytest.mark.clause("S272")
-def test_who_takes_all_pages_at_once_finds_them_free(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_takes_all_pages_at_once_finds_them_free(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefault_module, "LEAD_BYTES", STEP_BYTES)
     machine.look()
     machine.prefault.give_back()
     machine.prefault.hand_over(STEP_BYTES, False)
-    assert machine.allocated() == WANTED - 2 * STEP_BYTES, "what it takes, and what comes free ahead"
+    assert machine.allocated() == WANTED - 2 * STEP_BYTES, (
+        "what it takes, and what comes free ahead"
+    )
     machine.used += STEP_BYTES
     assert machine.look() == WANTED - 2 * STEP_BYTES, "the same bytes do not come free twice"
     machine.prefault.hand_over(STEP_BYTES, True)
@@ -237,7 +265,9 @@ def test_the_rest_of_the_machine_keeps_its_share(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("how", ["no file", "no pages"])
-def test_where_the_kernel_refuses_nothing_is_ready(machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_where_the_kernel_refuses_nothing_is_ready(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     if how == "no file":
         machine.refuse = True
     else:
@@ -246,7 +276,9 @@ def test_where_the_kernel_refuses_nothing_is_ready(machine: Machine, monkeypatch
     assert machine.prefault.look() == prefault_module.LONG_REST_S
 
 
-def test_the_thread_gives_back_at_once_and_ends(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_gives_back_at_once_and_ends(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = threading.Event()
     shrink = Prefault._shrink
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.ram.prefault_default import CALM_S, NOTHING_BYTES, SHARE, PrefaultChoice, UnusedMemory, choose, is_virtual
+from acpfs.ram.prefault_default import (
+    CALM_S,
+    NOTHING_BYTES,
+    SHARE,
+    PrefaultChoice,
+    UnusedMemory,
+    choose,
+    is_virtual,
+)
 
 GIB = 1 << 30
 pytestmark = pytest.mark.clause("S250")
@@ -18,7 +26,9 @@ class Machine:
     def __init__(self, top: Path) -> None:
         self.proc, self.sys = top / "proc", top / "sys"
         self.now = 1000.0
-        self.write("proc/cpuinfo", "processor : 0\nflags : fpu sse2\n\nprocessor : 1\nflags : fpu sse2\n")
+        self.write(
+            "proc/cpuinfo", "processor : 0\nflags : fpu sse2\n\nprocessor : 1\nflags : fpu sse2\n"
+        )
         self.free(8 * GIB)
         self.pressure(0.0)
 
@@ -28,10 +38,16 @@ class Machine:
         path.write_text(text)
 
     def free(self, size: int) -> None:
-        self.write("proc/meminfo", f"MemTotal: {16 * GIB >> 10} kB\nMemFree: {size >> 10} kB\nMemAvailable: {15 * GIB >> 10} kB\n")
+        self.write(
+            "proc/meminfo",
+            f"MemTotal: {16 * GIB >> 10} kB\nMemFree: {size >> 10} kB\nMemAvailable: {15 * GIB >> 10} kB\n",
+        )
 
     def pressure(self, share: float) -> None:
-        self.write("proc/pressure/memory", f"some avg10={share:.2f} avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 total=0\n")
+        self.write(
+            "proc/pressure/memory",
+            f"some avg10={share:.2f} avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 total=0\n",
+        )
 
     def unused(self, takeable: int) -> UnusedMemory:
         return UnusedMemory(lambda: takeable, self.proc, lambda: self.now)
@@ -57,17 +73,26 @@ def test_a_machine_without_a_host_gets_nothing(machine: Machine) -> None:
         ("sys/class/dmi/id/product_name", "KVM Virtual Machine\n"),
     ],
 )
-def test_a_virtual_machine_gets_a_quarter_of_the_budget(machine: Machine, name: str, text: str) -> None:
+def test_a_virtual_machine_gets_a_quarter_of_the_budget(
+    machine: Machine, name: str, text: str
+) -> None:
     machine.write(name, text)
     assert is_virtual(machine.proc, machine.sys)
     assert choose(None, machine.proc, machine.sys).wanted == SHARE
 
 
 @pytest.mark.clause("S271")
-def test_where_saves_are_known_to_need_more_it_is_up_to_half_of_the_budget(machine: Machine) -> None:
+def test_where_saves_are_known_to_need_more_it_is_up_to_half_of_the_budget(
+    machine: Machine,
+) -> None:
     machine.write("sys/hypervisor/type", "xen\n")
     choice = choose(None, machine.proc, machine.sys)
-    assert [choice.bytes(8 * GIB, save) for save in (0, GIB, 3 * GIB, 5 * GIB)] == [2 * GIB, 2 * GIB, 3 * GIB, 4 * GIB]
+    assert [choice.bytes(8 * GIB, save) for save in (0, GIB, 3 * GIB, 5 * GIB)] == [
+        2 * GIB,
+        2 * GIB,
+        3 * GIB,
+        4 * GIB,
+    ]
     assert PrefaultChoice(GIB, "set").bytes(8 * GIB, 3 * GIB) == GIB
 
 

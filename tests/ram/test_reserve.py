@@ -52,7 +52,12 @@ class History:
 
     def step(self) -> None:
         before = self.taken()
-        getattr(self, self.rng.choice(("ask", "ask", "ask", "ask_nowait", "give_back", "give_back", "declare", "resize")))()
+        getattr(
+            self,
+            self.rng.choice(
+                ("ask", "ask", "ask", "ask_nowait", "give_back", "give_back", "declare", "resize")
+            ),
+        )()
         granted = [one for one in self.asked if one.room.done() and not one.counted]
         for one in granted:
             one.counted = True
@@ -69,7 +74,11 @@ class History:
     def ask_nowait(self) -> None:
         """Urgent ones get what there is at once, whoever else waits, but for others that are urgent."""
         applicant, size = self._applicant(), self.rng.randint(1, SIZE_MAX)
-        waits = [one for one in self.asked if not one.room.done() and (one.ino in self.urgent or not applicant.urgent)]
+        waits = [
+            one
+            for one in self.asked
+            if not one.room.done() and (one.ino in self.urgent or not applicant.urgent)
+        ]
         fits = self.taken() + size <= self.budget - (0 if applicant.urgent else self.reserve)
         had = self.tier.reserve_nowait(size, applicant)
         if had is not (fits and not waits):
@@ -101,14 +110,22 @@ class History:
             raise BrokenError("more than the budget")
         if ordinary and total > self.budget - self.reserve:
             raise BrokenError("the reserve was given to others")
-        waiting_urgent = [one for one in self.asked if not one.room.done() and one.ino in self.urgent]
+        waiting_urgent = [
+            one for one in self.asked if not one.room.done() and one.ino in self.urgent
+        ]
         if ordinary and waiting_urgent:
             raise BrokenError("others went before an urgent one")
         room = self.budget - total
         if waiting_urgent and all(one.size <= room for one in waiting_urgent):
             raise BrokenError("an urgent one waits for room that is there")
-        waiting_others = [one for one in self.asked if not one.room.done() and one.ino not in self.urgent]
-        if waiting_others and not waiting_urgent and all(one.size <= room - self.reserve for one in waiting_others):
+        waiting_others = [
+            one for one in self.asked if not one.room.done() and one.ino not in self.urgent
+        ]
+        if (
+            waiting_others
+            and not waiting_urgent
+            and all(one.size <= room - self.reserve for one in waiting_others)
+        ):
             raise BrokenError("one waits for room that is there")
 
 
@@ -180,7 +197,9 @@ class BehindOthers(Tier):
 
 
 @clause("S279")
-@pytest.mark.parametrize("mutant", [ForEverybody, ForNobody, ForgottenAtAnotherBudget, Deaf, InTurn, BehindOthers])
+@pytest.mark.parametrize(
+    "mutant", [ForEverybody, ForNobody, ForgottenAtAnotherBudget, Deaf, InTurn, BehindOthers]
+)
 def test_mutants_are_found(tmp_path: Path, mutant: type[Tier]) -> None:
     with pytest.raises(BrokenError):
         play_all(tmp_path, mutant)

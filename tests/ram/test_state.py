@@ -15,7 +15,9 @@ from acpfs.ram.state import StateDatabase, lost
 
 
 @pytest.mark.clause("S81")
-def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_creates_its_tables(tmp_path: Path) -> None:
+def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_creates_its_tables(
+    tmp_path: Path,
+) -> None:
     """Found by the drill with the guard: the mount after a kill failed with "no transaction is active", and so did every later one."""
     state = StateDatabase(tmp_path / "state")
     state.create("CREATE TABLE IF NOT EXISTS first (value INTEGER);")
@@ -26,11 +28,16 @@ def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_crea
     state.commit()
     state.close()
     again = StateDatabase(tmp_path / "state")
-    assert (again.rows("SELECT value FROM first"), again.rows("SELECT value FROM second")) == ([(1,)], [(2,)])
+    assert (again.rows("SELECT value FROM first"), again.rows("SELECT value FROM second")) == (
+        [(1,)],
+        [(2,)],
+    )
     again.close()
 
 
-def test_a_copy_that_cannot_be_made_is_an_error_and_not_a_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_cannot_be_made_is_an_error_and_not_a_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who changes the state without the lock could open a transaction between the commit and the copy; SQLite waits for its end."""
     state = StateDatabase(tmp_path / "state")
     state.create("CREATE TABLE IF NOT EXISTS first (value INTEGER);")
@@ -49,12 +56,16 @@ def test_numbers_beyond_64_bits_come_back_as_they_were(tmp_path: Path) -> None:
     numbers = [(1 << 64) - 1, 10_413_792_000_123_456_789, -(1 << 63), 1 << 63, 5]
     state = StateDatabase(tmp_path / "state")
     state.create("CREATE TABLE IF NOT EXISTS some (at INTEGER PRIMARY KEY, value INTEGER);")
-    state.change_many("INSERT INTO some VALUES (?, ?)", [(n, value) for n, value in enumerate(numbers)])
+    state.change_many(
+        "INSERT INTO some VALUES (?, ?)", [(n, value) for n, value in enumerate(numbers)]
+    )
     for n, value in enumerate(numbers):
         state.change("INSERT INTO some VALUES (?, ?)", (100 + n, value))
     state.close()
     again = StateDatabase(tmp_path / "state")
-    assert [int(value) for (value,) in again.rows("SELECT value FROM some ORDER BY at")] == 2 * numbers
+    assert [
+        int(value) for (value,) in again.rows("SELECT value FROM some ORDER BY at")
+    ] == 2 * numbers
     again.close()
 
 
@@ -101,7 +112,9 @@ def test_what_a_killed_worker_left_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S197")
-def test_a_worker_that_was_killed_before_its_first_change_left_nothing_damaged(tmp_path: Path) -> None:
+def test_a_worker_that_was_killed_before_its_first_change_left_nothing_damaged(
+    tmp_path: Path,
+) -> None:
     """What it opened had been closed in order, or was made from a mirror: there is no write-ahead log yet."""
     path = killed(tmp_path)
     StateDatabase(path).close()
@@ -130,7 +143,17 @@ def test_tier_files_without_any_state_are_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S197")
-@pytest.mark.parametrize("at", [3, 17, 32 + 24 + 100, 32 + 10 * FRAME_BYTES + 200, 32 + 10 * FRAME_BYTES + 20, 32 + 10 * FRAME_BYTES + 9])
+@pytest.mark.parametrize(
+    "at",
+    [
+        3,
+        17,
+        32 + 24 + 100,
+        32 + 10 * FRAME_BYTES + 200,
+        32 + 10 * FRAME_BYTES + 20,
+        32 + 10 * FRAME_BYTES + 9,
+    ],
+)
 def test_a_bit_that_flipped_in_the_write_ahead_log_is_noticed(tmp_path: Path, at: int) -> None:
     path = killed(tmp_path)
     flip(log_of(path), at)

@@ -46,7 +46,9 @@ def test_it_grows_in_time_when_nobody_asks() -> None:
     assert disk.growths == 0
 
 
-def test_where_others_write_the_reserve_is_a_file_that_is_given_up_once_and_made_again(tmp_path: Path) -> None:
+def test_where_others_write_the_reserve_is_a_file_that_is_given_up_once_and_made_again(
+    tmp_path: Path,
+) -> None:
     disk, ballast = Disk(3 * RESERVE), tmp_path / "reserve"
     space = disk.space(ballast)
     space.look()

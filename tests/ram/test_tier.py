@@ -85,7 +85,11 @@ def test_a_removed_file_counts_until_its_last_reader_is_done(tier: Tier) -> None
     assert not room.done()
     tier.read_done(tier_id, fds[1])
     assert room.done()
-    assert (tier.used_bytes, tier.statistics().leaving_bytes, tier.statistics().peak_bytes) == (0, 0, 8 * MIB)
+    assert (tier.used_bytes, tier.statistics().leaving_bytes, tier.statistics().peak_bytes) == (
+        0,
+        0,
+        8 * MIB,
+    )
 
 
 @pytest.mark.clause("S130")

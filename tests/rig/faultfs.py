@@ -87,16 +87,26 @@ class FaultFs:
         self.path.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         command = [self._python, "-m", "tests.rig.faultfs", *self._args]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+        )
         self._watchdog.daemon = True
         self._watchdog.start()
         assert self._process.stdout is not None
-        if not readable(self._process.stdout, START_TIMEOUT_S) or self._process.stdout.readline() != b"ready\n":
+        if (
+            not readable(self._process.stdout, START_TIMEOUT_S)
+            or self._process.stdout.readline() != b"ready\n"
+        ):
             self.abort()
             raise RuntimeError("the faulty file system did not start")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -143,7 +153,11 @@ class FaultFs:
             with connection.makefile("rb") as stream:
                 answer: dict[str, Any] = json.loads(stream.readline())
         if "error" in answer:
-            raise TimeoutError(answer["error"]) if answer.get("timeout") else ValueError(answer["error"])
+            raise (
+                TimeoutError(answer["error"])
+                if answer.get("timeout")
+                else ValueError(answer["error"])
+            )
         return answer
 
     def rule(self, action: str, **words: Any) -> int:
@@ -239,7 +253,11 @@ class Control:
             words = json.loads(line)
             return await getattr(self, "_" + words.pop("order"))(**words) or {}
         except trio.TooSlowError:
-            return {"error": f"not met in time: {line.decode()}", "timeout": True, "state": self._faults.state()}
+            return {
+                "error": f"not met in time: {line.decode()}",
+                "timeout": True,
+                "state": self._faults.state(),
+            }
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
@@ -272,7 +290,11 @@ class Control:
             elif "op" in words:
                 await faults.wait_until(lambda: faults.counters[words["op"]] >= words["count"])
             else:
-                await faults.wait_until(lambda: any(r.id == words["rule"] and r.hits >= words["hits"] for r in faults.rules))
+                await faults.wait_until(
+                    lambda: any(
+                        r.id == words["rule"] and r.hits >= words["hits"] for r in faults.rules
+                    )
+                )
 
 
 async def _serve(args: argparse.Namespace, faults: Faults, announce: Iterator[None]) -> None:
@@ -280,7 +302,9 @@ async def _serve(args: argparse.Namespace, faults: Faults, announce: Iterator[No
     await listening.bind("\0" + args.control)
     listening.listen(16)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, Control(faults).serve, [trio.SocketListener(listening)])
+        nursery.start_soon(
+            trio.serve_listeners, Control(faults).serve, [trio.SocketListener(listening)]
+        )
         nursery.start_soon(_end_on_signal, nursery.cancel_scope)
         if args.lifeline:
             nursery.start_soon(_end_with_parent, nursery.cancel_scope)
@@ -317,22 +341,45 @@ def _allow_descriptors() -> None:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="faultfs", description="A passthrough file system with faults.")
+    parser = argparse.ArgumentParser(
+        prog="faultfs", description="A passthrough file system with faults."
+    )
     parser.add_argument("source")
     parser.add_argument("mountpoint")
-    parser.add_argument("--control", required=True, help="abstract name of the unix socket that takes orders")
-    parser.add_argument("--bandwidth", type=int, default=0, help="bytes per second that all readers and writers share; 0: no limit")
-    parser.add_argument("--fsync-s", type=float, default=0.0, help="seconds that each fsync takes, in parallel")
+    parser.add_argument(
+        "--control", required=True, help="abstract name of the unix socket that takes orders"
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=int,
+        default=0,
+        help="bytes per second that all readers and writers share; 0: no limit",
+    )
+    parser.add_argument(
+        "--fsync-s", type=float, default=0.0, help="seconds that each fsync takes, in parallel"
+    )
     parser.add_argument("--record", help="journal of all that becomes visible")
-    parser.add_argument("--power", help="log of all that a power loss could take away; see tests/rig/power.py")
-    parser.add_argument("--page-cache", action="store_true", help="let the kernel cache open files, which mmap needs")
+    parser.add_argument(
+        "--power", help="log of all that a power loss could take away; see tests/rig/power.py"
+    )
+    parser.add_argument(
+        "--page-cache",
+        action="store_true",
+        help="let the kernel cache open files, which mmap needs",
+    )
     parser.add_argument("--sync", action="store_true", help="really flush the source on fsync")
     parser.add_argument("--lifeline", action="store_true", help="end when stdin is closed")
     return parser.parse_args(argv)
 
 
-def _operations(args: argparse.Namespace, faults: Faults, recorder: Recorder | None) -> FaultyOperations:
-    kind = functools.partial(LoggedOperations, log=PowerLog(Path(args.power))) if args.power else FaultyOperations
+def _operations(
+    args: argparse.Namespace, faults: Faults, recorder: Recorder | None
+) -> FaultyOperations:
+    kind = (
+        functools.partial(LoggedOperations, log=PowerLog(Path(args.power)))
+        if args.power
+        else FaultyOperations
+    )
     return kind(args.source, faults, recorder, page_cache=args.page_cache, sync=args.sync)
 
 

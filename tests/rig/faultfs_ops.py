@@ -70,7 +70,11 @@ def faulty(op: str) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[An
                     await self.faults.spend(args[2] if op == "read" else len(args[2]))
                 elif op in ("fsync", "fsyncdir") and self.faults.fsync_s:
                     await trio.sleep(self.faults.fsync_s)
-                answer = function(self, *args, todo) if op in ("read", "write") else function(self, *args)
+                answer = (
+                    function(self, *args, todo)
+                    if op in ("read", "write")
+                    else function(self, *args)
+                )
             except OSError as error:
                 raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
             if todo == "lose":
@@ -88,7 +92,15 @@ class FaultyOperations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, source: str, faults: Faults, recorder: Recorder | None, *, page_cache: bool, sync: bool) -> None:
+    def __init__(
+        self,
+        source: str,
+        faults: Faults,
+        recorder: Recorder | None,
+        *,
+        page_cache: bool,
+        sync: bool,
+    ) -> None:
         super().__init__()
         self.source = os.path.realpath(source)
         self.faults = faults
@@ -129,7 +141,16 @@ class FaultyOperations(pyfuse3.Operations):
     def _entry(self, st: os.stat_result) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = self._number(st)
-        for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_rdev", "st_size", "st_blksize", "st_blocks"):
+        for name in (
+            "st_mode",
+            "st_nlink",
+            "st_uid",
+            "st_gid",
+            "st_rdev",
+            "st_size",
+            "st_blksize",
+            "st_blocks",
+        ):
             setattr(entry, name, getattr(st, name))
         grain = 1 if self.faults.features.fine_times else NS
         for name in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns"):
@@ -173,7 +194,9 @@ class FaultyOperations(pyfuse3.Operations):
         return self._entry(os.fstat(self._nodes[inode].fd))
 
     @faulty("setattr")
-    def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, _ctx: Any) -> pyfuse3.EntryAttributes:  # type: ignore[override]
+    def setattr(  # type: ignore[override]
+        self, inode: int, attr: Any, fields: Any, fh: int | None, _ctx: Any
+    ) -> pyfuse3.EntryAttributes:
         self._writable()
         node = self._nodes[inode]
         if fields.update_size:
@@ -181,7 +204,11 @@ class FaultyOperations(pyfuse3.Operations):
         if fields.update_mode:
             os.chmod(node.path, stat.S_IMODE(attr.st_mode))
         if fields.update_uid or fields.update_gid:
-            self._chown(node, attr.st_uid if fields.update_uid else -1, attr.st_gid if fields.update_gid else -1)
+            self._chown(
+                node,
+                attr.st_uid if fields.update_uid else -1,
+                attr.st_gid if fields.update_gid else -1,
+            )
         if fields.update_atime or fields.update_mtime:
             self._set_times(node, attr, fields)
         st = os.fstat(node.fd)
@@ -234,7 +261,9 @@ class FaultyOperations(pyfuse3.Operations):
         return self._find(parent, name)
 
     @faulty("mknod")
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, ctx: Any) -> pyfuse3.EntryAttributes:  # type: ignore[override]
+    def mknod(  # type: ignore[override]
+        self, parent: int, name: bytes, mode: int, rdev: int, ctx: Any
+    ) -> pyfuse3.EntryAttributes:
         self._writable()
         os.mknod(name, mode, rdev, dir_fd=self._nodes[parent].fd)
         return self._give(parent, name, ctx)
@@ -258,7 +287,9 @@ class FaultyOperations(pyfuse3.Operations):
         self._writable()
         if not self.faults.features.hard_links:
             raise OSError(errno.EPERM, "no hard links here")
-        os.link(self._nodes[inode].path, name, dst_dir_fd=self._nodes[parent].fd, follow_symlinks=True)
+        os.link(
+            self._nodes[inode].path, name, dst_dir_fd=self._nodes[parent].fd, follow_symlinks=True
+        )
         if self._recorder is not None:
             self._recorder.appear(self._join(parent, name))
         return self._find(parent, name)
@@ -282,7 +313,15 @@ class FaultyOperations(pyfuse3.Operations):
             self._recorder.vanish(self._join(parent, name))
 
     @faulty("rename")
-    def rename(self, parent_old: int, name_old: bytes, parent_new: int, name_new: bytes, flags: int, _ctx: Any) -> None:  # type: ignore[override]
+    def rename(  # type: ignore[override]
+        self,
+        parent_old: int,
+        name_old: bytes,
+        parent_new: int,
+        name_new: bytes,
+        flags: int,
+        _ctx: Any,
+    ) -> None:
         self._writable()
         if flags and not self.faults.features.rename_flags:
             raise OSError(errno.EINVAL, "no rename flags here")
@@ -293,11 +332,18 @@ class FaultyOperations(pyfuse3.Operations):
             raise OSError(number, os.strerror(number))
         if moved is not None and replaced is not None and moved.st_ino == replaced.st_ino:
             return  # two names of one file: POSIX leaves both
-        if replaced is not None and not flags and replaced.st_nlink == 1 and stat.S_ISREG(replaced.st_mode):
+        if (
+            replaced is not None
+            and not flags
+            and replaced.st_nlink == 1
+            and stat.S_ISREG(replaced.st_mode)
+        ):
             self.faults.take_space(-replaced.st_size)
         if self._recorder is not None:
             exchange = bool(flags & pyfuse3.RENAME_EXCHANGE)
-            self._recorder.renamed(self._join(parent_old, name_old), self._join(parent_new, name_new), exchange)
+            self._recorder.renamed(
+                self._join(parent_old, name_old), self._join(parent_new, name_new), exchange
+            )
 
     @faulty("readlink")
     def readlink(self, inode: int, _ctx: Any) -> bytes:  # type: ignore[override]
@@ -307,7 +353,9 @@ class FaultyOperations(pyfuse3.Operations):
 
     def _opened(self, fd: int, ino: int) -> pyfuse3.FileInfo:
         self._files[fd] = OpenFile(fd, ino)
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(fd), direct_io=not self._page_cache, keep_cache=False)
+        return pyfuse3.FileInfo(
+            fh=pyfuse3.FileHandleT(fd), direct_io=not self._page_cache, keep_cache=False
+        )
 
     @faulty("open")
     def open(self, inode: int, flags: int, _ctx: Any) -> pyfuse3.FileInfo:  # type: ignore[override]

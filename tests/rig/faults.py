@@ -16,9 +16,13 @@ from typing import Any
 
 import trio
 
-CHANGING = frozenset("setattr mknod mkdir unlink rmdir symlink rename link create write fsync fsyncdir setxattr removexattr".split())
+CHANGING = frozenset(
+    "setattr mknod mkdir unlink rmdir symlink rename link create write fsync fsyncdir setxattr removexattr".split()
+)
 """Operations that the word "writes" stands for in a rule."""
-READING = frozenset("lookup getattr readlink open read flush release opendir readdir statfs getxattr listxattr".split())
+READING = frozenset(
+    "lookup getattr readlink open read flush release opendir readdir statfs getxattr listxattr".split()
+)
 """All others; FLUSH is among them because closing a file that was only read sends it too."""
 ACTIONS = frozenset({"fail", "delay", "tear", "short", "flip", "freeze", "lose"})
 """tear: half of a write, then EIO; short: half of a write; flip: one bit wrong; lose: carried out, but the answer is an error."""
@@ -130,7 +134,12 @@ class Faults:
 
     def remove(self, rule_id: int | None, action: str | None = None) -> None:
         """Take out one rule, all of one action, or all; frozen calls that no rule holds any more go on."""
-        self.rules = [r for r in self.rules if (rule_id is not None and r.id != rule_id) or (action is not None and r.action != action)]
+        self.rules = [
+            r
+            for r in self.rules
+            if (rule_id is not None and r.id != rule_id)
+            or (action is not None and r.action != action)
+        ]
         self.tell()
 
     def tell(self) -> None:
@@ -193,7 +202,10 @@ class Faults:
 
     def state(self) -> dict[str, Any]:
         """What the control socket's `state` answers."""
-        rules = [{"id": r.id, "action": r.action, "matched": r.matched, "hits": r.hits} for r in self.rules]
+        rules = [
+            {"id": r.id, "action": r.action, "matched": r.matched, "hits": r.hits}
+            for r in self.rules
+        ]
         return {
             "counters": dict(self.counters),
             "frozen": self.frozen,

@@ -28,11 +28,15 @@ def flag_of(base: Path) -> Path:
 def code_that_hangs(base: Path, place: Place) -> Path:
     """The directory to import it from, below `base`."""
     code = base / "code"
-    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__")
+    )
     name, after, call = place
     text = (code / name).read_text()
     assert text.count(after) == 1
     head, rest = text.split(after)
     hang = _HANG.replace("FLAG", repr(str(flag_of(base))))
-    (code / name).write_text(head.replace(_FIRST_IMPORT, _FIRST_IMPORT + hang) + after + call + rest)
+    (code / name).write_text(
+        head.replace(_FIRST_IMPORT, _FIRST_IMPORT + hang) + after + call + rest
+    )
     return code

@@ -11,14 +11,24 @@ from tests.rig.mounts import REPOSITORY
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        ["git", "-C", str(REPOSITORY), *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def before_state_version(version: int) -> str:
     """The commit before the one that brought this format of the state."""
-    found = _git("log", "--format=%H", f"-SSTATE_VERSION = {version}", "--", "acpfs/ram/state.py").splitlines()
-    if not found or not (parent := _git("rev-parse", "--verify", "--quiet", f"{found[-1]}~1^{{commit}}")):
+    found = _git(
+        "log", "--format=%H", f"-SSTATE_VERSION = {version}", "--", "acpfs/ram/state.py"
+    ).splitlines()
+    if not found or not (
+        parent := _git("rev-parse", "--verify", "--quiet", f"{found[-1]}~1^{{commit}}")
+    ):
         pytest.skip(f"this checkout's history does not go back to before state version {version}")
     return parent
 
@@ -33,8 +43,12 @@ def commit_before() -> str:
 def checkout(commit: str, directory: Path, *paths: str) -> Path:
     """These paths as they were then, in a directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    with subprocess.Popen(["git", "-C", str(REPOSITORY), "archive", commit, "--", *paths], stdout=subprocess.PIPE) as packed:
-        subprocess.run(["tar", "-xf", "-", "-C", str(directory)], stdin=packed.stdout, check=True, timeout=300)
+    with subprocess.Popen(
+        ["git", "-C", str(REPOSITORY), "archive", commit, "--", *paths], stdout=subprocess.PIPE
+    ) as packed:
+        subprocess.run(
+            ["tar", "-xf", "-", "-C", str(directory)], stdin=packed.stdout, check=True, timeout=300
+        )
     assert packed.returncode == 0
     return directory
 

@@ -22,7 +22,13 @@ Entry = tuple[str, str]
 """(kind, what): ("file", digest), ("dir", ""), ("symlink", target), ("fifo", "")."""
 Tree = dict[str, Entry]
 
-_KINDS = {stat.S_IFDIR: "dir", stat.S_IFLNK: "symlink", stat.S_IFREG: "file", stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket"}
+_KINDS = {
+    stat.S_IFDIR: "dir",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFREG: "file",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+}
 
 
 def visible(path: str) -> bool:
@@ -50,7 +56,9 @@ class Recorder:
     def write(self, op: str, **fields: Any) -> None:
         """One line."""
         self._number += 1
-        self._out.write(json.dumps({"n": self._number, "t": time.time(), "op": op, **fields}) + "\n")
+        self._out.write(
+            json.dumps({"n": self._number, "t": time.time(), "op": op, **fields}) + "\n"
+        )
         self._out.flush()
 
     def appear(self, path: str) -> None:
@@ -61,7 +69,16 @@ class Recorder:
         st = os.lstat(full)
         kind = _KINDS.get(stat.S_IFMT(st.st_mode), "device")
         what = digest_of(full) if kind == "file" else os.readlink(full) if kind == "symlink" else ""
-        self.write("set", path=path, kind=kind, what=what, ino=st.st_ino, mode=st.st_mode, size=st.st_size, mtime_ns=st.st_mtime_ns)
+        self.write(
+            "set",
+            path=path,
+            kind=kind,
+            what=what,
+            ino=st.st_ino,
+            mode=st.st_mode,
+            size=st.st_size,
+            mtime_ns=st.st_mtime_ns,
+        )
         if kind == "dir":
             for name in sorted(os.listdir(full)):
                 self.appear(f"{path}/{name}")
@@ -94,7 +111,14 @@ class Recorder:
     def attributes(self, path: str, st: os.stat_result) -> None:
         """Mode, owner or times changed."""
         if visible(path):
-            self.write("attr", path=path, mode=st.st_mode, uid=st.st_uid, gid=st.st_gid, mtime_ns=st.st_mtime_ns)
+            self.write(
+                "attr",
+                path=path,
+                mode=st.st_mode,
+                uid=st.st_uid,
+                gid=st.st_gid,
+                mtime_ns=st.st_mtime_ns,
+            )
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -134,7 +158,10 @@ class VisibleTree:
 
     def tree(self) -> Tree:
         """Path → (kind, what) now."""
-        return {p: (kind, self._contents[ino] if kind == "file" else what) for p, (kind, what, ino) in self._names.items()}
+        return {
+            p: (kind, self._contents[ino] if kind == "file" else what)
+            for p, (kind, what, ino) in self._names.items()
+        }
 
     def _cut(self, path: str) -> dict[str, tuple[str, str, int]]:
         below = path + "/"
@@ -148,11 +175,15 @@ class VisibleTree:
             self._names[new + p[len(old) :]] = entry
 
 
-def replay(records: list[dict[str, Any]], start: Tree | None = None) -> Iterator[tuple[dict[str, Any], Tree]]:
+def replay(
+    records: list[dict[str, Any]], start: Tree | None = None
+) -> Iterator[tuple[dict[str, Any], Tree]]:
     """(record, visible tree after it) for every record that changed names or contents."""
     visible_tree = VisibleTree()
     for number, (path, (kind, what)) in enumerate((start or {}).items()):
-        visible_tree.apply({"op": "set", "path": path, "kind": kind, "what": what, "ino": -number - 1})
+        visible_tree.apply(
+            {"op": "set", "path": path, "kind": kind, "what": what, "ino": -number - 1}
+        )
     for record in records:
         if visible_tree.apply(record):
             yield record, visible_tree.tree()
@@ -169,6 +200,12 @@ def tree_of(root: Path) -> Tree:
         for name in names + files:
             full = os.path.join(directory, name)
             kind = _KINDS.get(stat.S_IFMT(os.lstat(full).st_mode), "device")
-            what = digest_of(full) if kind == "file" else os.readlink(full) if kind == "symlink" else ""
+            what = (
+                digest_of(full)
+                if kind == "file"
+                else os.readlink(full)
+                if kind == "symlink"
+                else ""
+            )
             tree[prefix + name] = (kind, what)
     return tree

@@ -34,9 +34,16 @@ class KeeperProcess:
         self._start()
 
     def _start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "ACPFS_RUNTIME_DIR"} | {"PYTHONPATH": str(REPOSITORY)}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "ACPFS_RUNTIME_DIR"
+        } | {"PYTHONPATH": str(REPOSITORY)}
         words = ["-m", "acpfs.cli.main", "keeper", "--runtime-dir", str(self.runtime)]
-        self.process = subprocess.Popen([sys.executable, *words], env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
         assert self.process.stderr is not None
         assert b"holds the mounts of" in self.process.stderr.readline()
 
@@ -84,22 +91,45 @@ for line in sys.stdin:
 """
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", self.PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def mount(self, mount: AcpfsMount, *words: str) -> int:
         """`acpfs mount`, once more; its exit code."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
-        options = [word for name, value in mount.options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        command = ["mount", str(mount.backing), str(mount.path), "--transport", mount.transport.partition("-")[0], *options, *words]
+        program = (
+            "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
+        )
+        options = [
+            word
+            for name, value in mount.options.items()
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        command = [
+            "mount",
+            str(mount.backing),
+            str(mount.path),
+            "--transport",
+            mount.transport.partition("-")[0],
+            *options,
+            *words,
+        ]
         environment = {
             **os.environ,
             **ENVIRONMENTS[mount.transport],
             "ACPFS_RUNTIME_DIR": str(mount.runtime_dir),
             "PYTHONPATH": str(REPOSITORY),
         }
-        order = {"words": [sys.executable, "-c", program, *command], "env": environment, "log": str(mount.log)}
+        order = {
+            "words": [sys.executable, "-c", program, *command],
+            "env": environment,
+            "log": str(mount.log),
+        }
         print(json.dumps(order), file=self._process.stdin, flush=True)
         assert readable(self._process.stdout.fileno(), 120)
         return int(self._process.stdout.readline())

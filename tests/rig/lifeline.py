@@ -51,7 +51,13 @@ def _start_watcher() -> int:
     command = [sys.executable, "-m", "tests.rig.watcher", str(os.getpid())]
     moves = [(os.POSIX_SPAWN_DUP2, orders, 0), (os.POSIX_SPAWN_DUP2, answer, 1)]
     root = str(Path(__file__).parents[2])
-    os.posix_spawn(sys.executable, command, env | {"PYTHONPATH": root, "PYTHONSAFEPATH": "1"}, file_actions=moves, setsid=True)
+    os.posix_spawn(
+        sys.executable,
+        command,
+        env | {"PYTHONPATH": root, "PYTHONSAFEPATH": "1"},
+        file_actions=moves,
+        setsid=True,
+    )
     os.close(orders)
     os.close(answer)
     with open(answer_end, "rb") as stream:

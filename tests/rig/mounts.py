@@ -94,7 +94,12 @@ class AcpfsMount:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             if kind is None and is_mounted(self.path):
                 self.umount()
@@ -113,7 +118,9 @@ class AcpfsMount:
         if AcpfsMount.lay_backing is not None:
             AcpfsMount.lay_backing(self.backing)
         with contextlib.suppress(FileExistsError):
-            self.path.mkdir(parents=True)  # exist_ok would ask a dead mount what it is, which answers only while the kernel remembers
+            self.path.mkdir(
+                parents=True
+            )  # exist_ok would ask a dead mount what it is, which answers only while the kernel remembers
         self.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.watch()
         words = [str(self.backing), str(self.path), "--transport", self.transport.partition("-")[0]]
@@ -139,7 +146,15 @@ class AcpfsMount:
         Raises:
             CommandError: not drained in time, or busy.
         """
-        done = self.run("acpfs", "umount", str(self.path), "--timeout", str(timeout_s), timeout_s=timeout_s + 30, check=False)
+        done = self.run(
+            "acpfs",
+            "umount",
+            str(self.path),
+            "--timeout",
+            str(timeout_s),
+            timeout_s=timeout_s + 30,
+            check=False,
+        )
         if done.returncode == ExitCode.REFUSED and "in another mount namespace" in done.stderr:
             self._wait_for_containers()
         elif done.returncode != 0:
@@ -154,7 +169,9 @@ class AcpfsMount:
     @property
     def supervisor(self) -> int:
         """Process that keeps the mount."""
-        return registry.find(registry.normalised(str(self.path)), registry.records([self.runtime_dir])).pid
+        return registry.find(
+            registry.normalised(str(self.path)), registry.records([self.runtime_dir])
+        ).pid
 
     def kill(self) -> None:
         """kill -9 of all that serves and keeps the mount, and away with the dead mount; the RAM tier stays."""
@@ -184,7 +201,9 @@ class AcpfsMount:
     def wait_unmounted(self, timeout_s: float = 240.0) -> None:
         """Wait until the kernel's table does not have the mount any more."""
         with open("/proc/self/mounts", "rb") as table:
-            changes = select.poll()  # takes descriptors beyond 1023, which a process of many tests has
+            changes = (
+                select.poll()
+            )  # takes descriptors beyond 1023, which a process of many tests has
             changes.register(table, select.POLLPRI)
             deadline = time.monotonic() + timeout_s
             while is_mounted(self.path):
@@ -207,7 +226,9 @@ class AcpfsMount:
     def leaks(self) -> list[str]:
         """What an unmounted acpfs has left behind that it should not have."""
         for pid in self.living():
-            with contextlib.suppress(TimeoutError):  # the template ends with the supervisor, a moment later
+            with contextlib.suppress(
+                TimeoutError
+            ):  # the template ends with the supervisor, a moment later
                 wait_gone(pid, LEAVES_WITHIN_S)
         found = [f"mount {self.path}"] if is_mounted(self.path) else []
         found += [f"process {pid}" for pid in self.living()]
@@ -228,25 +249,46 @@ class AcpfsMount:
 
     # -- commands
 
-    def run(self, command: str, *words: str, timeout_s: float = 240.0, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: str, *words: str, timeout_s: float = 240.0, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """Run `acpfs` or `acpfs-ctl` as a user would; output goes through files because a daemon may keep a pipe open."""
         program = f"import sys; from {_COMMANDS[command]} import main; sys.argv[0] = {command!r}; sys.exit(main())"
-        env = {**os.environ, **ENVIRONMENTS[self.transport], "ACPFS_RUNTIME_DIR": str(self.runtime_dir)}
+        env = {
+            **os.environ,
+            **ENVIRONMENTS[self.transport],
+            "ACPFS_RUNTIME_DIR": str(self.runtime_dir),
+        }
         env |= {"COLUMNS": "200", **self._environment}
-        with open(self.log, "a+", encoding="utf-8") as err, open(self.log.with_suffix(".out"), "w+", encoding="utf-8") as out:
+        with (
+            open(self.log, "a+", encoding="utf-8") as err,
+            open(self.log.with_suffix(".out"), "w+", encoding="utf-8") as out,
+        ):
             err_start = err.seek(0, os.SEEK_END)
             arguments = [self._python, "-X", "faulthandler", "-c", program, *words]
-            done = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=env,
+                timeout=timeout_s,
+                check=False,
+            )
             out.seek(0)
             err.seek(err_start)
-            result = subprocess.CompletedProcess([command, "", "", "", *words], done.returncode, out.read(), err.read())
+            result = subprocess.CompletedProcess(
+                [command, "", "", "", *words], done.returncode, out.read(), err.read()
+            )
         if check and result.returncode != 0:
             raise CommandError(result)
         return result
 
     def ctl(self, *words: str, check: bool = True, timeout_s: float = 240.0) -> Any:
         """`acpfs-ctl MOUNTPOINT … --json`, decoded; None where it printed nothing."""
-        done = self.run("acpfs-ctl", str(self.path), *words, "--json", check=check, timeout_s=timeout_s)
+        done = self.run(
+            "acpfs-ctl", str(self.path), *words, "--json", check=check, timeout_s=timeout_s
+        )
         return json.loads(done.stdout) if done.stdout.strip() else None
 
     def ask(self, verb: str, **args: Any) -> Any:
@@ -359,12 +401,18 @@ def kinds_at(path: Path) -> list[str]:
 
 def mounts_below(path: Path) -> list[Path]:
     """Mount points at or below a path, innermost first."""
-    return sorted((m for _device, m, _kind in _mountinfo() if m == path or path in m.parents), reverse=True)
+    return sorted(
+        (m for _device, m, _kind in _mountinfo() if m == path or path in m.parents), reverse=True
+    )
 
 
 def connections_at(path: Path) -> list[int]:
     """Numbers of the FUSE connections mounted at a path."""
-    return [int(device.partition(":")[2]) for device, mounted, kind in _mountinfo() if mounted == path and kind == "fuse.acpfs"]
+    return [
+        int(device.partition(":")[2])
+        for device, mounted, kind in _mountinfo()
+        if mounted == path and kind == "fuse.acpfs"
+    ]
 
 
 def began(pid: int) -> str:

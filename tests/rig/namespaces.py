@@ -22,4 +22,15 @@ def namespace(*words: str, kept: Path | None = None, options: tuple[str, ...] = 
     `options`: of unshare(1), for more namespaces.
     """
     script = f'KEPT=$0\n{LET_GO}exec "$@"'
-    return ["unshare", "--mount", "--propagation", "private", *options, "sh", "-c", script, str(kept or ""), *words]
+    return [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        *options,
+        "sh",
+        "-c",
+        script,
+        str(kept or ""),
+        *words,
+    ]

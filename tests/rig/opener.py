@@ -22,7 +22,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def filled(seed: int, size: int) -> bytes:
     """Bytes that tell who wrote them."""
-    return bytes((seed * 131 + n // 7) % 251 + 1 for n in range(min(size, 251 * 7))).ljust(size, bytes([seed % 250 + 1]))
+    return bytes((seed * 131 + n // 7) % 251 + 1 for n in range(min(size, 251 * 7))).ljust(
+        size, bytes([seed % 250 + 1])
+    )
 
 
 def said(data: bytes | bytearray) -> list[int]:
@@ -86,14 +88,19 @@ class Side:
         os.fsync(self.files[slot])
 
     def fallocate(self, slot: int, mode: int, offset: int, size: int) -> None:
-        if _libc.fallocate(self.files[slot], mode, ctypes.c_int64(offset), ctypes.c_int64(size)) != 0:
+        if (
+            _libc.fallocate(self.files[slot], mode, ctypes.c_int64(offset), ctypes.c_int64(size))
+            != 0
+        ):
             raise OSError(ctypes.get_errno(), "fallocate")
 
     def copy(self, slot: int, offset: int, other: int, target: int, size: int) -> int:
         """copy_file_range, as often as it takes: how much one call copies is the file system's business."""
         done = 0
         while done < size:
-            count = os.copy_file_range(self.files[slot], self.files[other], size - done, offset + done, target + done)
+            count = os.copy_file_range(
+                self.files[slot], self.files[other], size - done, offset + done, target + done
+            )
             if not count:
                 break
             done += count
@@ -101,7 +108,9 @@ class Side:
 
     def map(self, slot: int, into: int, size: int, shared: bool, writable: bool) -> None:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        made = mmap.mmap(self.files[slot], size, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, protection)
+        made = mmap.mmap(
+            self.files[slot], size, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, protection
+        )
         if into in self.maps:
             self.maps.pop(into).close()
         self.maps[into] = made

@@ -23,7 +23,12 @@ def free_port() -> int:
 
     One that it gave out and that was closed again would be anybody's until it is used.
     """
-    first, last = (int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
+    first, last = (
+        int(word)
+        for word in Path("/proc/sys/net/ipv4/ip_local_port_range")
+        .read_text(encoding="ascii")
+        .split()
+    )
     for port in random.SystemRandom().sample(candidates(first, last), TRIES):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))

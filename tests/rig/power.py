@@ -54,7 +54,13 @@ class PowerLog:
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             kind = "symlink" if entry.is_symlink() else "dir" if entry.is_dir() else "file"
             own = shown(entry.inode())
-            self.created(own, ino, os.fsencode(entry.name), kind, os.readlink(entry.path) if kind == "symlink" else "")
+            self.created(
+                own,
+                ino,
+                os.fsencode(entry.name),
+                kind,
+                os.readlink(entry.path) if kind == "symlink" else "",
+            )
             if kind == "dir":
                 self.found(Path(entry.path), own, shown)
             elif kind == "file":
@@ -111,7 +117,9 @@ class Disk:
     def crash(self, seed: int) -> dict[str, tuple[str, Any, dict[str, bytes]]]:
         """Path → (kind, bytes or link target, xattrs) of what is left."""
         chooser = random.Random(seed)
-        kept = chooser.choice((self._safe, len(self._changes), chooser.randint(self._safe, len(self._changes))))
+        kept = chooser.choice(
+            (self._safe, len(self._changes), chooser.randint(self._safe, len(self._changes)))
+        )
         names: dict[int, dict[bytes, int]] = {TOP: {}}
         for change in self._changes[:kept]:
             _rename(names, change)

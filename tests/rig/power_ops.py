@@ -60,10 +60,19 @@ class LoggedOperations(FaultyOperations):
         await super().rmdir(parent, name, ctx)
         self._log.write("unlink", self._log.number(parent), name)
 
-    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, ctx: Any) -> None:
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, ctx: Any
+    ) -> None:
         await super().rename(parent, name, new_parent, new_name, flags, ctx)
         exchange = bool(flags & pyfuse3.RENAME_EXCHANGE)
-        self._log.write("rename", self._log.number(parent), name, self._log.number(new_parent), new_name, exchange)
+        self._log.write(
+            "rename",
+            self._log.number(parent),
+            name,
+            self._log.number(new_parent),
+            new_name,
+            exchange,
+        )
 
     async def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, ctx: Any) -> Any:
         entry = await super().setattr(inode, attr, fields, fh, ctx)

@@ -26,7 +26,9 @@ SOMEBODY = 12345
 class Child:
     """A function running in a forked process; `result()` waits for it."""
 
-    def __init__(self, function: Callable[[], Any], uid: int = 0, gid: int = 0, groups: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, function: Callable[[], Any], uid: int = 0, gid: int = 0, groups: tuple[int, ...] = ()
+    ) -> None:
         read_fd, write_fd = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter(
@@ -74,11 +76,15 @@ class Child:
 
 def sleeps(thread: threading.Thread) -> bool:
     """Whether it waits in the kernel. One that waits for a processor does not, however long the machine lets it."""
-    stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="ascii", errors="replace")
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(
+        encoding="ascii", errors="replace"
+    )
     return stat.rpartition(")")[2].split()[0] == "S"
 
 
-def _run(function: Callable[[], Any], write_fd: int, uid: int, gid: int, groups: tuple[int, ...]) -> None:
+def _run(
+    function: Callable[[], Any], write_fd: int, uid: int, gid: int, groups: tuple[int, ...]
+) -> None:
     try:
         if uid or gid:
             os.setgroups(list(groups))
@@ -86,7 +92,12 @@ def _run(function: Callable[[], Any], write_fd: int, uid: int, gid: int, groups:
             os.setresuid(uid, uid, uid)
         answer = (True, function())
     except BaseException as error:  # noqa: BLE001 — whatever it was, the parent is to hear of it
-        answer = (False, OSError(error.errno, error.strerror) if isinstance(error, OSError) else RuntimeError(repr(error)))
+        answer = (
+            False,
+            OSError(error.errno, error.strerror)
+            if isinstance(error, OSError)
+            else RuntimeError(repr(error)),
+        )
     try:
         with os.fdopen(write_fd, "wb") as stream:
             pickle.dump(answer, stream)
@@ -94,13 +105,17 @@ def _run(function: Callable[[], Any], write_fd: int, uid: int, gid: int, groups:
         os._exit(0)
 
 
-def in_child(function: Callable[[], T], uid: int = 0, gid: int = 0, groups: tuple[int, ...] = ()) -> T:
+def in_child(
+    function: Callable[[], T], uid: int = 0, gid: int = 0, groups: tuple[int, ...] = ()
+) -> T:
     """Run a function in a child and return what it returned."""
     value: T = Child(function, uid, gid, groups).result()
     return value
 
 
-def errno_as(uid: int, function: Callable[[], object], gid: int | None = None, groups: tuple[int, ...] = ()) -> int:
+def errno_as(
+    uid: int, function: Callable[[], object], gid: int | None = None, groups: tuple[int, ...] = ()
+) -> int:
     """errno that a function ends with when somebody else calls it; 0 for success."""
     try:
         in_child(function, uid, uid if gid is None else gid, groups)

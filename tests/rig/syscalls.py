@@ -44,7 +44,9 @@ def rename2(old: Path, new: Path, flags: int) -> None:
 
 def link_descriptor(fd: int, path: Path) -> None:
     """Give an open file a name; os.link follows /proc/self/fd only when it calls linkat(2)."""
-    _checked(_LIBC.linkat(AT_FDCWD, f"/proc/self/fd/{fd}".encode(), AT_FDCWD, os.fsencode(path), 0x400))
+    _checked(
+        _LIBC.linkat(AT_FDCWD, f"/proc/self/fd/{fd}".encode(), AT_FDCWD, os.fsencode(path), 0x400)
+    )
 
 
 def fallocate(fd: int, mode: int, offset: int, size: int) -> None:

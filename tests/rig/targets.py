@@ -19,8 +19,24 @@ from tests.rig.mounts import ENVIRONMENTS, AcpfsMount
 TRANSPORTS = tuple(ENVIRONMENTS)
 CANNOT = {
     "faultfs": frozenset({"tmpfile", "fallocate", "seek_hole", "dots", "devices"}),
-    "libfuse": frozenset({"tmpfile", "fallocate", "seek_hole", "whiteout", "chattr", "acl", "labels", "dots", "devices"}),
-    **{name: frozenset({"whiteout", "chattr", "acl", "labels", "devices"}) for name in ENVIRONMENTS if name.startswith("native")},
+    "libfuse": frozenset(
+        {
+            "tmpfile",
+            "fallocate",
+            "seek_hole",
+            "whiteout",
+            "chattr",
+            "acl",
+            "labels",
+            "dots",
+            "devices",
+        }
+    ),
+    **{
+        name: frozenset({"whiteout", "chattr", "acl", "labels", "devices"})
+        for name in ENVIRONMENTS
+        if name.startswith("native")
+    },
 }
 """Exceptions X1… of docs/SEMANTICS.md."""
 
@@ -78,7 +94,9 @@ def _tmpfs(root: Path) -> Iterator[Target]:
         shutil.rmtree(root, ignore_errors=True)
         return
     root.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4G,mode=755", "tmpfs", str(root)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4G,mode=755", "tmpfs", str(root)], check=True
+    )
     try:
         yield Target("tmpfs", root)
     finally:

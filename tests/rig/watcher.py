@@ -67,7 +67,11 @@ class Watcher:
 
     def _left_ms(self) -> int | None:
         nearest = min((armed.deadline for armed in self.armed.values()), default=float("inf"))
-        return None if nearest == float("inf") else max(0, round(1000 * (nearest - time.monotonic())) + 1)
+        return (
+            None
+            if nearest == float("inf")
+            else max(0, round(1000 * (nearest - time.monotonic())) + 1)
+        )
 
     def _obey(self, order: dict[str, Any]) -> None:
         if "disarm" in order:

@@ -31,8 +31,14 @@ QUICK: dict[str, object] = {
     "ram": "256M",
 }
 ALL = os.environ.get("ACPFS_STORAGE") == "all"
-by_hand = pytest.mark.skipif(not ALL, reason="by hand, all of them take minutes: ACPFS_STORAGE=all pytest tests/storage")
-CHOSEN = [kind for kind in os.environ.get("ACPFS_STORAGE_KINDS", ",".join(IN_EVERY_RUN)).split(",") if kind in KINDS]
+by_hand = pytest.mark.skipif(
+    not ALL, reason="by hand, all of them take minutes: ACPFS_STORAGE=all pytest tests/storage"
+)
+CHOSEN = [
+    kind
+    for kind in os.environ.get("ACPFS_STORAGE_KINDS", ",".join(IN_EVERY_RUN)).split(",")
+    if kind in KINDS
+]
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,10 @@ class Site:
 
     def fresh(self, name: str) -> tuple[Path, Path]:
         """A new directory, as both clients have it; when the servers are back that the last test has killed."""
-        until(lambda: answers(self.below) and answers(self.observer), "both clients have their servers")
+        until(
+            lambda: answers(self.below) and answers(self.observer),
+            "both clients have their servers",
+        )
         (self.below / name).mkdir()
         return self.below / name, self.observer / name
 

@@ -61,7 +61,9 @@ class Observer:
 
     def look(self, path: str) -> None:
         """One look."""
-        with contextlib.suppress(OSError):  # the servers are gone, failing or changing: nothing was seen
+        with contextlib.suppress(
+            OSError
+        ):  # the servers are gone, failing or changing: nothing was seen
             self.looks.append((path, _entry(self.root / path)))
 
     def check(self) -> int:
@@ -80,8 +82,14 @@ def check(looks: Sequence[Look], states: Sequence[Tree]) -> int:
         found = next((n for n in range(at, len(states)) if states[n].get(path) == seen), None)
         if found is None:
             had = sorted({str(state.get(path)) for state in states[at:]})
-            before = "; it had that before" if any(state.get(path) == seen for state in states[:at]) else ""
-            raise AssertionError(f"look {number} saw {path} as {seen} after state {at} of {len(states)}, since when it was {had}{before}")
+            before = (
+                "; it had that before"
+                if any(state.get(path) == seen for state in states[:at])
+                else ""
+            )
+            raise AssertionError(
+                f"look {number} saw {path} as {seen} after state {at} of {len(states)}, since when it was {had}{before}"
+            )
         at = found
     return len(looks)
 

@@ -23,7 +23,11 @@ from tests.storage.conftest import ALL, Site, by_hand
 clause = pytest.mark.clause
 KILLS = int(os.environ.get("ACPFS_STORAGE_KILLS", "6"))
 NODES = 4 if ALL else 3
-pytestmark = [pytest.mark.mount, pytest.mark.transports("native"), pytest.mark.timeout(300 + KILLS * 30)]
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.transports("native"),
+    pytest.mark.timeout(300 + KILLS * 30),
+]
 SETTLED: dict[str, Any] = {"heartbeat": 1.0, "clock_bound": 0.2, "node_timeout": 120.0}
 """A node that is mounted anew on a busy machine is not missing yet."""
 DRAIN_S = 180.0
@@ -51,7 +55,9 @@ class Storm:
             node.kill()
             node.start()
         else:
-            kill(self._site.storage.server(0))  # always this one: a client takes seconds to find it again, and two away are a lost quorum
+            kill(
+                self._site.storage.server(0)
+            )  # always this one: a client takes seconds to find it again, and two away are a lost quorum
             self._site.storage.restart()
         self.kills += 1
 
@@ -77,15 +83,23 @@ def test_pointers_of_a_cluster(transport: str, site: Site, tmp_path: Path, seed:
             for node in stand.nodes:
                 node.flush(timeout_s=DRAIN_S)
         assert looks_right(shared, job.name) == ""
-        assert {row["status"] for node in stand.nodes for row in node.ctl("verify", f"{node.path}/{job.name}")} == {"ok"}
+        assert {
+            row["status"]
+            for node in stand.nodes
+            for row in node.ctl("verify", f"{node.path}/{job.name}")
+        } == {"ok"}
     assert (observer.violations, observer.looks > 0) == ([], True)
 
 
 @by_hand
-def test_without_the_order_there_are_violations(transport: str, site: Site, tmp_path: Path, seed: int) -> None:
+def test_without_the_order_there_are_violations(
+    transport: str, site: Site, tmp_path: Path, seed: int
+) -> None:
     """The test of the test, on this file system."""
     shared = site.observer / tmp_path.name
-    with Stand(tmp_path, clients(site, NODES, tmp_path.name), transport, cluster_order="off", **SETTLED) as stand:
+    with Stand(
+        tmp_path, clients(site, NODES, tmp_path.name), transport, cluster_order="off", **SETTLED
+    ) as stand:
         job = Job(stand.paths(), seed)
         with Observer(shared, tmp_path) as observer:
             for node in stand.nodes[1:]:

@@ -40,7 +40,12 @@ def _waits(status: Status) -> bool:
 
 def _troubled(status: Status) -> bool:
     health = status["backing_health"]
-    return health["state"] != "ok" or health["calls_out"] > 0 or bool(health["problem"]) or any(q["last_error"] for q in status["queue"])
+    return (
+        health["state"] != "ok"
+        or health["calls_out"] > 0
+        or bool(health["problem"])
+        or any(q["last_error"] for q in status["queue"])
+    )
 
 
 @contextlib.contextmanager
@@ -171,12 +176,34 @@ SHORT: dict[str, list[Fault]] = {
     "cephfs": [client_is_fenced, master_dies],
 }
 LONG: dict[str, list[Fault]] = {
-    "glusterfs": [one_data_server_dies, quorum_is_lost, all_data_servers_hang, one_data_server_hangs, client_is_unmounted],
-    "moosefs": [all_data_servers_die, one_data_server_dies, all_data_servers_hang, one_data_server_hangs, master_hangs, client_dies],
-    "cephfs": [all_data_servers_die, one_data_server_dies, all_data_servers_hang, master_hangs, client_dies, client_is_unmounted],
+    "glusterfs": [
+        one_data_server_dies,
+        quorum_is_lost,
+        all_data_servers_hang,
+        one_data_server_hangs,
+        client_is_unmounted,
+    ],
+    "moosefs": [
+        all_data_servers_die,
+        one_data_server_dies,
+        all_data_servers_hang,
+        one_data_server_hangs,
+        master_hangs,
+        client_dies,
+    ],
+    "cephfs": [
+        all_data_servers_die,
+        one_data_server_dies,
+        all_data_servers_hang,
+        master_hangs,
+        client_dies,
+        client_is_unmounted,
+    ],
 }
 FAULTS = [
-    pytest.param(kind, fault, id=f"{kind}-{fault.__name__}") for kind in CHOSEN for fault in SHORT[kind] + (LONG[kind] if ALL else [])
+    pytest.param(kind, fault, id=f"{kind}-{fault.__name__}")
+    for kind in CHOSEN
+    for fault in SHORT[kind] + (LONG[kind] if ALL else [])
 ]
 """Each file system's own."""
 
@@ -188,7 +215,9 @@ def fault(request: pytest.FixtureRequest) -> Fault:
 
 
 @pytest.fixture
-def work(transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int) -> Iterator[Work]:
+def work(
+    transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int
+) -> Iterator[Work]:
     """A mount over one client, an application on it, and somebody who looks on from another client."""
     below, seen = site.fresh(tmp_path.name)
     mount = make_mount(below, transport, **QUICK)
@@ -206,7 +235,11 @@ def all_arrived(mount: AcpfsMount, application: Application, observer: Observer)
     assert {row["status"] for row in mount.ctl("verify")} == {"ok"}
     assert observer.check() > 0
     status = mount.status()
-    assert (status["parked"], status["ram"]["dirty_bytes"], status["counters"]["checksum_mismatches"]) == (0, 0, 0)
+    assert (
+        status["parked"],
+        status["ram"]["dirty_bytes"],
+        status["counters"]["checksum_mismatches"],
+    ) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("site", "fault"), FAULTS, indirect=True)
@@ -240,8 +273,12 @@ def test_acpfs_dies_while_the_servers_hang(work: Work, site: Site, victim: str) 
     mount.flush(timeout_s=60)
     with stopped(site.storage.servers_of_data()):
         saves.round()
-        mount.wait_status(lambda s: s["queue_length"] > 0 and s["backing_health"]["calls_out"] > 0, 60)
-        killing = threading.Thread(target=mount.kill, daemon=True)  # processes end when their calls on the backing directory do
+        mount.wait_status(
+            lambda s: s["queue_length"] > 0 and s["backing_health"]["calls_out"] > 0, 60
+        )
+        killing = threading.Thread(
+            target=mount.kill, daemon=True
+        )  # processes end when their calls on the backing directory do
         if victim == "worker":
             mount.kill_worker()  # the next one has to ask for directories that this one knew
         else:
@@ -249,7 +286,9 @@ def test_acpfs_dies_while_the_servers_hang(work: Work, site: Site, victim: str) 
     if victim == "everything":
         killing.join(60)
         mount.start()
-    until(lambda: answers(site.below), "the client has its servers back")  # directories that no worker knew yet must be asked for
+    until(
+        lambda: answers(site.below), "the client has its servers back"
+    )  # directories that no worker knew yet must be asked for
     saves.round()
     all_arrived(mount, application, observer)
 
@@ -257,7 +296,9 @@ def test_acpfs_dies_while_the_servers_hang(work: Work, site: Site, victim: str) 
 @by_hand
 @clause("S23", "S25")
 @pytest.mark.parametrize("site", [kind for kind in CHOSEN if kind == "moosefs"], indirect=True)
-def test_a_client_whose_descriptors_break_for_ever(transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int) -> None:
+def test_a_client_whose_descriptors_break_for_ever(
+    transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int
+) -> None:
     """MooseFS with mfstimeout: EIO where servers hang, and a descriptor that met it is dead for ever, also when they are back.
 
     Where they are dead the client waits all the same: 150 s were tried, with `mfsioretries=5`, and with 3 alone.
@@ -270,7 +311,10 @@ def test_a_client_whose_descriptors_break_for_ever(transport: str, make_mount: M
         saves = training(application, seed)
         saves.round()
         mount.flush(timeout_s=60)
-        with Observer(site.observer / tmp_path.name, application.states, seed) as observer, all_data_servers_hang(site):
+        with (
+            Observer(site.observer / tmp_path.name, application.states, seed) as observer,
+            all_data_servers_hang(site),
+        ):
             for _ in range(ROUNDS):
                 saves.round()
             mount.wait_status(lambda s: any(q["last_error"] for q in s["queue"]), 90)
@@ -288,8 +332,14 @@ def little_room(site: Site, leave: int) -> Iterator[None]:
     try:
         with open(ballast, "wb") as file:
             file.writelines(os.urandom(1 << 20) for _ in range(size >> 20))
-        if isinstance(ceph, MooseFs):  # its master learns once a minute; until then servers take more than they have, and lose it
-            until(lambda: ceph.free_bytes(site.observer) <= 2 * leave, "the master knows that little room is left", ROOM_S)
+        if isinstance(
+            ceph, MooseFs
+        ):  # its master learns once a minute; until then servers take more than they have, and lose it
+            until(
+                lambda: ceph.free_bytes(site.observer) <= 2 * leave,
+                "the master knows that little room is left",
+                ROOM_S,
+            )
         if isinstance(ceph, CephFs):
             ceph.quota(size // 2)
             until(lambda: not takes_more(ballast), "the quota is known")
@@ -297,7 +347,9 @@ def little_room(site: Site, leave: int) -> Iterator[None]:
     finally:
         if isinstance(ceph, CephFs):
             ceph.quota(NO_QUOTA)
-        os.truncate(ballast, 0)  # a client of MooseFS keeps the bytes of a file that it has deleted for eleven minutes
+        os.truncate(
+            ballast, 0
+        )  # a client of MooseFS keeps the bytes of a file that it has deleted for eleven minutes
         ballast.unlink()
 
 
@@ -315,7 +367,9 @@ def takes_more(path: Path) -> bool:
 @by_hand
 @pytest.mark.timeout(900)
 @clause("S23")
-def test_a_full_volume(transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int) -> None:
+def test_a_full_volume(
+    transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int
+) -> None:
     """GlusterFS says ENOSPC, MooseFS too with mfserroronnospace, Ceph EDQUOT; room comes back late after somebody else's deletion."""
     options = ("mfserroronnospace",) if site.kind == "moosefs" else ()
     client = site.storage.client(f"full-{tmp_path.name}", *options)

@@ -26,7 +26,9 @@ def run(*words: str, cwd: Path | None = None) -> str:
 
 
 @clause("S6", "S7", "S1", "S26")
-def test_another_client_sees_only_what_was(transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int) -> None:
+def test_another_client_sees_only_what_was(
+    transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int
+) -> None:
     """Names appear through a directory that the backing client has cached, files are replaced while they are read there."""
     below, seen = site.fresh(tmp_path.name)
     mount = make_mount(below, transport, **QUICK)
@@ -52,8 +54,20 @@ def test_another_client_sees_only_what_was(transport: str, make_mount: MakeMount
 def test_the_observer_finds_a_wrong_order() -> None:
     """The test of the test."""
     one, other = ("file", "1"), ("file", "2")
-    states = [{}, {"shard": one}, {"shard": one, "latest": one}, {"shard": other, "latest": one}, {"latest": one}]
-    good: list[Look] = [("shard", None), ("latest", None), ("latest", one), ("shard", other), ("shard", None)]
+    states = [
+        {},
+        {"shard": one},
+        {"shard": one, "latest": one},
+        {"shard": other, "latest": one},
+        {"latest": one},
+    ]
+    good: list[Look] = [
+        ("shard", None),
+        ("latest", None),
+        ("latest", one),
+        ("shard", other),
+        ("shard", None),
+    ]
     assert check(good, states) == len(good)
     wrong: list[list[Look]] = [
         [("latest", one), ("latest", None)],
@@ -86,7 +100,9 @@ def tree(tmp_path: Path) -> Path:
 
 
 @clause("S1", "S27", "S30")
-def test_attributes_links_and_sparse_files_arrive(transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, tree: Path) -> None:
+def test_attributes_links_and_sparse_files_arrive(
+    transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, tree: Path
+) -> None:
     """Neither file system has rename flags or O_TMPFILE, and MooseFS has times of whole seconds: rsync finds nothing to do all the same."""
     below, seen = site.fresh(tmp_path.name)
     mount = make_mount(below, transport, **QUICK)
@@ -99,12 +115,26 @@ def test_attributes_links_and_sparse_files_arrive(transport: str, make_mount: Ma
         os.posix_fallocate(file.fileno(), 0, 1 << 20)
     now_ns = (mount.path / "sparse").stat().st_mtime_ns
     mount.flush()
-    assert run("rsync", "-aHXn", "--filter=-x user.acpfs.*", "--itemize-changes", f"{tree}/", f"{seen}/copy/") == "", "for the other client"
+    assert (
+        run(
+            "rsync",
+            "-aHXn",
+            "--filter=-x user.acpfs.*",
+            "--itemize-changes",
+            f"{tree}/",
+            f"{seen}/copy/",
+        )
+        == ""
+    ), "for the other client"
     assert (seen / "sparse").read_bytes() == bytes(5 << 20) + b"end"
     assert (seen / "reserved").stat().st_size == 1 << 20
     assert (mount.path / "sparse").stat().st_mtime_ns == now_ns
     features = mount.status()["features"]
-    assert (features["rename_exchange"], features["hard_links"], features["xattrs"]) == (False, True, True)
+    assert (features["rename_exchange"], features["hard_links"], features["xattrs"]) == (
+        False,
+        True,
+        True,
+    )
     assert features["time_granularity_ns"] == 10**9 if site.kind == "moosefs" else 1
     mount.umount()
     mount.start()

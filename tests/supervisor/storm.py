@@ -39,7 +39,9 @@ def checkpoints(top: Path, stop: Path) -> None:
                 assert file.read(BLOCK) == pattern(n * 100 + block, BLOCK), (n, block)
         if n >= 3:
             os.unlink(top / f"step-{n - 3}")
-        assert sorted(os.listdir(top)) == sorted(["latest", *(f"step-{m}" for m in range(max(0, n - 2), n + 1))])
+        assert sorted(os.listdir(top)) == sorted(
+            ["latest", *(f"step-{m}" for m in range(max(0, n - 2), n + 1))]
+        )
 
 
 def append_log(top: Path, stop: Path) -> None:
@@ -67,7 +69,9 @@ def small_files(top: Path, stop: Path) -> None:
             os.close(fd)
             os.link(top / f"d{n}/{m:02}", top / f"d{n}/l{m:02}")
             os.symlink("x", top / f"d{n}/s{m:02}")
-        assert sorted(os.listdir(top / f"d{n}")) == sorted(f"{kind}{m:02}" for m in range(20) for kind in ("", "l", "s"))
+        assert sorted(os.listdir(top / f"d{n}")) == sorted(
+            f"{kind}{m:02}" for m in range(20) for kind in ("", "l", "s")
+        )
         for m in range(20):
             assert (top / f"d{n}/{m:02}").read_bytes() == b"%d" % (n * m)
             assert os.stat(top / f"d{n}/{m:02}").st_nlink == 2
@@ -173,7 +177,17 @@ def overwrites(top: Path, stop: Path) -> None:
 
 
 PROGRAMS: dict[str, Callable[[Path, Path], None]] = {
-    program.__name__: program for program in (checkpoints, append_log, small_files, renames, mapped, deleted, listings, overwrites)
+    program.__name__: program
+    for program in (
+        checkpoints,
+        append_log,
+        small_files,
+        renames,
+        mapped,
+        deleted,
+        listings,
+        overwrites,
+    )
 }
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.clause("S131", "S234"),
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 
 MIB = 1 << 20
@@ -47,7 +49,9 @@ class Player:
 
     def play(self) -> None:
         """One operation."""
-        operation: Callable[[], str] = self._chance.choices(*zip(*WEIGHTS, strict=True))[0].__get__(self)
+        operation: Callable[[], str] = self._chance.choices(*zip(*WEIGHTS, strict=True))[0].__get__(
+            self
+        )
         try:
             what = operation()
         except OSError as error:
@@ -60,10 +64,14 @@ class Player:
         return self._mount.path / self._chance.choice(NAMES)
 
     def _offset(self) -> int:
-        return self._chance.choice([0, self._chance.randrange(2 * MIB), self._chance.randrange(24 * MIB)])
+        return self._chance.choice(
+            [0, self._chance.randrange(2 * MIB), self._chance.randrange(24 * MIB)]
+        )
 
     def _size(self) -> int:
-        return self._chance.choice([1, 4096, self._chance.randrange(1, 100_000), self._chance.randrange(1, len(BLOCK))])
+        return self._chance.choice(
+            [1, 4096, self._chance.randrange(1, 100_000), self._chance.randrange(1, len(BLOCK))]
+        )
 
     def _slot(self) -> int | None:
         return self._chance.choice(list(self._open.values())) if self._open else None
@@ -105,7 +113,13 @@ class Player:
     def allocate(self) -> str:
         fd, size, offset = self._slot(), self._size(), self._offset()
         mode = self._chance.choice(
-            [0, FALLOC_KEEP_SIZE, FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE, FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE]
+            [
+                0,
+                FALLOC_KEEP_SIZE,
+                FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE,
+                FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE,
+                FALLOC_ZERO_RANGE,
+            ]
         )
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -168,7 +182,11 @@ WEIGHTS = [
 
 def agree(mount: AcpfsMount) -> None:
     """Once nothing is under way (a close is noted in the background, and passthrough writers are looked at now and then)."""
-    mount.wait_status(lambda status: is_right(status["ram"], granted=mount.transport == "native-passthrough" and status["open_files"]))
+    mount.wait_status(
+        lambda status: is_right(
+            status["ram"], granted=mount.transport == "native-passthrough" and status["open_files"]
+        )
+    )
     assert mount.ask("doctor") == {"items": []}
 
 
@@ -183,10 +201,19 @@ def is_right(ram: dict[str, int], *, granted: int = 0) -> bool:
 
 
 @pytest.mark.transports("libfuse", "native-direct", "native-passthrough")
-def test_the_account_is_what_the_tmpfs_says(tmp_path: Path, transport: str, pytestconfig: pytest.Config) -> None:
+def test_the_account_is_what_the_tmpfs_says(
+    tmp_path: Path, transport: str, pytestconfig: pytest.Config
+) -> None:
     seed = pytestconfig.getoption("--seed") or random.randrange(1 << 32)
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, ram=BUDGET, bandwidth="200M", attr_timeout=0.1) as mount:
+    with AcpfsMount(
+        tmp_path / "backing",
+        tmp_path / "mnt",
+        transport,
+        ram=BUDGET,
+        bandwidth="200M",
+        attr_timeout=0.1,
+    ) as mount:
         player = Player(mount, seed)
         try:
             for number in range(1, (pytestconfig.getoption("--ops") or OPS) + 1):
@@ -198,7 +225,12 @@ def test_the_account_is_what_the_tmpfs_says(tmp_path: Path, transport: str, pyte
             player.close_all()
             for name in os.listdir(mount.path):
                 os.unlink(mount.path / name)
-            mount.wait_status(lambda status: is_right(status["ram"]) and status["ram"]["used_bytes"] == status["ram"]["files"] == 0)
+            mount.wait_status(
+                lambda status: (
+                    is_right(status["ram"])
+                    and status["ram"]["used_bytes"] == status["ram"]["files"] == 0
+                )
+            )
         except BaseException:
             print(f"seed {seed}", *player.done, sep="\n")
             raise
@@ -207,7 +239,9 @@ def test_the_account_is_what_the_tmpfs_says(tmp_path: Path, transport: str, pyte
 
 
 @pytest.mark.transports("native-direct", "native-passthrough")
-def test_a_hole_that_is_read_through_a_mapping_counts_with_its_pages(tmp_path: Path, transport: str) -> None:
+def test_a_hole_that_is_read_through_a_mapping_counts_with_its_pages(
+    tmp_path: Path, transport: str
+) -> None:
     """The passthrough lane's kernel gives it pages, unseen; also beyond the budget, for which what is clean leaves."""
     (tmp_path / "backing").mkdir()
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, ram=BUDGET) as mount:
@@ -219,8 +253,13 @@ def test_a_hole_that_is_read_through_a_mapping_counts_with_its_pages(tmp_path: P
             mount.flush()
             if number == 2:
                 mount.kill_worker()
-            with open(path, "rb") as reader, mmap.mmap(reader.fileno(), 0, prot=mmap.PROT_READ) as mapping:
-                assert sum(mapping[at] for at in range(0, len(mapping), 4096)) == ord("x") * (BUDGET // 3 % 4096 == 0)
+            with (
+                open(path, "rb") as reader,
+                mmap.mmap(reader.fileno(), 0, prot=mmap.PROT_READ) as mapping,
+            ):
+                assert sum(mapping[at] for at in range(0, len(mapping), 4096)) == ord("x") * (
+                    BUDGET // 3 % 4096 == 0
+                )
             agree(mount)
 
 

@@ -21,7 +21,9 @@ from tests.rig.processes import Child
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 
 MIB = 1 << 20
@@ -32,7 +34,9 @@ BLOCK = os.urandom(MIB) * 4
 @contextmanager
 def mounted(base: Path, transport: str, **options: Any) -> Iterator[AcpfsMount]:
     (base / "backing").mkdir()
-    with AcpfsMount(base / "backing", base / "mnt", transport, **{"ram": BUDGET, **options}) as mount:
+    with AcpfsMount(
+        base / "backing", base / "mnt", transport, **{"ram": BUDGET, **options}
+    ) as mount:
         yield mount
 
 
@@ -41,10 +45,15 @@ def write(path: Path, blocks: int) -> str:
 
 
 @pytest.mark.clause("S53", "S60")
-@pytest.mark.parametrize(("lane", "files"), [("libfuse", 1), ("native-direct", 5), ("native-passthrough", 5), ("native-passthrough", 1)])
+@pytest.mark.parametrize(
+    ("lane", "files"),
+    [("libfuse", 1), ("native-direct", 5), ("native-passthrough", 5), ("native-passthrough", 1)],
+)
 def test_four_writers_with_five_times_the_budget(tmp_path: Path, lane: str, files: int) -> None:
     """Each with many files, and each with one that is larger than the budget."""
-    outcome = budget.run(tmp_path, lane, files, budget.TIMES * BUDGET // budget.WRITERS // files, BUDGET)
+    outcome = budget.run(
+        tmp_path, lane, files, budget.TIMES * BUDGET // budget.WRITERS // files, BUDGET
+    )
     assert outcome.wrong == []
     assert outcome.samples.peak() <= outcome.allowed
 
@@ -66,18 +75,28 @@ def test_a_budget_below_what_is_used(tmp_path: Path, transport: str) -> None:
         assert ram["tmpfs_size_bytes"] == 32 * MIB + slack_bytes(16 * MIB)
         child = Child(lambda: write(mount.path / "late", 6))
         (waiting,) = mount.wait_status(lambda status: status["waiting"])["waiting"]
-        assert (waiting["path"], waiting["reason"]) == ("late", "RAM holds more than its budget, which was lowered")
+        assert (waiting["path"], waiting["reason"]) == (
+            "late",
+            "RAM holds more than its budget, which was lowered",
+        )
         mount.ask("set", key="bandwidth", value="0")
         late = child.result()
         mount.flush()
-        mount.wait_status(lambda status: status["ram"]["tmpfs_size_bytes"] == 16 * MIB + slack_bytes(16 * MIB))
+        mount.wait_status(
+            lambda status: status["ram"]["tmpfs_size_bytes"] == 16 * MIB + slack_bytes(16 * MIB)
+        )
         assert mount.status()["ram"]["used_bytes"] <= 16 * MIB
-        assert (checksum(mount.backing / "dirty"), checksum(mount.backing / "late")) == (dirty, late)
+        assert (checksum(mount.backing / "dirty"), checksum(mount.backing / "late")) == (
+            dirty,
+            late,
+        )
 
 
 @pytest.mark.clause("S130", "S133")
 @pytest.mark.transports("native-passthrough")
-def test_the_next_worker_knows_the_budget_and_the_policy_and_writers_wait_on(tmp_path: Path, transport: str) -> None:
+def test_the_next_worker_knows_the_budget_and_the_policy_and_writers_wait_on(
+    tmp_path: Path, transport: str
+) -> None:
     with mounted(tmp_path, transport, bandwidth=1) as mount:
         mount.ask("set", key="ram", value=str(32 * MIB))
         before = write(mount.path / "before", 7)
@@ -86,21 +105,33 @@ def test_the_next_worker_knows_the_budget_and_the_policy_and_writers_wait_on(tmp
         assert (waiting["path"], waiting["pid"]) == ("waits", child.pid)
         assert waiting["command"] == Path(f"/proc/{child.pid}/comm").read_text().strip()
         mount.kill_worker()
-        status = mount.wait_status(lambda status: status["worker"]["number"] == 2 and status["waiting"])
+        status = mount.wait_status(
+            lambda status: status["worker"]["number"] == 2 and status["waiting"]
+        )
         assert (status["ram"]["budget_bytes"], status["waiting"][0]["path"]) == (32 * MIB, "waits")
         assert status["ram"]["used_bytes"] == status["ram"]["tmpfs_used_bytes"]
         mount.ask("set", key="when_full", value="native")
-        after = child.result()  # at the backing directory's speed, while what was before waits for the drain
+        after = (
+            child.result()
+        )  # at the backing directory's speed, while what was before waits for the drain
         mount.kill_worker()
-        assert mount.wait_status(lambda status: status["worker"]["number"] == 3)["when_full"] == "native"
+        assert (
+            mount.wait_status(lambda status: status["worker"]["number"] == 3)["when_full"]
+            == "native"
+        )
         mount.ask("set", key="bandwidth", value="0")
         mount.flush()
-        assert (checksum(mount.backing / "before"), checksum(mount.backing / "waits")) == (before, after)
+        assert (checksum(mount.backing / "before"), checksum(mount.backing / "waits")) == (
+            before,
+            after,
+        )
 
 
 @pytest.mark.clause("S133", "S53")
 @pytest.mark.transports("libfuse", "native-passthrough")
-def test_the_policy_error_ends_waiting_and_the_file_is_not_published(tmp_path: Path, transport: str) -> None:
+def test_the_policy_error_ends_waiting_and_the_file_is_not_published(
+    tmp_path: Path, transport: str
+) -> None:
     def fails() -> str:
         try:
             write(mount.path / "waits", 6)

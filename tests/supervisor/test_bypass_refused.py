@@ -15,7 +15,9 @@ pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
     pytest.mark.clause("S70", "S170"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 
 

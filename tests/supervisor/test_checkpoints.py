@@ -15,7 +15,9 @@ from tests.rig.mounts import AcpfsMount, MakeMount
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("libfuse", "native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 SIZE = 1 << 20
 
@@ -46,8 +48,15 @@ def test_the_life_of_a_checkpoint(mount: AcpfsMount, transport: str) -> None:
         file.write(os.urandom(SIZE))
         file.flush()
         report = the(mount, "run/iter_0000100")
-        assert (report["state"], report["step"], report["files"], report["persisted_files"]) == ("writing", 100, 2, 0)
-    assert the(mount, "run/iter_0000100")["state"] == "complete"  # a byte of bandwidth: nothing is persisted
+        assert (report["state"], report["step"], report["files"], report["persisted_files"]) == (
+            "writing",
+            100,
+            2,
+            0,
+        )
+    assert (
+        the(mount, "run/iter_0000100")["state"] == "complete"
+    )  # a byte of bandwidth: nothing is persisted
     if transport == "native":
         began_at = the(mount, "run/iter_0000100")["began_at"]
         os.kill(mount.status()["worker"]["pid"], signal.SIGKILL)
@@ -56,7 +65,12 @@ def test_the_life_of_a_checkpoint(mount: AcpfsMount, transport: str) -> None:
     mount.ask("set", key="bandwidth", value="0")
     mount.flush()
     report = the(mount, "run/iter_0000100")
-    assert (report["state"], report["persisted_files"], report["bytes"], report["loads_from"]) == ("persisted", 2, 2 * SIZE, "ram")
+    assert (report["state"], report["persisted_files"], report["bytes"], report["loads_from"]) == (
+        "persisted",
+        2,
+        2 * SIZE,
+        "ram",
+    )
     assert report["began_at"] <= report["closed_at"] <= report["persisted_at"]
     assert 0 <= report["save_s"] <= report["persist_s"]
     assert report["estimated_load_s"] > 0
@@ -66,20 +80,32 @@ def test_the_life_of_a_checkpoint(mount: AcpfsMount, transport: str) -> None:
     assert the(mount, "run/iter_0000100")["loads_from"] == "mixed"
     mount.ask("evict", paths=["run"])
     report = the(mount, "run/iter_0000100")
-    assert (report["state"], report["loads_from"], report["bytes"], report["files"]) == ("evicted", "backing", 2 * SIZE, 2)
+    assert (report["state"], report["loads_from"], report["bytes"], report["files"]) == (
+        "evicted",
+        "backing",
+        2 * SIZE,
+        2,
+    )
     shown = mount.run("acpfs-ctl", str(mount.path), "checkpoints", str(directory)).stdout
     assert "run/iter_0000100" in shown
     assert "evicted" in shown
     mount.umount()
     mount.start()  # only the written manifest knows of it, which has no sizes
     report = the(mount, "run/iter_0000100")
-    assert (report["state"], report["loads_from"], report["bytes"], report["files"]) == ("evicted", "backing", 2 * SIZE, 2)
+    assert (report["state"], report["loads_from"], report["bytes"], report["files"]) == (
+        "evicted",
+        "backing",
+        2 * SIZE,
+        2,
+    )
     shutil.rmtree(directory)
     assert mount.ask("checkpoints")["items"] == []
 
 
 @pytest.mark.clause("S113")
-def test_files_of_one_step_are_one_checkpoint_and_a_renamed_directory_is_not_persisted_under_its_new_name_yet(mount: AcpfsMount) -> None:
+def test_files_of_one_step_are_one_checkpoint_and_a_renamed_directory_is_not_persisted_under_its_new_name_yet(
+    mount: AcpfsMount,
+) -> None:
     for name in ("model_7.pt", "optimizer_7.pt"):
         (mount.path / name).write_bytes(b"x" * 100)
     (mount.path / "9.orbax-checkpoint-tmp-1").mkdir()

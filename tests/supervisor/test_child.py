@@ -27,7 +27,13 @@ while True:
 def child() -> Iterator[tuple[Child, IO[str]]]:
     """One whose process says which signals it gets; several at once in the order of their numbers."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, subprocess.Popen([sys.executable, "-c", PROCESS], stdout=subprocess.PIPE, text=True) as process:
+    with (
+        ours,
+        theirs,
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS], stdout=subprocess.PIPE, text=True
+        ) as process,
+    ):
         assert process.stdout is not None
         made = Child(ours)
         made.pid, made.pidfd = process.pid, os.pidfd_open(process.pid)

@@ -30,13 +30,17 @@ from tests.rig.mounts import AcpfsMount, MakeMount
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 BOTH = pytest.mark.transports("libfuse", "native")
 
 
 @pytest.fixture
-def mount(transport: str, tmp_path: Path, make_mount: MakeMount, monkeypatch: pytest.MonkeyPatch) -> AcpfsMount:
+def mount(
+    transport: str, tmp_path: Path, make_mount: MakeMount, monkeypatch: pytest.MonkeyPatch
+) -> AcpfsMount:
     (tmp_path / "backing").mkdir()
     made = make_mount(tmp_path / "backing", transport, bandwidth="1M")
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(made.runtime_dir))
@@ -66,7 +70,12 @@ def test_a_path_elsewhere_is_not_ours_to_judge(mount: AcpfsMount, tmp_path: Path
 
 def test_a_training_process_imports_nothing_heavy() -> None:
     code = "import sys, acpfs.client; print([m for m in ('trio', 'pyfuse3', 'pydantic', 'click', 'rich', 'structlog') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def _save(mount: AcpfsMount, name: str, files: int = 3, size: int = 1 << 16) -> dict[str, bytes]:
@@ -77,18 +86,25 @@ def _save(mount: AcpfsMount, name: str, files: int = 3, size: int = 1 << 16) -> 
     return contents
 
 
-def _as_expected(checkpoint: client.SafeCheckpoint, mount: AcpfsMount, name: str, contents: dict[str, bytes]) -> None:
+def _as_expected(
+    checkpoint: client.SafeCheckpoint, mount: AcpfsMount, name: str, contents: dict[str, bytes]
+) -> None:
     assert checkpoint.path == str(mount.path / name)
     found = {file.path: (file.size, file.checksum) for file in checkpoint.files}
     assert found == {
-        str(mount.path / name / file): (len(content), xxhash.xxh3_128_hexdigest(content)) for file, content in contents.items()
+        str(mount.path / name / file): (len(content), xxhash.xxh3_128_hexdigest(content))
+        for file, content in contents.items()
     }
-    assert all((mount.backing / name / file).read_bytes() == content for file, content in contents.items())
+    assert all(
+        (mount.backing / name / file).read_bytes() == content for file, content in contents.items()
+    )
 
 
 @pytest.mark.clause("S115")
 @BOTH
-def test_a_callback_gets_each_safe_checkpoint_with_names_sizes_and_checksums(mount: AcpfsMount) -> None:
+def test_a_callback_gets_each_safe_checkpoint_with_names_sizes_and_checksums(
+    mount: AcpfsMount,
+) -> None:
     told: queue.SimpleQueue[client.SafeCheckpoint] = queue.SimpleQueue()
 
     def safe(checkpoint: client.SafeCheckpoint) -> None:
@@ -107,7 +123,9 @@ def test_a_callback_gets_each_safe_checkpoint_with_names_sizes_and_checksums(mou
     assert told.empty()
 
 
-@pytest.mark.transports("native")  # with libfuse the mount is away for a moment, and what is written then is native
+@pytest.mark.transports(
+    "native"
+)  # with libfuse the mount is away for a moment, and what is written then is native
 @pytest.mark.clause("S115")
 def test_the_end_of_a_worker_is_not_noticed_and_nothing_told_twice(mount: AcpfsMount) -> None:
     safe = client.persisted_checkpoints(mount.path, count=3)
@@ -124,10 +142,14 @@ def test_the_end_of_a_worker_is_not_noticed_and_nothing_told_twice(mount: AcpfsM
 
 
 @pytest.mark.clause("S115")
-def test_without_a_count_a_checkpoint_is_safe_when_nothing_comes_to_it_any_more(mount: AcpfsMount) -> None:
+def test_without_a_count_a_checkpoint_is_safe_when_nothing_comes_to_it_any_more(
+    mount: AcpfsMount,
+) -> None:
     told: queue.SimpleQueue[client.SafeCheckpoint] = queue.SimpleQueue()
     with client.on_persisted(mount.path, told.put, settle_s=0.5):
-        mount.ask("set", key="bandwidth", value="1")  # who writes may be held up for longer than that
+        mount.ask(
+            "set", key="bandwidth", value="1"
+        )  # who writes may be held up for longer than that
         contents = _save(mount, "checkpoint-1", files=5)
         mount.ask("set", key="bandwidth", value="0")
         _as_expected(told.get(timeout=60), mount, "checkpoint-1", contents)
@@ -142,7 +164,10 @@ def test_wait_for_a_number_of_files(mount: AcpfsMount) -> None:
         waiting = pool.submit(client.wait_persisted, mount.path / "run", 60, count=3)
         contents = _save(mount, "run/checkpoint-1")
         waiting.result(timeout=60)
-    assert all((mount.backing / "run/checkpoint-1" / file).read_bytes() == content for file, content in contents.items())
+    assert all(
+        (mount.backing / "run/checkpoint-1" / file).read_bytes() == content
+        for file, content in contents.items()
+    )
     assert mount.ctl("wait", str(mount.path / "run"), "--count", "3")["files"] == 3
 
 
@@ -164,10 +189,14 @@ def test_the_same_for_trio_and_a_cancelled_wait_ends_at_once(mount: AcpfsMount) 
 
 
 @pytest.mark.clause("S115")
-def test_a_channel_that_was_closed_is_not_told_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_that_was_closed_is_not_told_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tells: list[Callable[[client.SafeCheckpoint], None]] = []
 
-    def on_persisted(_directory: object, tell: Callable[[client.SafeCheckpoint], None], **_how: object) -> SimpleNamespace:
+    def on_persisted(
+        _directory: object, tell: Callable[[client.SafeCheckpoint], None], **_how: object
+    ) -> SimpleNamespace:
         tells.append(tell)
         return SimpleNamespace(cancel=bool)
 
@@ -182,16 +211,22 @@ def test_a_channel_that_was_closed_is_not_told_and_nothing_fails(monkeypatch: py
     trio.run(main)
 
 
-def test_a_cancelled_callback_is_no_reason_for_an_alarm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_callback_is_no_reason_for_an_alarm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = threading.Event()
 
-    def ends_when_cut(_record: object, _verb: str, _args: object, _take: object, line: Line) -> None:
+    def ends_when_cut(
+        _record: object, _verb: str, _args: object, _take: object, line: Line
+    ) -> None:
         asked.set()
         while not line.is_cut:
             line.wait_cut(1)
         raise AcpfsError("the daemon closed the connection")
 
-    monkeypatch.setattr(registry, "locate", lambda path: (SimpleNamespace(mountpoint="/mnt"), str(path)))
+    monkeypatch.setattr(
+        registry, "locate", lambda path: (SimpleNamespace(mountpoint="/mnt"), str(path))
+    )
     monkeypatch.setattr(control_client, "request", ends_when_cut)
     with client.on_persisted("run", print):
         assert asked.wait(60)
@@ -207,7 +242,9 @@ def test_only_whoever_asked_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         asked.put(args["paths"][0])
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(registry, "locate", lambda path: (SimpleNamespace(mountpoint="/mnt"), str(path)))
+    monkeypatch.setattr(
+        registry, "locate", lambda path: (SimpleNamespace(mountpoint="/mnt"), str(path))
+    )
     monkeypatch.setattr(control_client, "request", fails)
     monkeypatch.setattr(watching, "WAIT_FOR_MOUNT_S", 0.01)
     monkeypatch.chdir(tmp_path)

@@ -19,13 +19,17 @@ clause = pytest.mark.clause
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 BOTH = pytest.mark.transports("libfuse", "native")
 
 
 @pytest.fixture
-def mount(transport: str, tmp_path: Path, make_mount: MakeMount, monkeypatch: pytest.MonkeyPatch) -> AcpfsMount:
+def mount(
+    transport: str, tmp_path: Path, make_mount: MakeMount, monkeypatch: pytest.MonkeyPatch
+) -> AcpfsMount:
     (tmp_path / "backing").mkdir()
     made = make_mount(tmp_path / "backing", transport, bandwidth=1, reserve="25%", node_id="node0")
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(made.runtime_dir))
@@ -64,11 +68,18 @@ def test_a_gasp_from_declaration_to_storage(mount: AcpfsMount) -> None:
 
 
 @clause("S285")
-def test_outside_of_a_mount_nothing_is_done_and_it_is_said(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_outside_of_a_mount_nothing_is_done_and_it_is_said(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     mount.ask("set", key="bandwidth", value="0")
     plain = tmp_path / "plain"
     plain.mkdir()
-    for call in (client.declare_urgent, client.withdraw_urgent, client.node_id, lambda path: client.set_needs(path, ["node0"])):
+    for call in (
+        client.declare_urgent,
+        client.withdraw_urgent,
+        client.node_id,
+        lambda path: client.set_needs(path, ["node0"]),
+    ):
         with pytest.raises(NotMountedError):
             call(plain)
     assert os.listxattr(plain) == []
@@ -82,7 +93,9 @@ def test_on_a_bypassed_mount_nothing_is_left_on_the_storage(mount: AcpfsMount) -
     (mount.path / "latest").write_text("x", encoding="ascii")
     mount.flush()
     mount.ask("set", key="bandwidth", value="1")
-    (mount.path / "rest").write_bytes(os.urandom(1 << 16))  # a bypassed daemon that has nothing left to drain ends
+    (mount.path / "rest").write_bytes(
+        os.urandom(1 << 16)
+    )  # a bypassed daemon that has nothing left to drain ends
     mount.ask("bypass", reason="test")
     with pytest.raises(NotMountedError, match="is native now"):
         client.set_needs(mount.path / "latest", ["node0"])
@@ -95,6 +108,11 @@ def test_on_a_bypassed_mount_nothing_is_left_on_the_storage(mount: AcpfsMount) -
 def test_it_takes_neither_torch_nor_the_file_system(tmp_path: Path) -> None:
     code = "import acpfs.client, sys; print([name for name in sys.modules if name in ('torch', 'trio', 'pyfuse3', 'acpfs.filesystem')])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY)},
     )
     assert done.stdout == "[]\n"

@@ -23,7 +23,9 @@ from tests.rig.namespaces import namespace
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 WATCHDOG_S = 600.0
 TURNS = int(os.environ.get("ACPFS_TAKE_OVERS", "3"))
@@ -41,7 +43,9 @@ def other_installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package once more, in another directory and with another version."""
     root = tmp_path_factory.mktemp("other")
     copy_package(root)
-    (root / "acpfs/__init__.py").write_text(f'"""Another version."""\n\n__version__ = "{OTHER_VERSION}"\n')
+    (root / "acpfs/__init__.py").write_text(
+        f'"""Another version."""\n\n__version__ = "{OTHER_VERSION}"\n'
+    )
     return root
 
 
@@ -50,14 +54,31 @@ def mount(tmp_path: Path, transport: str, other_installation: Path) -> Iterator[
     """Made by the other version."""
     (tmp_path / "backing").mkdir()
     environment = {"PYTHONPATH": str(other_installation)}
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=environment) as made:
+    with AcpfsMount(
+        tmp_path / "backing",
+        tmp_path / "mnt",
+        transport,
+        watchdog_s=WATCHDOG_S,
+        environment=environment,
+    ) as made:
         yield made
 
 
-def take_over(mount: AcpfsMount, installation: Path = REPOSITORY, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def take_over(
+    mount: AcpfsMount, installation: Path = REPOSITORY, *words: str, check: bool = True
+) -> subprocess.CompletedProcess[str]:
     """`acpfs mount --take-over` of that installation."""
     mount._environment["PYTHONPATH"] = str(installation)
-    done = mount.run("acpfs", "mount", str(mount.backing), str(mount.path), "--take-over", *words, timeout_s=60, check=check)
+    done = mount.run(
+        "acpfs",
+        "mount",
+        str(mount.backing),
+        str(mount.path),
+        "--take-over",
+        *words,
+        timeout_s=60,
+        check=check,
+    )
     if done.returncode == 0:
         mount.note_worker()
     return done
@@ -78,7 +99,17 @@ Foreground = Callable[..., subprocess.Popen[bytes]]
 def foreground(mount: AcpfsMount) -> Iterator[Foreground]:
     """Makes daemons in the foreground that take the mount over, with more words if need be; ends those that are left."""
     program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
-    words = ["mount", str(mount.backing), str(mount.path), "--take-over", "--foreground", "--transport", "native", "--ram", "512M"]
+    words = [
+        "mount",
+        str(mount.backing),
+        str(mount.path),
+        "--take-over",
+        "--foreground",
+        "--transport",
+        "native",
+        "--ram",
+        "512M",
+    ]
     mount._environment["PYTHONPATH"] = str(REPOSITORY)
     with contextlib.ExitStack() as made:
 
@@ -86,12 +117,20 @@ def foreground(mount: AcpfsMount) -> Iterator[Foreground]:
             process.kill()
             process.wait(60)
 
-        def start(*more: str, installation: Path = REPOSITORY, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-            variables = {"ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(installation)}
+        def start(
+            *more: str, installation: Path = REPOSITORY, environment: dict[str, str] | None = None
+        ) -> subprocess.Popen[bytes]:
+            variables = {
+                "ACPFS_RUNTIME_DIR": str(mount.runtime_dir),
+                "PYTHONPATH": str(installation),
+            }
             variables = {**os.environ, **variables, **(environment or {})}
             with open(mount.log, "ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-c", program, *words, *more], env=variables, stderr=log, stdin=subprocess.DEVNULL
+                    [sys.executable, "-c", program, *words, *more],
+                    env=variables,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
                 )
             made.callback(end, process)
             return process
@@ -100,7 +139,9 @@ def foreground(mount: AcpfsMount) -> Iterator[Foreground]:
 
 
 def record_of(mount: AcpfsMount) -> registry.MountRecord:
-    return registry.find(registry.normalised(str(mount.path)), registry.records([mount.runtime_dir]))
+    return registry.find(
+        registry.normalised(str(mount.path)), registry.records([mount.runtime_dir])
+    )
 
 
 @pytest.mark.clause("S300")
@@ -119,7 +160,10 @@ def test_open_files_go_on_there_and_back(mount: AcpfsMount, other_installation: 
 def go_on_with(mount: AcpfsMount, installations: list[Path]) -> None:
     """A writer never stops, and what it has written is there."""
     stop, written = threading.Event(), [0]
-    with open(mount.path / "log", "wb", buffering=0) as file, open(mount.path / "gone", "w+b", buffering=0) as gone:
+    with (
+        open(mount.path / "log", "wb", buffering=0) as file,
+        open(mount.path / "gone", "w+b", buffering=0) as gone,
+    ):
         gone.write(b"nameless")
         os.unlink(mount.path / "gone")
 
@@ -175,7 +219,9 @@ def test_it_can_be_asked_again_at_any_time(mount: AcpfsMount) -> None:
 @pytest.mark.transports("native")
 def test_without_a_mount_it_mounts(tmp_path: Path, transport: str) -> None:
     (tmp_path / "backing").mkdir()
-    mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, take_over=True)
+    mount = AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, take_over=True
+    )
     with mount:
         (mount.path / "f").write_bytes(b"x")
         mount.kill()
@@ -188,7 +234,11 @@ FAILS = "raise ZeroDivisionError"
 BROKEN = {
     "cannot be loaded": ("worker/daemon.py", "GC_THRESHOLDS = ", FAILS),
     "cannot take the state": ("worker/worker.py", STEP, FAILS),
-    "is killed": ("worker/worker.py", STEP, "os.kill(self.link.supervisor_pid, 9); os.kill(os.getpid(), 9)"),
+    "is killed": (
+        "worker/worker.py",
+        STEP,
+        "os.kill(self.link.supervisor_pid, 9); os.kill(os.getpid(), 9)",
+    ),
 }
 """What becomes of the other version → (module, the line before which, what is done)."""
 
@@ -205,8 +255,16 @@ def spoilt(root: Path, module: str, line: str, done: str) -> Path:
 
 @pytest.mark.clause("S300", "S301")
 @pytest.mark.transports("native")
-@pytest.mark.parametrize("how", [how if how == "cannot take the state" else pytest.param(how, marks=pytest.mark.long) for how in BROKEN])
-def test_a_version_that_does_not_come_to_serve_leaves_the_mount_to_the_old_one(mount: AcpfsMount, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        how if how == "cannot take the state" else pytest.param(how, marks=pytest.mark.long)
+        for how in BROKEN
+    ],
+)
+def test_a_version_that_does_not_come_to_serve_leaves_the_mount_to_the_old_one(
+    mount: AcpfsMount, tmp_path: Path, how: str
+) -> None:
     supervisor = mount.supervisor
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
@@ -219,9 +277,15 @@ def test_a_version_that_does_not_come_to_serve_leaves_the_mount_to_the_old_one(m
     mount.flush()
     assert (mount.backing / "f").read_bytes() == b"one two three"
     assert record_of(mount).version == OTHER_VERSION
-    take_over(mount, REPOSITORY, "--streams", "3", "--drain-timeout", "77", "--fsync", "durable")  # it can be asked again
+    take_over(
+        mount, REPOSITORY, "--streams", "3", "--drain-timeout", "77", "--fsync", "durable"
+    )  # it can be asked again
     settings = mount.ask("config")
-    assert (settings["streams"], settings["drain_timeout_s"], settings["fsync"]) == (3, 77.0, "ordered")
+    assert (settings["streams"], settings["drain_timeout_s"], settings["fsync"]) == (
+        3,
+        77.0,
+        "ordered",
+    )
     wait_gone(supervisor)
     assert (mount.path / "f").read_bytes() == b"one two three"
 
@@ -229,13 +293,18 @@ def test_a_version_that_does_not_come_to_serve_leaves_the_mount_to_the_old_one(m
 @pytest.mark.long
 @pytest.mark.clause("S301", "S82")
 @pytest.mark.transports("native")
-def test_a_supervisor_that_dies_before_its_worker_serves_is_replaced_by_that(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_a_supervisor_that_dies_before_its_worker_serves_is_replaced_by_that(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     module, line, _done = BROKEN["is killed"]
     supervisor = mount.supervisor
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
         with pytest.raises(CommandError):
-            take_over(mount, spoilt(tmp_path / "spoilt", module, line, "os.kill(self.link.supervisor_pid, 9)"))
+            take_over(
+                mount,
+                spoilt(tmp_path / "spoilt", module, line, "os.kill(self.link.supervisor_pid, 9)"),
+            )
         wait_gone(supervisor)
         file.write(b"two")
     mount.wait_status(lambda status: status["worker"]["number"] == 2)
@@ -247,7 +316,9 @@ def test_a_supervisor_that_dies_before_its_worker_serves_is_replaced_by_that(mou
 @pytest.mark.long
 @pytest.mark.clause("S301")
 @pytest.mark.transports("native")
-def test_a_mount_of_another_backing_directory_is_not_given(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_a_mount_of_another_backing_directory_is_not_given(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     mount._environment["PYTHONPATH"] = str(REPOSITORY)
     words = ["mount", str(tmp_path / "other"), str(mount.path), "--take-over"]
@@ -268,7 +339,9 @@ def test_a_libfuse_mount_is_not_given(mount: AcpfsMount) -> None:
 @pytest.mark.long
 @pytest.mark.clause("S302")
 @pytest.mark.transports("native")
-def test_in_the_foreground_the_old_one_waits_to_be_ended(mount: AcpfsMount, foreground: Foreground) -> None:
+def test_in_the_foreground_the_old_one_waits_to_be_ended(
+    mount: AcpfsMount, foreground: Foreground
+) -> None:
     """Who runs a container would start it again, and that would take the mount back. Its end is not the mount's."""
     old = foreground()
     until(lambda: mount.supervisor == old.pid)
@@ -305,7 +378,12 @@ def test_an_old_one_that_is_ended_before_it_knows_that_the_new_one_serves_takes_
     """A probe may see the new one serve, and have the old one ended, before the old one is told."""
     old = foreground()
     until(lambda: mount.supervisor == old.pid)
-    spoilt(tmp_path / "ends", "supervisor/supervisor.py", SERVED, f"{ENDS_THE_OLD_ONE}\n            pass")
+    spoilt(
+        tmp_path / "ends",
+        "supervisor/supervisor.py",
+        SERVED,
+        f"{ENDS_THE_OLD_ONE}\n            pass",
+    )
     new = foreground(installation=tmp_path / "ends", environment={"ACPFS_TEST_OLD": str(old.pid)})
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
@@ -327,7 +405,9 @@ def test_an_old_one_that_is_ended_while_the_new_one_fails_drains_and_unmounts(
     old = foreground()
     until(lambda: mount.supervisor == old.pid)
     module, line, fails = BROKEN["cannot take the state"]
-    spoilt(tmp_path / "fails", module, line, 'os.kill(int(os.environ["ACPFS_TEST_OLD"]), 15); ' + fails)
+    spoilt(
+        tmp_path / "fails", module, line, 'os.kill(int(os.environ["ACPFS_TEST_OLD"]), 15); ' + fails
+    )
     (mount.path / "f").write_bytes(b"one")
     new = foreground(installation=tmp_path / "fails", environment={"ACPFS_TEST_OLD": str(old.pid)})
     assert new.wait(WATCHDOG_S) == 1
@@ -344,7 +424,9 @@ def rests(mount: AcpfsMount) -> int:
 @pytest.mark.long
 @pytest.mark.clause("S374")
 @pytest.mark.transports("native")
-def test_an_instance_that_is_started_again_does_not_take_the_mount_back(mount: AcpfsMount, foreground: Foreground) -> None:
+def test_an_instance_that_is_started_again_does_not_take_the_mount_back(
+    mount: AcpfsMount, foreground: Foreground
+) -> None:
     """The old container crashes during a roll-out; when the new one is withdrawn, the old one mounts again."""
     old = foreground("--instance", "old")
     until(lambda: mount.supervisor == old.pid)
@@ -369,17 +451,28 @@ def test_an_instance_that_is_started_again_does_not_take_the_mount_back(mount: A
 @pytest.mark.clause("S375")
 @pytest.mark.transports("native")
 @pytest.mark.parametrize("stopped", ["all", "worker"])
-def test_who_is_stopped_before_it_serves_does_not_hold_the_mount_for_ever(tmp_path: Path, transport: str, stopped: str) -> None:
+def test_who_is_stopped_before_it_serves_does_not_hold_the_mount_for_ever(
+    tmp_path: Path, transport: str, stopped: str
+) -> None:
     (tmp_path / "backing").mkdir()
     environment = {"ACPFS_HANG_TIMEOUT_S": "15", "ACPFS_START_TIMEOUT_S": "15"}
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=environment) as mount:
+    with AcpfsMount(
+        tmp_path / "backing",
+        tmp_path / "mnt",
+        transport,
+        watchdog_s=WATCHDOG_S,
+        environment=environment,
+    ) as mount:
         supervisor = mount.supervisor
         module, line, _done = BROKEN["is killed"]
         also = "os.kill(self.link.supervisor_pid, 19); " if stopped == "all" else ""
         with open(mount.path / "f", "wb", buffering=0) as file:
             file.write(b"one ")
             with pytest.raises(CommandError):
-                take_over(mount, spoilt(tmp_path / "spoilt", module, line, f"{also}os.kill(os.getpid(), 19)"))
+                take_over(
+                    mount,
+                    spoilt(tmp_path / "spoilt", module, line, f"{also}os.kill(os.getpid(), 19)"),
+                )
             file.write(b"two")
         mount.wait_status(lambda status: status["worker"]["number"] == 2)
         assert mount.supervisor == supervisor
@@ -396,8 +489,19 @@ def run_ready(mount: AcpfsMount, *words: str) -> int:
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 def test_a_probe_tells_whose_container_serves(mount: AcpfsMount) -> None:
     assert run_ready(mount, "--here") == ExitCode.OK
-    program = "import sys; from acpfs.cli.ctl import main; sys.argv[0] = 'acpfs-ctl'; sys.exit(main())"
+    program = (
+        "import sys; from acpfs.cli.ctl import main; sys.argv[0] = 'acpfs-ctl'; sys.exit(main())"
+    )
     command = namespace(sys.executable, "-c", program, str(mount.path), "ready", kept=mount.path)
-    environment = {**os.environ, "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(REPOSITORY)}
-    done = [subprocess.run([*command, *words], env=environment, check=False, timeout=60, capture_output=True) for words in ([], ["--here"])]
+    environment = {
+        **os.environ,
+        "ACPFS_RUNTIME_DIR": str(mount.runtime_dir),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    done = [
+        subprocess.run(
+            [*command, *words], env=environment, check=False, timeout=60, capture_output=True
+        )
+        for words in ([], ["--here"])
+    ]
     assert [one.returncode for one in done] == [ExitCode.OK, ExitCode.FAILED]

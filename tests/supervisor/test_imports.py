@@ -13,13 +13,40 @@ import pytest
 
 from acpfs.supervisor import supervisor
 
-FOR_PEOPLE = frozenset({"click", "rich", "pygments", "asyncio", "http.server", "prometheus_client", "structlog", "pyfuse3", "pydantic"})
-OF_WORKERS = frozenset({"trio", "sqlite3", "xxhash", "prometheus_client", "structlog", "rich", "asyncio", "ssl", "pyfuse3", "pydantic"})
+FOR_PEOPLE = frozenset(
+    {
+        "click",
+        "rich",
+        "pygments",
+        "asyncio",
+        "http.server",
+        "prometheus_client",
+        "structlog",
+        "pyfuse3",
+        "pydantic",
+    }
+)
+OF_WORKERS = frozenset(
+    {
+        "trio",
+        "sqlite3",
+        "xxhash",
+        "prometheus_client",
+        "structlog",
+        "rich",
+        "asyncio",
+        "ssl",
+        "pyfuse3",
+        "pydantic",
+    }
+)
 
 
 def imported_by(code: str) -> set[str]:
     code += "\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     return set(done.stdout.split())
 
 
@@ -30,7 +57,10 @@ def imported_by(code: str) -> set[str]:
         ("import acpfs.cli.main, acpfs.cli.mount\nfrom acpfs.mounting import starting", OF_WORKERS),
         ("import acpfs.cli.main, acpfs.cli.umount", OF_WORKERS | {"attr"}),
         ("import acpfs.cli.ctl, acpfs.cli.verbs.status", OF_WORKERS | {"attr"}),
-        ("import acpfs.supervisor.supervisor", OF_WORKERS | FOR_PEOPLE | {"attr", "typing_extensions"}),
+        (
+            "import acpfs.supervisor.supervisor",
+            OF_WORKERS | FOR_PEOPLE | {"attr", "typing_extensions"},
+        ),
     ],
     ids=["template", "mount", "umount", "status", "supervisor"],
 )
@@ -40,9 +70,16 @@ def test_a_process_imports_what_it_needs_and_no_more(code: str, too_much: frozen
 
 def test_the_supervisor_needs_the_standard_library_only() -> None:
     """What has to outlive everything else depends on nothing that an upgrade of packages may break."""
-    modules = ", ".join(f"acpfs.supervisor.{path.stem}" for path in Path(supervisor.__file__).parent.glob("[a-z]*.py"))
+    modules = ", ".join(
+        f"acpfs.supervisor.{path.stem}"
+        for path in Path(supervisor.__file__).parent.glob("[a-z]*.py")
+    )
     found = {name.split(".")[0] for name in imported_by(f"import {modules}")}
-    assert {name for name in found - sys.stdlib_module_names if name not in {"acpfs", "__mp_main__"} and not name.startswith("_")} == set()
+    assert {
+        name
+        for name in found - sys.stdlib_module_names
+        if name not in {"acpfs", "__mp_main__"} and not name.startswith("_")
+    } == set()
     late = {
         name.split(".")[0]
         for path in Path(supervisor.__file__).parent.glob("*.py")

@@ -26,7 +26,9 @@ from tests.rig.mounts import AcpfsMount, is_mounted, kinds_at
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 WATCHDOG_S = 1200.0
 TURNS = int(os.environ.get("ACPFS_KILLS", "20"))
@@ -50,7 +52,9 @@ def keeper(tmp_path: Path) -> Iterator[KeeperProcess]:
 @pytest.fixture
 def mount(tmp_path: Path, transport: str, keeper: KeeperProcess) -> Iterator[AcpfsMount]:
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S) as made:
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S
+    ) as made:
         made.wait_status(lambda status: status["worker"]["keeper"])
         yield made
         if is_mounted(made.path):
@@ -81,12 +85,16 @@ class Locks:
         self._path, self._file = path, open(path, "w+b", buffering=0)  # noqa: SIM115 - closed by `end`
         fcntl.flock(self._file, fcntl.LOCK_EX)
         fcntl.lockf(self._file, fcntl.LOCK_EX, 10, 20)
-        self._waits = subprocess.Popen([sys.executable, "-c", LOCKER, path, "wait"], stdout=subprocess.PIPE, bufsize=0)
+        self._waits = subprocess.Popen(
+            [sys.executable, "-c", LOCKER, path, "wait"], stdout=subprocess.PIPE, bufsize=0
+        )
         self._says("locked", "locked")
 
     def hold(self) -> None:
         words = [sys.executable, "-c", LOCKER, str(self._path), "look"]
-        assert subprocess.run(words, capture_output=True, timeout=60, check=True).stdout.split() == [b"locked", b"locked"]
+        assert subprocess.run(
+            words, capture_output=True, timeout=60, check=True
+        ).stdout.split() == [b"locked", b"locked"]
         assert self._waits.stdout is not None
         assert not readable(self._waits.stdout.fileno(), 0)
 
@@ -140,7 +148,9 @@ def kill_and_go_on(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher)
 
 @pytest.mark.clause("S370")
 @pytest.mark.transports("native-passthrough")
-def test_all_processes_are_killed_and_open_files_go_on(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher) -> None:
+def test_all_processes_are_killed_and_open_files_go_on(
+    mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher
+) -> None:
     go_on_after_kills(mount, keeper, launcher, 2)
 
 
@@ -148,14 +158,21 @@ def test_all_processes_are_killed_and_open_files_go_on(mount: AcpfsMount, keeper
 @pytest.mark.timeout(1200)
 @pytest.mark.clause("S370")
 @pytest.mark.transports("native-direct", "native-passthrough")
-def test_all_processes_are_killed_again_and_again(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher) -> None:
+def test_all_processes_are_killed_again_and_again(
+    mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher
+) -> None:
     go_on_after_kills(mount, keeper, launcher, TURNS)
 
 
-def go_on_after_kills(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher, turns: int) -> None:
+def go_on_after_kills(
+    mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher, turns: int
+) -> None:
     """A writer that never stops, a half-written file, one without a name, a mapping, locks: all go on, with the right bytes."""
     (mount.path / "mapped").write_bytes(bytes(1 << 20))
-    with open(mount.path / "gone", "w+b", buffering=0) as gone, open(mount.path / "mapped", "r+b") as mapped:
+    with (
+        open(mount.path / "gone", "w+b", buffering=0) as gone,
+        open(mount.path / "mapped", "r+b") as mapped,
+    ):
         gone.write(b"nameless")
         os.unlink(mount.path / "gone")
         memory = mmap.mmap(mapped.fileno(), 1 << 20)
@@ -185,7 +202,9 @@ def go_on_after_kills(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launch
     assert (mount.backing / "log").stat().st_size == written
     assert set((mount.backing / "log").read_bytes()) == {ord("p")}
     assert all((mount.backing / f"half-{turn}").read_bytes() == b"one two" for turn in range(turns))
-    assert (mount.backing / "mapped").read_bytes()[: turns * 4096] == (b"here" + bytes(4092)) * turns
+    assert (mount.backing / "mapped").read_bytes()[: turns * 4096] == (
+        b"here" + bytes(4092)
+    ) * turns
     assert mount.ask("doctor") == {"items": []}
     mount.umount()
     assert keeper.held() == []
@@ -195,7 +214,9 @@ def go_on_after_kills(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launch
 @pytest.mark.long
 @pytest.mark.clause("S371")
 @pytest.mark.transports("native-passthrough")
-def test_a_keeper_that_dies_costs_nothing_and_the_next_is_told_all(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher) -> None:
+def test_a_keeper_that_dies_costs_nothing_and_the_next_is_told_all(
+    mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher
+) -> None:
     writer = Writer(mount.path / "log")
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
@@ -219,7 +240,9 @@ def test_a_keeper_that_dies_costs_nothing_and_the_next_is_told_all(mount: AcpfsM
 
 @pytest.mark.clause("S371")
 @pytest.mark.transports("native")
-def test_without_a_keeper_the_mount_begins_anew_and_says_so(mount: AcpfsMount, keeper: KeeperProcess) -> None:
+def test_without_a_keeper_the_mount_begins_anew_and_says_so(
+    mount: AcpfsMount, keeper: KeeperProcess
+) -> None:
     (mount.path / "f").write_bytes(b"saved")
     keeper.end()
     mount.wait_status(lambda status: not status["worker"]["keeper"])
@@ -241,7 +264,10 @@ def test_two_that_come_at_once_are_told_apart(mount: AcpfsMount, keeper: KeeperP
             mount.kill_processes()
             until(lambda: keeper.phase() == "alone")
             codes: list[int] = []
-            both = [threading.Thread(target=lambda one=one: codes.append(one.mount(mount))) for one in other]
+            both = [
+                threading.Thread(target=lambda one=one: codes.append(one.mount(mount)))
+                for one in other
+            ]
             for thread in both:
                 thread.start()
             for thread in both:
@@ -261,10 +287,21 @@ def test_two_that_come_at_once_are_told_apart(mount: AcpfsMount, keeper: KeeperP
 @pytest.mark.transports("native")
 @pytest.mark.parametrize("on_failure", ["native", "stop"])
 def test_nobody_comes_in_time(
-    tmp_path: Path, transport: str, keeper: KeeperProcess, on_failure: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    transport: str,
+    keeper: KeeperProcess,
+    on_failure: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "backing").mkdir()
-    mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, on_failure=on_failure, keeper_wait=10)
+    mount = AcpfsMount(
+        tmp_path / "backing",
+        tmp_path / "mnt",
+        transport,
+        watchdog_s=WATCHDOG_S,
+        on_failure=on_failure,
+        keeper_wait=10,
+    )
     with mount:
         mount.wait_status(lambda status: status["worker"]["keeper"])
         (mount.path / "saved").write_bytes(b"x")
@@ -273,7 +310,9 @@ def test_nobody_comes_in_time(
         mount.kill_processes()
         until(lambda: keeper.phase() == "alone")
         monkeypatch.setenv("ACPFS_RUNTIME_DIR", str(mount.runtime_dir))
-        shown = CliRunner().invoke(ctl, [str(mount.path), "status", "--json"])  # in this process: to fork would wait for a daemon
+        shown = CliRunner().invoke(
+            ctl, [str(mount.path), "status", "--json"]
+        )  # in this process: to fork would wait for a daemon
         assert json.loads(shown.output).get("state") == "held", shown.output
         with pytest.raises(OSError) as caught:  # it waits, and then it is told
             os.write(file, b"y")
@@ -297,7 +336,9 @@ def test_nobody_comes_in_time(
 @pytest.mark.long
 @pytest.mark.clause("S370")
 @pytest.mark.transports("native")
-def test_what_is_unmounted_meanwhile_is_held_no_more(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher) -> None:
+def test_what_is_unmounted_meanwhile_is_held_no_more(
+    mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher
+) -> None:
     mount.kill_processes()
     until(lambda: keeper.phase() == "alone")
     mount.detach()

@@ -37,18 +37,31 @@ def keeper(tmp_path: Path) -> Iterator[KeeperProcess]:
 
 
 def settings_of(keeper: KeeperProcess, **more: object) -> dict[str, Any]:
-    return {"mountpoint": MOUNTPOINT, "backing": BACKING, "runtime_dir": str(keeper.runtime), "on_failure": "stop", **more}
+    return {
+        "mountpoint": MOUNTPOINT,
+        "backing": BACKING,
+        "runtime_dir": str(keeper.runtime),
+        "on_failure": "stop",
+        **more,
+    }
 
 
 class SupervisorDouble:
     """Tells a keeper of a mount, as `KeeperClient` does: with the pidfd of a process of its own, and this one's connection."""
 
-    def __init__(self, keeper: KeeperProcess, *, lineage: dict[str, Any] | None = None, **settings: object) -> None:
+    def __init__(
+        self, keeper: KeeperProcess, *, lineage: dict[str, Any] | None = None, **settings: object
+    ) -> None:
         end = connected(keeper.runtime / keeper_client.SOCKET, 10.0)
         assert end is not None
         self.session = os.eventfd(7)
         self.end = end
-        state = {"facts": {"session": "token"}, "workers": 1, "settings": settings_of(keeper, **settings), **(lineage or {})}
+        state = {
+            "facts": {"session": "token"},
+            "workers": 1,
+            "settings": settings_of(keeper, **settings),
+            **(lineage or {}),
+        }
         self.process = subprocess.Popen(["sleep", "1000"])
         pidfd = os.pidfd_open(self.process.pid)
         channel.send(end, {"hold": MOUNTPOINT, "session": "token"}, [pidfd])
@@ -80,7 +93,9 @@ sys.stdin.read()
     def __init__(self, keeper: KeeperProcess) -> None:
         words = [sys.executable, "-c", self.PROGRAM, json.dumps(settings_of(keeper))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
         assert self._process.stdout is not None
         self.refused, self.state = json.loads(self._process.stdout.readline())
 
@@ -150,7 +165,9 @@ def test_it_gives_the_mount_to_one_and_only_when_nobody_is_left(keeper: KeeperPr
 
 
 @pytest.mark.clause("S372")
-def test_a_supervisor_that_gives_the_connection_up_and_lives_keeps_its_mount(keeper: KeeperProcess) -> None:
+def test_a_supervisor_that_gives_the_connection_up_and_lives_keeps_its_mount(
+    keeper: KeeperProcess,
+) -> None:
     """As it does when the keeper hangs for a while: it serves on, and tells the keeper again later."""
     double = SupervisorDouble(keeper)
     double.end.close()
@@ -171,7 +188,15 @@ def test_a_supervisor_that_gives_the_connection_up_and_lives_keeps_its_mount(kee
 def test_descriptors_of_what_is_not_carried_out_are_closed(keeper: KeeperProcess) -> None:
     double = SupervisorDouble(keeper)
     before = descriptors_of(keeper)
-    wrong = [b"", b"nonsense", b"[1]", b'{"take": "/mnt/none"}', b'{"hold": 1}', b'{"keep": [["a", 1]]}', b'{"list": true}']
+    wrong = [
+        b"",
+        b"nonsense",
+        b"[1]",
+        b'{"take": "/mnt/none"}',
+        b'{"hold": 1}',
+        b'{"keep": [["a", 1]]}',
+        b'{"list": true}',
+    ]
     for message in [*wrong, b'{"hold": "/mnt/other", "session": "x"}']:
         end = connection_to(keeper)
         socket.send_fds(end, [message], [double.session] * 5)
@@ -182,9 +207,17 @@ def test_descriptors_of_what_is_not_carried_out_are_closed(keeper: KeeperProcess
 
 
 @pytest.mark.clause("S377")
-def test_what_its_supervisor_says_wrongly_leaves_nothing_open_and_ends_nothing(keeper: KeeperProcess) -> None:
+def test_what_its_supervisor_says_wrongly_leaves_nothing_open_and_ends_nothing(
+    keeper: KeeperProcess,
+) -> None:
     before = descriptors_of(keeper)
-    wrong: list[dict[str, Any]] = [{"keep": [["more", 2]]}, {"keep": [["more", 0]]}, {"keep": 1}, {"whole": 1}, {"state": 1}]
+    wrong: list[dict[str, Any]] = [
+        {"keep": [["more", 2]]},
+        {"keep": [["more", 0]]},
+        {"keep": 1},
+        {"whole": 1},
+        {"state": 1},
+    ]
     for message in wrong:
         double = SupervisorDouble(keeper)
         channel.send(double.end, message, [double.session])
@@ -204,7 +237,9 @@ def test_what_its_supervisor_says_wrongly_leaves_nothing_open_and_ends_nothing(k
 def test_connections_that_say_nothing_take_no_descriptor_from_mounts(keeper: KeeperProcess) -> None:
     double = SupervisorDouble(keeper)
     silent = [connection_to(keeper) for _ in range(OTHERS_MAX + 20)]
-    until(lambda: descriptors_of(keeper, "socket") <= OTHERS_MAX + 3)  # the door, the mount's, and whoever asks
+    until(
+        lambda: descriptors_of(keeper, "socket") <= OTHERS_MAX + 3
+    )  # the door, the mount's, and whoever asks
     assert is_ended(silent[0])  # the oldest
     assert keeper.phase() == "served"  # whoever comes now is heard
     channel.send(double.end, {"keep": [["more", 1]]}, [double.session])
@@ -215,7 +250,9 @@ def test_connections_that_say_nothing_take_no_descriptor_from_mounts(keeper: Kee
 
 
 @pytest.mark.clause("S371")
-def test_the_mounts_end_is_the_keepers_too_and_an_older_connection_has_no_say(keeper: KeeperProcess) -> None:
+def test_the_mounts_end_is_the_keepers_too_and_an_older_connection_has_no_say(
+    keeper: KeeperProcess,
+) -> None:
     old, new = SupervisorDouble(keeper), SupervisorDouble(keeper)
     channel.send(old.end, {"forget": True})
     channel.send(old.end, {"keep": [["session", 0]]})
@@ -227,9 +264,18 @@ def test_the_mounts_end_is_the_keepers_too_and_an_older_connection_has_no_say(ke
 
 
 @pytest.mark.clause("S371")
-def test_what_it_does_not_understand_ends_that_connection_and_nothing_else(keeper: KeeperProcess) -> None:
+def test_what_it_does_not_understand_ends_that_connection_and_nothing_else(
+    keeper: KeeperProcess,
+) -> None:
     double = SupervisorDouble(keeper)
-    for message in (b"", b"nonsense", b"[1]", b'{"take": "/mnt/none"}', b'{"hold": 1}', b'{"keep": 1}'):
+    for message in (
+        b"",
+        b"nonsense",
+        b"[1]",
+        b'{"take": "/mnt/none"}',
+        b'{"hold": 1}',
+        b'{"keep": 1}',
+    ):
         end = connected(keeper.runtime / keeper_client.SOCKET, 10.0)
         assert end is not None
         end.send(message)
@@ -247,9 +293,15 @@ def test_nobody_comes_in_time(keeper: KeeperProcess) -> None:
 
 
 @pytest.mark.clause("S373")
-def test_who_was_given_the_mount_and_never_serves_does_not_keep_it_for_ever(keeper: KeeperProcess) -> None:
+def test_who_was_given_the_mount_and_never_serves_does_not_keep_it_for_ever(
+    keeper: KeeperProcess,
+) -> None:
     got = keeper_client.Taken("not asked yet")
-    for wait_s in (2, 8, 32):  # where this machine stands still for so long, nothing is left to be given
+    for wait_s in (
+        2,
+        8,
+        32,
+    ):  # where this machine stands still for so long, nothing is left to be given
         if got.refused:
             SupervisorDouble(keeper, keeper_wait_s=wait_s).close()
             until(lambda: keeper.phase() in ("alone", ""))
@@ -261,7 +313,12 @@ def test_who_was_given_the_mount_and_never_serves_does_not_keep_it_for_ever(keep
 @pytest.mark.clause("S374")
 def test_who_had_an_earlier_generation_does_not_get_it_back(keeper: KeeperProcess) -> None:
     lineage = next_generation(next_generation({}, "old"), "new")
-    assert (outlived(lineage, "old"), outlived(lineage, "new"), outlived(lineage, "third"), outlived(lineage, "")) == (OUTLIVED, "", "", "")
+    assert (
+        outlived(lineage, "old"),
+        outlived(lineage, "new"),
+        outlived(lineage, "third"),
+        outlived(lineage, ""),
+    ) == (OUTLIVED, "", "", "")
     SupervisorDouble(keeper, lineage=lineage).close()
     until(lambda: keeper.phase() == "alone")
     assert taken(keeper, "old").refused == OUTLIVED
@@ -295,7 +352,12 @@ def test_only_its_owner_and_root_are_heard(keeper: KeeperProcess) -> None:
 def test_a_second_keeper_is_refused_and_one_after_a_kill_is_not(keeper: KeeperProcess) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-m", "acpfs.supervisor.keeper", str(keeper.runtime)]
-    assert subprocess.run(words, env=environment, check=False, timeout=60, capture_output=True).returncode == ExitCode.REFUSED
+    assert (
+        subprocess.run(
+            words, env=environment, check=False, timeout=60, capture_output=True
+        ).returncode
+        == ExitCode.REFUSED
+    )
     keeper.restart()
     assert keeper.held() == []
 
@@ -304,7 +366,9 @@ def test_a_second_keeper_is_refused_and_one_after_a_kill_is_not(keeper: KeeperPr
 def test_a_keeper_that_hangs_holds_nobody_up(keeper: KeeperProcess) -> None:
     """Messages go unread until there is no room; the supervisor then gives the connection up."""
     lost = threading.Event()
-    client = keeper_client.KeeperClient(lambda _end, _heard: None, lambda end: end.close(), lambda fds: None if fds else lost.set())
+    client = keeper_client.KeeperClient(
+        lambda _end, _heard: None, lambda end: end.close(), lambda fds: None if fds else lost.set()
+    )
     keeper.process.send_signal(signal.SIGSTOP)
     try:
         begun = time.monotonic()

@@ -15,7 +15,9 @@ from tests.rig.mounts import AcpfsMount, CommandError, MakeMount
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 BOTH = pytest.mark.transports("libfuse", "native")
 MIB = 1 << 20
@@ -49,7 +51,10 @@ def test_saves_in_a_loop_keep_the_newest_in_ram(mount: AcpfsMount) -> None:
     ours = {name for name in in_ram(mount) if name.startswith("run/")}
     assert {f"run/checkpoint-{step}/model.bin" for step in (5, 6, 7)} <= ours
     assert mount.status()["ram"]["retained_bytes"] == 24 * MIB
-    assert all((mount.path / f"run/checkpoint-{step}/model.bin").read_bytes() == content for step, content in contents.items())
+    assert all(
+        (mount.path / f"run/checkpoint-{step}/model.bin").read_bytes() == content
+        for step, content in contents.items()
+    )
 
 
 @pytest.mark.clause("S111")
@@ -62,7 +67,9 @@ def test_pins_outlive_the_worker_and_the_mount(mount: AcpfsMount) -> None:
     for number in range(10):
         save(mount, f"other/{number}")
     assert "keep/a" in in_ram(mount)
-    (stayed,) = [item for item in mount.ctl("evict", str(mount.path))["items"] if item["path"] == "keep/a"]
+    (stayed,) = [
+        item for item in mount.ctl("evict", str(mount.path))["items"] if item["path"] == "keep/a"
+    ]
     assert stayed == {"path": "keep/a", "reason": "pinned", "size": 8 * MIB}
     assert mount.ctl("unpin", str(mount.path / "keep"))["pins"] == 1
     assert mount.ctl("evict", str(mount.path / "keep"))["bytes"] == 8 * MIB
@@ -85,7 +92,10 @@ def test_evict_leaves_what_is_open_mapped_or_not_persisted(mount: AcpfsMount) ->
         writer.write(b"x" * MIB)
         writer.flush()
         done = mount.ask("evict", paths=[""])
-        assert {item["path"]: item["reason"] for item in done["items"]} == {"open": "open or mapped", "written": "being written"}
+        assert {item["path"]: item["reason"] for item in done["items"]} == {
+            "open": "open or mapped",
+            "written": "being written",
+        }
         assert (done["files"], done["bytes"]) == (2, 2 * MIB)
         assert reader.read() == contents["open"]
     assert all((mount.path / name).read_bytes() == content for name, content in contents.items())
@@ -95,7 +105,9 @@ def test_evict_leaves_what_is_open_mapped_or_not_persisted(mount: AcpfsMount) ->
 
 @pytest.mark.clause("S116")
 @BOTH
-def test_part_of_a_large_file_leaves_and_the_rest_is_read_from_ram(transport: str, tmp_path: Path, make_mount: MakeMount) -> None:
+def test_part_of_a_large_file_leaves_and_the_rest_is_read_from_ram(
+    transport: str, tmp_path: Path, make_mount: MakeMount
+) -> None:
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", transport, ram="192M")
     large = save(mount, "checkpoint-1/large", 128 * MIB)
@@ -109,7 +121,10 @@ def test_part_of_a_large_file_leaves_and_the_rest_is_read_from_ram(transport: st
         mount.wait_status(lambda status: status["worker"]["number"] > 1)
     assert (mount.path / "checkpoint-1/large").read_bytes() == large
     assert (mount.path / "checkpoint-2/next").read_bytes() == small
-    with open(mount.path / "checkpoint-1/large", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+    with (
+        open(mount.path / "checkpoint-1/large", "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+    ):
         assert mapped[60 * MIB : 120 * MIB] == large[60 * MIB : 120 * MIB]
     mount.ask("evict", paths=["checkpoint-1"])
     assert (mount.path / "checkpoint-1/large").read_bytes() == large

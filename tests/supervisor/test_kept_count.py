@@ -30,7 +30,9 @@ def gone(_tier: Path) -> None:
 
 
 @pytest.mark.parametrize("what", [damaged, gone])
-def test_a_state_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, what: Callable[[Path], None]) -> None:
+def test_a_state_that_cannot_be_read_is_not_an_empty_one(
+    tmp_path: Path, what: Callable[[Path], None]
+) -> None:
     what(tmp_path)
     assert fallthrough.count_kept(tmp_path) == UNKNOWN
     assert fallthrough.count_kept(None) == UNKNOWN
@@ -52,18 +54,26 @@ def test_the_log_of_a_dead_worker_is_counted_without_a_file_beside_it(tmp_path: 
 
 
 @pytest.mark.parametrize("what", [damaged, gone])
-def test_a_bare_directory_is_refused_where_the_tier_cannot_be_read(tmp_path: Path, what: Callable[[Path], None]) -> None:
+def test_a_bare_directory_is_refused_where_the_tier_cannot_be_read(
+    tmp_path: Path, what: Callable[[Path], None]
+) -> None:
     backing, tier = tmp_path / "backing", tmp_path / "tiers" / "volume-node"
     backing.mkdir()
     tier.mkdir(parents=True)
     what(tier)
-    (tier / "meta.json").write_text(json.dumps({"volume_id": "volume", "node_id": "node", "backing": str(backing)}))
+    (tier / "meta.json").write_text(
+        json.dumps({"volume_id": "volume", "node_id": "node", "backing": str(backing)})
+    )
     with pytest.raises(RefusedError, match="is not the directory"):
         checks.check_not_bare(backing, tmp_path / "tiers")
 
 
-def test_status_of_a_bypassed_mount_says_that_it_is_not_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    beneath = fallthrough.BypassedMount("/m", "/b", 1, since=1.0, reason="a test", kept_operations=None, kept_bytes=None)
+def test_status_of_a_bypassed_mount_says_that_it_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beneath = fallthrough.BypassedMount(
+        "/m", "/b", 1, since=1.0, reason="a test", kept_operations=None, kept_bytes=None
+    )
     monkeypatch.setattr(fallthrough, "bypassed", lambda: [(Path("/run"), beneath)])
 
     class Target:

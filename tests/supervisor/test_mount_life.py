@@ -16,13 +16,23 @@ from acpfs.errors import ExitCode
 from acpfs.ram.mounts import mounted_at
 from acpfs.worker.worker import SESSION_ENDS_VARIABLE
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, mounts_below, tell_again
+from tests.rig.mounts import (
+    REPOSITORY,
+    AcpfsMount,
+    CommandError,
+    MakeMount,
+    is_mounted,
+    mounts_below,
+    tell_again,
+)
 from tests.rig.namespaces import namespace
 
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 BOTH = pytest.mark.transports("libfuse", "native")
 
@@ -92,7 +102,12 @@ def test_mount_write_flush_umount(make_mount: MakeMount, transport: str, tmp_pat
     assert [row["status"] for row in mount.ctl("verify")] == ["ok"]
     mount.run("acpfs-ctl", "wait", str(mount.path / "run/model.pt"), "--verified")
     (row,) = mount.ctl("ls", str(mount.path / "run"))
-    assert (row["path"], row["size"], row["state"], len(row["checksum"])) == ("run/model.pt", MIB, "clean", 32)
+    assert (row["path"], row["size"], row["state"], len(row["checksum"])) == (
+        "run/model.pt",
+        MIB,
+        "clean",
+        32,
+    )
     mount.umount()
     assert mount.leaks() == []
     assert list((mount.runtime_dir / "mounts").iterdir()) == []
@@ -102,7 +117,11 @@ def test_status_json_keeps_its_contract(slow: AcpfsMount) -> None:
     status = slow.status()
     assert {name: type(status[name]) for name in STATUS_FIELDS} == STATUS_FIELDS
     assert status["ram"].keys() >= RAM_FIELDS
-    assert status["ram"]["used_bytes"] == status["ram"]["dirty_bytes"] + status["ram"]["clean_bytes"] >= 4 * MIB
+    assert (
+        status["ram"]["used_bytes"]
+        == status["ram"]["dirty_bytes"] + status["ram"]["clean_bytes"]
+        >= 4 * MIB
+    )
     assert status["queue"][0].keys() >= QUEUE_FIELDS
     assert (status["queue"][0]["name"], status["queue"][0]["size"]) == ("big", 4 * MIB)
     assert (status["mount"], status["backing"]) == (str(slow.path), str(slow.backing))
@@ -123,12 +142,19 @@ def test_the_human_status_says_what_is_not_safe(slow: AcpfsMount) -> None:
 
 
 def test_a_deadline_names_what_is_left_and_keeps_the_mount(slow: AcpfsMount) -> None:
-    for command in (("acpfs-ctl", str(slow.path), "flush", "--timeout", "0.1"), ("acpfs", "umount", str(slow.path), "--timeout", "0.1")):
+    for command in (
+        ("acpfs-ctl", str(slow.path), "flush", "--timeout", "0.1"),
+        ("acpfs", "umount", str(slow.path), "--timeout", "0.1"),
+    ):
         done = slow.run(*command, check=False)
         assert done.returncode == ExitCode.TIMEOUT
         assert "big" in done.stderr
         assert "not everything is persisted in time" in done.stderr
-    answer = json.loads(slow.run("acpfs-ctl", str(slow.path), "flush", "--timeout", "0.1", "--json", check=False).stdout)
+    answer = json.loads(
+        slow.run(
+            "acpfs-ctl", str(slow.path), "flush", "--timeout", "0.1", "--json", check=False
+        ).stdout
+    )
     assert answer["error"]["exit_code"] == ExitCode.TIMEOUT
     assert answer["error"]["left"][0]["name"] == "big"
     assert is_mounted(slow.path)
@@ -146,7 +172,9 @@ def test_umount_leave_keeps_the_rest_for_the_next_mount(slow: AcpfsMount) -> Non
     assert (slow.backing / "big").read_bytes() == content
 
 
-def test_a_mount_in_use_is_refused_and_stays(make_mount: MakeMount, transport: str, backing: Path) -> None:
+def test_a_mount_in_use_is_refused_and_stays(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     with user_of(mount.path), pytest.raises(CommandError, match="is in use") as caught:
         mount.umount()
@@ -154,7 +182,9 @@ def test_a_mount_in_use_is_refused_and_stays(make_mount: MakeMount, transport: s
     assert mount.status()["mount"] == str(mount.path)
 
 
-def test_a_mount_that_a_container_has_is_not_waited_for(make_mount: MakeMount, transport: str, backing: Path) -> None:
+def test_a_mount_that_a_container_has_is_not_waited_for(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
     """Another mount namespace keeps the kernel's session, for as long as it likes."""
     mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
     (mount.path / "f").write_bytes(b"saved")
@@ -165,9 +195,14 @@ def test_a_mount_that_a_container_has_is_not_waited_for(make_mount: MakeMount, t
         container.stdout.readline()
         try:
             for _ in range(2):
-                refused = mount.run("acpfs", "umount", str(mount.path), "--timeout", "5", check=False)
+                refused = mount.run(
+                    "acpfs", "umount", str(mount.path), "--timeout", "5", check=False
+                )
                 assert refused.returncode == ExitCode.REFUSED
-                assert f"process {container.pid} still has it in another mount namespace" in refused.stderr
+                assert (
+                    f"process {container.pid} still has it in another mount namespace"
+                    in refused.stderr
+                )
         finally:
             container.kill()
     mount.wait_ended(supervisor)
@@ -175,7 +210,9 @@ def test_a_mount_that_a_container_has_is_not_waited_for(make_mount: MakeMount, t
     assert mount.leaks() == []
 
 
-def test_a_mount_that_a_container_has_for_a_moment_is_waited_for(make_mount: MakeMount, transport: str, backing: Path) -> None:
+def test_a_mount_that_a_container_has_for_a_moment_is_waited_for(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     command = namespace("sh", "-c", "echo; exec sleep 4", kept=mount.path)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as container:
@@ -186,18 +223,24 @@ def test_a_mount_that_a_container_has_for_a_moment_is_waited_for(make_mount: Mak
 
 
 @pytest.mark.clause("S196")
-def test_second_mounts_are_refused(make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path) -> None:
+def test_second_mounts_are_refused(
+    make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path
+) -> None:
     first = make_mount(backing, transport, node_id="n1")
     (tmp_path / "other").mkdir()
     (tmp_path / "m2").mkdir()
     same_place = first.run("acpfs", "mount", str(tmp_path / "other"), str(first.path), check=False)
     assert same_place.returncode == ExitCode.REFUSED
     assert "is in use by another acpfs" in same_place.stderr
-    same_identity = first.run("acpfs", "mount", str(backing), str(tmp_path / "m2"), "--node-id", "n1", check=False)
+    same_identity = first.run(
+        "acpfs", "mount", str(backing), str(tmp_path / "m2"), "--node-id", "n1", check=False
+    )
     assert same_identity.returncode == ExitCode.REFUSED
     assert "already mounted under node id n1" in same_identity.stderr
     elsewhere = ["--node-id", "n1", "--runtime-dir", str(tmp_path / "as-on-another-machine")]
-    same_record = first.run("acpfs", "mount", str(backing), str(tmp_path / "m2"), *elsewhere, check=False)
+    same_record = first.run(
+        "acpfs", "mount", str(backing), str(tmp_path / "m2"), *elsewhere, check=False
+    )
     assert same_record.returncode == ExitCode.REFUSED
     assert "node id n1 is in use: " in same_record.stderr
     assert not is_mounted(tmp_path / "m2")
@@ -236,7 +279,9 @@ def test_sigterm_drains_and_ends(slow: AcpfsMount) -> None:
     assert slow.leaks() == []
 
 
-def test_sigterm_keeps_what_its_deadline_leaves(make_mount: MakeMount, transport: str, backing: Path) -> None:
+def test_sigterm_keeps_what_its_deadline_leaves(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
     mount = make_mount(backing, transport, bandwidth="1", drain_timeout="0.2")
     content = os.urandom(MIB)
     (mount.path / "big").write_bytes(content)
@@ -260,7 +305,9 @@ def test_a_second_sigterm_is_in_a_hurry(slow: AcpfsMount) -> None:
     slow.flush()
 
 
-def test_sigterm_takes_the_mount_from_its_users(make_mount: MakeMount, transport: str, backing: Path) -> None:
+def test_sigterm_takes_the_mount_from_its_users(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
     mount = make_mount(backing, transport)
     (mount.path / "done").write_text("x")
     with user_of(mount.path):
@@ -280,7 +327,9 @@ def test_umount_by_others_drains_afterwards(slow: AcpfsMount) -> None:
 
 
 @BOTH
-def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, make_mount: MakeMount, transport: str) -> None:
+def test_control_answers_while_the_backing_directory_hangs(
+    fault_fs: FaultFs, make_mount: MakeMount, transport: str
+) -> None:
     (fault_fs.source / "unread").write_text("y")
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "known").write_text("x")
@@ -300,14 +349,19 @@ def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, ma
         reader = subprocess.Popen(["cat", mount.path / "unread"], stderr=subprocess.DEVNULL)
         called = mount.wait_status(lambda status: status["waiting_calls"])["waiting_calls"][0]
         assert (called["path"], called["pid"], called["command"]) == ("unread", reader.pid, "cat")
-        assert f"(process {reader.pid}, cat) waits in {called['call']}" in mount.run("acpfs-ctl", "status").stdout
+        assert (
+            f"(process {reader.pid}, cat) waits in {called['call']}"
+            in mount.run("acpfs-ctl", "status").stdout
+        )
         fault_fs.thaw()
         assert reader.wait(60) == 0
     fault_fs.thaw()
     mount.flush()
 
 
-def test_what_is_refused_for_good_is_shown_retried_and_discarded(fault_fs: FaultFs, make_mount: MakeMount, transport: str) -> None:
+def test_what_is_refused_for_good_is_shown_retried_and_discarded(
+    fault_fs: FaultFs, make_mount: MakeMount, transport: str
+) -> None:
     mount = make_mount(fault_fs.path, transport)
     rule = fault_fs.fail("EACCES", ["rename"], glob="*refused*")
     (mount.path / "refused1").write_text("one")
@@ -339,12 +393,24 @@ def test_settings_change_in_use(make_mount: MakeMount, transport: str, backing: 
     }
     assert mount.status()["ram"]["budget_bytes"] == 96 * MIB
     assert mount.ctl("config")["streams"] == 3
-    for bad in ("streams=0", "fsync=durable", "ram=900T", "ram=nonsense", "spill_budget=1G", "what"):
-        assert mount.run("acpfs-ctl", "set", bad, check=False).returncode in (ExitCode.USAGE, ExitCode.ENVIRONMENT)
+    for bad in (
+        "streams=0",
+        "fsync=durable",
+        "ram=900T",
+        "ram=nonsense",
+        "spill_budget=1G",
+        "what",
+    ):
+        assert mount.run("acpfs-ctl", "set", bad, check=False).returncode in (
+            ExitCode.USAGE,
+            ExitCode.ENVIRONMENT,
+        )
     assert mount.ctl("config")["streams"] == 3
 
 
-def test_sighup_opens_the_log_again(make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path) -> None:
+def test_sighup_opens_the_log_again(
+    make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path
+) -> None:
     log = tmp_path / "acpfs.log"
     mount = make_mount(backing, transport, log_file=str(log))
     log.rename(tmp_path / "moved")
@@ -369,8 +435,18 @@ def test_a_hanging_backing_directory_is_one_line(fault_fs: FaultFs, tmp_path: Pa
     """And the command ends, while its look at the directory does not."""
     (tmp_path / "mnt").mkdir()
     fault_fs.freeze()
-    command = [sys.executable, "-c", IMPATIENT_MOUNT, str(fault_fs.path), str(tmp_path / "mnt"), "--runtime-dir", str(tmp_path / "run")]
-    mounting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    command = [
+        sys.executable,
+        "-c",
+        IMPATIENT_MOUNT,
+        str(fault_fs.path),
+        str(tmp_path / "mnt"),
+        "--runtime-dir",
+        str(tmp_path / "run"),
+    ]
+    mounting = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
+    )
     try:
         _out, said = mounting.communicate(timeout=60)
     finally:
@@ -401,7 +477,9 @@ def test_foreground_tells_the_service_manager(backing: Path, tmp_path: Path) -> 
         }
         words = ["mount", str(backing), str(mount.path), "--foreground", "--ram", "64M"]
         with open(tmp_path / "log", "wb") as log:
-            daemon = subprocess.Popen([sys.executable, "-m", "acpfs.cli.main", *words], env=env, stderr=log)
+            daemon = subprocess.Popen(
+                [sys.executable, "-m", "acpfs.cli.main", *words], env=env, stderr=log
+            )
         try:
             wait_until_said(manager, "READY=1")
             assert is_mounted(mount.path)
@@ -424,15 +502,26 @@ def test_mount_8_finds_its_way_in(backing: Path, tmp_path: Path) -> None:
     mount.path.mkdir()
     mount.runtime_dir.mkdir()
     code = "from acpfs.cli.system_mount import main; main()"
-    helper.write_text(f"#!/bin/sh\nPYTHONPATH={os.getcwd()} exec {sys.executable} -c '{code}' \"$@\"\n")
+    helper.write_text(
+        f"#!/bin/sh\nPYTHONPATH={os.getcwd()} exec {sys.executable} -c '{code}' \"$@\"\n"
+    )
     helper.chmod(0o755)
     try:
         options = f"ram=64M,fsync=durable,_netdev,x-test,runtime_dir={mount.runtime_dir}"
-        subprocess.run(["mount", "-t", "acpfs", str(backing), str(mount.path), "-o", options], check=True, timeout=60, cwd="/")
+        subprocess.run(
+            ["mount", "-t", "acpfs", str(backing), str(mount.path), "-o", options],
+            check=True,
+            timeout=60,
+            cwd="/",
+        )
         config = mount.ctl("config")
         assert (config["ram"], config["fsync"]) == (64 * MIB, "durable")
         refused = subprocess.run(
-            ["mount", "-t", "acpfs", str(backing), "/mnt", "-o", "rom=1"], capture_output=True, text=True, timeout=60, check=False
+            ["mount", "-t", "acpfs", str(backing), "/mnt", "-o", "rom=1"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert refused.returncode == 1
         assert "unknown mount option 'rom'" in refused.stderr

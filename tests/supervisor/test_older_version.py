@@ -19,7 +19,9 @@ from tests.supervisor.test_handover import WATCHDOG_S, take_over, until
 pytestmark = [
     pytest.mark.long,
     pytest.mark.mount,
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 NAMES = [f"name-{number}" for number in range(50)]
 
@@ -37,7 +39,13 @@ def mount(tmp_path: Path, transport: str, older: Path) -> Iterator[AcpfsMount]:
     for name in NAMES:
         (tmp_path / "backing/known" / name).write_text(name)
     environment = {"PYTHONPATH": str(older)}
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=environment) as made:
+    with AcpfsMount(
+        tmp_path / "backing",
+        tmp_path / "mnt",
+        transport,
+        watchdog_s=WATCHDOG_S,
+        environment=environment,
+    ) as made:
         yield made
 
 
@@ -49,13 +57,18 @@ def state_version(mount: AcpfsMount) -> int:
 
 @pytest.mark.clause("S300", "S301")
 @pytest.mark.transports("native-direct", "native-passthrough")
-def test_files_go_on_over_a_change_of_the_state_and_the_older_code_is_refused_afterwards(mount: AcpfsMount, older: Path) -> None:
+def test_files_go_on_over_a_change_of_the_state_and_the_older_code_is_refused_afterwards(
+    mount: AcpfsMount, older: Path
+) -> None:
     assert sorted(os.listdir(mount.path / "known")) == sorted(NAMES)
     assert state_version(mount) == STATE_VERSION - 1
     stop, written = threading.Event(), [0]
     (mount.path / "half").mkdir()
     (mount.path / "half/closed").write_bytes(b"closed")
-    with open(mount.path / "log", "wb", buffering=0) as file, open(mount.path / "gone", "w+b", buffering=0) as gone:
+    with (
+        open(mount.path / "log", "wb", buffering=0) as file,
+        open(mount.path / "gone", "w+b", buffering=0) as gone,
+    ):
         gone.write(b"nameless")
         os.unlink(mount.path / "gone")
 

@@ -17,7 +17,9 @@ from tests.rig.mounts import AcpfsMount, CommandError, MakeMount
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 BOTH = pytest.mark.transports("libfuse", "native")
 
@@ -48,7 +50,9 @@ def is_written_once_given_back(mount: AcpfsMount) -> bool:
 
 
 @BOTH
-def test_the_first_writer_gets_what_was_made_ready(make_mount: MakeMount, transport: str, backing: Path) -> None:
+def test_the_first_writer_gets_what_was_made_ready(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
     mount = make_mount(backing, transport, ram="256M", prefault="50%")
     status = mount.wait_status(ready)
     assert status["ram"]["used_bytes"] == 0
@@ -56,14 +60,18 @@ def test_the_first_writer_gets_what_was_made_ready(make_mount: MakeMount, transp
     mount.wait_status(lambda _status: is_written_once_given_back(mount))
     ram = mount.status()["ram"]
     assert ram["used_bytes"] == len(WRITTEN)
-    assert ram["used_bytes"] + ram["prefaulted_bytes"] <= ram["budget_bytes"]  # it has come again where ten seconds have passed
+    assert (
+        ram["used_bytes"] + ram["prefaulted_bytes"] <= ram["budget_bytes"]
+    )  # it has come again where ten seconds have passed
     assert (mount.path / "whole").stat().st_size == len(WRITTEN)
     mount.umount()
     assert mount.leaks() == []
 
 
 @pytest.mark.clause("S250")
-def test_what_the_default_means_here_is_in_the_status(make_mount: MakeMount, transport: str, backing: Path) -> None:
+def test_what_the_default_means_here_is_in_the_status(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
     mount = make_mount(backing, transport, ram="256M", prefault="auto")
     here = choose(read_memory().cgroup_bytes)
     ram = mount.status()["ram"]
@@ -79,7 +87,9 @@ def test_the_next_daemon_begins_anew(make_mount: MakeMount, transport: str, back
     mount.wait_status(ready)
 
 
-def test_a_memory_policy_that_this_machine_has_not_got(make_mount: MakeMount, transport: str, backing: Path) -> None:
+def test_a_memory_policy_that_this_machine_has_not_got(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
     with pytest.raises(CommandError, match="no memory on NUMA node 77") as raised:
         make_mount(backing, transport, numa="bind:77")
     assert raised.value.code == ExitCode.ENVIRONMENT

@@ -22,7 +22,9 @@ pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
     pytest.mark.clause("S81"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 WAIT_S = 120.0
 
@@ -57,7 +59,10 @@ def template_of(supervisor: int) -> int:
     """0: it has none."""
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if process.name.isdigit() and f"\nPPid:\t{supervisor}\n" in (process / "status").read_text():
+            if (
+                process.name.isdigit()
+                and f"\nPPid:\t{supervisor}\n" in (process / "status").read_text()
+            ):
                 return int(process.name)  # workers are the template's
     return 0
 
@@ -76,7 +81,9 @@ def test_a_worker_that_cannot_be_started_yet_is_started_later(mount: AcpfsMount)
         before = descriptors(supervisor)
         with no_descriptors(supervisor):
             os.kill(worker, signal.SIGKILL)
-            wait_until(lambda: descriptors(supervisor) < before and is_asleep(supervisor))  # it knows, and could do nothing
+            wait_until(
+                lambda: descriptors(supervisor) < before and is_asleep(supervisor)
+            )  # it knows, and could do nothing
         file.write(b"two")
     assert mount.supervisor == supervisor
     mount.umount()
@@ -100,20 +107,32 @@ def test_a_template_that_cannot_be_started_yet_is_started_later(mount: AcpfsMoun
 
 
 @pytest.mark.clause("S21", "S22")
-def test_who_is_to_end_and_can_start_no_worker_ends_and_says_what_it_leaves(tmp_path: Path, transport: str) -> None:
+def test_who_is_to_end_and_can_start_no_worker_ends_and_says_what_it_leaves(
+    tmp_path: Path, transport: str
+) -> None:
     mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport)
     with in_foreground(mount, *STALLED, "--drain-timeout", "2") as daemon:
         (mount.path / "f").write_bytes(DATA)
-        before, (_soft, hard) = descriptors(daemon.pid), resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        before, (_soft, hard) = (
+            descriptors(daemon.pid),
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE),
+        )
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (1, hard))
         mount.kill_worker()
         wait_until(lambda: descriptors(daemon.pid) < before and is_asleep(daemon.pid))
         used = {int(name) for name in os.listdir(f"/proc/{daemon.pid}/fd")}
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (min({*range(1 << 10)} - used), hard))  # what it closes it can use
+        resource.prlimit(
+            daemon.pid, resource.RLIMIT_NOFILE, (min({*range(1 << 10)} - used), hard)
+        )  # what it closes it can use
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(WAIT_S) == ExitCode.TIMEOUT
         last = mount.log.read_text().splitlines()[-1]
-        assert f"acpfs: {mount.path}: no worker could be started that drains: Too many open files; what is not persisted" in last
-        assert "stays in the RAM tier /" in last  # it has one descriptor now, and SQLite needs two to know how much
+        assert (
+            f"acpfs: {mount.path}: no worker could be started that drains: Too many open files; what is not persisted"
+            in last
+        )
+        assert (
+            "stays in the RAM tier /" in last
+        )  # it has one descriptor now, and SQLite needs two to know how much
         assert f"`acpfs mount {mount.backing} {mount.path}` drains it" in last
         check_kept(mount)

@@ -15,28 +15,60 @@ import pytest
 
 from acpfs.errors import AcpfsError, ExitCode
 from acpfs.ram.mounts import unmount
-from tests.rig.mounts import ENVIRONMENTS, LOOK_AGAIN_S, REPOSITORY, AcpfsMount, is_mounted, kinds_at
+from tests.rig.mounts import (
+    ENVIRONMENTS,
+    LOOK_AGAIN_S,
+    REPOSITORY,
+    AcpfsMount,
+    is_mounted,
+    kinds_at,
+)
 
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("libfuse", "native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 PATIENCE_S = 240.0
 
 
 @contextlib.contextmanager
-def in_foreground(mount: AcpfsMount, *words: str, code: Path = REPOSITORY, ready: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+def in_foreground(
+    mount: AcpfsMount, *words: str, code: Path = REPOSITORY, ready: bool = True
+) -> Iterator[subprocess.Popen[bytes]]:
     """The mount, served by a process whose exit code can be seen, of that code; `ready`: after it has begun to serve."""
     for path in (mount.path, mount.backing):
         path.mkdir()
     mount.watch()
-    command = [sys.executable, "-m", "acpfs.cli.main", "mount", str(mount.backing), str(mount.path), "--foreground", "--ram", "64M", *words]
-    env = {**os.environ, **ENVIRONMENTS[mount.transport], "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(code)}
+    command = [
+        sys.executable,
+        "-m",
+        "acpfs.cli.main",
+        "mount",
+        str(mount.backing),
+        str(mount.path),
+        "--foreground",
+        "--ram",
+        "64M",
+        *words,
+    ]
+    env = {
+        **os.environ,
+        **ENVIRONMENTS[mount.transport],
+        "ACPFS_RUNTIME_DIR": str(mount.runtime_dir),
+        "PYTHONPATH": str(code),
+    }
     with open(mount.log, "wb") as log:
-        daemon = subprocess.Popen([*command, "--transport", mount.transport.partition("-")[0]], env=env, stderr=log)
+        daemon = subprocess.Popen(
+            [*command, "--transport", mount.transport.partition("-")[0]], env=env, stderr=log
+        )
     try:
-        wait_until(lambda: not ready or serves(mount), lambda: daemon.poll() is not None and mount.log.read_text())
+        wait_until(
+            lambda: not ready or serves(mount),
+            lambda: daemon.poll() is not None and mount.log.read_text(),
+        )
         yield daemon
     finally:
         mount.abort()
@@ -65,7 +97,9 @@ def end_session(mount: AcpfsMount) -> None:
 
 
 @pytest.mark.clause("S210")
-def test_an_aborted_mount_falls_through_is_drained_and_is_no_success(transport: str, tmp_path: Path) -> None:
+def test_an_aborted_mount_falls_through_is_drained_and_is_no_success(
+    transport: str, tmp_path: Path
+) -> None:
     mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport)
     with in_foreground(mount) as daemon:
         (mount.path / "torn").write_bytes(b"good")
@@ -90,7 +124,9 @@ def test_an_aborted_mount_falls_through_is_drained_and_is_no_success(transport: 
 
 
 @pytest.mark.clause("S210")
-def test_with_stop_an_aborted_mount_stays_dead_and_is_no_success(transport: str, tmp_path: Path) -> None:
+def test_with_stop_an_aborted_mount_stays_dead_and_is_no_success(
+    transport: str, tmp_path: Path
+) -> None:
     mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport)
     with in_foreground(mount, "--on-failure", "stop") as daemon:
         (mount.path / "closed").write_bytes(b"c")

@@ -18,7 +18,9 @@ from tests.rig.mounts import AcpfsMount, CommandError, mounts_below, wait_gone
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.clause("S150"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 MIB = 1 << 20
 HEARTBEAT_S = 0.25
@@ -54,7 +56,13 @@ def of(mount: AcpfsMount) -> Path:
 def mount(tmp_path: Path, transport: str) -> Iterator[AcpfsMount]:
     (tmp_path / "backing").mkdir()
     (tmp_path / "disk").mkdir()
-    options = {"ram": "32M", "spill": tmp_path / "disk", "bandwidth": "1", "watchdog_s": WATCHDOG_S, "heartbeat": HEARTBEAT_S}
+    options = {
+        "ram": "32M",
+        "spill": tmp_path / "disk",
+        "bandwidth": "1",
+        "watchdog_s": WATCHDOG_S,
+        "heartbeat": HEARTBEAT_S,
+    }
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **options) as mounted:  # type: ignore[arg-type]
         yield mounted
 
@@ -95,7 +103,9 @@ def test_the_worker_dies_while_files_move_and_the_save_goes_on(mount: AcpfsMount
 
 
 @pytest.mark.transports("libfuse")
-def test_the_next_mount_drains_from_the_spill_directory_also_without_the_option(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_the_next_mount_drains_from_the_spill_directory_also_without_the_option(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     save(mount.path)
     mount.wait_status(lambda status: not status["spill"]["copying_files"])
     assert spilled(mount)
@@ -140,7 +150,12 @@ def reboot(mount: AcpfsMount) -> None:
 
 def is_mirrored(status: dict[str, Any]) -> bool:
     mirror = status["spill"]["mirror"]
-    return bool(mirror["state"] == "on" and not mirror["behind_files"] and not mirror["pending"] and not status["spill"]["copying_files"])
+    return bool(
+        mirror["state"] == "on"
+        and not mirror["behind_files"]
+        and not mirror["pending"]
+        and not status["spill"]["copying_files"]
+    )
 
 
 @pytest.mark.clause("S152")
@@ -161,7 +176,9 @@ def test_what_was_mirrored_is_drained_after_a_reboot(mount: AcpfsMount, tmp_path
     with contextlib.suppress(OSError):
         os.close(fd)
     assert not (mount.backing / "latest").exists()
-    with pytest.raises(CommandError, match="mirrored in"):  # nothing of it is forgotten by a mount without the mirror
+    with pytest.raises(
+        CommandError, match="mirrored in"
+    ):  # nothing of it is forgotten by a mount without the mirror
         mount.start(spill_mode="move")
     mount.start(spill_mode="mirror")
     assert mount.status()["node"] == node
@@ -178,7 +195,9 @@ def test_what_was_mirrored_is_drained_after_a_reboot(mount: AcpfsMount, tmp_path
 @pytest.mark.clause("S152")
 @pytest.mark.transports("native")
 @pytest.mark.parametrize("mode", ["mirror", "move"])
-def test_after_a_reboot_the_ram_tier_is_found_again_as_before_it(mount: AcpfsMount, mode: str) -> None:
+def test_after_a_reboot_the_ram_tier_is_found_again_as_before_it(
+    mount: AcpfsMount, mode: str
+) -> None:
     """The node id comes from the spill directory then; neither a worker that takes over nor a mount without the mirror makes up another."""
     mount.umount()
     mount.start(spill_mode="mirror")
@@ -210,7 +229,9 @@ def test_its_budget_changes_in_use_and_the_next_worker_knows_it(mount: AcpfsMoun
 
 @pytest.mark.transports("libfuse")
 @pytest.mark.parametrize("place", ["backing/below", "mnt", "nowhere"])
-def test_places_that_cannot_be_a_spill_directory_are_refused(tmp_path: Path, transport: str, place: str) -> None:
+def test_places_that_cannot_be_a_spill_directory_are_refused(
+    tmp_path: Path, transport: str, place: str
+) -> None:
     (tmp_path / "backing" / "below").mkdir(parents=True)
     (tmp_path / "mnt").mkdir()
     mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, spill=tmp_path / place)

@@ -30,7 +30,14 @@ from acpfs.supervisor.child import Child, Limits
 from acpfs.supervisor.supervisor import Supervisor
 from acpfs.supervisor.templates import Template, Templates
 from tests.rig.hanging_code import code_that_hangs, flag_of
-from tests.rig.mounts import LOOK_AGAIN_S, REPOSITORY, AcpfsMount, CommandError, is_mounted, wait_gone
+from tests.rig.mounts import (
+    LOOK_AGAIN_S,
+    REPOSITORY,
+    AcpfsMount,
+    CommandError,
+    is_mounted,
+    wait_gone,
+)
 
 WAIT_S = 120.0
 STEP_S = 30
@@ -45,7 +52,9 @@ def test_a_check_that_fails_by_a_bug_has_not_passed() -> None:
 
 @pytest.mark.clause("S89")
 def test_a_look_from_a_process_of_its_own() -> None:
-    assert apart(WAIT_S, "does not answer", lambda: [bytes(1 << 18), os.getpid()])[0] == bytes(1 << 18)
+    assert apart(WAIT_S, "does not answer", lambda: [bytes(1 << 18), os.getpid()])[0] == bytes(
+        1 << 18
+    )
     assert apart(WAIT_S, "does not answer", os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError):
         apart(WAIT_S, "does not answer", lambda: 1 // 0)
@@ -162,7 +171,9 @@ def test_the_processes_of_a_mount_load_while_it_is_checked_and_end_if_it_is_refu
         wait_gone(pid, WAIT_S)
 
 
-def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It tells one step of the start, so it has its time again, and then nothing more."""
     program = 'import os, sys; os.write(int(sys.argv[2]), b\'{"step": "one"}\\n\'); os.kill(os.getpid(), 19)'
     monkeypatch.setattr(starting, "SUPERVISOR", (sys.executable, "-c", program))
@@ -170,7 +181,9 @@ def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(tmp_path: Path
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "2")
     settings = Settings(backing=tmp_path, mountpoint=tmp_path / "mnt", log_file=tmp_path / "log")
     with pytest.raises(DeadlineError, match="hangs, or was stopped") as caught:
-        within(WAIT_S, "does not return", lambda: starting.start(lambda: starting.Prepared(settings)))
+        within(
+            WAIT_S, "does not return", lambda: starting.start(lambda: starting.Prepared(settings))
+        )
     pid = int(str(caught.value).partition("process ")[2].partition(")")[0])
     os.kill(pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
@@ -199,14 +212,22 @@ def test_what_a_dead_worker_handed_over_is_given_to_the_next_one() -> None:
     session, other = channel.pair()
     with ours, session:
         state = {"facts": {"session": "token"}, "settings": {}, "workers": 1}
-        channel.send(ours, {"adopt": dead_and_buried(), "keep": [["session", 1]], **state}, [session.fileno()])
+        channel.send(
+            ours,
+            {"adopt": dead_and_buried(), "keep": [["session", 1]], **state},
+            [session.fileno()],
+        )
     supervisor = TemplatelessSupervisor()
     try:
         supervisor.adopt(theirs)
         supervisor.begin()
         orders, fds = channel.receive(supervisor.orders)
         assert orders is not None
-        assert (orders["keep"], orders["facts"], orders["workers_before"]) == ([["session", 1]], {"session": "token"}, 1)
+        assert (orders["keep"], orders["facts"], orders["workers_before"]) == (
+            [["session", 1]],
+            {"session": "token"},
+            1,
+        )
         with socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1]) as given, other:
             given.send(b"it is the one")
             assert other.recv(100) == b"it is the one"
@@ -233,14 +254,28 @@ def test_each_step_of_a_start_has_its_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 PLACES = {
-    "loading the program": ("acpfs/worker/template.py", "\ndef main() -> None:\n", "    hang_here()\n"),
-    "reading the state in": ("acpfs/ram/state.py", "        self.path, self.space = path, space\n", "        hang_here()\n"),
-    "mounting on": ("acpfs/transport/native/serve.py", '        MachineError: FUSE is not permitted here.\n    """\n', "    hang_here()\n"),
+    "loading the program": (
+        "acpfs/worker/template.py",
+        "\ndef main() -> None:\n",
+        "    hang_here()\n",
+    ),
+    "reading the state in": (
+        "acpfs/ram/state.py",
+        "        self.path, self.space = path, space\n",
+        "        hang_here()\n",
+    ),
+    "mounting on": (
+        "acpfs/transport/native/serve.py",
+        '        MachineError: FUSE is not permitted here.\n    """\n',
+        "    hang_here()\n",
+    ),
 }
 
 
 @pytest.fixture
-def hanging(tmp_path_factory: pytest.TempPathFactory, transport: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], AcpfsMount]:
+def hanging(
+    tmp_path_factory: pytest.TempPathFactory, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], AcpfsMount]:
     """Makes mounts, not started, of code that hangs at a step; each in a directory of its own, where its flag is too."""
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", str(STEP_S))
 
@@ -254,7 +289,9 @@ def hanging(tmp_path_factory: pytest.TempPathFactory, transport: str, monkeypatc
     return make
 
 
-needs_fuse = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
+needs_fuse = pytest.mark.skipif(
+    os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+)
 
 
 @needs_fuse
@@ -263,7 +300,10 @@ needs_fuse = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fus
 @pytest.mark.transports("native")
 def test_what_hangs_is_ended_when_its_time_is_up(hanging: Callable[[str], AcpfsMount]) -> None:
     """All places beside each other: each waits for the end of its time, and does nothing else."""
-    cases = [functools.partial(a_start_that_hangs_ends_with_the_step_that_it_hangs_in, hanging, step) for step in PLACES]
+    cases = [
+        functools.partial(a_start_that_hangs_ends_with_the_step_that_it_hangs_in, hanging, step)
+        for step in PLACES
+    ]
     cases.append(functools.partial(new_code_that_does_not_load_is_told, hanging))
     with ThreadPoolExecutor(len(cases)) as pool:
         ends = [pool.submit(case) for case in cases]
@@ -271,12 +311,16 @@ def test_what_hangs_is_ended_when_its_time_is_up(hanging: Callable[[str], AcpfsM
         end.result()
 
 
-def a_start_that_hangs_ends_with_the_step_that_it_hangs_in(hanging: Callable[[str], AcpfsMount], step: str) -> None:
+def a_start_that_hangs_ends_with_the_step_that_it_hangs_in(
+    hanging: Callable[[str], AcpfsMount], step: str
+) -> None:
     mount = hanging(step)
     base = mount.path.parent
     flag_of(base).touch()
     try:
-        with pytest.raises(CommandError, match=f"did not get past this step within {STEP_S} s: {step}") as caught:
+        with pytest.raises(
+            CommandError, match=f"did not get past this step within {STEP_S} s: {step}"
+        ) as caught:
             mount.start()
         assert caught.value.code == ExitCode.ENVIRONMENT
         assert step == "loading the program" or "in hang_here" in (base / "log").read_text()
@@ -299,9 +343,14 @@ def new_code_that_does_not_load_is_told(hanging: Callable[[str], AcpfsMount]) ->
 @pytest.mark.mount
 @pytest.mark.clause("S81", "S89")
 @pytest.mark.transports("native")
-def test_a_worker_that_hangs_while_it_takes_over_is_replaced(hanging: Callable[[str], AcpfsMount]) -> None:
+def test_a_worker_that_hangs_while_it_takes_over_is_replaced(
+    hanging: Callable[[str], AcpfsMount],
+) -> None:
     """Alone: whatever this process starts has a copy of the open file, and to close that waits for the worker, too."""
-    with hanging("reading the state in") as mount, open(mount.path / "f", "wb", buffering=0) as file:
+    with (
+        hanging("reading the state in") as mount,
+        open(mount.path / "f", "wb", buffering=0) as file,
+    ):
         file.write(b"one ")
         flag = flag_of(mount.path.parent)
         flag.touch()

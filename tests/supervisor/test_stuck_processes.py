@@ -19,7 +19,9 @@ from tests.rig.ports import free_port
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 STILL_THERE_S = 1.0
 
@@ -31,7 +33,9 @@ def has_ended(pidfd: int, timeout_s: float = 0) -> bool:
 @pytest.mark.clause("S81", "S83")
 @pytest.mark.parametrize("op", ["write", "rename", "fsync", "lookup"])
 @pytest.mark.transports("native-direct", "native-passthrough")
-def test_a_killed_worker_that_cannot_end_is_replaced(transport: str, make_mount: MakeMount, fault_fs: FaultFs, op: str) -> None:
+def test_a_killed_worker_that_cannot_end_is_replaced(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, op: str
+) -> None:
     (fault_fs.source / "there").write_bytes(b"there")
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "before").write_bytes(b"before")
@@ -40,7 +44,14 @@ def test_a_killed_worker_that_cannot_end_is_replaced(transport: str, make_mount:
     (mount.path / "f").write_bytes(os.urandom(100_000))
     os.replace(mount.path / "before", mount.path / "after")
     if op == "lookup":
-        with subprocess.Popen([sys.executable, "-c", "import os, sys; os.path.exists(sys.argv[1])", str(mount.path / "other")]) as asker:
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import os, sys; os.path.exists(sys.argv[1])",
+                str(mount.path / "other"),
+            ]
+        ) as asker:
             fault_fs.wait_frozen()
             asker.kill()
     fault_fs.wait_frozen()
@@ -67,9 +78,14 @@ def test_a_killed_worker_that_cannot_end_is_replaced(transport: str, make_mount:
 
 @pytest.mark.clause("S83")
 @pytest.mark.transports("native")
-def test_what_cannot_end_keeps_the_port_of_the_metrics(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_what_cannot_end_keeps_the_port_of_the_metrics(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     port = free_port()
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(CommandError, match="metrics cannot be served on port"):
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(CommandError, match="metrics cannot be served on port"),
+    ):
         make_mount(fault_fs.path, transport, metrics_port=port)
     mount = make_mount(fault_fs.path, transport, metrics_port=port)
     assert served(port)
@@ -91,14 +107,19 @@ def test_what_cannot_end_keeps_the_port_of_the_metrics(transport: str, make_moun
 def served(port: int) -> bool:
     """Whether metrics are to be had there."""
     try:
-        return b"acpfs_ram_budget_bytes" in urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read()
+        return (
+            b"acpfs_ram_budget_bytes"
+            in urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read()
+        )
     except (OSError, http.client.HTTPException):  # nobody is there, or ends just now
         return False
 
 
 @pytest.mark.clause("S83")
 @pytest.mark.transports("libfuse", "native")
-def test_the_next_worker_asks_nothing_of_a_backing_directory_that_hangs(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+def test_the_next_worker_asks_nothing_of_a_backing_directory_that_hangs(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     """With libfuse the library asks for the attributes of the mount point, under which the backing directory lies: those are answered."""
 
     mount = make_mount(fault_fs.path, transport)
@@ -111,19 +132,27 @@ def test_the_next_worker_asks_nothing_of_a_backing_directory_that_hangs(transpor
     (mount.path / "f").write_bytes(content)
     fault_fs.wait_frozen()
     mount.kill_worker()
-    mount.wait_status(lambda status: status["worker"]["number"] == 2 and status["worker"]["pause_s"] > 0)
+    mount.wait_status(
+        lambda status: status["worker"]["number"] == 2 and status["worker"]["pause_s"] > 0
+    )
     assert (mount.path / "f").read_bytes() == content
     (mount.path / "g").write_bytes(b"new")
     fault_fs.thaw()
     mount.flush()
-    assert {p.name: p.read_bytes() for p in fault_fs.source.iterdir() if p.is_file()} == {"before": b"before", "f": content, "g": b"new"}
+    assert {p.name: p.read_bytes() for p in fault_fs.source.iterdir() if p.is_file()} == {
+        "before": b"before",
+        "f": content,
+        "g": b"new",
+    }
     mount.umount()
     assert mount.leaks() == []
 
 
 def test_a_living_process_is_not_stuck() -> None:
     program = "print(1, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         end = stuck_processes.main_thread_end(process.pid)

@@ -23,9 +23,19 @@ from acpfs.errors import ExitCode
 from acpfs.ram.state import STATE_VERSION
 from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
 from tests.rig.hanging_code import code_that_hangs, flag_of
-from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, kinds_at, wait_gone
+from tests.rig.mounts import (
+    REPOSITORY,
+    AcpfsMount,
+    CommandError,
+    MakeMount,
+    is_mounted,
+    kinds_at,
+    wait_gone,
+)
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+)
 WATCHDOG_S = 600.0
 HANG_S = "10"
 """Ten beats: a worker that lives must not be taken for one that hangs on a busy machine."""
@@ -49,7 +59,9 @@ def test_a_worker_that_served_for_a_while_is_replaced_at_once_however_often() ->
 @pytest.fixture
 def mount(tmp_path: Path, transport: str) -> Iterator[AcpfsMount]:
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S) as made:
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S
+    ) as made:
         yield made
 
 
@@ -82,7 +94,9 @@ def test_a_worker_that_dies_while_the_next_supervisor_starts_is_replaced(mount: 
         for number in range(4):
             worker, supervisor = mount.pid, mount.supervisor
             os.kill(supervisor, signal.SIGKILL)
-            while mount.supervisor == supervisor:  # known as soon as it has been given the session, long before it has begun
+            while (
+                mount.supervisor == supervisor
+            ):  # known as soon as it has been given the session, long before it has begun
                 os.sched_yield()
             os.kill(worker, signal.SIGKILL)
             wait_gone(worker)
@@ -96,7 +110,9 @@ def test_a_worker_that_dies_while_the_next_supervisor_starts_is_replaced(mount: 
 @pytest.mark.clause("S82")
 @pytest.mark.mount
 @pytest.mark.transports("native")
-def test_a_supervisor_that_cannot_be_started_yet_is_started_later(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_a_supervisor_that_cannot_be_started_yet_is_started_later(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     """The worker may not open anything more for a while, and so has no channel to give to a supervisor."""
     log = tmp_path / "acpfs.log"
     mount.umount()
@@ -148,23 +164,38 @@ def test_reload_while_a_file_is_written(mount: AcpfsMount) -> None:
 def test_new_code_that_refuses_leaves_the_old_one_at_work(tmp_path: Path, transport: str) -> None:
     """The new code is a copy that knows only older states."""
     code = tmp_path / "code"
-    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (tmp_path / "backing").mkdir()
     environment = {"PYTHONPATH": str(code)}
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=environment) as mount:
+    with AcpfsMount(
+        tmp_path / "backing",
+        tmp_path / "mnt",
+        transport,
+        watchdog_s=WATCHDOG_S,
+        environment=environment,
+    ) as mount:
         with open(mount.path / "f", "wb", buffering=0) as file:
             file.write(b"one ")
             state = code / "acpfs/ram/state.py"
             text = state.read_text()
             before = STATE_VERSION - 1
-            state.write_text(text.replace(f"STATE_VERSION = {STATE_VERSION}", f"STATE_VERSION = {before}"))
+            state.write_text(
+                text.replace(f"STATE_VERSION = {STATE_VERSION}", f"STATE_VERSION = {before}")
+            )
             assert state.read_text() != text
-            with pytest.raises(CommandError, match=rf"reload refused: .* has version {STATE_VERSION}, this acpfs knows {before}"):
+            with pytest.raises(
+                CommandError,
+                match=rf"reload refused: .* has version {STATE_VERSION}, this acpfs knows {before}",
+            ):
                 mount.ctl("reload")
             file.write(b"two")
         assert (mount.path / "f").read_bytes() == b"one two"
         state.write_text(text)
-        later = time.time() + 10  # bytecode of the other text is as long, and may be of the same second
+        later = (
+            time.time() + 10
+        )  # bytecode of the other text is as long, and may be of the same second
         os.utime(state, (later, later))
         assert mount.ctl("reload")["last_end"] == "reload"
         mount.umount()
@@ -185,11 +216,15 @@ def test_settings_changed_in_use_outlive_worker_and_supervisor(mount: AcpfsMount
 
 @pytest.mark.mount
 @pytest.mark.transports("native")
-def test_a_hung_worker_says_where_it_hangs_and_is_replaced(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_worker_says_where_it_hangs_and_is_replaced(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", HANG_S)
     (tmp_path / "backing").mkdir()
     log = tmp_path / "acpfs.log"
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, log_file=str(log)) as mount:
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, log_file=str(log)
+    ) as mount:
         with open(mount.path / "f", "wb", buffering=0) as file:
             file.write(b"one ")
             os.kill(mount.pid, signal.SIGSTOP)
@@ -201,27 +236,50 @@ def test_a_hung_worker_says_where_it_hangs_and_is_replaced(tmp_path: Path, trans
 
 
 PLACES = {
-    "event loop": ("acpfs/worker/worker.py", "            await trio.sleep(FREEZE_INTERVAL_S)\n", "            hang_here()\n"),
-    "reader": ("acpfs/filesystem/backing_space.py", "        assert self._known is not None\n", "        hang_here()\n"),
+    "event loop": (
+        "acpfs/worker/worker.py",
+        "            await trio.sleep(FREEZE_INTERVAL_S)\n",
+        "            hang_here()\n",
+    ),
+    "reader": (
+        "acpfs/filesystem/backing_space.py",
+        "        assert self._known is not None\n",
+        "        hang_here()\n",
+    ),
 }
 
 
 @pytest.mark.mount
 @pytest.mark.transports("native")
 @pytest.mark.parametrize("place", PLACES)
-def test_the_stacks_of_a_hung_worker_are_in_the_log(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_the_stacks_of_a_hung_worker_are_in_the_log(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     """A copy of the code has a place that hangs once, when told."""
     monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", HANG_S)
-    code, flag, log = code_that_hangs(tmp_path, PLACES[place]), flag_of(tmp_path), tmp_path / "acpfs.log"
+    code, flag, log = (
+        code_that_hangs(tmp_path, PLACES[place]),
+        flag_of(tmp_path),
+        tmp_path / "acpfs.log",
+    )
     (tmp_path / "backing").mkdir()
-    words: dict[str, Any] = {"watchdog_s": WATCHDOG_S, "log_file": str(log), "environment": {"PYTHONPATH": str(code)}}
+    words: dict[str, Any] = {
+        "watchdog_s": WATCHDOG_S,
+        "log_file": str(log),
+        "environment": {"PYTHONPATH": str(code)},
+    }
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **words) as mount:
         with open(mount.path / "f", "wb", buffering=0) as file:
             file.write(b"one ")
             flag.touch()
             os.statvfs(mount.path)
             file.write(b"two")
-            assert mount.wait_status(lambda status: status["worker"]["number"] >= 2)["worker"]["last_end"] == "hung"
+            assert (
+                mount.wait_status(lambda status: status["worker"]["number"] >= 2)["worker"][
+                    "last_end"
+                ]
+                == "hung"
+            )
         assert "in hang_here" in log.read_text()
         mount.umount()
         assert (mount.backing / "f").read_bytes() == b"one two"
@@ -233,11 +291,21 @@ def test_the_stacks_of_a_hung_worker_are_in_the_log(tmp_path: Path, transport: s
 def test_a_worker_that_ends_by_a_bug_can_be_asked_for_again(tmp_path: Path, transport: str) -> None:
     """The first one of the mount, of a copy of the code that raises once, when told: what the next one serves at stays."""
     code, flag = tmp_path / "code", tmp_path / "raise"
-    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
-    worker, after = code / "acpfs/worker/worker.py", "            await trio.sleep(FREEZE_INTERVAL_S)\n"
+    shutil.copytree(
+        REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    worker, after = (
+        code / "acpfs/worker/worker.py",
+        "            await trio.sleep(FREEZE_INTERVAL_S)\n",
+    )
     text = worker.read_text()
     assert text.count(after) == 1
-    worker.write_text(text.replace(after, f"{after}            if os.path.exists({str(flag)!r}): os.unlink({str(flag)!r}); int('a bug')\n"))
+    worker.write_text(
+        text.replace(
+            after,
+            f"{after}            if os.path.exists({str(flag)!r}): os.unlink({str(flag)!r}); int('a bug')\n",
+        )
+    )
     (tmp_path / "backing").mkdir()
     words: dict[str, Any] = {"watchdog_s": WATCHDOG_S, "environment": {"PYTHONPATH": str(code)}}
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **words) as mount:
@@ -262,10 +330,18 @@ def _dies_once():
 """
 FALLTHROUGH, MOUNTS = "acpfs/supervisor/fallthrough.py", "acpfs/ram/mounts.py"
 DEATHS = {
-    "at the end": [(FALLTHROUGH, '    log.error("bypassed: new opens are native"', "    _dies_once()\n{}")],
-    "before it is noted": [(FALLTHROUGH, "    if found.aside:\n        _write(", "    _dies_once()\n{}")],
+    "at the end": [
+        (FALLTHROUGH, '    log.error("bypassed: new opens are native"', "    _dies_once()\n{}")
+    ],
+    "before it is noted": [
+        (FALLTHROUGH, "    if found.aside:\n        _write(", "    _dies_once()\n{}")
+    ],
     "on a bare directory": [
-        (MOUNTS, "_MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x200,", "_MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x400,"),
+        (
+            MOUNTS,
+            "_MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x200,",
+            "_MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x400,",
+        ),
         (FALLTHROUGH, "    if not lies:\n", "    _dies_once()\n{}"),
     ],
 }
@@ -276,11 +352,19 @@ DEATHS = {
 @pytest.mark.mount
 @pytest.mark.transports("native")
 @pytest.mark.parametrize("where", DEATHS)
-def test_a_worker_that_dies_as_the_mount_is_bypassed(tmp_path: Path, transport: str, where: str) -> None:
+def test_a_worker_that_dies_as_the_mount_is_bypassed(
+    tmp_path: Path, transport: str, where: str
+) -> None:
     """Of a copy of the code that kills itself there: the next one knows, and leaves to applications what lies beneath."""
     code, flag = tmp_path / "code", tmp_path / "dies"
-    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
-    network = [(FALLTHROUGH, "_LASTING = frozenset({", "_LASTING = frozenset() and frozenset({")] if where != "at the end" else []
+    shutil.copytree(
+        REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    network = (
+        [(FALLTHROUGH, "_LASTING = frozenset({", "_LASTING = frozenset() and frozenset({")]
+        if where != "at the end"
+        else []
+    )
     for name, before, after in [*DEATHS[where], *network]:
         text = (code / name).read_text()
         assert text.count(before) == 1, before
@@ -310,10 +394,14 @@ def test_a_worker_that_dies_as_the_mount_is_bypassed(tmp_path: Path, transport: 
 
 @pytest.mark.mount
 @pytest.mark.transports("native")
-def test_a_worker_that_cannot_live_falls_through(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_live_falls_through(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACPFS_EARLY_DEATHS_MAX", "3")
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S) as mount:
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S
+    ) as mount:
         (mount.path / "kept").write_text("x")
         mount.flush()
         supervisor = mount.supervisor
@@ -332,13 +420,17 @@ def test_a_worker_that_cannot_live_falls_through(tmp_path: Path, transport: str,
 @pytest.mark.mount
 @pytest.mark.transports("libfuse")
 @pytest.mark.parametrize("on_failure", ["native", "stop"])
-def test_a_libfuse_mount_is_made_anew_and_loses_nothing(make_mount: MakeMount, tmp_path: Path, transport: str, on_failure: str) -> None:
+def test_a_libfuse_mount_is_made_anew_and_loses_nothing(
+    make_mount: MakeMount, tmp_path: Path, transport: str, on_failure: str
+) -> None:
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", transport, bandwidth="1", on_failure=on_failure)
     content = os.urandom(1 << 20)
     (mount.path / "f").write_bytes(content)
     wait_gone(mount.kill_worker())
-    mount.wait_status(lambda status: status["worker"]["number"] == 2 and can_be_read(mount.path / "f"))
+    mount.wait_status(
+        lambda status: status["worker"]["number"] == 2 and can_be_read(mount.path / "f")
+    )
     assert (mount.path / "f").read_bytes() == content
     mount.ctl("set", "bandwidth=0")
     mount.umount()
@@ -400,7 +492,9 @@ class ManagerDouble:
 
     def state(self) -> bytes:
         """What the supervisor keeps beside its descriptors."""
-        return b"".join(os.pread(fd, 1 << 16, 0) for name, fd in self.stored if name == "acpfs-state")
+        return b"".join(
+            os.pread(fd, 1 << 16, 0) for name, fd in self.stored if name == "acpfs-state"
+        )
 
     def start(self, mount: AcpfsMount) -> subprocess.Popen[bytes]:
         """Start the service, with what is in the store."""
@@ -412,11 +506,30 @@ class ManagerDouble:
             "if fds: os.environ.update(LISTEN_FDS=str(len(fds)), LISTEN_PID=str(os.getpid()), LISTEN_FDNAMES=names)\n"
             "os.execv(sys.executable, [sys.executable, '-m', 'acpfs.cli.main', *sys.argv[1:]])"
         )
-        env = {**os.environ, "NOTIFY_SOCKET": str(self.path), "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(REPOSITORY)}
-        words = ["mount", str(mount.backing), str(mount.path), "--foreground", "--ram", "64M", "--transport", "native"]
+        env = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(self.path),
+            "ACPFS_RUNTIME_DIR": str(mount.runtime_dir),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        words = [
+            "mount",
+            str(mount.backing),
+            str(mount.path),
+            "--foreground",
+            "--ram",
+            "64M",
+            "--transport",
+            "native",
+        ]
         with open(mount.log, "ab") as log:
             assert count < 60
-            return subprocess.Popen([sys.executable, "-c", program, *words], env=env, stderr=log, pass_fds=[fd for _, fd in self.stored])
+            return subprocess.Popen(
+                [sys.executable, "-c", program, *words],
+                env=env,
+                stderr=log,
+                pass_fds=[fd for _, fd in self.stored],
+            )
 
 
 @pytest.mark.clause("S82", "S130")
@@ -433,14 +546,18 @@ def test_the_session_outlives_the_whole_service_in_the_store(tmp_path: Path) -> 
         program = "import sys; f = open(sys.argv[1], 'wb', 0); f.write(b'one '); print(1, flush=True); input(); f.write(b'two')"
         # not in this process: to start another one while nobody serves would wait for a close of its copies of open files
         with subprocess.Popen(
-            [sys.executable, "-c", program, str(mount.path / "f")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", program, str(mount.path / "f")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         ) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"1\n"
             mount.ctl("set", "ram=48M")
             while b'"ram": 50331648' not in manager.state():
                 manager.wait("FDSTORE")
-            for pid in mount.living():  # as a service manager ends all of a service when its main process has died
+            for pid in (
+                mount.living()
+            ):  # as a service manager ends all of a service when its main process has died
                 os.kill(pid, signal.SIGKILL)
             first.wait(60)
             second = manager.start(mount)

@@ -38,10 +38,22 @@ def test_the_unit_makes_no_mount_name_space() -> None:
 
 
 def test_the_unit_allows_what_the_daemon_keeps_and_how_it_drops_the_rest() -> None:
-    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", (DIRECTORY / "acpfs@.service").read_text(), re.MULTILINE)
+    (line,) = re.findall(
+        r"^CapabilityBoundingSet=(.*)$", (DIRECTORY / "acpfs@.service").read_text(), re.MULTILINE
+    )
     assert {name.removeprefix("CAP_") for name in line.split()} == KEPT.keys() | {"SETPCAP"}
-    table = (DIRECTORY.parent / "docs/OPERATIONS.md").read_text().partition("| capability | for |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b|\bCHOWN|\bFOWNER|\bFSETID|\bMKNOD|\bSETFCAP", table)) == KEPT.keys()
+    table = (
+        (DIRECTORY.parent / "docs/OPERATIONS.md")
+        .read_text()
+        .partition("| capability | for |")[2]
+        .partition("\n\n")[0]
+    )
+    assert (
+        set(
+            re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b|\bCHOWN|\bFOWNER|\bFSETID|\bMKNOD|\bSETFCAP", table)
+        )
+        == KEPT.keys()
+    )
 
 
 def test_the_unit_waits_longer_than_the_drain() -> None:
@@ -50,12 +62,16 @@ def test_the_unit_waits_longer_than_the_drain() -> None:
     assert stop_s > load_settings({}, DIRECTORY / "example.toml").drain_timeout_s
     assert "Type=notify" in unit
     assert "RuntimeDirectoryPreserve=yes" in unit
-    assert "OOMPolicy=continue" in unit  # by default a killed worker takes supervisor and mount along
+    assert (
+        "OOMPolicy=continue" in unit
+    )  # by default a killed worker takes supervisor and mount along
 
 
 def test_the_example_configuration_is_valid_also_with_everything_in_it(tmp_path: Path) -> None:
     settings = load_settings({}, DIRECTORY / "example.toml")
     assert str(settings.mountpoint) == "/mnt/acp"
     everything = tmp_path / "all.toml"
-    everything.write_text(re.sub(r"^# (\w+ = )", r"\1", (DIRECTORY / "example.toml").read_text(), flags=re.MULTILINE))
+    everything.write_text(
+        re.sub(r"^# (\w+ = )", r"\1", (DIRECTORY / "example.toml").read_text(), flags=re.MULTILINE)
+    )
     assert load_settings({}, everything).metrics_port == 9311

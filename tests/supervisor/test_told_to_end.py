@@ -21,7 +21,9 @@ from tests.rig.hanging_code import code_that_hangs, flag_of
 from tests.rig.mounts import REPOSITORY, AcpfsMount, is_mounted, tell_again, wait_gone
 from tests.supervisor.test_session_end import PATIENCE_S, in_foreground, wait_until
 
-needs_fuse = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
+needs_fuse = pytest.mark.skipif(
+    os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+)
 pytestmark = pytest.mark.transports("native")
 DATA = os.urandom(1 << 20)
 STALLED = ("--bandwidth", "1")
@@ -59,12 +61,16 @@ def watches(supervisor: int, pid: int) -> bool:
 
 def other_template(base: Path, *places: tuple[str, str]) -> Path:
     """Code whose template does something more after each of these places: the directory to import it from."""
-    return other_code(base, *[("acpfs/worker/template.py", after, after + line) for after, line in places])
+    return other_code(
+        base, *[("acpfs/worker/template.py", after, after + line) for after, line in places]
+    )
 
 
 def other_code(base: Path, *changes: tuple[str, str, str]) -> Path:
     """Code with other words in some files, each (file, old, new): the directory to import it from."""
-    shutil.copytree(REPOSITORY / "acpfs", base / "code/acpfs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "acpfs", base / "code/acpfs", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name, old, new in changes:
         text = (base / "code" / name).read_text()
         assert text.count(old) == 1
@@ -74,7 +80,9 @@ def other_code(base: Path, *changes: tuple[str, str, str]) -> Path:
 
 def wait_draining(mount: AcpfsMount, number: int) -> None:
     """Until the worker of that number has been told to end."""
-    mount.wait_status(lambda status: status["state"] == "draining" and status["worker"]["number"] == number)
+    mount.wait_status(
+        lambda status: status["state"] == "draining" and status["worker"]["number"] == number
+    )
     assert not (mount.backing / "f").exists()
 
 
@@ -119,7 +127,9 @@ def test_what_comes_with_the_first_signal_is_one_order_with_it() -> None:
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21")
-def test_a_worker_whose_template_dies_before_it_is_forked_is_started_again_and_drains(mount: AcpfsMount) -> None:
+def test_a_worker_whose_template_dies_before_it_is_forked_is_started_again_and_drains(
+    mount: AcpfsMount,
+) -> None:
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
         worker = mount.pid
@@ -127,7 +137,9 @@ def test_a_worker_whose_template_dies_before_it_is_forked_is_started_again_and_d
         os.kill(template, signal.SIGSTOP)
         os.kill(worker, signal.SIGKILL)
         wait_gone(worker)
-        wait_until(lambda: not watches(daemon.pid, worker))  # the template has the order for the next one by the next signal
+        wait_until(
+            lambda: not watches(daemon.pid, worker)
+        )  # the template has the order for the next one by the next signal
         daemon.send_signal(signal.SIGTERM)
         os.kill(template, signal.SIGKILL)
         wait_draining(mount, 2)
@@ -138,7 +150,9 @@ def test_a_worker_whose_template_dies_before_it_is_forked_is_started_again_and_d
 @pytest.mark.mount
 @pytest.mark.clause("S21")
 @pytest.mark.transports("libfuse", "native")
-def test_a_worker_that_dies_while_it_drains_is_replaced_and_the_next_one_drains(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_a_worker_that_dies_while_it_drains_is_replaced_and_the_next_one_drains(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     log = tmp_path / "acpfs.log"
     with in_foreground(mount, *STALLED, "--log-file", str(log)) as daemon:
         (mount.path / "f").write_bytes(DATA)
@@ -148,7 +162,11 @@ def test_a_worker_that_dies_while_it_drains_is_replaced_and_the_next_one_drains(
             wait_gone(mount.kill_worker())
         wait_draining(mount, 3)
         wait_drained(mount, daemon)
-    lines = [json.loads(line) for line in log.read_text().splitlines() if "stopping: draining first" in line]
+    lines = [
+        json.loads(line)
+        for line in log.read_text().splitlines()
+        if "stopping: draining first" in line
+    ]
     times = [line["timeout_s"] for line in lines]
     assert times[0] > times[1] > times[2] > 0, "they have drain_timeout_s together"
 
@@ -156,7 +174,9 @@ def test_a_worker_that_dies_while_it_drains_is_replaced_and_the_next_one_drains(
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21")
-def test_who_is_told_to_end_between_two_workers_drains_first(mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_told_to_end_between_two_workers_drains_first(
+    mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when a machine is shut down, whose RAM is lost, while workers die one after the other, and the next one is waited with."""
     monkeypatch.setenv("ACPFS_EARLY_DEATHS_MAX", "1000000")
     with in_foreground(mount, *STALLED) as daemon:
@@ -195,7 +215,9 @@ def test_a_mount_that_is_to_end_ends_where_supervisor_and_worker_die(mount: Acpf
 @pytest.mark.mount
 @pytest.mark.clause("S21", "S22")
 @pytest.mark.transports("libfuse", "native")
-def test_workers_that_die_of_draining_are_not_replaced_for_ever(mount: AcpfsMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_die_of_draining_are_not_replaced_for_ever(
+    mount: AcpfsMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACPFS_EARLY_DEATHS_MAX", "3")
     log = tmp_path / "acpfs.log"
     with in_foreground(mount, *STALLED, "--log-file", str(log)) as daemon:
@@ -203,12 +225,17 @@ def test_workers_that_die_of_draining_are_not_replaced_for_ever(mount: AcpfsMoun
         daemon.send_signal(signal.SIGTERM)
         killed = set()
         while daemon.poll() is None:
-            with contextlib.suppress(AcpfsError, OSError):  # the last question is asked when nobody is left
+            with contextlib.suppress(
+                AcpfsError, OSError
+            ):  # the last question is asked when nobody is left
                 killed.add(mount.kill_worker())
         assert daemon.wait() == ExitCode.FAILED
         assert len(killed) == 3
         last = mount.log.read_text().splitlines()[-1]
-        assert f"acpfs: {mount.path}: 3 workers in a row could not drain; the last one: it died; what is not persisted" in last
+        assert (
+            f"acpfs: {mount.path}: 3 workers in a row could not drain; the last one: it died; what is not persisted"
+            in last
+        )
         assert re.search(rf"stays in the RAM tier /\S+ \(operations: 1, bytes: {len(DATA)}\)", last)
         assert f"`acpfs mount {mount.backing} {mount.path}` drains it" in last
         assert f"acpfs: {json.loads(log.read_text().splitlines()[-1])['event']}" == last
@@ -219,7 +246,9 @@ def test_workers_that_die_of_draining_are_not_replaced_for_ever(mount: AcpfsMoun
 @pytest.mark.mount
 @pytest.mark.clause("S21", "S22")
 @pytest.mark.transports("libfuse", "native")
-def test_who_is_told_again_between_two_workers_ends_at_once(mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_told_again_between_two_workers_ends_at_once(
+    mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACPFS_EARLY_DEATHS_MAX", "1000000")
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
@@ -235,9 +264,15 @@ def test_who_is_told_again_between_two_workers_ends_at_once(mount: AcpfsMount, m
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21", "S22")
-def test_who_is_told_again_while_the_next_worker_starts_ends_at_once(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_who_is_told_again_while_the_next_worker_starts_ends_at_once(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     """That worker hangs, so that it never comes to hear anything."""
-    place = ("acpfs/ram/state.py", "        self.path, self.space = path, space\n", "        hang_here()\n")
+    place = (
+        "acpfs/ram/state.py",
+        "        self.path, self.space = path, space\n",
+        "        hang_here()\n",
+    )
     with in_foreground(mount, *STALLED, code=code_that_hangs(tmp_path, place)) as daemon:
         (mount.path / "f").write_bytes(DATA)
         flag_of(tmp_path).touch()
@@ -251,11 +286,15 @@ def test_who_is_told_again_while_the_next_worker_starts_ends_at_once(mount: Acpf
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21", "S81")
-def test_a_worker_whose_template_dies_right_after_the_fork_is_the_only_one(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_a_worker_whose_template_dies_right_after_the_fork_is_the_only_one(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     """The template has no time to say who it is. Taken for one that never was, it would serve beside the next one."""
     dies = tmp_path / "dies"
     kill = f"            if pid and os.path.exists({str(dies)!r}): os.unlink({str(dies)!r}); os.kill(os.getpid(), 9)\n"
-    with in_foreground(mount, *STALLED, code=other_template(tmp_path, ("            pid = os.fork()\n", kill))) as daemon:
+    with in_foreground(
+        mount, *STALLED, code=other_template(tmp_path, ("            pid = os.fork()\n", kill))
+    ) as daemon:
         (mount.path / "f").write_bytes(DATA)
         dies.touch()
         mount.kill_worker()
@@ -270,12 +309,16 @@ def test_a_worker_whose_template_dies_right_after_the_fork_is_the_only_one(mount
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21")
-def test_who_is_told_to_end_before_its_first_worker_is_forked_leaves_none(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_who_is_told_to_end_before_its_first_worker_is_forked_leaves_none(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     """The template has the order already, and would carry it out when the supervisor is gone; a worker without one starts another."""
     loads = tmp_path / "loads"
     wait = f"    while os.path.exists({str(loads)!r}): select.select([], [], [], 0.02)\n"
     late = "    select.select([], [], [], 1)\n"  # the signal comes while the worker is still the template's copy, which ignores it
-    code = other_template(tmp_path, ("\ndef main() -> None:\n", wait), ("fds: list[int]) -> None:\n", late))
+    code = other_template(
+        tmp_path, ("\ndef main() -> None:\n", wait), ("fds: list[int]) -> None:\n", late)
+    )
     loads.touch()
     with in_foreground(mount, code=code, ready=False) as daemon:
         wait_until(lambda: has_template(mount))
@@ -290,16 +333,22 @@ def test_who_is_told_to_end_before_its_first_worker_is_forked_leaves_none(mount:
 @pytest.mark.mount
 @pytest.mark.clause("S21")
 @pytest.mark.transports("libfuse", "native")
-def test_who_signals_all_processes_of_a_mount_does_not_cut_its_drain_short(mount: AcpfsMount) -> None:
+def test_who_signals_all_processes_of_a_mount_does_not_cut_its_drain_short(
+    mount: AcpfsMount,
+) -> None:
     """As systemd does with `KillMode=control-group`, Slurm's scancel, and a terminal: the worker hears of it twice and more."""
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
         worker = mount.pid
         os.kill(worker, signal.SIGTERM)
         wait_draining(mount, 1)
-        for said, (pid, number) in enumerate([(worker, signal.SIGTERM), (worker, signal.SIGINT), (daemon.pid, signal.SIGTERM)]):
+        for said, (pid, number) in enumerate(
+            [(worker, signal.SIGTERM), (worker, signal.SIGINT), (daemon.pid, signal.SIGTERM)]
+        ):
             os.kill(pid, number)
-            wait_until(functools.partial(is_said_again, mount, said), lambda: daemon.poll() is not None)
+            wait_until(
+                functools.partial(is_said_again, mount, said), lambda: daemon.poll() is not None
+            )
         for pid in mount.living():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -310,7 +359,9 @@ def test_who_signals_all_processes_of_a_mount_does_not_cut_its_drain_short(mount
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21")
-def test_a_supervisor_that_is_told_twice_at_once_drains_and_told_again_it_ends(mount: AcpfsMount) -> None:
+def test_a_supervisor_that_is_told_twice_at_once_drains_and_told_again_it_ends(
+    mount: AcpfsMount,
+) -> None:
     """As by `timeout`, which signals its child, and then its group."""
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
@@ -343,7 +394,9 @@ def test_who_is_told_to_end_before_its_template_has_loaded_does_not_wait_for_tha
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21", "S22")
-def test_who_is_told_again_while_its_template_hangs_ends_at_once(mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_told_again_while_its_template_hangs_ends_at_once(
+    mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "1000000")
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
@@ -361,7 +414,9 @@ def test_who_is_told_again_while_its_template_hangs_ends_at_once(mount: AcpfsMou
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21")
-def test_a_worker_under_an_older_supervisor_is_told_again_by_a_signal(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_a_worker_under_an_older_supervisor_is_told_again_by_a_signal(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     """As after a reload: the supervisor is of the code before."""
     orders = ("acpfs/supervisor/mount_state.py", '"says_hurry": True,', "")
     code = other_code(tmp_path, orders, ("acpfs/supervisor/child.py", '{"hurry": True}', "{}"))
@@ -377,10 +432,15 @@ def test_a_worker_under_an_older_supervisor_is_told_again_by_a_signal(mount: Acp
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S21")
-def test_a_signal_while_a_worker_puts_away_what_it_has_does_not_end_it(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_a_signal_while_a_worker_puts_away_what_it_has_does_not_end_it(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     """Else its supervisor takes that for a death, and starts another worker for a mount that is gone."""
     after = "    finally:\n"
-    code = other_code(tmp_path, ("acpfs/worker/daemon.py", after, f"{after}        os.kill(os.getpid(), signal.SIGTERM)\n"))
+    code = other_code(
+        tmp_path,
+        ("acpfs/worker/daemon.py", after, f"{after}        os.kill(os.getpid(), signal.SIGTERM)\n"),
+    )
     with in_foreground(mount, code=code) as daemon:
         (mount.path / "f").write_bytes(DATA)
         daemon.send_signal(signal.SIGTERM)

@@ -19,7 +19,9 @@ clause = pytest.mark.clause
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 BOTH = pytest.mark.transports("libfuse", "native")
 MIB = 1 << 20
@@ -28,7 +30,9 @@ BLOCK = os.urandom(MIB)
 
 
 @pytest.fixture
-def mount(transport: str, tmp_path: Path, make_mount: MakeMount, monkeypatch: pytest.MonkeyPatch) -> AcpfsMount:
+def mount(
+    transport: str, tmp_path: Path, make_mount: MakeMount, monkeypatch: pytest.MonkeyPatch
+) -> AcpfsMount:
     """Nothing is drained before somebody says so."""
     (tmp_path / "backing").mkdir()
     made = make_mount(tmp_path / "backing", transport, ram=32 * MIB, reserve="25%", bandwidth=1)
@@ -41,7 +45,9 @@ def write(path: Path, mib: int) -> str:
 
 
 def waiting(mount: AcpfsMount, *paths: str) -> dict[str, Any]:
-    return mount.wait_status(lambda status: {one["path"] for one in status["waiting"]} == set(paths))
+    return mount.wait_status(
+        lambda status: {one["path"] for one in status["waiting"]} == set(paths)
+    )
 
 
 def full(mount: AcpfsMount) -> Child:
@@ -55,7 +61,9 @@ def full(mount: AcpfsMount) -> Child:
 
 @clause("S279", "S280", "S22")
 @BOTH
-def test_an_urgent_file_of_the_reserve_s_size_completes_while_the_storage_stands_still(mount: AcpfsMount) -> None:
+def test_an_urgent_file_of_the_reserve_s_size_completes_while_the_storage_stands_still(
+    mount: AcpfsMount,
+) -> None:
     ordinary = full(mount)
     client.declare_urgent(mount.path / "gasp")
     (told,) = mount.status()["urgent"]
@@ -86,7 +94,10 @@ def test_the_next_worker_keeps_the_reserve_for_who_was_urgent(mount: AcpfsMount,
     else:
         mount.ctl("reload")
     status = mount.wait_status(lambda status: status["worker"]["number"] == 2 and status["waiting"])
-    assert ([one["path"] for one in status["urgent"]], status["ram"]["urgent_bytes"]) == (["gasp"], RESERVE)
+    assert ([one["path"] for one in status["urgent"]], status["ram"]["urgent_bytes"]) == (
+        ["gasp"],
+        RESERVE,
+    )
     write(mount.path / "gasp" / "two", 4)
     assert [one["path"] for one in waiting(mount, "ordinary")["waiting"]] == ["ordinary"]
     mount.ask("set", key="bandwidth", value="0")
@@ -142,7 +153,9 @@ def test_what_cannot_be_urgent_is_refused_in_one_line(mount: AcpfsMount, tmp_pat
     }
     for words, (code, said) in refused.items():
         done = mount.run("acpfs-ctl", str(mount.path), "urgent", *words.split(), check=False)
-        assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (code, True, 1), done.stderr
+        assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (code, True, 1), (
+            done.stderr
+        )
     with pytest.raises(NotMountedError):
         client.declare_urgent(tmp_path)
     with pytest.raises(RefusedError):

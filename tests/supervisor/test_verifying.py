@@ -39,7 +39,9 @@ def test_verifications_that_hang_or_are_long_take_no_commits_thread() -> None:
             await trio.to_thread.run_sync(reading.acquire)
             await trio.testing.wait_all_tasks_blocked()
             for pool in (calls.commits, calls.streams, calls.syncs, calls.requests):
-                assert await trio.to_thread.run_sync(pool.submit("commit", lambda: 1).result, 20) == 1
+                assert (
+                    await trio.to_thread.run_sync(pool.submit("commit", lambda: 1).result, 20) == 1
+                )
             nursery.cancel_scope.cancel()
 
     try:

@@ -17,7 +17,17 @@ from acpfs.training.credentials import connect
 from acpfs.training.interrupt import Interrupter
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member
-from acpfs.training.messages import Done, Finished, Gate, Hello, Phase, Resume, Running, Stop, Stopped
+from acpfs.training.messages import (
+    Done,
+    Finished,
+    Gate,
+    Hello,
+    Phase,
+    Resume,
+    Running,
+    Stop,
+    Stopped,
+)
 from acpfs.training.policy import Policy
 
 ORDER_S = 240.0
@@ -25,18 +35,33 @@ ORDER_S = 240.0
 
 def run(rank: int, world: int, addresses: Mapping[int, str]) -> None:
     policy = Policy.from_environment(tls=False)
-    interrupter = Interrupter(threading.get_ident(), lambda: False, policy.interrupt_after_s, policy.interrupt_every_s)
+    interrupter = Interrupter(
+        threading.get_ident(), lambda: False, policy.interrupt_after_s, policy.interrupt_every_s
+    )
     hello = Hello(rank, world, "node0", os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {})
-    member = Member("job", hello, Marks(), lambda: 0, interrupter, policy, lambda address: connect(address, None))
+    member = Member(
+        "job",
+        hello,
+        Marks(),
+        lambda: 0,
+        interrupter,
+        policy,
+        lambda address: connect(address, None),
+    )
     member.parked = True
     try:
-        member.start({number: connect(address, None) for number, address in addresses.items()}, policy.protected_s)
+        member.start(
+            {number: connect(address, None) for number, address in addresses.items()},
+            policy.protected_s,
+        )
     except RefusedError as error:
         sys.stdout.write(f"{error}\n")
         member.end()
         sys.exit(1)
     handled = 0
-    while (order := member.order(handled, ORDER_S)) is not None and not isinstance(order.command, Done):
+    while (order := member.order(handled, ORDER_S)) is not None and not isinstance(
+        order.command, Done
+    ):
         handled = order.number
         if isinstance(order.command, Stop):
             interrupter.disarm()
@@ -53,4 +78,11 @@ def run(rank: int, world: int, addresses: Mapping[int, str]) -> None:
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]), {int(number): address for number, _, address in (one.partition("=") for one in sys.argv[3:])})
+    run(
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        {
+            int(number): address
+            for number, _, address in (one.partition("=") for one in sys.argv[3:])
+        },
+    )

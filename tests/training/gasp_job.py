@@ -30,7 +30,9 @@ def until(condition: Callable[[], object], told: Callable[[], object] = lambda: 
 class GaspJob:
     """Coordinators first, then members. Ends everything that it started."""
 
-    def __init__(self, directory: Path, world: int, holders: Mapping[str, tuple[int, ...]], **config: Any) -> None:
+    def __init__(
+        self, directory: Path, world: int, holders: Mapping[str, tuple[int, ...]], **config: Any
+    ) -> None:
         """`config`: further words for `plain_members`; `coordinators`: how many, with `node_of` each on its node; `words`: theirs."""
         self.directory, self.world = directory, world
         self.log = directory / "told"
@@ -43,7 +45,13 @@ class GaspJob:
         for number in range(config.pop("coordinators", 1)):
             self.start_coordinator(number, first=number == 0)
         addresses = {one["number"]: one["address"] for one in self.announced}
-        self.config = {"job": "job", "job_directory": str(self.job_directory), "log": str(self.log), "world": world, "holders": holders}
+        self.config = {
+            "job": "job",
+            "job_directory": str(self.job_directory),
+            "log": str(self.log),
+            "world": world,
+            "holders": holders,
+        }
         self.config |= {"coordinators": addresses, **config}
         self.members = self._start("tests.training.plain_members", json.dumps(self.config))
         self.pids = {int(rank): pid for rank, pid in json.loads(self._line(self.members)).items()}
@@ -54,7 +62,9 @@ class GaspJob:
     def __exit__(self, *_: object) -> None:
         for pid in self.pids.values() if self.members.poll() is None else ():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # children of a program that still waits for them: the numbers are theirs
+                os.kill(
+                    pid, signal.SIGKILL
+                )  # children of a program that still waits for them: the numbers are theirs
         for process in (self.members, *self.coordinators):
             process.kill()
             process.wait(120)
@@ -62,14 +72,20 @@ class GaspJob:
             process.stdout.close()
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
 
     def _line(self, process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
         return process.stdout.readline()
 
     def start_coordinator(self, number: int, *, first: bool = False) -> None:
-        peers = [f"--peer={one['number']}={one['address']}" for one in self.announced if one["number"] != number]
+        peers = [
+            f"--peer={one['number']}={one['address']}"
+            for one in self.announced
+            if one["number"] != number
+        ]
         words = [
             str(self.directory),
             "--job",
@@ -90,7 +106,9 @@ class GaspJob:
     def told(self, rank: int) -> list[dict[str, Any]]:
         """What a rank was told."""
         try:
-            lines = (self.log / f"rank-{rank}").read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = (
+                (self.log / f"rank-{rank}").read_text(encoding="utf-8").splitlines(keepends=True)
+            )
         except FileNotFoundError:
             return []
         return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -100,7 +118,10 @@ class GaspJob:
 
     def wait(self, what: str, *ranks: int) -> None:
         """Until all of these have been told."""
-        until(lambda: all(what in self.words(rank) for rank in ranks), lambda: f"{what}: {self.everything()}")
+        until(
+            lambda: all(what in self.words(rank) for rank in ranks),
+            lambda: f"{what}: {self.everything()}",
+        )
 
     def everything(self) -> dict[int, list[str]]:
         return {rank: self.words(rank) for rank in range(self.world)}
@@ -111,18 +132,27 @@ class GaspJob:
         return next(told for told in self.told(rank) if told["what"] == "Left")
 
     def published(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.log.glob("published.*"))]
+        return [
+            json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(self.log.glob("published.*"))
+        ]
 
     def faults(self) -> list[dict[str, Any]]:
         path = self.job_directory / "faults.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return (
+            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            if path.exists()
+            else []
+        )
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pids[rank], number)
 
     def look_again(self, number: int) -> dict[str, Any]:
         """What the newest coordinator of this number has announced."""
-        self.announced[number] = json.loads((self.job_directory / f"coordinator-{number}").read_text(encoding="utf-8"))
+        self.announced[number] = json.loads(
+            (self.job_directory / f"coordinator-{number}").read_text(encoding="utf-8")
+        )
         return self.announced[number]
 
     def status(self, number: int = 0) -> dict[str, Any]:

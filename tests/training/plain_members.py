@@ -25,7 +25,20 @@ from typing import Any
 from acpfs.training.coordinator.election import Ballot
 from acpfs.training.coordinator.exiting import started_at
 from acpfs.training.credentials import NAME, Credentials, connect
-from acpfs.training.messages import Active, FromCoordinator, FromMember, Header, Leave, Message, Phase, Publish, Sent, Vote, Voted, Welcome
+from acpfs.training.messages import (
+    Active,
+    FromCoordinator,
+    FromMember,
+    Header,
+    Leave,
+    Message,
+    Phase,
+    Publish,
+    Sent,
+    Vote,
+    Voted,
+    Welcome,
+)
 from acpfs.training.records import to_json
 from acpfs.training.wire import LinkClosedError, LinkTimeoutError, SocketLink
 from tests.training.simulated_member import SimulatedMember
@@ -50,18 +63,28 @@ class PlainMember:
     ended: bool = False
 
     def call(self, number: int, address: str) -> None:
-        tls = None if self.config.get("plain") else Credentials(Path(self.config["job_directory"]) / NAME)
+        tls = (
+            None
+            if self.config.get("plain")
+            else Credentials(Path(self.config["job_directory"]) / NAME)
+        )
         link = connect(address, tls, 120)
         self.links[number] = link
         link.send(self.sent(self.member.hello()))
 
     def sent(self, message: Message, generation: int | None = None) -> Sent:
         own = self.member.generation if generation is None else generation
-        return Sent(Header(self.config["job"], own, self.ballot.term, f"rank {self.member.rank}"), message)
+        return Sent(
+            Header(self.config["job"], own, self.ballot.term, f"rank {self.member.rank}"), message
+        )
 
     def say(self, what: str, **fields: object) -> None:
-        line = json.dumps({"at": time.time(), "rank": self.member.rank, "what": what, **fields}) + "\n"
-        with open(Path(self.config["log"]) / f"rank-{self.member.rank}", "a", encoding="utf-8") as file:
+        line = (
+            json.dumps({"at": time.time(), "rank": self.member.rank, "what": what, **fields}) + "\n"
+        )
+        with open(
+            Path(self.config["log"]) / f"rank-{self.member.rank}", "a", encoding="utf-8"
+        ) as file:
             file.write(line)
 
     def take(self, number: int) -> None:
@@ -129,12 +152,16 @@ class PlainMember:
         """One step, if the test is about ranks that hang in the next one: the others become ready."""
         if self.member.protected and self.member.done == 5 and "hang" in self.config:
             self.member.done = 6
-        elif self.member.done == 6 and self.member.rank not in self.config.get("hang", [self.member.rank]):
+        elif self.member.done == 6 and self.member.rank not in self.config.get(
+            "hang", [self.member.rank]
+        ):
             self.member.phase = Phase.READY
 
     def beat(self) -> None:
         now = time.monotonic()
-        if now - self.turned > BEAT_S:  # this process stood still: what was said meanwhile was not heard yet
+        if (
+            now - self.turned > BEAT_S
+        ):  # this process stood still: what was said meanwhile was not heard yet
             self.heard = now
         self.turned = now
         if now - self.heard > SILENT_S and self.ballot.active is not None:
@@ -156,8 +183,18 @@ def run(config: dict[str, Any], ranks: list[int]) -> None:
     for rank in ranks:
         node = f"node{config['node_of'][rank] if 'node_of' in config else rank // config.get('ranks_per_node', 1000)}"
         marks = config.get("marks", {}).get(str(rank), [5, "computing"])
-        holders = {shard: tuple(holding) for shard, holding in config["holders"].items() if rank in holding}
-        simulated = SimulatedMember(rank, config["world"], holders, node, done=marks[0], phase=Phase(marks[1]), pid=os.getpid())
+        holders = {
+            shard: tuple(holding) for shard, holding in config["holders"].items() if rank in holding
+        }
+        simulated = SimulatedMember(
+            rank,
+            config["world"],
+            holders,
+            node,
+            done=marks[0],
+            phase=Phase(marks[1]),
+            pid=os.getpid(),
+        )
         members.append(PlainMember(simulated, config))
     started = started_at(os.getpid())
     for member in members:
@@ -170,7 +207,11 @@ def run(config: dict[str, Any], ranks: list[int]) -> None:
     poll = select.poll()
     while any(not member.ended for member in members):
         linked = (
-            {link.fileno(): (member, number) for member in members for number, link in member.links.items()}
+            {
+                link.fileno(): (member, number)
+                for member in members
+                for number, link in member.links.items()
+            }
             if changed(members, whose)
             else whose
         )

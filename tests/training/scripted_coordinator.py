@@ -45,9 +45,21 @@ class ScriptedCoordinator:
         self.generation, self.term = 0, 1
         self.beats: list[Beat] = []
 
-    def say(self, message: FromCoordinator, *, generation: int | None = None, term: int | None = None, job: str = JOB) -> None:
+    def say(
+        self,
+        message: FromCoordinator,
+        *,
+        generation: int | None = None,
+        term: int | None = None,
+        job: str = JOB,
+    ) -> None:
         own = self.generation if generation is None else generation
-        self.link.send(Sent(Header(job, own, self.term if term is None else term, f"coordinator {self.number}"), message))
+        self.link.send(
+            Sent(
+                Header(job, own, self.term if term is None else term, f"coordinator {self.number}"),
+                message,
+            )
+        )
 
     def hears(self, kind: type[Said]) -> Said:
         """The next message that is no beat: it has to be of this kind."""
@@ -107,19 +119,47 @@ class FakeRank:
 class Rig:
     """A member with its scripted coordinators; the thread that made it is the main thread."""
 
-    def __init__(self, coordinators: int = 1, policy: Policy | None = None, world: int = 2, *, silent_ones_stay: bool = True) -> None:
+    def __init__(
+        self,
+        coordinators: int = 1,
+        policy: Policy | None = None,
+        world: int = 2,
+        *,
+        silent_ones_stay: bool = True,
+    ) -> None:
         """`silent_ones_stay`: the scripted ones answer no beat, and whoever plays them may be slow: nobody is voted away for that."""
-        self.policy = policy or Policy(beat_s=0.05, interrupt_after_s=0.01, interrupt_every_s=0.01, command_s=0.05)
+        self.policy = policy or Policy(
+            beat_s=0.05, interrupt_after_s=0.01, interrupt_every_s=0.01, command_s=0.05
+        )
         self.coordinators = [ScriptedCoordinator(number) for number in range(coordinators)]
         self.marks = Marks()
         self.aborted = threading.Event()
         self.clues: Callable[[], Mapping[str, int]] = dict
         self.interrupter = Interrupter(
-            threading.get_ident(), lambda: self.marks.updating, self.policy.interrupt_after_s, self.policy.interrupt_every_s
+            threading.get_ident(),
+            lambda: self.marks.updating,
+            self.policy.interrupt_after_s,
+            self.policy.interrupt_every_s,
         )
         holders = tuple(range(world))
-        hello = Hello(0, world, "node", os.getpid(), 1, Gate.EXPLICIT, {f"ranks-{'-'.join(map(str, holders))}": holders})
-        self.member = Member(JOB, hello, self.marks, self._abort, self.interrupter, self.policy, clues=lambda: self.clues())
+        hello = Hello(
+            0,
+            world,
+            "node",
+            os.getpid(),
+            1,
+            Gate.EXPLICIT,
+            {f"ranks-{'-'.join(map(str, holders))}": holders},
+        )
+        self.member = Member(
+            JOB,
+            hello,
+            self.marks,
+            self._abort,
+            self.interrupter,
+            self.policy,
+            clues=lambda: self.clues(),
+        )
         if silent_ones_stay:
             self.member._look_at_active = lambda: None  # type: ignore[method-assign]
 

@@ -73,11 +73,19 @@ class SimulatedMember:
                 self._update()
             self.parked = True
             published = next((told.manifest.step for told in self.published.values()), None)
-            return [Stopped(self.done, self.ready, self.phase, (), GateResult(self.done, (1.0,)), published)]
+            return [
+                Stopped(
+                    self.done, self.ready, self.phase, (), GateResult(self.done, (1.0,)), published
+                )
+            ]
         if isinstance(message, Settle):
             if self.done == message.step - 1:
                 self._update()
-            return [Settled(self.done, {shard: f"{shard}@{self.done}" for shard in self.hello().holders})]
+            return [
+                Settled(
+                    self.done, {shard: f"{shard}@{self.done}" for shard in self.hello().holders}
+                )
+            ]
         if isinstance(message, Save):
             return [self._save(message)] if self.rank in message.savers else []
         if isinstance(message, Publish):
@@ -96,7 +104,12 @@ class SimulatedMember:
     def _save(self, message: Save) -> Saved:
         assert self.done == message.step, "asked to save another step than this rank is at"
         mine = [shard for shard, rank in message.cover.items() if rank == self.rank]
-        return Saved(tuple(SavedFile(f"{message.directory}/{shard.replace('/', '_')}", 1, "00") for shard in mine))
+        return Saved(
+            tuple(
+                SavedFile(f"{message.directory}/{shard.replace('/', '_')}", 1, "00")
+                for shard in mine
+            )
+        )
 
     def at(self, done: int, phase: Phase) -> SimulatedMember:
         """The same rank elsewhere."""
@@ -107,9 +120,15 @@ PAIRS = {"a": (0, 1), "b": (2, 3), "all": (0, 1, 2, 3)}
 
 
 def job(
-    world: int = 4, holders: Mapping[str, tuple[int, ...]] | None = None, gate: Gate = Gate.EXPLICIT, ranks_per_node: int = 8
+    world: int = 4,
+    holders: Mapping[str, tuple[int, ...]] | None = None,
+    gate: Gate = Gate.EXPLICIT,
+    ranks_per_node: int = 8,
 ) -> list[SimulatedMember]:
     """The members of a job: pairs of ranks hold the same shard, unless said otherwise."""
     holders = holders or {f"opt{n}": (2 * n, 2 * n + 1) for n in range(world // 2)}
     disk: dict[str, Publish] = {}
-    return [SimulatedMember(rank, world, holders, f"node{rank // ranks_per_node}", gate, disk=disk) for rank in range(world)]
+    return [
+        SimulatedMember(rank, world, holders, f"node{rank // ranks_per_node}", gate, disk=disk)
+        for rank in range(world)
+    ]

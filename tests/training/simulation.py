@@ -30,9 +30,13 @@ class Run:
         ended = self.now - self.since
         complete, self.since = divmod(self.since + seconds, segment)
         self.now += seconds
-        first = max(0, int(complete) - int(self.job.drain_s / segment) - 2)  # older ones are drained by now
+        first = max(
+            0, int(complete) - int(self.job.drain_s / segment) - 2
+        )  # older ones are drained by now
         for number in range(first, int(complete)):
-            self.saves.append((ended + (number + 1) * segment, self.saved + (number + 1) * self.interval_s))
+            self.saves.append(
+                (ended + (number + 1) * segment, self.saved + (number + 1) * self.interval_s)
+            )
         self.saved += complete * self.interval_s
         while len(self.saves) > 1 and self.saves[1][0] + self.job.drain_s <= self.now:
             self.saves.popleft()

@@ -42,11 +42,17 @@ def assert_ends(listening: socket.socket) -> None:
 
 
 @clause("T157")
-def test_where_a_second_coordinator_does_not_answer_the_connection_to_the_first_one_ends(listening: socket.socket, tmp_path: Path) -> None:
+def test_where_a_second_coordinator_does_not_answer_the_connection_to_the_first_one_ends(
+    listening: socket.socket, tmp_path: Path
+) -> None:
     with socket.socket() as gone:
-        gone.bind(("127.0.0.1", 0))  # nobody listens there, and the number is nobody else's meanwhile
+        gone.bind(
+            ("127.0.0.1", 0)
+        )  # nobody listens there, and the number is nobody else's meanwhile
         with pytest.raises(RefusedError) as held:
-            boot._connect(tmp_path, {0: address_of(listening), 1: address_of(gone)}, Policy(tls=False))
+            boot._connect(
+                tmp_path, {0: address_of(listening), 1: address_of(gone)}, Policy(tls=False)
+            )
     assert_ends(listening)
     assert held.value.__cause__ is not None
 
@@ -81,7 +87,9 @@ def test_a_coordinator_that_answers_behind_the_end(listening: socket.socket) -> 
 
 
 @clause("T157")
-def test_where_the_jobs_certificate_cannot_be_read_the_connection_ends(listening: socket.socket, tmp_path: Path) -> None:
+def test_where_the_jobs_certificate_cannot_be_read_the_connection_ends(
+    listening: socket.socket, tmp_path: Path
+) -> None:
     """It is made first, and then spoken TLS over."""
     with pytest.raises((AcpfsError, OSError)) as held:
         connect(address_of(listening), Credentials(tmp_path / "nothing"))

@@ -21,7 +21,9 @@ clause = pytest.mark.clause
 V = StoreVerb
 
 
-def ask(store: Store, verb: StoreVerb, *keys: str, value: str = "", expected: str = "", rank: int = 0) -> list[tuple[int, StoreAnswer]]:
+def ask(
+    store: Store, verb: StoreVerb, *keys: str, value: str = "", expected: str = "", rank: int = 0
+) -> list[tuple[int, StoreAnswer]]:
     return store.ask(rank, StoreAsk(7, verb, keys, value, expected, 10.0), 100.0)
 
 
@@ -65,7 +67,9 @@ def test_the_store_is_bounded() -> None:
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     program = "import sys; print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield process
@@ -86,7 +90,9 @@ def state_of(pid: int) -> str:
 
 
 @clause("T152")
-def test_a_process_that_only_waits_works_for_a_minute_and_one_that_is_stopped_does_not(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_only_waits_works_for_a_minute_and_one_that_is_stopped_does_not(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
     processes = Processes()
     working = Working(processes)
     assert working.at_work([0], 0.0) == []  # not of this node
@@ -114,7 +120,9 @@ def test_a_process_that_computes_works() -> None:
         processes.watch(0, process.pid, started_at(process.pid))
         working = Working(processes)
         assert working.at_work([0], 0.0) == [0]
-        used = (processes.ticks(0) or 0) + int(10 * TICKS_PER_S * SHARE) + 1  # what threads take that wait for a lock is less
+        used = (
+            (processes.ticks(0) or 0) + int(10 * TICKS_PER_S * SHARE) + 1
+        )  # what threads take that wait for a lock is less
         until(lambda: (processes.ticks(0) or 0) > used)
         assert working.at_work([0], 10.0) == [0]
         assert working.at_work([0], 10.0 + IDLE_S) == [0]
@@ -124,7 +132,9 @@ def test_a_process_that_computes_works() -> None:
 
 @clause("T152")
 def test_a_process_that_moves_bytes_works_for_ten_minutes() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import sys\nfor _ in sys.stdin: pass"], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys\nfor _ in sys.stdin: pass"], stdin=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
         processes = Processes()
         processes.watch(0, process.pid, started_at(process.pid))

@@ -22,7 +22,9 @@ HELLO = Sent(Header("job", 0, 0, "rank 0"), Goodbye())
 
 
 def serve(
-    credentials: Credentials, speak: Callable[[SocketLink], object], before: Callable[[], object] = lambda: None
+    credentials: Credentials,
+    speak: Callable[[SocketLink], object],
+    before: Callable[[], object] = lambda: None,
 ) -> tuple[str, threading.Thread, list[BaseException]]:
     """A server that takes one connection. `before`: what it does before it says anything."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -34,7 +36,9 @@ def serve(
         connection.settimeout(120)
         before()
         try:
-            link = SocketLink(credentials.context(server=True).wrap_socket(connection, server_side=True))
+            link = SocketLink(
+                credentials.context(server=True).wrap_socket(connection, server_side=True)
+            )
             speak(link)
             link.close()
         except OSError as error:
@@ -49,7 +53,10 @@ def serve(
 @clause("T22")
 def test_who_has_the_jobs_certificate_speaks(tmp_path: Path) -> None:
     credentials = make_credentials(tmp_path / "job")
-    assert sorted(path.stat().st_mode & 0o777 for path in credentials.directory.iterdir()) == [0o600, 0o600]
+    assert sorted(path.stat().st_mode & 0o777 for path in credentials.directory.iterdir()) == [
+        0o600,
+        0o600,
+    ]
     assert credentials.directory.stat().st_mode & 0o777 == 0o700
     address, thread, errors = serve(credentials, lambda link: link.send(link.receive(120)))
     link = connect(address, credentials, 120)
@@ -60,10 +67,14 @@ def test_who_has_the_jobs_certificate_speaks(tmp_path: Path) -> None:
     assert errors == []
 
 
-def test_a_coordinator_that_stands_still_is_waited_for_longer_than_a_node_that_is_gone(tmp_path: Path) -> None:
+def test_a_coordinator_that_stands_still_is_waited_for_longer_than_a_node_that_is_gone(
+    tmp_path: Path,
+) -> None:
     """The kernel takes the connection for it."""
     credentials, never = make_credentials(tmp_path / "job"), threading.Event()
-    address, thread, errors = serve(credentials, lambda link: link.send(link.receive(120)), lambda: never.wait(1.0))
+    address, thread, errors = serve(
+        credentials, lambda link: link.send(link.receive(120)), lambda: never.wait(1.0)
+    )
     link = connect(address, credentials, 0.5)
     link.send(HELLO)
     assert link.receive(120) == HELLO
@@ -80,7 +91,9 @@ def test_anybody_else_is_refused(tmp_path: Path, whose: str) -> None:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), 120) as plain:
         if whose == "plain":
-            with contextlib.suppress(OSError):  # the server may refuse what came first, and reset the connection, before the second call
+            with contextlib.suppress(
+                OSError
+            ):  # the server may refuse what came first, and reset the connection, before the second call
                 plain.sendall(b"\0\0\0\2{}" + bytes(64))
                 plain.shutdown(socket.SHUT_WR)
         else:
@@ -89,7 +102,10 @@ def test_anybody_else_is_refused(tmp_path: Path, whose: str) -> None:
             if whose != "none":
                 other = make_credentials(tmp_path / "other").directory
                 context.load_cert_chain(other / "certificate.pem", other / "key.pem")
-            with contextlib.suppress(OSError), context.wrap_socket(plain) as secured:  # refused with an alert, or a reset behind it
+            with (
+                contextlib.suppress(OSError),
+                context.wrap_socket(plain) as secured,
+            ):  # refused with an alert, or a reset behind it
                 assert secured.recv(1) == b"", "the server said something"
     thread.join()
     assert len(errors) == 1
@@ -97,7 +113,9 @@ def test_anybody_else_is_refused(tmp_path: Path, whose: str) -> None:
 
 @clause("T22")
 def test_a_member_takes_no_other_coordinator(tmp_path: Path) -> None:
-    address, thread, errors = serve(make_credentials(tmp_path / "other"), lambda link: link.receive(120))
+    address, thread, errors = serve(
+        make_credentials(tmp_path / "other"), lambda link: link.receive(120)
+    )
     with pytest.raises(LinkClosedError, match="certificate"):
         connect(address, make_credentials(tmp_path / "job"), 120)
     thread.join()
@@ -127,7 +145,9 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
         credentials.context(server=True)
 
 
-def test_without_openssl_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openssl_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match="openssl is not installed"):
         make_credentials(tmp_path / "job")

@@ -112,7 +112,9 @@ class Ship:
         assert sorted(self.crew.live) == list(range(self.world))
         for process in self.connected.values():
             stops = any(isinstance(order, Stop) for _, order in process.down)
-            assert process.dead or (process.state == "parked" and not stops), f"rank {process.rank} is {process.state}"
+            assert process.dead or (process.state == "parked" and not stops), (
+                f"rank {process.rank} is {process.state}"
+            )
 
     def actions(self) -> list[tuple[str, int]]:
         """What could happen next."""
@@ -124,7 +126,9 @@ class Ship:
                 found += [("start", rank)]
                 continue
             found += [("up", rank)] * bool(process.up) + [("down", rank)] * bool(process.down)
-            if process.state == "entered" and all(other.generation == process.generation for other in self.in_loops()):
+            if process.state == "entered" and all(
+                other.generation == process.generation for other in self.in_loops()
+            ):
                 found.append(("run", rank))
             if process.state == "running":
                 found.append(("finish", rank))
@@ -135,7 +139,11 @@ class Ship:
 
     def in_loops(self) -> list[Process]:
         """For a step all ranks have to be there: one that is missing leaves the others in their collectives."""
-        there = [process for process in self.processes.values() if not process.dead and process.state in IN_THE_LOOP]
+        there = [
+            process
+            for process in self.processes.values()
+            if not process.dead and process.state in IN_THE_LOOP
+        ]
         return there if len(there) == self.world else [Process(-1, 0, generation=-1)]
 
     def let(self, what: str, which: int) -> None:
@@ -185,12 +193,26 @@ class Ship:
     def key(self) -> str:
         """What tells two moments apart."""
         roster = self.crew._roster  # all of the state
-        own = (self.crew.state, self.crew.generation, [roster[rank] for rank in range(self.world)], sorted(self.crew._left))
+        own = (
+            self.crew.state,
+            self.crew.generation,
+            [roster[rank] for rank in range(self.world)],
+            sorted(self.crew._left),
+        )
         first = min((process.pid for process in self.processes.values()), default=0)
         there = [
-            (rank, one.pid - first, one.state, one.generation, one.done, one.down, one.up) for rank, one in sorted(self.processes.items())
+            (rank, one.pid - first, one.state, one.generation, one.done, one.down, one.up)
+            for rank, one in sorted(self.processes.items())
         ]
-        return repr((own, there, [(one.rank, one.pid - first, one.up) for one in self.gone], self.faults, self.over))
+        return repr(
+            (
+                own,
+                there,
+                [(one.rank, one.pid - first, one.up) for one in self.gone],
+                self.faults,
+                self.over,
+            )
+        )
 
     def drain(self, chance: random.Random | None = None) -> None:
         """Let everything happen that does not need another fault."""
@@ -302,7 +324,9 @@ def test_words_of_others_do_not_put_off_the_look_for_who_is_silent() -> None:
     for _ in range(int(10 * seconds)):
         ship.now += 0.1
         for rank in (0, 2):
-            ship.do(ship.crew.arrived(rank, ship.crew.generation, Beat(1, 1, Phase.COMPUTING), ship.now))
+            ship.do(
+                ship.crew.arrived(rank, ship.crew.generation, Beat(1, 1, Phase.COMPUTING), ship.now)
+            )
         if ship.now >= ship.crew.wake_at:
             looks += 1
             ship.do(ship.crew.tick(ship.now))
@@ -312,7 +336,9 @@ def test_words_of_others_do_not_put_off_the_look_for_who_is_silent() -> None:
 
 def settle(ship: Ship) -> None:
     """Nothing is on its way."""
-    while actions := [action for action in ship.actions() if action[0] in ("up", "down", "hear", "bury")]:
+    while actions := [
+        action for action in ship.actions() if action[0] in ("up", "down", "hear", "bury")
+    ]:
         ship.let(*actions[0])
 
 
@@ -395,10 +421,19 @@ def fail_at(ship: Ship, update: int, kind: TroubleKind = TroubleKind.ERROR) -> N
 
 
 @clause("T151")
-def test_failures_at_different_updates_end_no_job_also_where_copies_were_lost_and_it_went_back() -> None:
+def test_failures_at_different_updates_end_no_job_also_where_copies_were_lost_and_it_went_back() -> (
+    None
+):
     ship = Ship(2).begin()
     run(ship)
-    for update in (101, 1, 2, 3, 4, 5):  # both copies died behind update 100: all began at the beginning
+    for update in (
+        101,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ):  # both copies died behind update 100: all began at the beginning
         fail_at(ship, update)
         assert not ship.at(CrewState.ENDING), ship.crew.status
     for _ in range(2):
@@ -430,7 +465,9 @@ def test_an_update_that_was_never_done_before_begins_the_count_anew() -> None:
 
 @clause("T154")
 @pytest.mark.parametrize("kind", [TroubleKind.COLLECTIVE, TroubleKind.MEMORY])
-def test_what_comes_of_a_loss_elsewhere_is_nothing_against_the_program_but_has_a_bound(kind: TroubleKind) -> None:
+def test_what_comes_of_a_loss_elsewhere_is_nothing_against_the_program_but_has_a_bound(
+    kind: TroubleKind,
+) -> None:
     ship = Ship(2).begin()
     run(ship)
     for _ in range(FAULTS_MAX - 1):
@@ -506,7 +543,12 @@ def beats(ship: Ship, crew: Crew, *, parked: bool) -> None:
     for rank, process in ship.processes.items():
         hello = Hello(rank, ship.world, "node0", process.pid, 0, Gate.EXPLICIT, {})
         assert crew.arrived(rank, 0, hello, ship.now) == []
-        assert crew.arrived(rank, process.generation, Beat(1, 1, Phase.COMPUTING, parked=parked), ship.now) == []
+        assert (
+            crew.arrived(
+                rank, process.generation, Beat(1, 1, Phase.COMPUTING, parked=parked), ship.now
+            )
+            == []
+        )
 
 
 @clause("T78")
@@ -543,7 +585,10 @@ def test_who_takes_over_in_the_middle_of_a_fault_stops_all_once_more(orders: int
     ship.crew = standby
     ship.do(standby.take_over(2, ship.now, newest))
     for process in ship.processes.values():
-        if process.state in ("running", "entered"):  # its collectives fail: the others are not there
+        if process.state in (
+            "running",
+            "entered",
+        ):  # its collectives fail: the others are not there
             process.state = "failed"
             process.say(Trouble(TroubleKind.COLLECTIVE, "closed"))
     ship.drain()

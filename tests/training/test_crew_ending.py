@@ -8,7 +8,15 @@ from acpfs.training.coordinator.commands import Send
 from acpfs.training.coordinator.crew import Crew
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.states import CrewState
-from acpfs.training.messages import Done, ExitStatus, FromCoordinator, Goodbye, Leave, Protected, Stop
+from acpfs.training.messages import (
+    Done,
+    ExitStatus,
+    FromCoordinator,
+    Goodbye,
+    Leave,
+    Protected,
+    Stop,
+)
 from tests.training.test_crew import Ship, beats, run, settle
 
 clause = pytest.mark.clause
@@ -136,7 +144,9 @@ def test_who_comes_while_nobody_commands_may_obey_who_does_then() -> None:
     for rank in range(2):
         ship.start(rank)
         ship.let("up", rank)
-    words = [command.message for command in ship.crew.take_over(2, ship.now) if isinstance(command, Send)]
+    words = [
+        command.message for command in ship.crew.take_over(2, ship.now) if isinstance(command, Send)
+    ]
     assert words == [Protected(), Stop(())]
 
 

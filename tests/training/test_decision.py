@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acpfs.training.decision import Layout, LayoutError, Meeting, NoCover, cover, differing, layout_of, meeting, outvoted
+from acpfs.training.decision import (
+    Layout,
+    LayoutError,
+    Meeting,
+    NoCover,
+    cover,
+    differing,
+    layout_of,
+    meeting,
+    outvoted,
+)
 from acpfs.training.messages import Gate, GateResult, Hello, Phase, Stopped
 
 clause = pytest.mark.clause
@@ -23,7 +33,9 @@ CHAIN = {"a": (0, 1), "b": (1, 2), "c": (0, 2)}
 
 
 def layout(gate: Gate, holders: Mapping[str, tuple[int, ...]], world: int = 3) -> Layout:
-    return Layout(world, gate, "step-{step}", 0, holders, {rank: f"node{rank // 2}" for rank in range(world)})
+    return Layout(
+        world, gate, "step-{step}", 0, holders, {rank: f"node{rank // 2}" for rank in range(world)}
+    )
 
 
 class Is(Enum):
@@ -40,7 +52,9 @@ class Rank:
 
     def report(self) -> Stopped:
         gate = GateResult(self.done, (1.0,)) if self.done else None
-        return Stopped(self.done, self.done + (self.phase is not Phase.COMPUTING), self.phase, (), gate)
+        return Stopped(
+            self.done, self.done + (self.phase is not Phase.COMPUTING), self.phase, (), gate
+        )
 
 
 State = tuple[Rank, ...]
@@ -53,9 +67,17 @@ def moved(ranks: State, gate: Gate, i: int) -> Rank | None:
         return None
     if rank.phase is Phase.COMPUTING:
         # the reduction: everybody has given gradients of this step, also who died since
-        return replace(rank, phase=Phase.READY) if all(other.done >= rank.done for other in ranks) else None
+        return (
+            replace(rank, phase=Phase.READY)
+            if all(other.done >= rank.done for other in ranks)
+            else None
+        )
     if rank.phase is Phase.READY:
-        entered = all(other.done > rank.done or (other.done == rank.done and other.phase is not Phase.COMPUTING) for other in ranks)
+        entered = all(
+            other.done > rank.done
+            or (other.done == rank.done and other.phase is not Phase.COMPUTING)
+            for other in ranks
+        )
         return replace(rank, phase=Phase.UPDATING) if gate is Gate.NONE or entered else None
     return Rank(rank.done + 1)
 
@@ -69,7 +91,9 @@ def successors(ranks: State, plan: Layout) -> Iterator[State]:
         changes += [(i, replace(ranks[i], state=Is.DEAD)) for i in alive]
     if dead:
         changes += [
-            (i, replace(ranks[i], state=Is.PARKED)) for i in alive if ranks[i].state is Is.RUNNING and ranks[i].phase is not Phase.UPDATING
+            (i, replace(ranks[i], state=Is.PARKED))
+            for i in alive
+            if ranks[i].state is Is.RUNNING and ranks[i].phase is not Phase.UPDATING
         ]
         if all(ranks[i].state is Is.PARKED for i in alive):
             found = meeting(plan, {i: ranks[i].report() for i in alive})
@@ -93,7 +117,14 @@ def reachable(gate: Gate, everywhere: bool) -> tuple[Layout, frozenset[State]]:
     return plan, frozenset(seen)
 
 
-WALKS = [(Gate.NONE, True), *((gate, everywhere) for gate in (Gate.IMPLICIT, Gate.EXPLICIT) for everywhere in (True, False))]
+WALKS = [
+    (Gate.NONE, True),
+    *(
+        (gate, everywhere)
+        for gate in (Gate.IMPLICIT, Gate.EXPLICIT)
+        for everywhere in (True, False)
+    ),
+]
 
 
 def parked(ranks: State) -> dict[int, Stopped]:
@@ -102,7 +133,9 @@ def parked(ranks: State) -> dict[int, Stopped]:
 
 @clause("T10", "T11")
 @pytest.mark.parametrize(("gate", "everywhere"), WALKS)
-def test_in_every_state_survivors_meet_at_one_step_that_is_at_most_one_back(gate: Gate, everywhere: bool) -> None:
+def test_in_every_state_survivors_meet_at_one_step_that_is_at_most_one_back(
+    gate: Gate, everywhere: bool
+) -> None:
     plan, states = reachable(gate, everywhere)
     met: Counter[int] = Counter()
     for ranks in states:
@@ -118,15 +151,21 @@ def test_in_every_state_survivors_meet_at_one_step_that_is_at_most_one_back(gate
             continue
         met[len(found.coming)] += 1
         assert found.step == max(report.done for report in reports.values())
-        assert all(abs(rank.done - found.step) <= 1 for rank in ranks), "S is within one of every rank's done, also of the dead"
-        assert found.there | found.coming == (alive if gate is not Gate.NONE else {i for i in alive if ranks[i].done == found.step})
+        assert all(abs(rank.done - found.step) <= 1 for rank in ranks), (
+            "S is within one of every rank's done, also of the dead"
+        )
+        assert found.there | found.coming == (
+            alive if gate is not Gate.NONE else {i for i in alive if ranks[i].done == found.step}
+        )
         assert not found.behind or gate is Gate.NONE
         chosen = cover(plan, found.there | found.coming)
         assert not isinstance(chosen, NoCover)
         assert chosen.keys() == plan.holders.keys()
         assert all(rank in alive and rank in plan.holders[shard] for shard, rank in chosen.items())
     assert met[0] > 50
-    assert gate is Gate.NONE or met[1] > 10, "the walk has states in which somebody must finish alone"
+    assert gate is Gate.NONE or met[1] > 10, (
+        "the walk has states in which somebody must finish alone"
+    )
 
 
 @clause("T12")
@@ -136,7 +175,11 @@ def test_settling_again_after_a_further_fault_meets_at_the_same_step_or_where_th
 ) -> None:
     plan, states = reachable(gate, everywhere)
     for ranks in states:
-        found = meeting(plan, reports) if (reports := parked(ranks)) and not any(r.state is Is.RUNNING for r in ranks) else None
+        found = (
+            meeting(plan, reports)
+            if (reports := parked(ranks)) and not any(r.state is Is.RUNNING for r in ranks)
+            else None
+        )
         if not isinstance(found, Meeting):
             continue
         settled = {
@@ -150,12 +193,25 @@ def test_settling_again_after_a_further_fault_meets_at_the_same_step_or_where_th
                 again = meeting(plan, then)
                 assert isinstance(again, Meeting)
                 assert again.step == found.step
-            left = meeting(plan, {other: report for other, report in partly.items() if other in (*found.coming, i)})
+            left = meeting(
+                plan,
+                {other: report for other, report in partly.items() if other in (*found.coming, i)},
+            )
             assert isinstance(left, NoCover) or left.step == found.step
 
 
-def hello(rank: int, holders: Mapping[str, tuple[int, ...]], gate: Gate = Gate.EXPLICIT, world: int = 3) -> Hello:
-    return Hello(rank, world, f"node{rank}", 1, 1, gate, {shard: ranks for shard, ranks in holders.items() if rank in ranks})
+def hello(
+    rank: int, holders: Mapping[str, tuple[int, ...]], gate: Gate = Gate.EXPLICIT, world: int = 3
+) -> Hello:
+    return Hello(
+        rank,
+        world,
+        f"node{rank}",
+        1,
+        1,
+        gate,
+        {shard: ranks for shard, ranks in holders.items() if rank in ranks},
+    )
 
 
 def test_a_layout_that_all_agree_about() -> None:
@@ -172,9 +228,14 @@ def test_ranks_that_do_not_agree_are_named() -> None:
         "ranks 1 have not registered": {0: good[0], 2: good[2]},
         "gate": {**good, 1: hello(1, CHAIN, Gate.NONE)},
         "world": {**good, 1: hello(1, CHAIN, world=4)},
-        "ranks 0 and 1 do not agree about who holds a": {**good, 1: hello(1, {"a": (0, 1, 2), "b": (1, 2)})},
+        "ranks 0 and 1 do not agree about who holds a": {
+            **good,
+            1: hello(1, {"a": (0, 1, 2), "b": (1, 2)}),
+        },
         "ranks 2 are said to hold b": {**good, 2: hello(2, {"c": (0, 2)})},
-        "every rank must hold everything": {rank: hello(rank, CHAIN, Gate.NONE) for rank in range(3)},
+        "every rank must hold everything": {
+            rank: hello(rank, CHAIN, Gate.NONE) for rank in range(3)
+        },
         "no rank holds": {rank: hello(rank, {}) for rank in range(3)},
     }
     for text, hellos in wrong.items():
@@ -188,7 +249,15 @@ def test_a_torn_copy_is_in_no_cover() -> None:
     ready = Stopped(4, 5, Phase.READY)
     torn = {0: Stopped(4, 5, Phase.UPDATING), 1: ready, 2: replace(ready, damaged=("c",))}
     assert isinstance(
-        found := meeting(plan, {0: replace(ready, done=5, phase=Phase.COMPUTING), 1: ready, 2: replace(ready, damaged=("c",))}), Meeting
+        found := meeting(
+            plan,
+            {
+                0: replace(ready, done=5, phase=Phase.COMPUTING),
+                1: ready,
+                2: replace(ready, damaged=("c",)),
+            },
+        ),
+        Meeting,
     )
     assert cover(plan, found.there | found.coming, found.torn) == {"a": 1, "b": 2, "c": 0}
     assert meeting(plan, torn) == NoCover(("c",))
@@ -210,16 +279,24 @@ def test_a_cover_is_spread_over_nodes_and_ranks() -> None:
     assert sorted(chosen.values()) == list(range(world))
     chosen = cover(plan, [0, 1, 2, 5])
     assert not isinstance(chosen, NoCover)
-    assert Counter(plan.nodes[rank] for rank in chosen.values()) == {"node0": 3, "node1": 3, "node2": 2}
+    assert Counter(plan.nodes[rank] for rank in chosen.values()) == {
+        "node0": 3,
+        "node1": 3,
+        "node2": 2,
+    }
 
 
 @clause("T15")
 def test_of_three_different_copies_the_majority_counts_and_of_two_none() -> None:
     plan = layout(Gate.EXPLICIT, {"all": (0, 1, 2), "a": (0, 1)})
-    different = differing(plan, {0: {"all": "x", "a": "p"}, 1: {"all": "y", "a": "q"}, 2: {"all": "x"}})
+    different = differing(
+        plan, {0: {"all": "x", "a": "p"}, 1: {"all": "y", "a": "q"}, 2: {"all": "x"}}
+    )
     assert different == {"all": {0: "x", 1: "y", 2: "x"}, "a": {0: "p", 1: "q"}}
     assert outvoted(different) == {(1, "all")}
-    assert cover(plan, range(3), outvoted(different)) == {"all": 0, "a": 1} or cover(plan, range(3), outvoted(different)) == {
+    assert cover(plan, range(3), outvoted(different)) == {"all": 0, "a": 1} or cover(
+        plan, range(3), outvoted(different)
+    ) == {
         "a": 0,
         "all": 2,
     }
@@ -230,14 +307,22 @@ def jobs(draw: st.DrawFn) -> tuple[Layout, dict[int, Stopped]]:
     """Any layout with any reports, also such as no job can have."""
     world = draw(st.integers(1, 6))
     holders = draw(
-        st.dictionaries(st.sampled_from("abcd"), st.sets(st.integers(0, world - 1), min_size=1).map(lambda s: tuple(sorted(s))), min_size=1)
+        st.dictionaries(
+            st.sampled_from("abcd"),
+            st.sets(st.integers(0, world - 1), min_size=1).map(lambda s: tuple(sorted(s))),
+            min_size=1,
+        )
     )
     reports = {}
     for rank in draw(st.sets(st.integers(0, world - 1))):
         done, phase = draw(st.integers(0, 3)), draw(st.sampled_from(Phase))
         damaged = draw(st.sets(st.sampled_from("abcd"), max_size=1))
         reports[rank] = Stopped(
-            done, draw(st.integers(done, done + 1)), phase, tuple(damaged), draw(st.just(GateResult(done, ())) | st.none())
+            done,
+            draw(st.integers(done, done + 1)),
+            phase,
+            tuple(damaged),
+            draw(st.just(GateResult(done, ())) | st.none()),
         )
     return layout(draw(st.sampled_from(Gate)), holders, world), reports
 
@@ -245,7 +330,9 @@ def jobs(draw: st.DrawFn) -> tuple[Layout, dict[int, Stopped]]:
 @clause("T14")
 @settings(max_examples=150, deadline=None)
 @given(jobs())
-def test_whatever_is_reported_a_cover_is_complete_whole_and_at_one_step(job: tuple[Layout, dict[int, Stopped]]) -> None:
+def test_whatever_is_reported_a_cover_is_complete_whole_and_at_one_step(
+    job: tuple[Layout, dict[int, Stopped]],
+) -> None:
     plan, reports = job
     found = meeting(plan, reports)
     if isinstance(found, NoCover):
@@ -258,5 +345,8 @@ def test_whatever_is_reported_a_cover_is_complete_whole_and_at_one_step(job: tup
         assert rank in plan.holders[shard]
         assert report.phase is not Phase.UPDATING
         assert shard not in report.damaged
-        assert report.done == found.step or (plan.gate is not Gate.NONE and (report.done, report.ready) == (found.step - 1, found.step))
+        assert report.done == found.step or (
+            plan.gate is not Gate.NONE
+            and (report.done, report.ready) == (found.step - 1, found.step)
+        )
     assert found.there | found.coming | found.behind == reports.keys()

@@ -22,7 +22,9 @@ clause = pytest.mark.clause
 
 
 @clause("T57")
-@pytest.mark.parametrize("text", ["1", "1:nowhere:3", "x:gated:3", "1:gated", "1:gated:0", "1:saving:2", "1:gated:3,2"])
+@pytest.mark.parametrize(
+    "text", ["1", "1:nowhere:3", "x:gated:3", "1:gated", "1:gated:0", "1:saving:2", "1:gated:3,2"]
+)
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parsed(text)
@@ -58,17 +60,28 @@ def test_who_is_to_die_dies_there_and_says_so(tmp_path: Path) -> None:
     ]
 
 
-def job(directory: Path, step: int = 5, *, status: str = "SAVED", note: bool = True, tracker: str = "step-5") -> None:
+def job(
+    directory: Path,
+    step: int = 5,
+    *,
+    status: str = "SAVED",
+    note: bool = True,
+    tracker: str = "step-5",
+) -> None:
     """What a job leaves whose rank 1 died behind the gate of update 6."""
     (directory / JOBS / "job").mkdir(parents=True)
     if note:
-        (directory / JOBS / "job" / NOTES).write_text('{"rank": 1, "point": "gated", "update": 6, "done": 5, "ready": 6}\n')
+        (directory / JOBS / "job" / NOTES).write_text(
+            '{"rank": 1, "point": "gated", "update": 6, "done": 5, "ready": 6}\n'
+        )
     fault = {"status": status, "text": "why", "gasp": f"/mnt/run/step-{step}", "took_s": 0.25}
     (directory / JOBS / "job" / FAULTS).write_text(json.dumps(fault) + "\n")
     (directory / f"step-{step}").mkdir()
     (directory / f"step-{step}" / "w").write_bytes(b"weights")
     files = (saved_file(directory / f"step-{step}", directory / f"step-{step}" / "w"),)
-    write_manifest(directory / f"step-{step}", Manifest("job", 1, step, (1,), {"all": 0}, files, {}, ("node",)))
+    write_manifest(
+        directory / f"step-{step}", Manifest("job", 1, step, (1,), {"all": 0}, files, {}, ("node",))
+    )
     (directory / "latest").write_text(f"{tracker}\n")
 
 
@@ -79,7 +92,13 @@ KILLS = (Kill(1, "gated", 6),)
 def test_a_right_checkpoint_is_right(tmp_path: Path) -> None:
     job(tmp_path)
     verdict = judge(tmp_path, set(), KILLS, "latest")
-    assert (verdict.wrong, verdict.step, verdict.lost, verdict.took_s, verdict.gasp) == ("", 5, 0, 0.25, "step-5")
+    assert (verdict.wrong, verdict.step, verdict.lost, verdict.took_s, verdict.gasp) == (
+        "",
+        5,
+        0,
+        0.25,
+        "step-5",
+    )
     assert judge(tmp_path, {"job"}, KILLS, "latest").wrong.startswith("no rank began")
 
 
@@ -108,13 +127,26 @@ def test_a_torn_checkpoint_is_torn(tmp_path: Path) -> None:
 @clause("T57")
 def test_the_command_runs_the_job_and_its_exit_code_tells(tmp_path: Path) -> None:
     script = (
-        f"import os; from tests.training.test_drill import job, Path; d = Path({str(tmp_path)!r}); os.environ['ACPFS_TRAIN_DRILL']; job(d)"
+        "import os; from tests.training.test_drill import job, Path; "
+        f"d = Path({str(tmp_path)!r}); os.environ['ACPFS_TRAIN_DRILL']; job(d)"
     )
-    words = ["drill", "--point", "gated", "--update", "6", str(tmp_path), sys.executable, "-c", script]
+    words = [
+        "drill",
+        "--point",
+        "gated",
+        "--update",
+        "6",
+        str(tmp_path),
+        sys.executable,
+        "-c",
+        script,
+    ]
     done = CliRunner().invoke(command, words, standalone_mode=False)
     assert "right" in done.output, done.output
     assert done.return_value == 0
-    again = CliRunner().invoke(command, words, standalone_mode=False)  # nobody new began protection: the job's directory was there
+    again = CliRunner().invoke(
+        command, words, standalone_mode=False
+    )  # nobody new began protection: the job's directory was there
     assert again.return_value == 1
     for second in ("1:saving", "0:gated:1"):
         refused = CliRunner().invoke(command, ["drill", "--second", second, str(tmp_path), "true"])

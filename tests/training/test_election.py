@@ -23,7 +23,9 @@ class World:
 
     members: int
     chance: random.Random
-    standings: list[Standing] = field(default_factory=lambda: [Standing(number) for number in range(3)])
+    standings: list[Standing] = field(
+        default_factory=lambda: [Standing(number) for number in range(3)]
+    )
     ballots: list[Ballot] = field(default_factory=list)
     on_the_way: list[Callable[[], None]] = field(default_factory=list)
     won: dict[int, set[int]] = field(default_factory=dict)
@@ -137,11 +139,15 @@ def test_a_standby_takes_over_when_more_than_half_have_lost_the_active_one() -> 
         ballot.disconnected(0)
     term = standby.ask()
     assert [ballot.vote(term) for ballot in ballots] == [True, True, False, False]
-    assert not any(standby.voted(rank, term, rank < 2, 0, 4) for rank in range(4)), "two of four are no majority"
+    assert not any(standby.voted(rank, term, rank < 2, 0, 4) for rank in range(4)), (
+        "two of four are no majority"
+    )
     for ballot in ballots[2:]:
         ballot.disconnected(0)
     again = standby.ask()
-    assert [standby.voted(rank, again, ballot.vote(again), 3, 4) for rank, ballot in enumerate(ballots)] == [False, False, True, False]
+    assert [
+        standby.voted(rank, again, ballot.vote(again), 3, 4) for rank, ballot in enumerate(ballots)
+    ] == [False, False, True, False]
     assert (standby.commands, standby.generation) == (True, 3)
     assert not ballots[0].hears(FIRST_TERM, 0), "the old one is not obeyed any more"
     assert ballots[0].hears(again, 1)

@@ -15,7 +15,14 @@ from acpfs.training.messages import ExitStatus
 from tests.training.gasp_job import GaspJob, until
 
 HOLDERS = {"a": (0, 1, 2), "b": (2, 3, 4), "c": (4, 5, 0)}
-MARKS = {"0": (6, "computing"), "1": (5, "ready"), "2": (5, "updating"), "3": (5, "ready"), "4": (6, "computing"), "5": (5, "updating")}
+MARKS = {
+    "0": (6, "computing"),
+    "1": (5, "ready"),
+    "2": (5, "updating"),
+    "3": (5, "ready"),
+    "4": (6, "computing"),
+    "5": (5, "updating"),
+}
 ROUNDS = 12
 
 

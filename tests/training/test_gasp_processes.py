@@ -38,24 +38,45 @@ def test_a_killed_member_leaves_a_published_gasp(tmp_path: Path) -> None:
         shown = CliRunner().invoke(command, ["status", str(tmp_path)])
         assert shown.exit_code == 0, shown.output
         assert "running, 4 of 4 ranks connected" in shown.output
-        assert json.loads(CliRunner().invoke(command, ["status", str(tmp_path), "--job", "job", "--json"]).output)[0]["shards"] == 2
+        assert (
+            json.loads(
+                CliRunner()
+                .invoke(command, ["status", str(tmp_path), "--job", "job", "--json"])
+                .output
+            )[0]["shards"]
+            == 2
+        )
         job.kill(1)
         assert [job.left(rank)["status"] for rank in (0, 2, 3)] == [ExitStatus.SAVED] * 3
         assert job.coordinators[0].wait(60) == 0
         assert job.words(0) == ["Protected", "Stop", "Settle", "Save", "Publish", "Leave", "Left"]
         assert job.words(2) == ["Protected", "Stop", "Settle", "Save", "Leave", "Left"]
         (manifest,) = job.published()
-        assert (manifest["step"], manifest["lost"], manifest["cover"]) == (6, [1], {"opt0": 0, "opt1": 2})
+        assert (manifest["step"], manifest["lost"], manifest["cover"]) == (
+            6,
+            [1],
+            {"opt0": 0, "opt1": 2},
+        )
         (fault,) = job.faults()
         assert (fault["status"], fault["step"], fault["gasp"]) == ("SAVED", 6, "step-6")
-        assert fault["lost"]["1"].startswith(("its process is exiting", "its connection ended"))  # there may be an error behind it
+        assert fault["lost"]["1"].startswith(
+            ("its process is exiting", "its connection ended")
+        )  # there may be an error behind it
 
 
 @clause("T20", "T21")
 @pytest.mark.parametrize(
-    "order", [pytest.param("Stop", marks=pytest.mark.long), "Settle", pytest.param("Save", marks=pytest.mark.long), "Publish"]
+    "order",
+    [
+        pytest.param("Stop", marks=pytest.mark.long),
+        "Settle",
+        pytest.param("Save", marks=pytest.mark.long),
+        "Publish",
+    ],
 )
-def test_the_active_coordinator_is_killed_in_each_phase_and_a_standby_goes_on(tmp_path: Path, order: str) -> None:
+def test_the_active_coordinator_is_killed_in_each_phase_and_a_standby_goes_on(
+    tmp_path: Path, order: str
+) -> None:
     with GaspJob(tmp_path, 4, PAIRS, marks=MARKS, coordinators=2, hold=order) as job:
         job.wait("Protected", 0, 1, 2, 3)
         until(lambda: job.status(1)["connected"] == 4)
@@ -90,12 +111,16 @@ NODE_OF = (0, 1, 2, 3, 3)
 def test_the_nodes_of_two_coordinators_are_lost_and_the_third_one_commands(tmp_path: Path) -> None:
     """Two standbys on two further nodes: that of the first coordinator dies, and that of the next one in the middle of the gasp."""
     world = len(NODE_OF)
-    with GaspJob(tmp_path, world, {"all": tuple(range(world))}, coordinators=3, node_of=NODE_OF, hold="Save") as job:
+    with GaspJob(
+        tmp_path, world, {"all": tuple(range(world))}, coordinators=3, node_of=NODE_OF, hold="Save"
+    ) as job:
         job.wait("Protected", *range(world))
         until(lambda: [job.status(number)["connected"] for number in (1, 2)] == [world] * 2)
         lose_node(job, 0)
         job.wait("Save", *range(1, world))
-        (commands,) = {told["number"] for told in job.told(4) if told["what"] == "Save"}  # the first in the queue, if it is not slow
+        (commands,) = {
+            told["number"] for told in job.told(4) if told["what"] == "Save"
+        }  # the first in the queue, if it is not slow
         other = {1: 2, 2: 1}[commands]
         lose_node(job, commands)
         (job.log / "release").touch()
@@ -113,7 +138,9 @@ def lose_node(job: GaspJob, number: int) -> None:
 
 
 @clause("T121")
-def test_a_coordinator_that_is_told_to_end_commands_until_the_last_rank_has_left(tmp_path: Path) -> None:
+def test_a_coordinator_that_is_told_to_end_commands_until_the_last_rank_has_left(
+    tmp_path: Path,
+) -> None:
     """As a scheduler does, which tells all processes of a job."""
     with GaspJob(tmp_path, 2, {"all": (0, 1)}) as job:
         job.wait("Protected", 0, 1)
@@ -124,7 +151,9 @@ def test_a_coordinator_that_is_told_to_end_commands_until_the_last_rank_has_left
 
 
 @clause("T120")
-def test_a_coordinator_that_died_gets_a_successor_that_commands_when_the_next_one_dies(tmp_path: Path) -> None:
+def test_a_coordinator_that_died_gets_a_successor_that_commands_when_the_next_one_dies(
+    tmp_path: Path,
+) -> None:
     with GaspJob(tmp_path, 2, {"all": (0, 1)}, coordinators=2) as job:
         job.wait("Protected", 0, 1)
         until(lambda: job.status(1)["connected"] == 2)
@@ -140,7 +169,9 @@ def test_a_coordinator_that_died_gets_a_successor_that_commands_when_the_next_on
 
 
 @clause("T153")
-def test_the_coordinator_of_one_node_starts_a_standby_that_commands_when_it_dies(tmp_path: Path) -> None:
+def test_the_coordinator_of_one_node_starts_a_standby_that_commands_when_it_dies(
+    tmp_path: Path,
+) -> None:
     with GaspJob(tmp_path, 2, {"all": (0, 1)}, words=["--coordinators", "2"]) as job:
         job.wait("Protected", 0, 1)
         until(lambda: (job.job_directory / "coordinator-1").exists())
@@ -171,12 +202,16 @@ def test_a_standby_that_comes_when_the_job_has_ended_ends_too(tmp_path: Path) ->
 
 def child_of(pid: int) -> int:
     """The first one; 0: there is none."""
-    return int((Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split() or ["0"])[0])
+    return int(
+        (Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split() or ["0"])[0]
+    )
 
 
 @pytest.mark.long
 @clause("T18", "T21")
-def test_a_stopped_active_coordinator_is_replaced_and_stands_back_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_active_coordinator_is_replaced_and_stands_back_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
     with GaspJob(tmp_path, 4, PAIRS, marks=MARKS, coordinators=2) as job:
         job.wait("Protected", 0, 1, 2, 3)
         until(lambda: job.status(1)["connected"] == 4)
@@ -202,7 +237,9 @@ def test_a_rank_that_says_nothing_and_works_is_not_lost(tmp_path: Path, order: s
         until(
             lambda: job.status()["counts"].get("silent_and_at_work", 0) >= 6
         )  # a look per second, from the second beat on that is missing
-        assert {one["rank"] for one in job.status()["ranks"] if one["lost"]} == ({3} if order == "Save" else set())
+        assert {one["rank"] for one in job.status()["ranks"] if one["lost"]} == (
+            {3} if order == "Save" else set()
+        )
         (job.log / "release").touch()
         if order == "Protected":
             job.kill(3)
@@ -213,7 +250,9 @@ def test_a_rank_that_says_nothing_and_works_is_not_lost(tmp_path: Path, order: s
 @pytest.mark.mount
 @pytest.mark.long
 @clause("T156")
-def test_a_saver_that_hangs_in_a_storage_is_not_waited_for_where_another_has_what_it_has(tmp_path: Path) -> None:
+def test_a_saver_that_hangs_in_a_storage_is_not_waited_for_where_another_has_what_it_has(
+    tmp_path: Path,
+) -> None:
     """A real file system that never answers, outside of the mount. Its node sees it wait for a storage, and vouches for it."""
     (tmp_path / "source").mkdir()
     with FaultFs(tmp_path / "source", tmp_path / "hung") as storage:
@@ -261,12 +300,16 @@ def test_half_of_a_job_saves_with_a_claim(tmp_path: Path) -> None:
         job.kill(3)
         assert [job.left(rank)["status"] for rank in (0, 1)] == [ExitStatus.SAVED] * 2
         (owner,) = (job.job_directory / "claim-0").iterdir()
-        assert owner.name.startswith("coordinator-0.term-1")  # a majority, if the second death was seen after the save began
+        assert owner.name.startswith(
+            "coordinator-0.term-1"
+        )  # a majority, if the second death was seen after the save began
 
 
 def halves(tmp_path: Path) -> GaspJob:
     """Ranks 0 and 1 beside coordinator 0 on one node, 2 and 3 beside coordinator 1 on the other; each node holds everything."""
-    job = GaspJob(tmp_path, 4, {"opt0": (0, 2), "opt1": (1, 3)}, marks=MARKS, coordinators=2, ranks_per_node=2)
+    job = GaspJob(
+        tmp_path, 4, {"opt0": (0, 2), "opt1": (1, 3)}, marks=MARKS, coordinators=2, ranks_per_node=2
+    )
     job.wait("Protected", 0, 1, 2, 3)
     until(lambda: job.status(1)["connected"] == 4)
     return job
@@ -281,7 +324,9 @@ def the_first_half(job: GaspJob, number: int) -> None:
 
 
 @clause("T19", "T63")
-def test_half_of_a_job_whose_coordinator_died_with_the_other_half_saves_with_the_claim(tmp_path: Path) -> None:
+def test_half_of_a_job_whose_coordinator_died_with_the_other_half_saves_with_the_claim(
+    tmp_path: Path,
+) -> None:
     with halves(tmp_path) as job:
         the_first_half(job, signal.SIGKILL)
         assert [job.left(rank)["status"] for rank in (2, 3)] == [ExitStatus.SAVED] * 2
@@ -295,7 +340,9 @@ def test_half_of_a_job_whose_coordinator_died_with_the_other_half_saves_with_the
 @clause("T63")
 def test_half_of_a_job_leaves_where_the_other_half_has_the_claim(tmp_path: Path) -> None:
     with halves(tmp_path) as job:
-        assert claim(job.job_directory, 0, Claimant(0, 1, majority=False))  # as the other half had done before the network was cut
+        assert claim(
+            job.job_directory, 0, Claimant(0, 1, majority=False)
+        )  # as the other half had done before the network was cut
         the_first_half(job, signal.SIGKILL)
         assert [job.left(rank)["status"] for rank in (2, 3)] == [ExitStatus.OTHER_SIDE] * 2
         assert job.published() == []
@@ -323,7 +370,9 @@ def test_claims_are_made_in_the_storage_below_the_mount(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @clause("T23")
-def test_a_rank_that_hangs_is_named_shows_its_stacks_and_is_lost_where_that_is_wanted(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named_shows_its_stacks_and_is_lost_where_that_is_wanted(
+    tmp_path: Path,
+) -> None:
     words = ["--on-stall", "fault", "--stall-after", "3"]
     with GaspJob(tmp_path, 4, PAIRS, hang=[1], words=words) as job:
         assert [job.left(rank)["status"] for rank in (0, 2, 3)] == [ExitStatus.SAVED] * 3
@@ -335,13 +384,18 @@ def test_a_rank_that_hangs_is_named_shows_its_stacks_and_is_lost_where_that_is_w
 
 
 @clause("T22")
-def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(tmp_path: Path, seed: int) -> None:
+def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(
+    tmp_path: Path, seed: int
+) -> None:
     chance = random.Random(seed)
     with GaspJob(tmp_path, 2, {"all": (0, 1)}) as job:
         job.wait("Protected", 0, 1)
         host, _, port = job.announced[0]["address"].rpartition(":")
         for _ in range(5):  # without TLS
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 120) as plain:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((host, int(port)), 120) as plain,
+            ):
                 plain.sendall(chance.randbytes(100))
                 plain.shutdown(socket.SHUT_WR)
         other = make_credentials(tmp_path / "other").context(server=False)
@@ -358,7 +412,12 @@ def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(tmp_
                 while secured.recv(4096):  # until it is cut off
                     pass
         least = {"refused_tls": 8, "refused_malformed": 2, "refused_job": 1}
-        until(lambda: all(job.status()["counts"].get(name, 0) >= count for name, count in least.items()), lambda: job.status()["counts"])
+        until(
+            lambda: all(
+                job.status()["counts"].get(name, 0) >= count for name, count in least.items()
+            ),
+            lambda: job.status()["counts"],
+        )
         assert job.status()["counts"]["refused_job"] == 1
         assert job.status()["state"] == "running"
 
@@ -369,7 +428,15 @@ def nonsense(chance: random.Random) -> list[bytes]:
     def framed(text: bytes) -> bytes:
         return struct.pack(">I", len(text)) + text
 
-    hello = {"rank": 0, "world": 2, "node": "n", "pid": 1, "started": 1, "gate": "none", "holders": {"all": [0, 1]}}
+    hello = {
+        "rank": 0,
+        "world": 2,
+        "node": "n",
+        "pid": 1,
+        "started": 1,
+        "gate": "none",
+        "holders": {"all": [0, 1]},
+    }
     header = {"job": "another", "generation": 0, "term": 0, "sender": "rank 0"}
     return [
         b"never arrives",

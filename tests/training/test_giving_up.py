@@ -28,7 +28,9 @@ def test_a_job_is_given_up_with_the_third_error_at_one_update_or_the_last_fault_
             furthest, since = done, []
         since.append((cause, done))
         errors = sum(other == done and one in AGAINST for one, other in since)
-        expected = (cause in AGAINST and errors >= LIMITS.fruitless_max) or len(since) >= LIMITS.faults_max
+        expected = (cause in AGAINST and errors >= LIMITS.fruitless_max) or len(
+            since
+        ) >= LIMITS.faults_max
         assert bool(verdict) == expected, verdict
         if verdict:
             return

@@ -24,7 +24,10 @@ class Scheduler:
 @pytest.mark.clause("T46")
 def test_a_step_is_brought_to_its_end() -> None:
     scheduler = Scheduler()
-    host = HostState({"random": PythonRandom(), "scheduler": Stateful(scheduler)}, lambda: scheduler.steps.append(len(scheduler.steps)))
+    host = HostState(
+        {"random": PythonRandom(), "scheduler": Stateful(scheduler)},
+        lambda: scheduler.steps.append(len(scheduler.steps)),
+    )
     expected = {}
     for step in (1, 2, 3):
         drawn = random.random()

@@ -20,13 +20,18 @@ def loop() -> None:
 
 @pytest.mark.clause("T85")
 def test_a_thread_in_an_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "module_that_waits.py").write_text(f"from {__name__} import GO_ON, HERE\nHERE.set()\nGO_ON.wait(60)\n")
+    (tmp_path / "module_that_waits.py").write_text(
+        f"from {__name__} import GO_ON, HERE\nHERE.set()\nGO_ON.wait(60)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     thread = threading.Thread(target=loop)
     thread.start()
     assert thread.ident is not None
     assert HERE.wait(60)
-    seen = importing(thread.ident, test_a_thread_in_an_import_is_seen.__code__), importing(threading.get_ident(), loop.__code__)
+    seen = (
+        importing(thread.ident, test_a_thread_in_an_import_is_seen.__code__),
+        importing(threading.get_ident(), loop.__code__),
+    )
     GO_ON.set()
     thread.join(60)
     assert seen == (True, False)

@@ -17,11 +17,19 @@ assert not heavy, heavy
 
 @pytest.mark.parametrize(
     "statement",
-    ["from acpfs.training import protect", "import acpfs.training.interval", "import acpfs.training.coordinator.__main__"],
+    [
+        "from acpfs.training import protect",
+        "import acpfs.training.interval",
+        "import acpfs.training.coordinator.__main__",
+    ],
 )
 def test_nothing_heavy_is_imported(statement: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", QUESTION.format(statement=statement)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", QUESTION.format(statement=statement)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

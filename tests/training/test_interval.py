@@ -27,8 +27,12 @@ JOBS = {
     "slow saves, frequent faults": Job(save_s=120, restart_s=600, fault_s=4 * HOUR),
     "fast saves": Job(save_s=2, restart_s=300, fault_s=8 * HOUR),
     "most faults are covered": Job(save_s=5, restart_s=120, fault_s=3 * HOUR, covered=0.8),
-    "nodes take their RAM along": Job(save_s=5, restart_s=300, fault_s=6 * HOUR, node_share=0.5, drain_s=200),
-    "a drain longer than the interval": Job(save_s=1, restart_s=300, fault_s=2 * HOUR, node_share=0.5, drain_s=300),
+    "nodes take their RAM along": Job(
+        save_s=5, restart_s=300, fault_s=6 * HOUR, node_share=0.5, drain_s=200
+    ),
+    "a drain longer than the interval": Job(
+        save_s=1, restart_s=300, fault_s=2 * HOUR, node_share=0.5, drain_s=300
+    ),
 }
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.7, 2.0)
 SEED = 20261123
@@ -62,7 +66,12 @@ def test_the_same_over_a_hundred_thousand_faults(name: str) -> None:
     drain_s=st.floats(0, 600),
 )
 def test_no_other_interval_wastes_less(
-    save_s: float, restart_s: float, fault_s: float, covered: float, node_share: float, drain_s: float
+    save_s: float,
+    restart_s: float,
+    fault_s: float,
+    covered: float,
+    node_share: float,
+    drain_s: float,
 ) -> None:
     job = Job(save_s, restart_s, fault_s, covered, node_share, drain_s)
     best = best_s(job)
@@ -98,7 +107,9 @@ def test_a_job_without_faults_is_not_told_never() -> None:
     assert mean_fault_s(observed_s=0, faults=0, prior_s=6 * HOUR) == 6 * HOUR
 
 
-@pytest.mark.parametrize(("observed_s", "faults", "prior_s"), [(0, 0, 0), (-1, 0, 10), (1, -1, 0), (1, 0, -1)])
+@pytest.mark.parametrize(
+    ("observed_s", "faults", "prior_s"), [(0, 0, 0), (-1, 0, 10), (1, -1, 0), (1, 0, -1)]
+)
 def test_nothing_follows_from_nothing(observed_s: float, faults: int, prior_s: float) -> None:
     with pytest.raises(ValueError, match="mean time"):
         mean_fault_s(observed_s, faults, prior_s)

@@ -25,7 +25,13 @@ clause = pytest.mark.clause
 
 
 def launcher(name: str, **given: object) -> Launcher:
-    return Launcher(name, f"host-{name}", f"10.0.0.{name}", 1000 + int(name), **{"slots": 2, **given})  # type: ignore[arg-type]
+    return Launcher(
+        name,
+        f"host-{name}",
+        f"10.0.0.{name}",
+        1000 + int(name),
+        **{"slots": 2, **given},  # type: ignore[arg-type]
+    )
 
 
 def told(posts: list[Post]) -> dict[str, list[ToLauncher]]:
@@ -121,7 +127,9 @@ def test_when_others_are_through_only_a_process_that_did_an_update_is_replaced()
     """Of a program that says so, others are through when all is done: the next process is told that, and does no update."""
     launchers = one(replaces=True)
     launchers.exited("0", 0, 0, 1.0, updated=True)
-    assert told(launchers.exited("0", 1, int(signal.SIGKILL), 1.0, updated=True)) == {"0": [Replace(1, 1)]}
+    assert told(launchers.exited("0", 1, int(signal.SIGKILL), 1.0, updated=True)) == {
+        "0": [Replace(1, 1)]
+    }
     assert isinstance(told(launchers.exited("0", 1, 1 << 8, 1.0))["0"][0], StopRanks)
     launchers = one(replaces=True)
     launchers.exited("0", 0, 0, 1.0)
@@ -131,10 +139,17 @@ def test_when_others_are_through_only_a_process_that_did_an_update_is_replaced()
 @clause("T72")
 def test_nodes_get_ranks_by_their_number() -> None:
     launchers = Launchers()
-    assert launchers.registered(launcher("7", slots=3, node_rank=1, nodes_min=2, nodes_max=2), 0.0) == []
-    posts = told(launchers.registered(launcher("5", slots=1, node_rank=0, nodes_min=2, nodes_max=2), 1.0))
+    assert (
+        launchers.registered(launcher("7", slots=3, node_rank=1, nodes_min=2, nodes_max=2), 0.0)
+        == []
+    )
+    posts = told(
+        launchers.registered(launcher("5", slots=1, node_rank=0, nodes_min=2, nodes_max=2), 1.0)
+    )
     hosts = ("10.0.0.5", "10.0.0.7")
-    first, second = (Start("5-0", 0, number, 2, number, 4, "10.0.0.5", 1005, hosts=hosts) for number in (0, 1))
+    first, second = (
+        Start("5-0", 0, number, 2, number, 4, "10.0.0.5", 1005, hosts=hosts) for number in (0, 1)
+    )
     assert posts == {"5": [first], "7": [second]}
 
 
@@ -172,9 +187,13 @@ def test_a_lost_node_is_a_fault_and_another_may_come() -> None:
 def test_a_launcher_that_begins_in_an_away_one_s_place_need_not_wait() -> None:
     launchers = Launchers()
     for name in ("0", "1"):
-        launchers.registered(launcher(name, node_rank=int(name), nodes_min=2, nodes_max=2, restarts_max=1), 0.0)
+        launchers.registered(
+            launcher(name, node_rank=int(name), nodes_min=2, nodes_max=2, restarts_max=1), 0.0
+        )
     stranger = launcher("2", node_rank=1, nodes_min=2, nodes_max=2, restarts_max=1)
-    assert told(launchers.registered(stranger, 1.0)) == {"2": [Over(NODE_LOST, "the job runs already, without this node")]}
+    assert told(launchers.registered(stranger, 1.0)) == {
+        "2": [Over(NODE_LOST, "the job runs already, without this node")]
+    }
     launchers.away("1", 2.0)
     assert told(launchers.registered(stranger, 3.0)) == {"0": [StopRanks("node host-1 is lost")]}
     posts = told(launchers.idle("0", 7, 4.0))
@@ -209,7 +228,9 @@ def test_a_coordinator_that_knows_nothing_learns_it_from_launchers() -> None:
     killed: dict[int, int] = {3: int(signal.SIGKILL)}
     for name, ended in (("0", {}), ("1", killed)):
         start = Start("a", 2, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
-        known = launcher(name, start=start, ended=ended, nodes_min=2, nodes_max=2, replaces=True, replaced=4)
+        known = launcher(
+            name, start=start, ended=ended, nodes_min=2, nodes_max=2, replaces=True, replaced=4
+        )
         posts = launchers.registered(known, 0.0)
     assert told(posts) == {"1": [Replace(3, 5)]}
     assert (launchers.state, launchers.attempt) == (State.RUNNING, 2)
@@ -220,7 +241,9 @@ def test_a_stop_that_was_under_way_goes_on() -> None:
     launchers, posts = Launchers(), []
     for name, stopping in (("0", True), ("1", False)):
         start = Start("a", 0, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
-        posts = launchers.registered(launcher(name, nodes_min=2, nodes_max=2, start=start, stopping=stopping), 0.0)
+        posts = launchers.registered(
+            launcher(name, nodes_min=2, nodes_max=2, start=start, stopping=stopping), 0.0
+        )
     assert isinstance(told(posts)["1"][0], StopRanks)
     assert launchers.state is State.STOPPING
 
@@ -243,7 +266,13 @@ def test_nothing_is_decided_before_all_have_come_again() -> None:
     given = launcher("0", nodes_min=2, nodes_max=2, restarts_max=1, start=start, ended=both)
     assert launchers.registered(given, 0.0) == []
     assert launchers.wake_at == AWAY_S
-    other = launcher("1", nodes_min=2, nodes_max=2, restarts_max=1, start=Start("a", 0, 1, 2, 2, 4, "10.0.0.0", 1000))
+    other = launcher(
+        "1",
+        nodes_min=2,
+        nodes_max=2,
+        restarts_max=1,
+        start=Start("a", 0, 1, 2, 2, 4, "10.0.0.0", 1000),
+    )
     posts = told(launchers.registered(other, 1.0))
     assert isinstance(posts["1"][0], StopRanks)
     assert set(told(launchers.idle("1", 7, 2.0))) == {"0", "1"}
@@ -256,13 +285,17 @@ def test_a_node_that_does_not_come_again_is_lost() -> None:
     start = Start("a", 0, 0, 2, 0, 4, "10.0.0.0", 1000)
     launchers.registered(launcher("0", nodes_min=2, nodes_max=2, start=start), 0.0)
     assert told(launchers.tick(AWAY_S)) == {"0": [StopRanks("a node did not come again")]}
-    assert told(launchers.idle("0", 7, 20.0)) == {"0": [Over(NODE_LOST, "a node did not come again")]}
+    assert told(launchers.idle("0", 7, 20.0)) == {
+        "0": [Over(NODE_LOST, "a node did not come again")]
+    }
 
 
 def several(count: int, **given: object) -> Launchers:
     launchers = Launchers()
     for name in map(str, range(count)):
-        launchers.registered(launcher(name, node_rank=int(name), nodes_min=count, nodes_max=count, **given), 0.0)
+        launchers.registered(
+            launcher(name, node_rank=int(name), nodes_min=count, nodes_max=count, **given), 0.0
+        )
     assert launchers.state is State.RUNNING
     return launchers
 
@@ -273,14 +306,32 @@ def test_a_lost_node_s_place_is_kept_and_another_launcher_takes_it() -> None:
     launchers.away("0", 1.0)
     assert launchers.tick(1.0 + AWAY_S) == []
     assert launchers.state is State.RUNNING
-    posts = told(launchers.registered(launcher("9", node_rank=0, nodes_min=3, nodes_max=3, replaces=True), 30.0))
+    posts = told(
+        launchers.registered(
+            launcher("9", node_rank=0, nodes_min=3, nodes_max=3, replaces=True), 30.0
+        )
+    )
     assert set(posts) == {"9"}
     (start,) = posts["9"]
     assert isinstance(start, Start)
-    assert (start.first_rank, start.group_rank, start.world, start.attempt, start.generation) == (0, 0, 6, 0, 1)
-    back = launcher("0", node_rank=0, start=Start("0-0", 0, 0, 3, 0, 6, "10.0.0.0", 1000), replaces=True)
-    assert told(launchers.registered(back, 31.0)) == {"0": [Over(NODE_LOST, "another launcher has this node's place")]}
-    ends = [launchers.exited(name, rank, 0, 40.0) for name, first in (("9", 0), ("1", 2), ("2", 4)) for rank in (first, first + 1)]
+    assert (start.first_rank, start.group_rank, start.world, start.attempt, start.generation) == (
+        0,
+        0,
+        6,
+        0,
+        1,
+    )
+    back = launcher(
+        "0", node_rank=0, start=Start("0-0", 0, 0, 3, 0, 6, "10.0.0.0", 1000), replaces=True
+    )
+    assert told(launchers.registered(back, 31.0)) == {
+        "0": [Over(NODE_LOST, "another launcher has this node's place")]
+    }
+    ends = [
+        launchers.exited(name, rank, 0, 40.0)
+        for name, first in (("9", 0), ("1", 2), ("2", 4))
+        for rank in (first, first + 1)
+    ]
     assert told(ends[-1])["9"] == [Over(0, "all ranks have ended")]
 
 
@@ -298,7 +349,13 @@ def test_a_launcher_that_was_taken_for_lost_and_comes_again_has_its_place() -> N
     launchers = several(3, replaces=True)
     launchers.away("2", 1.0)
     launchers.tick(1.0 + AWAY_S)
-    again = launcher("2", node_rank=2, start=Start("0-0", 0, 2, 3, 4, 6, "10.0.0.0", 1000), replaces=True, ended={5: 9})
+    again = launcher(
+        "2",
+        node_rank=2,
+        start=Start("0-0", 0, 2, 3, 4, 6, "10.0.0.0", 1000),
+        replaces=True,
+        ended={5: 9},
+    )
     assert told(launchers.registered(again, 60.0)) == {"2": [Replace(5, 1)]}
 
 
@@ -321,13 +378,21 @@ def test_fewer_than_half_of_the_nodes_never_go_on(replaces: bool) -> None:
 def test_of_two_halves_the_one_goes_on_that_has_the_claim(ours: bool) -> None:
     launchers = Launchers(succeeds=True, has_witness=True)
     start = Start("0-0", 0, 1, 2, 2, 4, "10.0.0.0", 1000)
-    launchers.registered(launcher("1", node_rank=1, nodes_min=2, nodes_max=2, start=start, replaces=True), 0.0)
+    launchers.registered(
+        launcher("1", node_rank=1, nodes_min=2, nodes_max=2, start=start, replaces=True), 0.0
+    )
     assert launchers.tick(AWAY_S) == []
     assert launchers.wants_claim
     assert (launchers.claimed(ours, AWAY_S) == []) is ours
     if ours:
-        posts = told(launchers.registered(launcher("8", node_rank=0, nodes_min=2, nodes_max=2, replaces=True), 20.0))
-        assert [(one.first_rank, one.generation) for one in posts["8"] if isinstance(one, Start)] == [(0, 1)]
+        posts = told(
+            launchers.registered(
+                launcher("8", node_rank=0, nodes_min=2, nodes_max=2, replaces=True), 20.0
+            )
+        )
+        assert [
+            (one.first_rank, one.generation) for one in posts["8"] if isinstance(one, Start)
+        ] == [(0, 1)]
 
 
 @clause("T124")
@@ -339,21 +404,32 @@ def test_without_a_witness_the_half_goes_on_where_launchers_have_met_all_the_tim
 
 
 @clause("T123")
-def test_a_launcher_that_begins_before_the_others_have_come_again_takes_the_place_that_is_left() -> None:
+def test_a_launcher_that_begins_before_the_others_have_come_again_takes_the_place_that_is_left() -> (
+    None
+):
     launchers = Launchers()
     launchers.registered(launcher("9", node_rank=0, nodes_min=3, nodes_max=3, replaces=True), 0.0)
     for number in (1, 2):
         start = Start("0-0", 0, number, 3, 2 * number, 6, "10.0.0.0", 1000)
-        launchers.registered(launcher(str(number), node_rank=number, nodes_min=3, nodes_max=3, start=start, replaces=True), 1.0)
+        launchers.registered(
+            launcher(
+                str(number), node_rank=number, nodes_min=3, nodes_max=3, start=start, replaces=True
+            ),
+            1.0,
+        )
     posts = told(launchers.tick(AWAY_S))
-    assert [(one.first_rank, one.generation) for one in posts["9"] if isinstance(one, Start)] == [(0, 1)]
+    assert [(one.first_rank, one.generation) for one in posts["9"] if isinstance(one, Start)] == [
+        (0, 1)
+    ]
 
 
 @clause("T69")
 def test_a_rank_that_dies_again_and_again_in_a_short_time_is_a_fault() -> None:
     launchers = one(replaces=True)
     for number in range(QUICK_MAX):
-        assert told(launchers.exited("0", 1, 1 << 8, float(number))) == {"0": [Replace(1, number + 1)]}
+        assert told(launchers.exited("0", 1, 1 << 8, float(number))) == {
+            "0": [Replace(1, number + 1)]
+        }
     assert isinstance(told(launchers.exited("0", 1, 1 << 8, 10.0))["0"][0], StopRanks)
     slow = one(replaces=True)
     for number in range(2 * QUICK_MAX):
@@ -364,7 +440,9 @@ def test_a_rank_that_dies_again_and_again_in_a_short_time_is_a_fault() -> None:
 def test_deaths_of_processes_that_did_updates_end_no_job_however_many_there_are() -> None:
     launchers = one(replaces=True)
     for number in range(3 * FAULTS_MAX):
-        assert told(launchers.exited("0", 1, 9, number / 10, updated=True)) == {"0": [Replace(1, number + 1)]}
+        assert told(launchers.exited("0", 1, 9, number / 10, updated=True)) == {
+            "0": [Replace(1, number + 1)]
+        }
     for _ in range(2):  # an update between two deaths begins the count anew
         for _ in range(QUICK_MAX - 1):
             assert isinstance(told(launchers.exited("0", 1, 9, 1000.0))["0"][0], Replace)

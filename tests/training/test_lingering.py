@@ -9,13 +9,21 @@ from acpfs.training.coordinator.lingering import ORPHANED_S, UNUSED_S, Lingering
 ALONE_S = 10.0
 
 
-def stays_s(lingering: Lingering, *, has_members: bool = False, has_others: bool = False, alone_s: float | None = None) -> float:
+def stays_s(
+    lingering: Lingering,
+    *,
+    has_members: bool = False,
+    has_others: bool = False,
+    alone_s: float | None = None,
+) -> float:
     """How long from time 0, in seconds."""
     return (
         next(
             now
             for now in range(2 * int(UNUSED_S))
-            if lingering.is_over(now, has_members=has_members, has_others=has_others, alone_s=alone_s)
+            if lingering.is_over(
+                now, has_members=has_members, has_others=has_others, alone_s=alone_s
+            )
         )
         - 1
     )
@@ -25,7 +33,9 @@ def stays_s(lingering: Lingering, *, has_members: bool = False, has_others: bool
     ("knows_its_job", "has_others", "expected"),
     [(True, False, UNUSED_S), (False, True, UNUSED_S), (False, False, ORPHANED_S)],
 )
-def test_whoever_may_expect_members_waits_long_for_the_first(knows_its_job: bool, has_others: bool, expected: float) -> None:
+def test_whoever_may_expect_members_waits_long_for_the_first(
+    knows_its_job: bool, has_others: bool, expected: float
+) -> None:
     assert stays_s(Lingering(0, knows_its_job=knows_its_job), has_others=has_others) == expected
 
 
@@ -37,7 +47,9 @@ def test_behind_the_last_member_the_job_says_how_long(knows_its_job: bool) -> No
 
 
 def test_connections_alone_keep_it_for_a_minute() -> None:
-    assert stays_s(Lingering(0, knows_its_job=False), has_members=True, alone_s=ALONE_S) == ORPHANED_S
+    assert (
+        stays_s(Lingering(0, knows_its_job=False), has_members=True, alone_s=ALONE_S) == ORPHANED_S
+    )
 
 
 @pytest.mark.parametrize(("has_members", "expected"), [(False, 0), (True, ORPHANED_S)])

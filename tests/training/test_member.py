@@ -98,7 +98,9 @@ class Script:
             raise self._error[0]
 
 
-def parked(rig: Rig, directory: Path, part: Callable[[ScriptedCoordinator, FakeRank], None]) -> tuple[Leave, FakeRank]:
+def parked(
+    rig: Rig, directory: Path, part: Callable[[ScriptedCoordinator, FakeRank], None]
+) -> tuple[Leave, FakeRank]:
     """The main thread parks; `part` is the coordinator's."""
     rank = FakeRank(rig.marks)
     park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, directory, rig.policy)
@@ -120,7 +122,9 @@ def test_it_says_where_the_marks_are(rig: Rig) -> None:
     rig.marks.ready()
     rig.clues = lambda: {"0": 7}
     rig.member.long_operation = True
-    while not rig.coordinator.hears(Beat).long_operation:  # of one that was being made some words may be older
+    while not rig.coordinator.hears(
+        Beat
+    ).long_operation:  # of one that was being made some words may be older
         pass
     assert rig.coordinator.hears(Beat) == Beat(0, 1, Phase.READY, {"0": 7}, long_operation=True)
 
@@ -129,7 +133,9 @@ def test_it_says_where_the_marks_are(rig: Rig) -> None:
         with contextlib.suppress(LinkClosedError):
             while True:
                 rig.coordinator.hears(Beat)  # one may be due in the moment in which it leaves
-        rig.coordinator.say(ShowStacks())  # a plain close would have thrown away what was said before, had this come earlier
+        rig.coordinator.say(
+            ShowStacks()
+        )  # a plain close would have thrown away what was said before, had this come earlier
         rig.coordinator.link.close()
 
     script = Script(part)
@@ -214,11 +220,15 @@ def test_an_active_coordinator_that_says_nothing_is_voted_away(make_rig: MakeRig
 
 
 @pytest.mark.clause("T27")
-def test_a_stopped_coordinator_is_replaced_and_what_it_was_told_is_said_to_the_next(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_a_stopped_coordinator_is_replaced_and_what_it_was_told_is_said_to_the_next(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
     rig = make_rig(coordinators=0, policy=Policy(beat_s=0.5), world=1, silent_ones_stay=False)
     with GaspJob(tmp_path, 0, {}, coordinators=2) as job:
         found = Credentials(job.job_directory / NAME)
-        rig.member.start({one["number"]: connect(one["address"], found) for one in job.announced}, 120)
+        rig.member.start(
+            {one["number"]: connect(one["address"], found) for one in job.announced}, 120
+        )
         until(lambda: job.status(1)["connected"] == 1)
         job.coordinators[0].send_signal(signal.SIGSTOP)
         rig.gets_out(lambda: rig.member.tell(TROUBLE))
@@ -365,7 +375,9 @@ def test_a_rank_that_does_not_save_waits(rig: Rig, tmp_path: Path) -> None:
 @pytest.mark.clause("T49")
 def test_nobody_left_to_say_anything(rig: Rig, tmp_path: Path) -> None:
     rig.start()
-    park = Park(rig.member, rig.interrupter, rig.marks, FakeRank(rig.marks), 0, tmp_path, rig.policy)
+    park = Park(
+        rig.member, rig.interrupter, rig.marks, FakeRank(rig.marks), 0, tmp_path, rig.policy
+    )
     script = Script(rig.coordinator.link.close)
     with pytest.raises(CutOffError):
         park.run(TROUBLE)
@@ -394,7 +406,9 @@ def test_the_store_answers_and_is_void_with_its_generation(rig: Rig) -> None:
 
 
 @pytest.mark.clause("T120", "T155")
-def test_a_rank_that_nobody_commanded_for_a_while_hears_and_asks_the_next_coordinator(make_rig: MakeRig) -> None:
+def test_a_rank_that_nobody_commanded_for_a_while_hears_and_asks_the_next_coordinator(
+    make_rig: MakeRig,
+) -> None:
     """The last coordinator dies while the successor of the one before is being called."""
     rig, second = make_rig(policy=Policy(beat_s=3600.0)), ScriptedCoordinator(1)
     called, answers = threading.Event(), threading.Event()
@@ -445,7 +459,9 @@ def test_all_coordinators_are_told_at_once_that_a_rank_is_in_its_loop(make_rig: 
 
 @pytest.mark.clause("T50")
 def test_a_vote_only_without_the_active_one_and_no_word_of_an_older_term(make_rig: MakeRig) -> None:
-    rig = make_rig(coordinators=3, policy=Policy(beat_s=3600.0))  # one that is silent is not gone yet
+    rig = make_rig(
+        coordinators=3, policy=Policy(beat_s=3600.0)
+    )  # one that is silent is not gone yet
     rig.start()
     first, second, third = rig.coordinators
     second.say(Vote(2, 1), term=0)
@@ -475,9 +491,13 @@ def ask_again_and_again(coordinator: ScriptedCoordinator) -> None:
 
 @pytest.mark.clause("T158")
 @pytest.mark.parametrize("elected", [False, True])
-def test_where_nobody_can_be_elected_a_rank_comes_out_of_its_loop(make_rig: MakeRig, elected: bool) -> None:
+def test_where_nobody_can_be_elected_a_rank_comes_out_of_its_loop(
+    make_rig: MakeRig, elected: bool
+) -> None:
     """The network is cut: one coordinator says nothing, the other one has too few voters. Not so while somebody commands."""
-    rig = make_rig(coordinators=2, policy=Policy(beat_s=3600.0, command_s=0.2, interrupt_after_s=0.05))
+    rig = make_rig(
+        coordinators=2, policy=Policy(beat_s=3600.0, command_s=0.2, interrupt_after_s=0.05)
+    )
     rig.start()
     first, second = rig.coordinators
     if elected:  # the first one is there: a vote that is asked for in vain is nobody's concern

@@ -10,7 +10,16 @@ import pytest
 
 from acpfs.training.interrupt import Charge, Interrupter
 from acpfs.training.member import GenerationOverError
-from acpfs.training.messages import Active, Goodbye, Running, StoreAnswer, StoreAsk, StoreVerb, Trouble, TroubleKind
+from acpfs.training.messages import (
+    Active,
+    Goodbye,
+    Running,
+    StoreAnswer,
+    StoreAsk,
+    StoreVerb,
+    Trouble,
+    TroubleKind,
+)
 from acpfs.training.park import CutOffError, Park
 from acpfs.training.records import MalformedError
 from acpfs.training.wire import FRAME_BYTES_MAX
@@ -51,14 +60,18 @@ def test_a_member_that_fails_says_goodbye_and_everybody_who_waits_is_told(rig: R
 
 
 @pytest.mark.clause("T25", "T58")
-def test_a_thread_that_parks_when_its_member_has_failed_goes_on_with_its_error(rig: Rig, tmp_path: Path) -> None:
+def test_a_thread_that_parks_when_its_member_has_failed_goes_on_with_its_error(
+    rig: Rig, tmp_path: Path
+) -> None:
     """The connection to the coordinator stands, and nobody here listens."""
     rig.start()
     rig.member._beat = fails  # type: ignore[method-assign]
     until(lambda: rig.member.cut_off_since is not None)
     assert not rig.member.commanded
     with pytest.raises(CutOffError):
-        Park(rig.member, rig.interrupter, rig.marks, FakeRank(rig.marks), 0, tmp_path, rig.policy).run(TROUBLE)
+        Park(
+            rig.member, rig.interrupter, rig.marks, FakeRank(rig.marks), 0, tmp_path, rig.policy
+        ).run(TROUBLE)
 
 
 @pytest.mark.clause("T25")

@@ -36,7 +36,13 @@ def name(tmp_path: Path) -> Iterator[str]:
 
 def leaves(name: str, head: str = "head") -> int:
     """A process that leaves something, and has ended; who keeps it."""
-    done = subprocess.run([sys.executable, "-c", LEAVES, name, head], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES, name, head],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 77
     return int(done.stdout)
 
@@ -77,7 +83,9 @@ def test_who_dies_while_it_keeps_it_is_told_of(name: str) -> None:
 def test_who_keeps_it_ends_with_the_launcher(name: str) -> None:
     launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], stdout=sys.stderr); print(flush=True); input()"
     words = [sys.executable, "-c", launcher, "-c", LEAVES, name, "head"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
@@ -86,7 +94,9 @@ def test_who_keeps_it_ends_with_the_launcher(name: str) -> None:
     until(lambda: Left.ask(name) is None)
 
 
-def test_what_a_later_process_leaves_takes_the_place_of_what_an_earlier_one_has_left(name: str) -> None:
+def test_what_a_later_process_leaves_takes_the_place_of_what_an_earlier_one_has_left(
+    name: str,
+) -> None:
     """It has a state of its own, and nobody has told the first one's child so: the connection to it broke."""
     leaves(name, "first")
     leaves(name, "second")
@@ -120,12 +130,24 @@ def is_free(name: str) -> bool:
 
 def test_a_child_that_does_not_answer_does_not_stay(name: str) -> None:
     """It was forked while something held what it needs."""
-    done = subprocess.run([sys.executable, "-c", STUCK, name], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, name], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert "does not answer" in done.stdout
     until(lambda: is_free(name))
 
 
 def test_a_name_is_of_one_job_in_one_directory() -> None:
     one = name_of(Path("/a"), "job", 1)
-    assert len({one, name_of(Path("/b"), "job", 1), name_of(Path("/a"), "other", 1), name_of(Path("/a"), "job", 2)}) == 4
+    assert (
+        len(
+            {
+                one,
+                name_of(Path("/b"), "job", 1),
+                name_of(Path("/a"), "other", 1),
+                name_of(Path("/a"), "job", 2),
+            }
+        )
+        == 4
+    )
     assert name_of(Path("/a/."), "job", 1) == one

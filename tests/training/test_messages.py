@@ -33,7 +33,9 @@ from acpfs.training.records import MalformedError
 
 HEADER = Header("job", 3, 2, "rank 1")
 EXAMPLES = [
-    Hello(1, 4, "node0", 77, 123456, Gate.EXPLICIT, {"opt0": (1, 3)}, "iter_{step:07d}", 2, "10.0.0.1"),
+    Hello(
+        1, 4, "node0", 77, 123456, Gate.EXPLICIT, {"opt0": (1, 3)}, "iter_{step:07d}", 2, "10.0.0.1"
+    ),
     Beat(5, 6, Phase.READY, {"world": 17}, long_operation=True, moved=1 << 40),
     Stopped(5, 6, Phase.UPDATING, ("opt0",), GateResult(6, (0.5, float("inf")))),
     Save(6, {"opt0": 1}, (1, 3), "step-6.gasp-4.tmp", "step-6", (0, 2)),
@@ -72,12 +74,30 @@ def test_a_message_survives_the_way(message: object) -> None:
         (b'{"kind":"NOSUCH"}', "no known kind"),
         (b'{"kind":["STOP"],"body":{}}', "no known kind"),
         (b'{"kind":"STOP","body":{"lost":[]}}', "Header: job is missing"),
-        (b'{"kind":"STOP","job":"j","generation":true,"term":0,"sender":"s","body":{"lost":[]}}', "generation: True is not a count"),
-        (b'{"kind":"STOP","job":"j","generation":1,"term":-1,"sender":"s","body":{"lost":[]}}', "term: -1 is not a count"),
-        (b'{"kind":"STOP","job":"j","generation":1,"term":1,"sender":"s","body":{"lost":["1"]}}', "STOP.lost: '1' is not a count"),
-        (b'{"kind":"STOP","job":"j","generation":1,"term":1,"sender":"s","body":{"lost":[],"x":1}}', "STOP: unknown field 'x'"),
-        (b'{"kind":"STOP","job":"j","generation":1,"term":1,"sender":"s","body":[]}', r"STOP: \[\] is not an object"),
-        (b'{"kind":"ACTIVE","job":"j","generation":1,"term":1,"sender":"s"}', "ACTIVE: term is missing"),
+        (
+            b'{"kind":"STOP","job":"j","generation":true,"term":0,"sender":"s","body":{"lost":[]}}',
+            "generation: True is not a count",
+        ),
+        (
+            b'{"kind":"STOP","job":"j","generation":1,"term":-1,"sender":"s","body":{"lost":[]}}',
+            "term: -1 is not a count",
+        ),
+        (
+            b'{"kind":"STOP","job":"j","generation":1,"term":1,"sender":"s","body":{"lost":["1"]}}',
+            "STOP.lost: '1' is not a count",
+        ),
+        (
+            b'{"kind":"STOP","job":"j","generation":1,"term":1,"sender":"s","body":{"lost":[],"x":1}}',
+            "STOP: unknown field 'x'",
+        ),
+        (
+            b'{"kind":"STOP","job":"j","generation":1,"term":1,"sender":"s","body":[]}',
+            r"STOP: \[\] is not an object",
+        ),
+        (
+            b'{"kind":"ACTIVE","job":"j","generation":1,"term":1,"sender":"s"}',
+            "ACTIVE: term is missing",
+        ),
         (
             b'{"kind":"BEAT","job":"j","generation":1,"term":1,"sender":"s","body":{"done":1,"ready":1,"phase":"x"}}',
             "'x' is none of computing",
@@ -91,7 +111,9 @@ def test_what_is_no_message_is_a_clear_error(data: bytes, error: str) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -101,7 +123,9 @@ JSON = st.recursive(
 def test_any_fields_are_a_message_or_malformed(kind: str, data: st.DataObject) -> None:
     names = list(KINDS[kind].__dataclass_fields__)
     body = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, JSON)))
-    text = json.dumps({"kind": kind, "job": "j", "generation": 0, "term": 0, "sender": "s", "body": body})
+    text = json.dumps(
+        {"kind": kind, "job": "j", "generation": 0, "term": 0, "sender": "s", "body": body}
+    )
     try:
         found = decode(text.encode())
     except MalformedError:
@@ -111,9 +135,17 @@ def test_any_fields_are_a_message_or_malformed(kind: str, data: st.DataObject) -
 
 @pytest.mark.parametrize(
     ("rank", "world", "holders", "name"),
-    [(4, 4, (4,), "{step}"), (0, 4, (1, 2), "{step}"), (0, 4, (0, 4), "{step}"), (0, 4, (0, 0), "{step}"), (0, 4, (0,), "../{step}")],
+    [
+        (4, 4, (4,), "{step}"),
+        (0, 4, (1, 2), "{step}"),
+        (0, 4, (0, 4), "{step}"),
+        (0, 4, (0, 0), "{step}"),
+        (0, 4, (0,), "../{step}"),
+    ],
 )
-def test_a_rank_that_makes_no_sense_is_malformed(rank: int, world: int, holders: tuple[int, ...], name: str) -> None:
+def test_a_rank_that_makes_no_sense_is_malformed(
+    rank: int, world: int, holders: tuple[int, ...], name: str
+) -> None:
     body = {
         "rank": rank,
         "world": world,
@@ -124,17 +156,30 @@ def test_a_rank_that_makes_no_sense_is_malformed(rank: int, world: int, holders:
         "holders": {"s": list(holders)},
         "name": name,
     }
-    text = json.dumps({"kind": "HELLO", "job": "j", "generation": 0, "term": 0, "sender": "s", "body": body})
+    text = json.dumps(
+        {"kind": "HELLO", "job": "j", "generation": 0, "term": 0, "sender": "s", "body": body}
+    )
     with pytest.raises(MalformedError):
         decode(text.encode())
 
 
 def test_names_of_checkpoints() -> None:
-    assert [checkpoint_name(pattern, 42) for pattern in ("step-{step}", "iter_{step:07d}", "{step}.ckpt")] == [
+    assert [
+        checkpoint_name(pattern, 42)
+        for pattern in ("step-{step}", "iter_{step:07d}", "{step}.ckpt")
+    ] == [
         "step-42",
         "iter_0000042",
         "42.ckpt",
     ]
-    for wrong in ("step", "{step}/{step}", "a/{step}", "{step.real}", "{step:>9}", ".{step}", "{step}{step}"):
+    for wrong in (
+        "step",
+        "{step}/{step}",
+        "a/{step}",
+        "{step.real}",
+        "{step:>9}",
+        ".{step}",
+        "{step}{step}",
+    ):
         with pytest.raises(ValueError, match="names no checkpoint"):
             checkpoint_name(wrong, 1)

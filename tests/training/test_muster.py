@@ -34,7 +34,10 @@ def test_a_place_is_what_a_launcher_says() -> None:
 @clause("T83")
 def test_the_first_ranks_of_the_first_nodes_start_coordinators_and_nobody_who_comes_later() -> None:
     node = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    started = [place_from({**node, "RANK": str(2 * group), "GROUP_RANK": str(group)}).starts for group in range(4)]
+    started = [
+        place_from({**node, "RANK": str(2 * group), "GROUP_RANK": str(group)}).starts
+        for group in range(4)
+    ]
     assert started == [(0,), (1,), (2,), ()]
     assert place_from({**node, "RANK": "1", "LOCAL_RANK": "1"}).starts == ()
     assert place_from(FIRST).starts == (0, 1)
@@ -47,7 +50,9 @@ def ended(directory: Path) -> Iterator[Callable[[int], Boot]]:
     links: list[SocketLink] = []
 
     def mustered(generation: int) -> Boot:
-        boot = muster(directory, replace(place_from(FIRST), generation=generation), Policy(tls=False), {})
+        boot = muster(
+            directory, replace(place_from(FIRST), generation=generation), Policy(tls=False), {}
+        )
         links.extend(boot.links.values())
         return boot
 
@@ -62,20 +67,26 @@ def ended(directory: Path) -> Iterator[Callable[[int], Boot]]:
 
 
 @clause("T83")
-def test_rank_0_starts_two_and_a_process_that_comes_later_takes_the_one_that_lives(tmp_path: Path) -> None:
+def test_rank_0_starts_two_and_a_process_that_comes_later_takes_the_one_that_lives(
+    tmp_path: Path,
+) -> None:
     with ended(tmp_path) as mustered:
         first = mustered(0)
         assert sorted(first.links) == [0, 1]
         pid = json.loads((tmp_path / ".acpfs-job" / first.job / "coordinator-0").read_text())["pid"]
         os.kill(pid, signal.SIGKILL)
-        wait_gone(pid)  # a process that ends closes its connections and the socket at which it listens one after the other
+        wait_gone(
+            pid
+        )  # a process that ends closes its connections and the socket at which it listens one after the other
         with pytest.raises(LinkClosedError):
             first.links[0].receive(60)
         assert sorted(mustered(1).links) == [1]
 
 
 @clause("T166")
-def test_where_no_coordinator_is_left_a_process_that_comes_later_ends_with_an_error(tmp_path: Path) -> None:
+def test_where_no_coordinator_is_left_a_process_that_comes_later_ends_with_an_error(
+    tmp_path: Path,
+) -> None:
     """One has left its address behind, at which nobody listens."""
     place = replace(place_from(FIRST), generation=1)
     with socket.socket() as gone:

@@ -10,7 +10,16 @@ import pytest
 
 from acpfs.training.interrupt import Interrupted
 from acpfs.training.marks import Marks
-from acpfs.training.messages import Leave, Phase, Settle, Settled, Stop, Stopped, Trouble, TroubleKind
+from acpfs.training.messages import (
+    Leave,
+    Phase,
+    Settle,
+    Settled,
+    Stop,
+    Stopped,
+    Trouble,
+    TroubleKind,
+)
 from acpfs.training.park import Park
 from tests.training.scripted_coordinator import FakeRank, Rig, ScriptedCoordinator
 
@@ -44,7 +53,13 @@ def stopped(coordinator: ScriptedCoordinator, generation: int) -> Stopped:
     return coordinator.hears(Stopped)
 
 
-def parked(rig: Rig, rank: FakeRank, directory: Path, part: Callable[[ScriptedCoordinator], None], **words: Callable[[], None]) -> Leave:
+def parked(
+    rig: Rig,
+    rank: FakeRank,
+    directory: Path,
+    part: Callable[[ScriptedCoordinator], None],
+    **words: Callable[[], None],
+) -> Leave:
     """The main thread parks; `part` is the coordinator's."""
     park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, directory, rig.policy, **words)  # type: ignore[arg-type]  # by name
     errors = list[BaseException]()
@@ -81,7 +96,9 @@ def test_the_rest_of_an_update_that_fails_makes_it_a_torn_one(rig: Rig, tmp_path
 
 
 @pytest.mark.clause("T29", "T49")
-def test_what_on_stopped_raises_is_told_before_anything_is_settled(rig: Rig, tmp_path: Path) -> None:
+def test_what_on_stopped_raises_is_told_before_anything_is_settled(
+    rig: Rig, tmp_path: Path
+) -> None:
     rig.marks.ready()
     rank, calls = FakeRank(rig.marks), list[int]()
 
@@ -93,7 +110,9 @@ def test_what_on_stopped_raises_is_told_before_anything_is_settled(rig: Rig, tmp
     def part(coordinator: ScriptedCoordinator) -> None:
         assert stopped(coordinator, 1) == Stopped(0, 1, Phase.READY)
         coordinator.say(Settle(1))
-        assert coordinator.hears(Trouble) == Trouble(TroubleKind.SAVE, "ValueError: a bug of the program")
+        assert coordinator.hears(Trouble) == Trouble(
+            TroubleKind.SAVE, "ValueError: a bug of the program"
+        )
         assert rank.done == []
         assert stopped(coordinator, 2) == Stopped(0, 1, Phase.READY)  # and it may be called again
         coordinator.say(Settle(1))

@@ -68,7 +68,9 @@ class Desk:
         for command in commands:
             if isinstance(command, Send):
                 for rank in command.ranks:
-                    self.down.setdefault(rank, deque()).append((self.phases.term, self.phases.generation, command.message))
+                    self.down.setdefault(rank, deque()).append(
+                        (self.phases.term, self.phases.generation, command.message)
+                    )
             elif isinstance(command, AskWitness):
                 self.asked.append(command)
             elif isinstance(command, Record):
@@ -78,7 +80,9 @@ class Desk:
 
     def waiting(self) -> list[tuple[str, int]]:
         """What could happen next, but for time and deaths."""
-        found = [("down", rank) for rank, queue in self.down.items() if queue and rank not in self.dead]
+        found = [
+            ("down", rank) for rank, queue in self.down.items() if queue and rank not in self.dead
+        ]
         found += [("up", rank) for rank, queue in self.up.items() if queue]
         return found + [("witness", 0) for _ in self.asked]
 
@@ -98,7 +102,9 @@ class Desk:
 
     def say(self, rank: int, *messages: FromMember) -> None:
         if rank not in self.dead:
-            self.up.setdefault(rank, deque()).extend((self.members[rank].generation, message) for message in messages)
+            self.up.setdefault(rank, deque()).extend(
+                (self.members[rank].generation, message) for message in messages
+            )
 
     def drain(self) -> None:
         while waiting := self.waiting():
@@ -119,7 +125,9 @@ class Desk:
             self.now = min(self.now + 1, end)
             for member in self.members:
                 if member.rank not in self.dead and member.left is None:
-                    self.do(self.phases.arrived(member.rank, member.generation, member.beat(), self.now))
+                    self.do(
+                        self.phases.arrived(member.rank, member.generation, member.beat(), self.now)
+                    )
             self.do(self.phases.tick(self.now))
 
     def end(self) -> None:
@@ -152,7 +160,12 @@ def test_a_death_is_a_dialogue_that_ends_with_a_published_gasp() -> None:
     assert desk.orders(2) == ["Protected", "Stop", "Settle", "Save", "Leave"]
     assert desk.orders(3) == ["Protected", "Stop", "Settle", "Save", "Leave"]
     (publish,) = desk.published
-    assert (publish.manifest.step, publish.manifest.lost, publish.name, publish.directory) == (6, (1,), "step-6", "step-6.gasp-1.tmp")
+    assert (publish.manifest.step, publish.manifest.lost, publish.name, publish.directory) == (
+        6,
+        (1,),
+        "step-6",
+        "step-6.gasp-1.tmp",
+    )
     assert publish.manifest.cover == {"opt0": 0, "opt1": 2}
     assert publish.manifest.digests == {"opt0": "opt0@6", "opt1": "opt1@6"}
     assert len(publish.manifest.files) == 2
@@ -234,7 +247,9 @@ def test_ranks_that_do_not_agree_are_refused_and_told_why() -> None:
     with pytest.raises(AssertionError):
         desk.begin()
     assert all(isinstance(member.told[-1], Refused) for member in members)
-    assert all(member.left is None for member in members), "whether training goes on is its program's business"
+    assert all(member.left is None for member in members), (
+        "whether training goes on is its program's business"
+    )
 
 
 @clause("T18")
@@ -268,14 +283,19 @@ def test_a_silent_member_for_which_its_node_vouches_is_lost_when_nobody_does_any
         desk.phases.vouched([1], desk.now)
         desk.later(1)
     assert desk.phases.state is State.RUNNING
-    assert (desk.phases.quiet(desk.now), desk.phases.heard(desk.now)) == ([1], frozenset({0, 2, 3}))  # it could not vote
+    assert (desk.phases.quiet(desk.now), desk.phases.heard(desk.now)) == (
+        [1],
+        frozenset({0, 2, 3}),
+    )  # it could not vote
     desk.later(LIMITS.silent_s + 1)  # the network to its node is cut, or it is stopped
     assert 1 in desk.phases.lost
 
 
 @clause("T152")
 @pytest.mark.parametrize("copies", [1, 2])
-def test_one_that_does_not_park_and_works_is_waited_for_where_nobody_else_has_what_it_has(copies: int) -> None:
+def test_one_that_does_not_park_and_works_is_waited_for_where_nobody_else_has_what_it_has(
+    copies: int,
+) -> None:
     holders = {"a": (0, 1), "b": (2, 3)} if copies == 1 else {"all": (0, 1, 2, 3)}
     desk = Desk(job(holders=holders)).begin()
     desk.kill(0)
@@ -310,7 +330,9 @@ def test_words_of_others_do_not_put_off_the_look_for_who_is_silent() -> None:
 
 @clause("T156")
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_saver_that_says_nothing_is_waited_for_only_where_nobody_else_has_what_it_has(copies: int) -> None:
+def test_a_saver_that_says_nothing_is_waited_for_only_where_nobody_else_has_what_it_has(
+    copies: int,
+) -> None:
     """Its node vouches for it all the time: it waits for a storage, which may hang."""
     holders = {"a": (0, 1), "b": (2, 3)} if copies == 1 else {"all": (0, 1, 2, 3)}
     desk = Desk(job(holders=holders)).begin()
@@ -381,7 +403,12 @@ def test_a_rank_that_cannot_write_is_tried_twice_and_then_another() -> None:
     for _ in range(60):
         desk.later(0.2)
         for what, rank in desk.waiting():
-            if what == "down" and rank == 0 and isinstance(desk.down[0][0][2], Save) and 0 in desk.down[0][0][2].savers:
+            if (
+                what == "down"
+                and rank == 0
+                and isinstance(desk.down[0][0][2], Save)
+                and 0 in desk.down[0][0][2].savers
+            ):
                 desk.down[0].popleft()
                 desk.say(0, Trouble(TroubleKind.SAVE, "no space left"))
             else:
@@ -398,7 +425,11 @@ def test_when_nobody_can_write_the_job_ends() -> None:
     for _ in range(200):
         desk.later(0.2)
         for what, rank in desk.waiting():
-            if what == "down" and isinstance(save := desk.down[rank][0][2], Save) and rank in save.savers:
+            if (
+                what == "down"
+                and isinstance(save := desk.down[rank][0][2], Save)
+                and rank in save.savers
+            ):
                 desk.down[rank].popleft()
                 desk.say(rank, Trouble(TroubleKind.SAVE, "no space left"))
             else:
@@ -451,7 +482,11 @@ def test_copies_that_differ_are_told_in_the_manifest() -> None:
 def test_a_side_without_majority_saves_only_with_the_claim(
     survivors: tuple[int, ...], mine: bool | None, witness: bool, saved: bool
 ) -> None:
-    desk = Desk(job(holders={"all": (0, 1, 2, 3)}, ranks_per_node=2), Phases("job", LIMITS, witness=witness), mine=mine).begin()
+    desk = Desk(
+        job(holders={"all": (0, 1, 2, 3)}, ranks_per_node=2),
+        Phases("job", LIMITS, witness=witness),
+        mine=mine,
+    ).begin()
     for rank in range(4):
         if rank not in survivors:
             desk.kill(rank)
@@ -462,8 +497,12 @@ def test_a_side_without_majority_saves_only_with_the_claim(
 
 
 @clause("T64")
-@pytest.mark.parametrize(("die", "publisher", "elsewhere"), [((0,), 1, ()), ((1, 0), 2, ("node0",))])
-def test_who_publishes_again_is_on_the_same_node_if_it_can(die: tuple[int, ...], publisher: int, elsewhere: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("die", "publisher", "elsewhere"), [((0,), 1, ()), ((1, 0), 2, ("node0",))]
+)
+def test_who_publishes_again_is_on_the_same_node_if_it_can(
+    die: tuple[int, ...], publisher: int, elsewhere: tuple[str, ...]
+) -> None:
     desk = Desk(job(holders={"all": (0, 2)}, ranks_per_node=2)).begin()
     desk.kill(3)
     desk.later(0.2)
@@ -499,7 +538,11 @@ def test_whoever_takes_over_while_ranks_leave_with_a_gasp_says_so_to_the_others(
     assert sends == [Send((2, 3), Leave(ExitStatus.SAVED, outcome.text, "step-5"))]
 
 
-LAYOUTS = [(Gate.EXPLICIT, PAIRS), (Gate.NONE, {"all": (0, 1, 2, 3)}), (Gate.IMPLICIT, {"a": (0, 1, 2), "b": (1, 2, 3)})]
+LAYOUTS = [
+    (Gate.EXPLICIT, PAIRS),
+    (Gate.NONE, {"all": (0, 1, 2, 3)}),
+    (Gate.IMPLICIT, {"a": (0, 1, 2), "b": (1, 2, 3)}),
+]
 
 
 @clause("T12", "T17", "T20")
@@ -512,7 +555,9 @@ def test_whatever_dies_and_whoever_takes_over_one_whole_gasp_at_one_step(
     members = job(holders=layout[1], gate=layout[0])
     passed = layout[0] is not Gate.NONE and chance.random() < 0.5
     for member in members:  # anything that the gate allows; see test_decision for all of it
-        member.phase = chance.choice([Phase.READY, Phase.UPDATING] if passed else [Phase.COMPUTING, Phase.READY])
+        member.phase = chance.choice(
+            [Phase.READY, Phase.UPDATING] if passed else [Phase.COMPUTING, Phase.READY]
+        )
         member.done += passed and member.phase is Phase.UPDATING and chance.random() < 0.5
         member.phase = Phase.COMPUTING if member.done == 6 else member.phase
     done_by_all = [member.done for member in members]
@@ -532,13 +577,19 @@ def test_whatever_dies_and_whoever_takes_over_one_whole_gasp_at_one_step(
         else:
             desk.later(0.3)
     desk.end()
-    alive = [member for member in members if member.rank not in set(victims) | desk.dead or member.left is not None]
+    alive = [
+        member
+        for member in members
+        if member.rank not in set(victims) | desk.dead or member.left is not None
+    ]
     assert all(member.left is not None for member in alive)
     assert len({publish.manifest.step for publish in desk.published}) <= 1
     for publish in desk.published:
         assert all(abs(done - publish.manifest.step) <= 1 for done in done_by_all)
         assert publish.manifest.cover.keys() == layout[1].keys()
-        assert all(members[rank].done == publish.manifest.step for rank in publish.manifest.cover.values())
+        assert all(
+            members[rank].done == publish.manifest.step for rank in publish.manifest.cover.values()
+        )
     lost = set(range(4)) - {member.rank for member in alive}
     if alive and all(set(ranks) - lost for ranks in layout[1].values()):
         assert desk.published, "a cover was left"
@@ -556,5 +607,7 @@ def take_over(desk: Desk) -> None:
     desk.asked.clear()
     desk.term += 1
     desk.phases = standby
-    newest = max((member.generation for member in desk.members if member.rank not in desk.dead), default=0)
+    newest = max(
+        (member.generation for member in desk.members if member.rank not in desk.dead), default=0
+    )
     desk.do(standby.take_over(desk.term, desk.now, newest))

@@ -29,7 +29,9 @@ def plans(draw: st.DrawFn) -> Plan:
 
 def survives(plan: Plan, lost: set[int]) -> bool:
     """Every shard has a holder on a node that is not lost."""
-    return all(any(plan.node_of(rank) not in lost for rank in ranks) for ranks in plan.replica_sets())
+    return all(
+        any(plan.node_of(rank) not in lost for rank in ranks) for ranks in plan.replica_sets()
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -38,7 +40,9 @@ def test_coverage_is_what_a_look_at_every_loss_says(plan: Plan) -> None:
     found = coverage(plan)
     nodes = range(plan.nodes)
     assert found.fatal_nodes == sum(not survives(plan, {node}) for node in nodes)
-    assert found.fatal_pairs == sum(not survives(plan, set(pair)) for pair in combinations(nodes, 2))
+    assert found.fatal_pairs == sum(
+        not survives(plan, set(pair)) for pair in combinations(nodes, 2)
+    )
     assert found.any_node == (found.fatal_nodes == 0)
     assert found.any_two_nodes == (found.fatal_pairs == 0)
     assert found.any_rank == all(len(set(ranks)) > 1 for ranks in plan.replica_sets())

@@ -12,7 +12,12 @@ from acpfs.training.policy import Policy
 
 
 def test_the_environment_and_then_the_caller() -> None:
-    environment = {"ACPFS_TRAIN_BEAT_S": "0.5", "ACPFS_TRAIN_TLS": "off", "ACPFS_TRAIN_NAME": "iter_{step:07d}", "HOME": "/"}
+    environment = {
+        "ACPFS_TRAIN_BEAT_S": "0.5",
+        "ACPFS_TRAIN_TLS": "off",
+        "ACPFS_TRAIN_NAME": "iter_{step:07d}",
+        "HOME": "/",
+    }
     policy = Policy.from_environment(environment, beat_s=1.5)
     assert (policy.beat_s, policy.tls, policy.name) == (1.5, False, "iter_{step:07d}")
     assert policy.tracker == Policy().tracker
@@ -45,5 +50,8 @@ def test_an_unknown_setting_is_refused() -> None:
 def test_the_document_says_the_times_that_hold() -> None:
     text = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
     policy = Policy()
-    assert f"It does so after {policy.interrupt_after_s} seconds and again each {policy.interrupt_every_s} seconds" in text
+    assert (
+        f"It does so after {policy.interrupt_after_s} seconds and again each {policy.interrupt_every_s} seconds"
+        in text
+    )
     assert f"in {Limits().replace_s:.0f} seconds (`replace_s`)" in text

@@ -23,7 +23,11 @@ def order(tmp_path: Path) -> Publish:
     for name, data in FILES.items():
         (written / name).write_bytes(data)
     files = tuple(saved_file(written, written / name) for name in FILES)
-    return Publish(Manifest("job", 2, 7, (1,), {"ranks-0-1": 0}, files, {"ranks-0-1": "00"}, ("node",)), written.name, "step-7")
+    return Publish(
+        Manifest("job", 2, 7, (1,), {"ranks-0-1": 0}, files, {"ranks-0-1": "00"}, ("node",)),
+        written.name,
+        "step-7",
+    )
 
 
 @pytest.mark.clause("T45")
@@ -44,7 +48,9 @@ def test_it_has_its_name_its_manifest_and_the_tracker(tmp_path: Path, order: Pub
         (lambda path: (path / ".metadata").write_bytes(b""), "0 bytes instead of 5"),
     ],
 )
-def test_other_files_than_reported_get_no_name(tmp_path: Path, order: Publish, change: Callable[[Path], None], said: str) -> None:
+def test_other_files_than_reported_get_no_name(
+    tmp_path: Path, order: Publish, change: Callable[[Path], None], said: str
+) -> None:
     change(tmp_path / order.directory)
     with pytest.raises(GaspError, match=said):
         publish(tmp_path, order, "latest", 1.0)
@@ -100,7 +106,9 @@ def test_an_earlier_gasp_that_comes_from_another_node_keeps_the_name(
 
 
 @pytest.mark.clause("T64")
-def test_a_gasp_that_does_not_come_from_another_node_is_not_waited_for_for_ever(tmp_path: Path, order: Publish) -> None:
+def test_a_gasp_that_does_not_come_from_another_node_is_not_waited_for_for_ever(
+    tmp_path: Path, order: Publish
+) -> None:
     shutil.copytree(tmp_path / order.directory, tmp_path / "step-7")
     write_manifest(tmp_path / "step-7", replace(order.manifest, generation=1))
     (tmp_path / "step-7" / ".metadata").unlink()  # not whole

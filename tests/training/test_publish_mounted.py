@@ -27,7 +27,9 @@ clause = pytest.mark.clause
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 T = TypeVar("T")
 MIB = 1 << 20
@@ -35,7 +37,12 @@ RAM, RESERVE = 32 * MIB, 8 * MIB
 FILES = {"__0_0.distcp": b"weights" * 1000, "part/.metadata": b"where", "trainer_state.json": b"{}"}
 
 
-def saved(save_directory: Path, nodes: tuple[str, ...] = (), files: dict[str, bytes] = FILES, step: int = 7) -> Publish:
+def saved(
+    save_directory: Path,
+    nodes: tuple[str, ...] = (),
+    files: dict[str, bytes] = FILES,
+    step: int = 7,
+) -> Publish:
     """What one rank writes, and then is told."""
     written = save_directory / f"step-{step}.gasp-1.tmp"
     with mounted.written_by_one(written):
@@ -46,7 +53,11 @@ def saved(save_directory: Path, nodes: tuple[str, ...] = (), files: dict[str, by
             temporary.rename(written / name)
         told = tuple(saved_file(written, written / name) for name in files)
     own = mounted.node_name(save_directory)
-    return Publish(Manifest("job", 1, step, (1,), {"all": 0}, told, {"all": "00"}, (own, *nodes)), written.name, f"step-{step}")
+    return Publish(
+        Manifest("job", 1, step, (1,), {"all": 0}, told, {"all": "00"}, (own, *nodes)),
+        written.name,
+        f"step-{step}",
+    )
 
 
 def begin(mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -75,7 +86,9 @@ def test_ram_is_full_and_the_storage_stands_still(
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", transport, ram=RAM, reserve="25%", bandwidth=1)
     run = begin(mount, monkeypatch)
-    (run / "before").write_bytes(bytes(RAM - RESERVE - MIB))  # first: at a byte per second nothing comes behind it
+    (run / "before").write_bytes(
+        bytes(RAM - RESERVE - MIB)
+    )  # first: at a byte per second nothing comes behind it
     (run / "latest").write_text("step-1000000\n", encoding="ascii")
     ordinary = Child(lambda: (run / "ordinary").write_bytes(bytes(2 * MIB)))
     mount.wait_status(lambda status: [one["path"] for one in status["waiting"]] == ["run/ordinary"])
@@ -97,7 +110,9 @@ def test_ram_is_full_and_the_storage_stands_still(
 
 
 @clause("T53", "S282", "S286")
-def test_a_node_died_and_nothing_of_the_gasp_waits_for_it(transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_died_and_nothing_of_the_gasp_waits_for_it(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not its pointers inside, not its name, not the one that had the name before, not the tracker, whose older version is withheld."""
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -124,7 +139,9 @@ def test_a_node_died_and_nothing_of_the_gasp_waits_for_it(transport: str, tmp_pa
 
 @pytest.mark.long
 @clause("T53", "S283")
-def test_two_nodes_wrote_it_and_its_name_waits_for_both(transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_wrote_it_and_its_name_waits_for_both(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     with Stand(tmp_path, [shared] * 2, transport) as stand:
@@ -133,10 +150,15 @@ def test_two_nodes_wrote_it_and_its_name_waits_for_both(transport: str, tmp_path
         first.flush()
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(second.runtime_dir))
         second.ask("set", key="bandwidth", value="1")
-        theirs = saved(second.path / "run", files={"__1_0.distcp": b"theirs" * 1000, "other/.metadata": b"there"}).manifest
+        theirs = saved(
+            second.path / "run",
+            files={"__1_0.distcp": b"theirs" * 1000, "other/.metadata": b"there"},
+        ).manifest
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(first.runtime_dir))
         order = saved(run, theirs.nodes)
-        order = replace(order, manifest=replace(order.manifest, files=(*order.manifest.files, *theirs.files)))
+        order = replace(
+            order, manifest=replace(order.manifest, files=(*order.manifest.files, *theirs.files))
+        )
         assert order.manifest.nodes == ("acpfs:node0", "acpfs:node1")
         with pytest.raises(GaspError, match=r"__1_0\.distcp is missing"):
             publish(run, order, "latest", 0.2)
@@ -164,7 +186,9 @@ def test_the_worker_is_killed_before_each_step(
     for step in (7, 8):  # without a tracker, and with one
         order = with_the_worker_killed(mount, partial(done, step))
         with_the_worker_killed(mount, partial(publish, run, order, "latest", 1.0))
-        assert with_the_worker_killed(mount, partial(mounted.wait_persisted, run / order.name, run / "latest", 60))
+        assert with_the_worker_killed(
+            mount, partial(mounted.wait_persisted, run / order.name, run / "latest", 60)
+        )
         assert verify(mount.backing / "run" / order.name) == order.manifest
         assert read(mount.backing, "run/latest") == f"{order.name}\n"
 

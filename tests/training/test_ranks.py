@@ -19,7 +19,9 @@ TIMEOUT_S = 900
 LONG_TIMEOUT_S = 3600
 
 
-def run_ranks(python: str, tests: Path, tmp_path: Path, marker: str, timeout_s: float = TIMEOUT_S) -> None:
+def run_ranks(
+    python: str, tests: Path, tmp_path: Path, marker: str, timeout_s: float = TIMEOUT_S
+) -> None:
     words = [
         "-q",
         "-W",
@@ -36,7 +38,15 @@ def run_ranks(python: str, tests: Path, tmp_path: Path, marker: str, timeout_s: 
     ]
     command = [python, "-m", "tests.training.ranks", str(LIBRARIES), *words]
     environment = {**os.environ, "ACPFS_TRAIN_COORDINATOR_PYTHON": sys.executable}
-    done = subprocess.run(command, cwd=REPOSITORY, timeout=timeout_s, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        timeout=timeout_s,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-4000:]}"
 
 
@@ -59,4 +69,10 @@ def test_every_point_and_circumstance(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(LONG_TIMEOUT_S)
 def test_adapters_of_frameworks(tmp_path: Path) -> None:
-    run_ranks(interpreter("ACPFS_ADAPTERS_PYTHON", "lightning"), ADAPTERS, tmp_path, "long", LONG_TIMEOUT_S)
+    run_ranks(
+        interpreter("ACPFS_ADAPTERS_PYTHON", "lightning"),
+        ADAPTERS,
+        tmp_path,
+        "long",
+        LONG_TIMEOUT_S,
+    )

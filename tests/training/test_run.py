@@ -41,9 +41,23 @@ class Run:
     def __init__(self, directory: Path, options: str, script: str, **environment: str) -> None:
         self.directory = directory
         (directory / "rank.py").write_text(RANK + script, encoding="utf-8")
-        words = [sys.executable, "-m", "acpfs.cli.run", "--nproc-per-node", "2", *options.split(), "rank.py", "--own_word"]
+        words = [
+            sys.executable,
+            "-m",
+            "acpfs.cli.run",
+            "--nproc-per-node",
+            "2",
+            *options.split(),
+            "rank.py",
+            "--own_word",
+        ]
         self.process = subprocess.Popen(
-            words, cwd=directory, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            words,
+            cwd=directory,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def ends(self) -> tuple[int, str, str]:
@@ -54,7 +68,9 @@ class Run:
         """The pids in these files, as soon as they are there."""
         deadline = time.monotonic() + BOUND_S
         while True:
-            has_ended = self.process.poll() is not None  # asked first: whatever its ranks have written is there then
+            has_ended = (
+                self.process.poll() is not None
+            )  # asked first: whatever its ranks have written is there then
             if all((self.directory / name).exists() for name in names):
                 return [int((self.directory / name).read_text()) for name in names]
             assert time.monotonic() < deadline, sorted(os.listdir(self.directory))
@@ -86,24 +102,38 @@ def gone(pid: int) -> None:
 
 @clause("T65", "T66")
 def test_ranks_are_started_as_torchrun_does(tmp_path: Path, begun: list[Run]) -> None:
-    script = (
-        "print({n: v for n, v in os.environ.items() if n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'GROUP_RANK')}, sys.argv)"
-    )
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "GROUP_RANK")
+    script = f"print({{n: v for n, v in os.environ.items() if n in {names}}}, sys.argv)"
     begun.append(Run(tmp_path, f"-t 3 --log-dir {tmp_path}/logs --rdzv-id x/1", script))
     status, out, err = begun[0].ends()
     assert (status, err) == (0, "")
-    wanted = {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "GROUP_RANK": "0"}
-    line = next(line for line in out.splitlines() if line.startswith("[default1]:")).removeprefix("[default1]:")
+    wanted = {
+        "LOCAL_RANK": "1",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "GROUP_RANK": "0",
+    }
+    line = next(line for line in out.splitlines() if line.startswith("[default1]:")).removeprefix(
+        "[default1]:"
+    )
     assert eval(line.partition("} ")[0] + "}") == wanted
     assert line.endswith("['rank.py', '--own_word']")
-    kept = sorted(path.relative_to(tmp_path / "logs").parts[1:] for path in (tmp_path / "logs").rglob("stdout.log"))
+    kept = sorted(
+        path.relative_to(tmp_path / "logs").parts[1:]
+        for path in (tmp_path / "logs").rglob("stdout.log")
+    )
     assert kept == [("attempt_0", "0", "stdout.log"), ("attempt_0", "1", "stdout.log")]
 
 
 @clause("T66")
 def test_the_status_of_a_rank_and_its_last_lines(tmp_path: Path, begun: list[Run]) -> None:
     begun.append(
-        Run(tmp_path, "-r 2", "rank and until('ready-0-0-0')\nrank or note('ready')\nrank and sys.exit('out of luck')\ntime.sleep(600)")
+        Run(
+            tmp_path,
+            "-r 2",
+            "rank and until('ready-0-0-0')\nrank or note('ready')\nrank and sys.exit('out of luck')\ntime.sleep(600)",
+        )
     )
     status, _, err = begun[0].ends()
     assert status == 1
@@ -113,7 +143,9 @@ def test_the_status_of_a_rank_and_its_last_lines(tmp_path: Path, begun: list[Run
 
 @clause("T66")
 def test_a_rank_that_is_killed(tmp_path: Path, begun: list[Run]) -> None:
-    begun.append(Run(tmp_path, "", "rank and os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"))
+    begun.append(
+        Run(tmp_path, "", "rank and os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
+    )
     status, _, err = begun[0].ends()
     assert status == 137
     assert "rank 1 was killed by SIGKILL" in err
@@ -137,11 +169,18 @@ if attempt == 0:
     begun.append(Run(tmp_path, "--max-restarts 1", script))
     status, _, _ = begun[0].ends()
     assert status == 0
-    assert {path.name for path in tmp_path.glob("began-*")} == {"began-0-0-0", "began-1-0-0", "began-0-1-0", "began-1-1-0"}
+    assert {path.name for path in tmp_path.glob("began-*")} == {
+        "began-0-0-0",
+        "began-1-0-0",
+        "began-0-1-0",
+        "began-1-1-0",
+    }
 
 
 @clause("T67")
-def test_who_does_not_hear_sigterm_is_killed_with_all_that_it_began(tmp_path: Path, begun: list[Run]) -> None:
+def test_who_does_not_hear_sigterm_is_killed_with_all_that_it_began(
+    tmp_path: Path, begun: list[Run]
+) -> None:
     script = """
 if rank == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -171,7 +210,11 @@ def test_sigterm_is_a_planned_end(tmp_path: Path, begun: list[Run]) -> None:
 @clause("T68")
 def test_ranks_of_a_launcher_that_is_killed_get_sigterm(tmp_path: Path, begun: list[Run]) -> None:
     begun.append(
-        Run(tmp_path, "", "signal.signal(signal.SIGTERM, lambda *_: (note('told'), os._exit(75)))\nnote('ready')\ntime.sleep(600)")
+        Run(
+            tmp_path,
+            "",
+            "signal.signal(signal.SIGTERM, lambda *_: (note('told'), os._exit(75)))\nnote('ready')\ntime.sleep(600)",
+        )
     )
     pids = begun[0].there("ready-0-0-0", "ready-1-0-0")
     begun[0].process.kill()
@@ -196,7 +239,9 @@ def test_one_rank_is_replaced(tmp_path: Path, begun: list[Run]) -> None:
 
 
 @clause("T69")
-def test_a_rank_that_dies_when_another_is_through_is_replaced_if_it_did_an_update(tmp_path: Path, begun: list[Run]) -> None:
+def test_a_rank_that_dies_when_another_is_through_is_replaced_if_it_did_an_update(
+    tmp_path: Path, begun: list[Run]
+) -> None:
     script = """
 from acpfs.training.first_update import tell_launcher
 generation or tell_launcher()
@@ -213,7 +258,9 @@ rank and not generation and until('end')
 
 
 @clause("T150")
-def test_a_rank_that_did_an_update_between_its_deaths_is_replaced_however_often_it_dies(tmp_path: Path, begun: list[Run]) -> None:
+def test_a_rank_that_did_an_update_between_its_deaths_is_replaced_however_often_it_dies(
+    tmp_path: Path, begun: list[Run]
+) -> None:
     script = """
 from acpfs.training.first_update import tell_launcher
 rank == 1 and generation < 9 and tell_launcher()
@@ -232,7 +279,9 @@ rank == 1 and sys.exit(3)
 
 
 @clause("T121")
-def test_coordinators_that_ranks_have_left_end_with_the_launcher(tmp_path: Path, begun: list[Run]) -> None:
+def test_coordinators_that_ranks_have_left_end_with_the_launcher(
+    tmp_path: Path, begun: list[Run]
+) -> None:
     """One to which nobody comes would wait for ten minutes, and have a log open in the mount."""
     script = """
 import subprocess
@@ -263,10 +312,20 @@ def test_how_a_process_ends_is_known_before_it_can_be_waited_for() -> None:
 @clause("T70")
 def test_caches_are_where_they_are_told(tmp_path: Path, begun: list[Run]) -> None:
     script = f"print([os.environ[name] for name in {list(VARIABLES)!r}])"
-    begun.append(Run(tmp_path, f"-t 1 --local-ranks-filter 0 --cache {tmp_path}/cache", script, TRITON_CACHE_DIR="/mine"))
+    begun.append(
+        Run(
+            tmp_path,
+            f"-t 1 --local-ranks-filter 0 --cache {tmp_path}/cache",
+            script,
+            TRITON_CACHE_DIR="/mine",
+        )
+    )
     status, out, err = begun[0].ends()
     assert status == 0
-    own = [str(tmp_path / "cache" / below) if name != "TRITON_CACHE_DIR" else "/mine" for name, below in VARIABLES.items()]
+    own = [
+        str(tmp_path / "cache" / below) if name != "TRITON_CACHE_DIR" else "/mine"
+        for name, below in VARIABLES.items()
+    ]
     assert out == f"[default0]:{own}\n"
     assert all(Path(path).is_dir() for path in own if path != "/mine")
     assert "not pinned" in err  # no mount here
@@ -274,9 +333,13 @@ def test_caches_are_where_they_are_told(tmp_path: Path, begun: list[Run]) -> Non
 
 @pytest.mark.mount
 @pytest.mark.transports("native")
-@pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
+@pytest.mark.skipif(
+    os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+)
 @clause("T70")
-def test_what_is_compiled_stays_in_the_ram_of_a_mount(tmp_path: Path, make_mount: MakeMount, begun: list[Run]) -> None:
+def test_what_is_compiled_stays_in_the_ram_of_a_mount(
+    tmp_path: Path, make_mount: MakeMount, begun: list[Run]
+) -> None:
     """Pinned, so that nothing takes it out, and a job that is started again finds what the one before has compiled."""
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", "native", ram="64M")
@@ -287,11 +350,15 @@ open(kernel, 'wb').write(bytes(1 << 20))
 """
     for found in ("False", "True"):
         options = f"-t 1 --local-ranks-filter 0 --cache {mount.path}/cache"
-        begun.append(Run(tmp_path, options, script, **{ENVIRONMENT_VARIABLE: str(mount.runtime_dir)}))
+        begun.append(
+            Run(tmp_path, options, script, **{ENVIRONMENT_VARIABLE: str(mount.runtime_dir)})
+        )
         status, out, err = begun[-1].ends()
         assert (status, out, err) == (0, f"[default0]:found {found}\n", "")
         mount.flush()
-        stayed = {one["path"]: one["reason"] for one in mount.ask("evict", paths=["cache"])["items"]}
+        stayed = {
+            one["path"]: one["reason"] for one in mount.ask("evict", paths=["cache"])["items"]
+        }
         assert stayed == {f"cache/triton/kernel-{rank}": "pinned" for rank in (0, 1)}
 
 
@@ -302,11 +369,17 @@ HEAVY = "import os\nopen(f'imported-{os.getpid()}', 'w').close()\n"
 def heavy(tmp_path: Path) -> dict[str, str]:
     """A module that notes that it is imported, and the variable with which it is found."""
     (tmp_path / "heavy.py").write_text(HEAVY, encoding="utf-8")
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])])}
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            [str(tmp_path), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])]
+        )
+    }
 
 
 @clause("T71")
-def test_ranks_and_spares_come_from_one_process_that_has_imported(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+def test_ranks_and_spares_come_from_one_process_that_has_imported(
+    tmp_path: Path, begun: list[Run], heavy: dict[str, str]
+) -> None:
     script = """
 assert 'heavy' in sys.modules
 assert (__name__, sys.argv[1:], sys.path[0]) == ('__main__', ['--own_word'], os.getcwd())
@@ -314,7 +387,14 @@ note('ready')
 if generation == 0: time.sleep(600 if rank else 0)
 else: print('after', generation), sys.exit(0)
 """
-    begun.append(Run(tmp_path, "--on-fault replace --spares 1 --template-import heavy -t 1", "rank or until('end')\n" + script, **heavy))
+    begun.append(
+        Run(
+            tmp_path,
+            "--on-fault replace --spares 1 --template-import heavy -t 1",
+            "rank or until('end')\n" + script,
+            **heavy,
+        )
+    )
     (killed,) = begun[0].there("ready-1-0-0")
     os.kill(killed, signal.SIGKILL)
     begun[0].there("ready-1-0-1")
@@ -325,7 +405,9 @@ else: print('after', generation), sys.exit(0)
 
 
 @clause("T161")
-def test_a_spare_s_memory_stays_with_the_rank(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+def test_a_spare_s_memory_stays_with_the_rank(
+    tmp_path: Path, begun: list[Run], heavy: dict[str, str]
+) -> None:
     """The first spare is told at once, and has touched what there was time for; the one that replaces it is told when it has all."""
     script = "note('ready')\nuntil('end')\nopen(f'has-{rank}-{generation}', 'w').write(open('/proc/self/statm').read())"
     options = "--on-fault replace --spares 1 --spare-memory 64M --template-import heavy"
@@ -333,13 +415,19 @@ def test_a_spare_s_memory_stays_with_the_rank(tmp_path: Path, begun: list[Run], 
     (killed, other) = begun[0].there("ready-1-0-0", "ready-0-0-0")
     children = Path(f"/proc/{begun[0].process.pid}/task/{begun[0].process.pid}/children")
     deadline = time.monotonic() + BOUND_S
-    while not any(resident(int(pid)) > 64 << 20 for pid in children.read_text().split() if int(pid) not in (killed, other)):
+    while not any(
+        resident(int(pid)) > 64 << 20
+        for pid in children.read_text().split()
+        if int(pid) not in (killed, other)
+    ):
         assert time.monotonic() < deadline
     os.kill(killed, signal.SIGKILL)
     begun[0].there("ready-1-0-1")
     (tmp_path / "end").touch()
     assert begun[0].ends()[0] == 0
-    assert int((tmp_path / "has-1-1").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 64 << 20
+    assert (
+        int((tmp_path / "has-1-1").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 64 << 20
+    )
 
 
 def resident(pid: int) -> int:
@@ -350,12 +438,24 @@ def resident(pid: int) -> int:
 
 
 @clause("T71")
-def test_a_template_and_a_spare_that_die_are_made_anew(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
-    begun.append(Run(tmp_path, "--on-fault replace --spares 1 --template-import heavy", "note('ready')\nuntil('end')", **heavy))
+def test_a_template_and_a_spare_that_die_are_made_anew(
+    tmp_path: Path, begun: list[Run], heavy: dict[str, str]
+) -> None:
+    begun.append(
+        Run(
+            tmp_path,
+            "--on-fault replace --spares 1 --template-import heavy",
+            "note('ready')\nuntil('end')",
+            **heavy,
+        )
+    )
     (killed,) = begun[0].there("ready-1-0-0")
     (template,) = (int(path.name.removeprefix("imported-")) for path in tmp_path.glob("imported-*"))
     children = f"/proc/{begun[0].process.pid}/task/{begun[0].process.pid}/children"
-    for pid in set(map(int, Path(children).read_text().split())) - {killed, *begun[0].there("ready-0-0-0")}:
+    for pid in set(map(int, Path(children).read_text().split())) - {
+        killed,
+        *begun[0].there("ready-0-0-0"),
+    }:
         os.kill(pid, signal.SIGKILL)
     gone(template)
     os.kill(killed, signal.SIGKILL)
@@ -373,11 +473,21 @@ def test_where_the_template_fails_ranks_are_executed(tmp_path: Path, begun: list
 
 
 @clause("T71")
-def test_an_environment_that_no_spare_can_be_told_makes_no_spares_for_ever(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+def test_an_environment_that_no_spare_can_be_told_makes_no_spares_for_ever(
+    tmp_path: Path, begun: list[Run], heavy: dict[str, str]
+) -> None:
     """Linux takes 208 KiB in one message to a process; the same environment can be executed with."""
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(3)}
     script = "assert len(os.environ['LARGE_2']) == 100_000\nnote('ready')\nuntil('end')"
-    begun.append(Run(tmp_path, "--on-fault replace --spares 1 --template-import heavy", script, **heavy, **large))
+    begun.append(
+        Run(
+            tmp_path,
+            "--on-fault replace --spares 1 --template-import heavy",
+            script,
+            **heavy,
+            **large,
+        )
+    )
     (killed, _) = begun[0].there("ready-1-0-0", "ready-0-0-0")
     os.kill(killed, signal.SIGKILL)
     begun[0].there("ready-1-0-1")
@@ -388,9 +498,13 @@ def test_an_environment_that_no_spare_can_be_told_makes_no_spares_for_ever(tmp_p
 
 
 @clause("T71")
-def test_a_forked_rank_s_status_and_the_end_of_its_launcher(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+def test_a_forked_rank_s_status_and_the_end_of_its_launcher(
+    tmp_path: Path, begun: list[Run], heavy: dict[str, str]
+) -> None:
     options = "--spares 1 --template-import heavy -r 3"
-    begun.append(Run(tmp_path, options, "rank and sys.exit('out of luck')\ntime.sleep(600)", **heavy))
+    begun.append(
+        Run(tmp_path, options, "rank and sys.exit('out of luck')\ntime.sleep(600)", **heavy)
+    )
     status, _, err = begun[0].ends()
     assert status == 1
     assert "    out of luck" in err

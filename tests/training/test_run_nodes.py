@@ -40,7 +40,11 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     def begin(script: str, options: str, *before: str) -> subprocess.Popen[str]:
         (tmp_path / "rank.py").write_text(RANK + script, encoding="utf-8")
         words = [*before, sys.executable, "-m", "acpfs.cli.run", *options.split(), "rank.py"]
-        found.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        found.append(
+            subprocess.Popen(
+                words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
         return found[-1]
 
     yield begin
@@ -68,11 +72,17 @@ def statuses(*launchers: subprocess.Popen[str]) -> list[int]:
 def meeting_of(launcher: subprocess.Popen[str]) -> list[int]:
     """The process in which launchers meet."""
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"coordinator.meeting" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        int(pid)
+        for pid in children
+        if b"coordinator.meeting" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 @clause("T72", "T73")
-def test_two_nodes_a_fault_a_restart_and_a_meeting_that_is_killed(tmp_path: Path, begin: Begin) -> None:
+def test_two_nodes_a_fault_a_restart_and_a_meeting_that_is_killed(
+    tmp_path: Path, begin: Begin
+) -> None:
     script = """
 note('began', os.environ['GROUP_RANK'] + os.environ['LOCAL_RANK'] + os.environ['WORLD_SIZE'] + os.environ['ACPFS_JOB'])
 until(f'fail-{attempt}')
@@ -80,7 +90,10 @@ attempt == 0 and rank == 2 and sys.exit(3)
 time.sleep(0 if attempt else 600)
 """
     options = f"--nnodes 2 --max-restarts 1 --master-addr 127.0.0.1 --master-port {free_port()} --save-dir {tmp_path}/save"
-    nodes = [begin(script, f"{options} --node-rank {number} --nproc-per-node {2 - number}") for number in (0, 1)]
+    nodes = [
+        begin(script, f"{options} --node-rank {number} --nproc-per-node {2 - number}")
+        for number in (0, 1)
+    ]
     began = there(tmp_path, *(f"began-{rank}-0-0" for rank in range(3)))
     assert [text[:3] for text in began] == ["003", "013", "103"]
     assert len({text[3:] for text in began}) == 1
@@ -95,7 +108,9 @@ time.sleep(0 if attempt else 600)
 
 @clause("T72")
 def test_sigterm_to_one_launcher_ends_all(tmp_path: Path, begin: Begin) -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(75))\nnote('ready')\ntime.sleep(600)"
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(75))\nnote('ready')\ntime.sleep(600)"
+    )
     options = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --max-restarts 2"
     nodes = [begin(script, options), begin(script, options)]
     there(tmp_path, "ready-0-0-0", "ready-1-0-0")
@@ -105,7 +120,9 @@ def test_sigterm_to_one_launcher_ends_all(tmp_path: Path, begin: Begin) -> None:
 
 @pytest.mark.long
 @clause("T72")
-def test_a_launcher_that_dies_is_a_lost_node_and_another_takes_its_place(tmp_path: Path, begin: Begin) -> None:
+def test_a_launcher_that_dies_is_a_lost_node_and_another_takes_its_place(
+    tmp_path: Path, begin: Begin
+) -> None:
     script = "note('ready')\nuntil('end')"
     options = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --max-restarts 1 --node-rank"
     nodes = [begin(script, f"{options} {number}") for number in (0, 1)]
@@ -138,7 +155,9 @@ def test_node_0_is_lost_with_the_meeting_and_the_job_goes_on(tmp_path: Path, beg
 
 @pytest.mark.long
 @clause("T124", "T125")
-def test_one_of_two_nodes_is_lost_with_the_meeting_and_the_other_has_the_claim(tmp_path: Path, begin: Begin) -> None:
+def test_one_of_two_nodes_is_lost_with_the_meeting_and_the_other_has_the_claim(
+    tmp_path: Path, begin: Begin
+) -> None:
     script = "note('ready')\nuntil('end')"
     options = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --on-fault replace --save-dir {tmp_path}/save --node-rank"
     nodes = [begin(script, f"{options} {number}") for number in (0, 1)]
@@ -154,7 +173,9 @@ def test_one_of_two_nodes_is_lost_with_the_meeting_and_the_other_has_the_claim(t
 
 @pytest.mark.long
 @clause("T125")
-def test_where_node_0_is_lost_and_nobody_is_replaced_the_others_end_with_what_was_saved(tmp_path: Path, begin: Begin) -> None:
+def test_where_node_0_is_lost_and_nobody_is_replaced_the_others_end_with_what_was_saved(
+    tmp_path: Path, begin: Begin
+) -> None:
     script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(75 if rank == 1 else 1))\nnote('ready')\ntime.sleep(600)"
     options = f"--nnodes 3 --rdzv-endpoint 127.0.0.1:{free_port()} --node-rank"
     nodes = [begin(script, f"{options} {number}") for number in (0, 1, 2)]
@@ -171,13 +192,20 @@ def namespaces() -> Iterator[list[str]]:
     names = [f"acpfs-run-{os.getpid()}-{number}" for number in (0, 1)]
     veths = [f"acr{os.getpid() % 100000}{end}" for end in "ab"]
     calls = [f"netns add {name}" for name in names]
-    calls += [f"link add {veths[0]} netns {names[0]} type veth peer name {veths[1]} netns {names[1]}"]
+    calls += [
+        f"link add {veths[0]} netns {names[0]} type veth peer name {veths[1]} netns {names[1]}"
+    ]
     for number, name in enumerate(names):
-        calls += [f"-n {name} addr add 10.77.0.{number + 1}/24 dev {veths[number]}", f"-n {name} link set {veths[number]} up"]
+        calls += [
+            f"-n {name} addr add 10.77.0.{number + 1}/24 dev {veths[number]}",
+            f"-n {name} link set {veths[number]} up",
+        ]
         calls += [f"-n {name} link set lo up"]
     try:
         for call in calls:
-            done = subprocess.run(["ip", *call.split()], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["ip", *call.split()], capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 pytest.skip(f"no network namespaces here: {done.stderr.strip()}")
         yield [*names, veths[1]]
@@ -188,10 +216,15 @@ def namespaces() -> Iterator[list[str]]:
 
 @pytest.mark.long
 @clause("T72")
-def test_nodes_with_networks_of_their_own_and_a_cut(tmp_path: Path, begin: Begin, namespaces: list[str]) -> None:
+def test_nodes_with_networks_of_their_own_and_a_cut(
+    tmp_path: Path, begin: Begin, namespaces: list[str]
+) -> None:
     script = "note('ready', os.environ['MASTER_ADDR'])\nuntil('end' if attempt else 'never')"
     options = "--nnodes 1:2 --rdzv-endpoint 10.77.0.1:29400 --max-restarts 1 --shutdown-timeout 5"
-    nodes = [begin(script, f"{options} --node-rank {number}", "ip", "netns", "exec", name) for number, name in enumerate(namespaces[:2])]
+    nodes = [
+        begin(script, f"{options} --node-rank {number}", "ip", "netns", "exec", name)
+        for number, name in enumerate(namespaces[:2])
+    ]
     assert there(tmp_path, "ready-0-0-0", "ready-1-0-0") == ["10.77.0.1"] * 2
     subprocess.run(["ip", "-n", namespaces[1], "link", "set", namespaces[2], "down"], check=True)
     assert there(tmp_path, "ready-0-1-0") == ["127.0.0.1"]  # alone, after a last call
@@ -202,10 +235,15 @@ def test_nodes_with_networks_of_their_own_and_a_cut(tmp_path: Path, begin: Begin
 
 @pytest.mark.long
 @clause("T124")
-def test_a_cut_between_two_nodes_leaves_one_of_them(tmp_path: Path, begin: Begin, namespaces: list[str]) -> None:
+def test_a_cut_between_two_nodes_leaves_one_of_them(
+    tmp_path: Path, begin: Begin, namespaces: list[str]
+) -> None:
     script = "note('ready')\nuntil('end')"
     options = f"--nnodes 2 --rdzv-endpoint 10.77.0.1:29400 --on-fault replace --save-dir {tmp_path}/save --shutdown-timeout 5"
-    nodes = [begin(script, f"{options} --node-rank {number}", "ip", "netns", "exec", name) for number, name in enumerate(namespaces[:2])]
+    nodes = [
+        begin(script, f"{options} --node-rank {number}", "ip", "netns", "exec", name)
+        for number, name in enumerate(namespaces[:2])
+    ]
     there(tmp_path, "ready-0-0-0", "ready-1-0-0")
     subprocess.run(["ip", "-n", namespaces[1], "link", "set", namespaces[2], "down"], check=True)
     deadline = time.monotonic() + 2 * BOUND_S

@@ -89,4 +89,7 @@ def test_streams_by_rank() -> None:
 
 
 def test_signals_by_name() -> None:
-    assert parsed(["--signals-to-handle", "SIGUSR1,SIGTERM", "a.py"], {}).signals == (signal.SIGUSR1, signal.SIGTERM)
+    assert parsed(["--signals-to-handle", "SIGUSR1,SIGTERM", "a.py"], {}).signals == (
+        signal.SIGUSR1,
+        signal.SIGTERM,
+    )

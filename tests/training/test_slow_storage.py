@@ -29,12 +29,18 @@ def test_a_saver_whose_bytes_move_is_waited_for_whoever_has_what_it_has(writes: 
         desk.later(LIMITS.save_s - 10)
         if writes:
             desk.members[1].moved = number << 20
-    assert (desk.phases.generation, desk.phases.state) == (1, State.SAVING) if writes else desk.phases.generation > 1
+    assert (
+        (desk.phases.generation, desk.phases.state) == (1, State.SAVING)
+        if writes
+        else desk.phases.generation > 1
+    )
 
 
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("state", USUAL_S)
-def test_a_rank_that_speaks_and_alone_has_something_may_stand_still_for_ten_minutes(state: State, copies: int) -> None:
+def test_a_rank_that_speaks_and_alone_has_something_may_stand_still_for_ten_minutes(
+    state: State, copies: int
+) -> None:
     """In a storage: it is where it was when that comes back, and its gasp is whole."""
     holders = {"a": (0, 1), "b": (2, 3)} if copies == 1 else {"all": (0, 1, 2, 3)}
     desk = Desk(job(holders=holders)).begin()

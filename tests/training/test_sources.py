@@ -24,8 +24,17 @@ def having(rank: int, done: int | None, phase: Phase = Phase.COMPUTING, **more: 
 
 
 @clause("T79")
-def test_a_new_process_takes_its_shard_from_the_other_holder_and_random_numbers_from_its_buddy() -> None:
-    found = sources({0: having(0, 5, kept={2: (4, 5)}), 1: having(1, 4, Phase.READY), 2: having(2, None), 3: having(3, 5)})
+def test_a_new_process_takes_its_shard_from_the_other_holder_and_random_numbers_from_its_buddy() -> (
+    None
+):
+    found = sources(
+        {
+            0: having(0, 5, kept={2: (4, 5)}),
+            1: having(1, 4, Phase.READY),
+            2: having(2, None),
+            3: having(3, 5),
+        }
+    )
     assert (found.origin, found.step, set(found.coming)) == (Origin.MEMORY, 5, {1})
     assert found.wanting == {"a": (2,)}
     assert found.givers["a"] == 0
@@ -41,15 +50,24 @@ def test_where_the_buddy_is_gone_too_nobody_has_the_random_numbers() -> None:
 
 @clause("T81")
 def test_a_rank_that_lost_its_memory_is_given_its_shards_and_keeps_its_random_numbers() -> None:
-    torn = sources({0: having(0, 5), 1: having(1, 4, Phase.UPDATING), 2: having(2, 5), 3: having(3, 5)})
+    torn = sources(
+        {0: having(0, 5), 1: having(1, 4, Phase.UPDATING), 2: having(2, 5), 3: having(3, 5)}
+    )
     assert (torn.step, torn.wanting, torn.hosts[1]) == (5, {"b": (1,)}, 1)
-    outside = sources({0: having(0, 5), 1: having(1, 5, damaged=("b",)), 2: having(2, 5), 3: having(3, 5)})
+    outside = sources(
+        {0: having(0, 5), 1: having(1, 5, damaged=("b",)), 2: having(2, 5), 3: having(3, 5)}
+    )
     assert (outside.step, outside.wanting, outside.givers["b"]) == (5, {"b": (1,)}, 3)
 
 
 @clause("T82")
 def test_where_no_copy_is_left_it_is_the_mount_and_where_that_has_none_the_beginning() -> None:
-    left = {0: having(0, 5, mount=3), 1: having(1, 5, damaged=("b",), mount=3), 2: having(2, 5, mount=3), 3: having(3, None, mount=3)}
+    left = {
+        0: having(0, 5, mount=3),
+        1: having(1, 5, damaged=("b",), mount=3),
+        2: having(2, 5, mount=3),
+        3: having(3, None, mount=3),
+    }
     assert (sources(left).origin, sources(left).step) == (Origin.MOUNT, 3)
     assert sources({rank: having(rank, None) for rank in range(4)}).origin is Origin.BEGINNING
 
@@ -60,7 +78,10 @@ def test_a_checkpoint_counts_when_all_see_it_and_when_it_is_newer() -> None:
     assert sources(mixed).origin is Origin.BEGINNING
     older = {rank: having(rank, 5, mount=3) for rank in range(4)}
     newer = {rank: having(rank, 5, mount=8) for rank in range(4)}
-    assert [(found.origin, found.step) for found in (sources(older), sources(newer))] == [(Origin.MEMORY, 5), (Origin.MOUNT, 8)]
+    assert [(found.origin, found.step) for found in (sources(older), sources(newer))] == [
+        (Origin.MEMORY, 5),
+        (Origin.MOUNT, 8),
+    ]
 
 
 @clause("T159")
@@ -68,13 +89,39 @@ def test_what_was_left_before_the_job_went_back_is_void() -> None:
     """Ranks have begun at the snapshot of step 3 in generation 2, and done steps again; then a state of generation 1 turns up."""
     again = {rank: having(rank, 5, lineage=2) for rank in (0, 1, 2)}
     found = sources({**again, 3: having(3, 5, lineage=1)})
-    assert (found.origin, found.step, found.wanting, found.hosts[3], found.lineage) == (Origin.MEMORY, 5, {"b": (3,)}, None, 2)
-    nobody = {0: again[0], 1: having(1, None, mount=3), 2: again[2], 3: having(3, 5, lineage=1, mount=3)}
+    assert (found.origin, found.step, found.wanting, found.hosts[3], found.lineage) == (
+        Origin.MEMORY,
+        5,
+        {"b": (3,)},
+        None,
+        2,
+    )
+    nobody = {
+        0: again[0],
+        1: having(1, None, mount=3),
+        2: again[2],
+        3: having(3, 5, lineage=1, mount=3),
+    }
     assert sources(nobody).origin is Origin.BEGINNING
-    assert sources({rank: replace(one, mount=3) for rank, one in nobody.items()}).origin is Origin.MOUNT
+    assert (
+        sources({rank: replace(one, mount=3) for rank, one in nobody.items()}).origin
+        is Origin.MOUNT
+    )
 
 
 @clause("T159")
 def test_what_a_process_has_left_counts_as_its_own() -> None:
-    left = sources({0: having(0, 5, lineage=2), 1: having(1, 4, Phase.READY, lineage=2), 2: having(2, 5, lineage=2), 3: having(3, None)})
-    assert (left.origin, left.step, set(left.coming), left.givers["b"]) == (Origin.MEMORY, 5, {1}, 1)
+    left = sources(
+        {
+            0: having(0, 5, lineage=2),
+            1: having(1, 4, Phase.READY, lineage=2),
+            2: having(2, 5, lineage=2),
+            3: having(3, None),
+        }
+    )
+    assert (left.origin, left.step, set(left.coming), left.givers["b"]) == (
+        Origin.MEMORY,
+        5,
+        {1},
+        1,
+    )

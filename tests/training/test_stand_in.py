@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from acpfs.training.interrupt import Charge, Interrupted, Interrupter
-from acpfs.training.messages import Ask, Running, Save, SavedFile, Stop, Stopped, Trouble, TroubleKind
+from acpfs.training.messages import (
+    Ask,
+    Running,
+    Save,
+    SavedFile,
+    Stop,
+    Stopped,
+    Trouble,
+    TroubleKind,
+)
 from acpfs.training.park import Park, ReplacedError
 from tests.training.scripted_coordinator import FakeRank, Rig
 
@@ -59,7 +68,10 @@ class Handling:
 
 def test_a_main_thread_that_came_is_not_replaced() -> None:
     handled: list[str] = []
-    charge = Charge(Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0), lambda: handled.append("somebody else"))
+    charge = Charge(
+        Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0),
+        lambda: handled.append("somebody else"),
+    )
     assert charge.take()
     charge.stand_in()
     assert charge.take()  # may be asked again
@@ -130,7 +142,16 @@ def test_who_was_replaced_in_a_save_says_nothing_of_it(tmp_path: Path) -> None:
     rig.start()
     rank = Failing(rig.marks)
     rank.goes_on.clear()
-    park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, tmp_path, rig.policy, is_mine=lambda: not replaced.is_set())
+    park = Park(
+        rig.member,
+        rig.interrupter,
+        rig.marks,
+        rank,
+        0,
+        tmp_path,
+        rig.policy,
+        is_mine=lambda: not replaced.is_set(),
+    )
 
     def coordinate() -> None:
         rig.coordinator.hears(Trouble)

@@ -28,7 +28,9 @@ LONG_S = 3 * int(ORPHANED_S)
 class Standby:
     """One, with a rank that is connected to it."""
 
-    def __init__(self, clock: trio.testing.MockClock, link: TrioLink, coordinator: Coordinator) -> None:
+    def __init__(
+        self, clock: trio.testing.MockClock, link: TrioLink, coordinator: Coordinator
+    ) -> None:
         self._clock, self._link, self._coordinator = clock, link, coordinator
         self.ended = trio.Event()
 
@@ -42,7 +44,9 @@ class Standby:
                 return second
             if beats:
                 await self.say(Beat(second, second, Phase.COMPUTING))
-                while self._coordinator.status()["ranks"][0].get("done") != second:  # the kernel may be slower than the clock
+                while (
+                    self._coordinator.status()["ranks"][0].get("done") != second
+                ):  # the kernel may be slower than the clock
                     await trio.testing.wait_all_tasks_blocked(0.002)
             self._clock.jump(1)
             await trio.testing.wait_all_tasks_blocked(0.002)
@@ -58,7 +62,9 @@ class Standby:
 
 
 @asynccontextmanager
-async def standby(clock: trio.testing.MockClock, directory: Path, node: str) -> AsyncIterator[Standby]:
+async def standby(
+    clock: trio.testing.MockClock, directory: Path, node: str
+) -> AsyncIterator[Standby]:
     """`node`: of the rank, which is this process."""
     coordinator = Coordinator(Settings(JOB, 1, directory, HERE, tls=False))
     announce, announced = trio.open_memory_channel[str](1)
@@ -72,7 +78,11 @@ async def standby(clock: trio.testing.MockClock, directory: Path, node: str) -> 
         host, _, port = (await announced.receive()).rpartition(":")
         link = TrioLink(await trio.open_tcp_stream(host, int(port)))
         found = Standby(clock, link, coordinator)
-        await found.say(Hello(0, 3, node, os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {"all": (0, 1, 2)}))
+        await found.say(
+            Hello(
+                0, 3, node, os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {"all": (0, 1, 2)}
+            )
+        )
         nursery.start_soon(found.take)
         await trio.testing.wait_all_tasks_blocked(0.01)
         while coordinator.status()["connected"] != 1:

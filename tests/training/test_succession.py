@@ -25,10 +25,15 @@ class Job:
         self.directory = directory
         self.processes: list[subprocess.Popen[str]] = []
         self.announced: list[dict[str, str]] = []
-        self.coordinators = [self.coordinator("--number=0", "--first"), self.coordinator("--number=1", "--peer=0=")]
+        self.coordinators = [
+            self.coordinator("--number=0", "--first"),
+            self.coordinator("--number=1", "--peer=0="),
+        ]
 
     def coordinator(self, *words: str) -> subprocess.Popen[str]:
-        known = [word + self.announced[0]["address"] if word.endswith("=") else word for word in words]
+        known = [
+            word + self.announced[0]["address"] if word.endswith("=") else word for word in words
+        ]
         options = ["--job", "job", "--replace", "--tls", "off", "--witness", "off", *known]
         begun = self._begin("acpfs.training.coordinator", str(self.directory), *options)
         self.announced.append(json.loads(self.line(begun)))
@@ -37,16 +42,22 @@ class Job:
     def _begin(self, module: str, *words: str, **environment: str) -> subprocess.Popen[str]:
         pipe, found = subprocess.PIPE, {**os.environ, **environment}
         command = [sys.executable, "-m", module, *words]
-        self.processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=found))
+        self.processes.append(
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=found)
+        )
         return self.processes[-1]
 
     def line(self, process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
-    def rank(self, rank: int, world: int, *coordinators: int, **environment: str) -> subprocess.Popen[str]:
+    def rank(
+        self, rank: int, world: int, *coordinators: int, **environment: str
+    ) -> subprocess.Popen[str]:
         addresses = [f"{number}={self.announced[number]['address']}" for number in coordinators]
-        return self._begin("tests.training.crew_member", str(rank), str(world), *addresses, **environment)
+        return self._begin(
+            "tests.training.crew_member", str(rank), str(world), *addresses, **environment
+        )
 
     def leaves(self, rank: subprocess.Popen[str]) -> None:
         assert rank.stdin is not None
@@ -74,7 +85,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 @clause("T166")
-def test_who_comes_for_a_rank_that_was_killed_at_the_end_hears_from_the_standby_that_all_is_done(job: Job) -> None:
+def test_who_comes_for_a_rank_that_was_killed_at_the_end_hears_from_the_standby_that_all_is_done(
+    job: Job,
+) -> None:
     """One rank of three elects nobody, and those who could have left."""
     ranks = [job.rank(rank, 3, 0, 1) for rank in range(3)]
     assert [job.line(rank) for rank in ranks] == ["all is done"] * 3
@@ -88,7 +101,9 @@ def test_who_comes_for_a_rank_that_was_killed_at_the_end_hears_from_the_standby_
 
 
 @clause("T166")
-def test_where_only_a_coordinator_is_left_that_does_not_know_it_who_comes_ends_with_an_error(job: Job) -> None:
+def test_where_only_a_coordinator_is_left_that_does_not_know_it_who_comes_ends_with_an_error(
+    job: Job,
+) -> None:
     """One that was started when those who know had left: it is told of one rank of three, and nobody elects it."""
     ranks = [job.rank(rank, 3, 0, 1) for rank in range(3)]
     assert [job.line(rank) for rank in ranks] == ["all is done"] * 3

@@ -12,7 +12,13 @@ from acpfs.training.messages import Beat, Phase
 clause = pytest.mark.clause
 
 
-def beat(done: int, phase: Phase = Phase.COMPUTING, clues: Mapping[str, int] | None = None, *, long: bool = False) -> Beat:
+def beat(
+    done: int,
+    phase: Phase = Phase.COMPUTING,
+    clues: Mapping[str, int] | None = None,
+    *,
+    long: bool = False,
+) -> Beat:
     return Beat(done, done + (phase is not Phase.COMPUTING), phase, clues or {}, long)
 
 

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from acpfs.training.messages import Goodbye, Header, Sent, Stacks, Stop
 from acpfs.training.records import MalformedError
-from acpfs.training.wire import FRAME_BYTES_MAX, Frames, LinkClosedError, LinkTimeoutError, SocketLink, TrioLink, frame
+from acpfs.training.wire import (
+    FRAME_BYTES_MAX,
+    Frames,
+    LinkClosedError,
+    LinkTimeoutError,
+    SocketLink,
+    TrioLink,
+    frame,
+)
 
 HEADER = Header("job", 1, 1, "rank 0")
 
@@ -65,7 +73,9 @@ def test_a_link_between_threads(links: tuple[SocketLink, SocketLink]) -> None:
     found = [other.receive(120) for _ in range(100)]
     for thread in threads:
         thread.join()
-    assert sorted(found, key=repr) == sorted((sent(start + n) for start in (0, 100) for n in range(50)), key=repr)
+    assert sorted(found, key=repr) == sorted(
+        (sent(start + n) for start in (0, 100) for n in range(50)), key=repr
+    )
 
 
 def test_nothing_in_time_leaves_the_link_as_it_was(links: tuple[SocketLink, SocketLink]) -> None:
@@ -97,7 +107,9 @@ def tcp_links() -> Iterator[tuple[SocketLink, SocketLink]]:
     other.close()
 
 
-def test_a_farewell_arrives_also_where_something_is_unread(tcp_links: tuple[SocketLink, SocketLink]) -> None:
+def test_a_farewell_arrives_also_where_something_is_unread(
+    tcp_links: tuple[SocketLink, SocketLink],
+) -> None:
     one, other = tcp_links
     other.send(sent(1))
     one.send(Sent(HEADER, Goodbye()))
@@ -128,7 +140,9 @@ def test_close_wakes_the_thread_that_receives(links: tuple[SocketLink, SocketLin
     assert told
 
 
-def test_a_forked_child_does_not_keep_the_connection_open(links: tuple[SocketLink, SocketLink]) -> None:
+def test_a_forked_child_does_not_keep_the_connection_open(
+    links: tuple[SocketLink, SocketLink],
+) -> None:
     one, other = links
     hold, release = os.pipe()
     child = os.fork()

@@ -66,7 +66,10 @@ class PlainLowerDouble:
 
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
         with os.scandir(self._path(path)) as entries:
-            return [LowerEntry(e.name, e.inode(), e.stat(follow_symlinks=False).st_mode & 0o170000) for e in entries]
+            return [
+                LowerEntry(e.name, e.inode(), e.stat(follow_symlinks=False).st_mode & 0o170000)
+                for e in entries
+            ]
 
     def open_read(self, path: LowerPath) -> int:
         return os.open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -79,11 +82,18 @@ class PlainLowerDouble:
 
     def space(self) -> SpaceInfo:
         st = os.statvfs(self._top)
-        return SpaceInfo(st.f_frsize, st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree, st.f_namemax)
+        return SpaceInfo(
+            st.f_frsize, st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree, st.f_namemax
+        )
 
 
 def file_system(
-    backing: Path, tier_directory: Path, mountpoint: Path, budget_bytes: int = 4 << 30, hanging_name: bytes = b"", session: str = ""
+    backing: Path,
+    tier_directory: Path,
+    mountpoint: Path,
+    budget_bytes: int = 4 << 30,
+    hanging_name: bytes = b"",
+    session: str = "",
 ) -> FileSystemParts:
     """The real file system's parts over `PlainLowerDouble`, started. `session`: of the worker whose session it takes over."""
     settings = Settings(backing=backing, mountpoint=mountpoint)
@@ -94,6 +104,17 @@ def file_system(
     lower = PlainLowerDouble(backing, hanging_name)
     # Files of which nothing is known are admitted to the passthrough lane too, which is what is tested.
     kept = Kept(tier_directory / "kept", session)
-    parts = FileSystemParts(settings, state, tier, log, LowerTree(state), lower, calls, copies, unknown_bytes=0, kept=kept)  # type: ignore[arg-type]
+    parts = FileSystemParts(
+        settings,
+        state,
+        tier,
+        log,
+        LowerTree(state),
+        lower,  # type: ignore[arg-type]
+        calls,
+        copies,
+        unknown_bytes=0,
+        kept=kept,
+    )
     parts.steps.run(FileSystem(parts).start())
     return parts

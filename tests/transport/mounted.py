@@ -22,7 +22,12 @@ class NativeMount:
 
     def __init__(self, base: Path, *options: str, fd: int = -1, under: Sequence[str] = ()) -> None:
         """`options` and `fd` as `tests.transport.server` has them; `under`: the command that runs the server, where one does."""
-        self.base, self.path, self.backing, self.tier = base, base / "mnt", base / "backing", base / "tier"
+        self.base, self.path, self.backing, self.tier = (
+            base,
+            base / "mnt",
+            base / "backing",
+            base / "tier",
+        )
         self._options = list(options)
         self._fd = fd
         self._under = under
@@ -59,7 +64,9 @@ class NativeMount:
         if fds:
             command += ["--fd", str(self._fd)]
         with (self.base / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=REPOSITORY, pass_fds=fds)
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=REPOSITORY, pass_fds=fds
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, self.log()
@@ -85,7 +92,9 @@ class NativeMount:
         return (self.base / "server.log").read_text()
 
     def unmount(self, *flags: str) -> int:
-        return subprocess.run(["umount", *flags, str(self.path)], check=False, timeout=120, capture_output=True).returncode
+        return subprocess.run(
+            ["umount", *flags, str(self.path)], check=False, timeout=120, capture_output=True
+        ).returncode
 
     def wait_for_server(self) -> int:
         """The server's exit code, once the mount has ended, in all namespaces that have a copy of it."""
@@ -100,7 +109,12 @@ class NativeMount:
             os.close(self._fd)
             self._fd = -1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._watchdog.cancel()
         self.unmount("-l")
         if self._process is not None:

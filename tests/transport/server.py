@@ -41,12 +41,26 @@ def main() -> None:
     parser.add_argument("mountpoint", type=Path)
     parser.add_argument("--mask", type=lambda text: int(text, 0), default=(1 << 64) - 1)
     parser.add_argument("--readers", type=int, default=0)
-    parser.add_argument("--fd", type=int, default=-1, help="descriptor that was given to mount already")
-    parser.add_argument("--negotiated", type=json.loads, help="take the session over: the line that the first server printed")
-    parser.add_argument("--hang", default="", help="asking the backing directory about this name hangs for ever")
-    parser.add_argument("--unseen-patience", type=float, help="instead of `continuations.UNSEEN_PATIENCE_S`")
+    parser.add_argument(
+        "--fd", type=int, default=-1, help="descriptor that was given to mount already"
+    )
+    parser.add_argument(
+        "--negotiated",
+        type=json.loads,
+        help="take the session over: the line that the first server printed",
+    )
+    parser.add_argument(
+        "--hang", default="", help="asking the backing directory about this name hangs for ever"
+    )
+    parser.add_argument(
+        "--unseen-patience", type=float, help="instead of `continuations.UNSEEN_PATIENCE_S`"
+    )
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--count", action="store_true", help="at the end, say on stderr how many requests of each opcode there were")
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="at the end, say on stderr how many requests of each opcode there were",
+    )
     arguments = parser.parse_args()
     if arguments.unseen_patience is not None:
         continuations.UNSEEN_PATIENCE_S = arguments.unseen_patience
@@ -55,16 +69,34 @@ def main() -> None:
         count_requests(counted)
     if not arguments.negotiated:
         shutil.rmtree(arguments.tier / "kept", ignore_errors=True)
-    parts = file_system(arguments.backing, arguments.tier, arguments.mountpoint, hanging_name=arguments.hang.encode(), session=SESSION)
+    parts = file_system(
+        arguments.backing,
+        arguments.tier,
+        arguments.mountpoint,
+        hanging_name=arguments.hang.encode(),
+        session=SESSION,
+    )
     fs = FileSystem(parts)
     if arguments.profile:
         profile_threads()
-    fd = arguments.fd if arguments.fd >= 0 else mount(arguments.mountpoint, MountOptions("acpfs-test"))
+    fd = (
+        arguments.fd
+        if arguments.fd >= 0
+        else mount(arguments.mountpoint, MountOptions("acpfs-test"))
+    )
     fds = [fd] if arguments.fd >= 0 else clones(fd, arguments.readers or reader_count())
     if arguments.negotiated:
-        session = Session.take_over(fs, parts.kept, [fd], Negotiated.from_record(arguments.negotiated), readers=arguments.readers)
+        session = Session.take_over(
+            fs,
+            parts.kept,
+            [fd],
+            Negotiated.from_record(arguments.negotiated),
+            readers=arguments.readers,
+        )
     else:
-        session = Session.begin(fs, parts.kept, fds, feature_mask=arguments.mask, readers=arguments.readers)
+        session = Session.begin(
+            fs, parts.kept, fds, feature_mask=arguments.mask, readers=arguments.readers
+        )
     session.start()
     print(json.dumps(session.negotiated.to_record()), flush=True)
     trio.run(settled, session.ended)

@@ -14,7 +14,9 @@ from tests.transport.test_native_mount import lanes_program
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 
 GIB = 1 << 30
@@ -34,23 +36,37 @@ def copy_all(source: int, target: int, size: int, start: int = 0) -> list[int]:
     return done
 
 
-@pytest.mark.parametrize("mask", [ALL, ALL & ~int(InitFlag.PASSTHROUGH)], ids=["passthrough", "direct"])
-@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_DIRECT], ids=["wronly", "rdwr", "o-direct"])
+@pytest.mark.parametrize(
+    "mask", [ALL, ALL & ~int(InitFlag.PASSTHROUGH)], ids=["passthrough", "direct"]
+)
+@pytest.mark.parametrize(
+    "flags", [os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_DIRECT], ids=["wronly", "rdwr", "o-direct"]
+)
 @pytest.mark.clause("S50")
-def test_bytes_are_copied_by_the_daemon_in_every_lane(tmp_path: Path, mask: int, flags: int) -> None:
+def test_bytes_are_copied_by_the_daemon_in_every_lane(
+    tmp_path: Path, mask: int, flags: int
+) -> None:
     data = os.urandom((9 << 20) + 77)
     with NativeMount(tmp_path, "--mask", str(mask), "--count") as mounted:
         (mounted.path / "source").write_bytes(data)
         (mounted.path / "target").write_bytes(b"old" * 100)
-        source, target = os.open(mounted.path / "source", os.O_RDONLY), os.open(mounted.path / "target", flags)
+        source, target = (
+            os.open(mounted.path / "source", os.O_RDONLY),
+            os.open(mounted.path / "target", flags),
+        )
         assert sum(copy_all(source, target, len(data))) == len(data)
         assert os.fstat(target).st_size == len(data)
-        assert os.copy_file_range(source, target, 100, len(data) - 7, 3) == 7  # shortened at the source's end
+        assert (
+            os.copy_file_range(source, target, 100, len(data) - 7, 3) == 7
+        )  # shortened at the source's end
         os.close(source)
         os.close(target)
         expected = data[:3] + data[-7:] + data[10:]
         assert (mounted.path / "target").read_bytes() == expected
-    assert any(f"opcode {int(code)} " in mounted.log() for code in (Opcode.COPY_FILE_RANGE, Opcode.COPY_FILE_RANGE_64))
+    assert any(
+        f"opcode {int(code)} " in mounted.log()
+        for code in (Opcode.COPY_FILE_RANGE, Opcode.COPY_FILE_RANGE_64)
+    )
 
 
 def test_beyond_four_gib(tmp_path: Path) -> None:
@@ -69,12 +85,17 @@ def test_beyond_four_gib(tmp_path: Path) -> None:
         os.close(target)
 
 
-@pytest.mark.parametrize("mask", [ALL, ALL & ~int(InitFlag.PASSTHROUGH)], ids=["passthrough", "direct"])
+@pytest.mark.parametrize(
+    "mask", [ALL, ALL & ~int(InitFlag.PASSTHROUGH)], ids=["passthrough", "direct"]
+)
 def test_from_a_file_that_is_not_in_ram(tmp_path: Path, mask: int) -> None:
     data = os.urandom(3 << 20)
     with NativeMount(tmp_path, "--mask", str(mask)) as mounted:
         (mounted.backing / "source").write_bytes(data)
-        with (mounted.path / "source").open("rb") as source, (mounted.path / "target").open("wb") as target:
+        with (
+            (mounted.path / "source").open("rb") as source,
+            (mounted.path / "target").open("wb") as target,
+        ):
             assert sum(copy_all(source.fileno(), target.fileno(), len(data))) == len(data)
         assert (mounted.path / "target").read_bytes() == data
 

@@ -118,7 +118,9 @@ class Waiting:
         return self.calls.get(timeout=WAIT_S)
 
 
-def test_who_is_asked_once_more_has_another_thread_wait_beside_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_asked_once_more_has_another_thread_wait_beside_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first one may wait without being handed the lock: a second that comes while a writer has it makes the kernel hand it over."""
     lock, locks = Waiting(monkeypatch), Locks()
     locks._files[7] = os.open(tmp_path, os.O_PATH)
@@ -139,7 +141,9 @@ def test_who_is_asked_once_more_has_another_thread_wait_beside_the_first(tmp_pat
     locks.watch([], -1)
 
 
-def test_few_threads_wait_for_a_lock_that_one_write_keeps_for_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_threads_wait_for_a_lock_that_one_write_keeps_for_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock, locks = Waiting(monkeypatch), Locks()
     locks._files[7] = os.open(tmp_path, os.O_PATH)
     before = set(threading.enumerate())
@@ -268,7 +272,9 @@ def test_a_file_is_wanted_until_the_process_has_room_for_the_message(tmp_path: P
 
 
 @pytest.mark.clause("S247")
-def test_nobody_trusts_to_be_held_where_locks_are_not_handed_over_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_trusts_to_be_held_where_locks_are_not_handed_over_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 

@@ -52,7 +52,9 @@ class Under:
         state: Any = Recorded()
         self.steps = Steps(threading.RLock(), state)
         self.failed: Future[BaseException] = Future()
-        self.continuations = Continuations(self.steps, lambda *_: None, lambda _request, error: self.failed.set_result(error))
+        self.continuations = Continuations(
+            self.steps, lambda *_: None, lambda _request, error: self.failed.set_result(error)
+        )
         self.first: Future[None] = Future()
         self.never: Future[None] = Future()
         self.first.set_running_or_notify_cancel()
@@ -104,7 +106,9 @@ def test_an_interrupt_that_comes_between_two_waits_is_not_lost(under: Under) -> 
 
 
 @pytest.mark.clause("S132")
-def test_who_dies_after_a_harmless_signal_is_let_go_however_busy_the_others_are(under: Under, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_dies_after_a_harmless_signal_is_let_go_however_busy_the_others_are(
+    under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel tells of the first signal only; the thread that looks again has always something else to do."""
     looked, bells = threading.Event(), SimpleQueue[Future[None]]()
 
@@ -133,14 +137,23 @@ def test_interrupts_of_calls_that_were_answered_are_forgotten(under: Under) -> N
     assert len(under.continuations._early) == EARLY_MAX
 
 
-@pytest.mark.parametrize("why", [FileNotFoundError, PermissionError], ids=["hidepid=2", "hidepid=1"])
-def test_a_caller_that_proc_does_not_show_is_not_taken_for_dying(monkeypatch: pytest.MonkeyPatch, why: type[OSError]) -> None:
+@pytest.mark.parametrize(
+    "why", [FileNotFoundError, PermissionError], ids=["hidepid=2", "hidepid=1"]
+)
+def test_a_caller_that_proc_does_not_show_is_not_taken_for_dying(
+    monkeypatch: pytest.MonkeyPatch, why: type[OSError]
+) -> None:
     def hidden(*_arguments: object, **_how: object) -> str:
         raise why
 
     assert fate_of(os.getpid()) is Fate.LIVES
     monkeypatch.setattr(Path, "read_text", hidden)
-    assert [fate_of(pid) for pid in (os.getpid(), 1, NO_PROCESS, 0)] == [Fate.UNSEEN, Fate.UNSEEN, Fate.DYING, Fate.UNSEEN]
+    assert [fate_of(pid) for pid in (os.getpid(), 1, NO_PROCESS, 0)] == [
+        Fate.UNSEEN,
+        Fate.UNSEEN,
+        Fate.DYING,
+        Fate.UNSEEN,
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "?\n", "ShdPnd:\t?\n"])

@@ -66,7 +66,9 @@ def test_many_entries_in_ram(tmp_path: Path, transport: str, count: int) -> None
 
 
 @pytest.mark.clause("S46")
-def test_many_entries_on_the_backing_directory(tmp_path: Path, make_mount: MakeMount, transport: str, count: int) -> None:
+def test_many_entries_on_the_backing_directory(
+    tmp_path: Path, make_mount: MakeMount, transport: str, count: int
+) -> None:
     below = tmp_path / "backing" / "d"
     below.mkdir(parents=True)
     names = fill(below, count)

@@ -13,7 +13,9 @@ from tests.rig.processes import Child
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 
 SIZE = 4 << 20
@@ -23,7 +25,9 @@ SIZE = 4 << 20
 def test_flush_covers_what_the_last_close_finds(tmp_path: Path) -> None:
     """The STORE that it waits for is taken back when the copy of the descriptor is closed, and another is logged."""
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native-passthrough", bandwidth=1) as mount:
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", "native-passthrough", bandwidth=1
+    ) as mount:
         fd = os.open(mount.path / "f", os.O_WRONLY | os.O_CREAT)
         os.pwrite(fd, b"1" * SIZE, 0)
         told, tell = os.pipe()
@@ -43,7 +47,9 @@ def test_flush_covers_what_the_last_close_finds(tmp_path: Path) -> None:
 
         def flush() -> None:
             mount.flush()
-            seen.append((mount.backing / "f").read_bytes() if (mount.backing / "f").exists() else b"")
+            seen.append(
+                (mount.backing / "f").read_bytes() if (mount.backing / "f").exists() else b""
+            )
 
         thread = threading.Thread(target=flush)
         thread.start()

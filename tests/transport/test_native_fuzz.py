@@ -42,15 +42,28 @@ class Wire:
         lanes = KernelLanes(fs, kept, Device([self._write_fd]), negotiated)
         references = References(kept)
         undo = Undo(fs, lanes, references)
-        self.dispatch = Dispatch(fs, kept, Calls(fs, negotiated, lanes, Holding(fs)), Replies(lanes, undo, references, 1.0), undo)
+        self.dispatch = Dispatch(
+            fs,
+            kept,
+            Calls(fs, negotiated, lanes, Holding(fs)),
+            Replies(lanes, undo, references, 1.0),
+            undo,
+        )
         self._buffers = RequestBuffers(PAYLOAD_BYTES)
         self._unique = 0
 
-    def send(self, opcode: int, body: bytes, ino: int = 1, *, said: int | None = None) -> tuple[int, bytes] | None:
+    def send(
+        self, opcode: int, body: bytes, ino: int = 1, *, said: int | None = None
+    ) -> tuple[int, bytes] | None:
         """(error, body) of the reply; None when there is none."""
         self._unique += 2
         length = IN_HEADER.size + len(body)
-        data = IN_HEADER.pack(length if said is None else said, opcode, self._unique, ino, 0, 0, os.getpid(), 0, 0) + body
+        data = (
+            IN_HEADER.pack(
+                length if said is None else said, opcode, self._unique, ino, 0, 0, os.getpid(), 0, 0
+            )
+            + body
+        )
         head, rest = data[:HEADER_BYTES], data[HEADER_BYTES:]
         self._buffers.header[: len(head)] = head
         self._buffers.payload[: len(rest)] = rest
@@ -78,7 +91,9 @@ def wired(tmp_path: Path) -> Iterator[Wire]:
     logging.disable(logging.ERROR)
     for name in ("backing", "tier"):
         (tmp_path / name).mkdir()
-    connected = Wire(file_system(tmp_path / "backing", tmp_path / "tier", tmp_path, budget_bytes=1 << 20))
+    connected = Wire(
+        file_system(tmp_path / "backing", tmp_path / "tier", tmp_path, budget_bytes=1 << 20)
+    )
     yield connected
     connected.close()
     logging.disable(logging.NOTSET)
@@ -87,12 +102,16 @@ def wired(tmp_path: Path) -> Iterator[Wire]:
 @pytest.mark.parametrize("opcode", [*Opcode, 0, 7, 19, 54, 4096, 0xFFFFFFFF], ids=str)
 def test_random_bodies(wired: Wire, opcode: int, seed: int) -> None:
     random_source = random.Random(seed ^ opcode)
-    wired.send(Opcode.CREATE, struct.pack("=IIII", os.O_CREAT | os.O_RDWR, 0o100644, 0o22, 0) + b"file\0")
+    wired.send(
+        Opcode.CREATE, struct.pack("=IIII", os.O_CREAT | os.O_RDWR, 0o100644, 0o22, 0) + b"file\0"
+    )
     wired.send(Opcode.OPENDIR, struct.pack("=II", 0, 0))
     for _ in range(ROUNDS):
         body = random_body(random_source)
         waiting = len(wired.dispatch.continuations)
-        reply = wired.send(opcode, body, ino=random_source.choice([1, 2, (1 << 62) + 1, (1 << 64) - 1]))
+        reply = wired.send(
+            opcode, body, ino=random_source.choice([1, 2, (1 << 62) + 1, (1 << 64) - 1])
+        )
         suspended = len(wired.dispatch.continuations) > waiting
         assert (reply is None) == (opcode in NO_REPLY or suspended), (body, reply)
 
@@ -105,11 +124,29 @@ def random_body(random_source: random.Random) -> bytes:
         if kind == 0:
             parts.append(random_source.randbytes(random_source.randrange(1, 24)))
         elif kind == 1:
-            parts.append(struct.pack("=Q", random_source.choice([0, 1, 2, 3, 1 << 31, 1 << 63, (1 << 64) - 1])))
+            parts.append(
+                struct.pack(
+                    "=Q", random_source.choice([0, 1, 2, 3, 1 << 31, 1 << 63, (1 << 64) - 1])
+                )
+            )
         elif kind == 2:
-            parts.append(struct.pack("=I", random_source.choice([0, 1, 2, 0o100644, 0o1000000, 0xFFFFFFFF])))
+            parts.append(
+                struct.pack("=I", random_source.choice([0, 1, 2, 0o100644, 0o1000000, 0xFFFFFFFF]))
+            )
         else:
-            parts.append(random_source.choice([b"file\0", b"\0", b"a\0b\0", b"x" * 300 + b"\0", b"..\0", b"a/b\0", b"user.x\0y"]))
+            parts.append(
+                random_source.choice(
+                    [
+                        b"file\0",
+                        b"\0",
+                        b"a\0b\0",
+                        b"x" * 300 + b"\0",
+                        b"..\0",
+                        b"a/b\0",
+                        b"user.x\0y",
+                    ]
+                )
+            )
     return b"".join(parts)
 
 

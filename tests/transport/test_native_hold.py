@@ -15,7 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-in one from Python 3.11 on
+from concurrent.futures import (
+    TimeoutError as FutureTimeoutError,
+)  # the built-in one from Python 3.11 on
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,9 @@ from tests.rig.processes import Child
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.clause("S60"),
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 
 MIB = 1 << 20
@@ -44,7 +48,12 @@ PACE_S = 0.03
 def mount(tmp_path: Path) -> Iterator[AcpfsMount]:
     (tmp_path / "backing").mkdir()
     with AcpfsMount(
-        tmp_path / "backing", tmp_path / "mnt", "native-passthrough", ram=f"{BUDGET}", bandwidth="80M", watchdog_s=WATCHDOG_S
+        tmp_path / "backing",
+        tmp_path / "mnt",
+        "native-passthrough",
+        ram=f"{BUDGET}",
+        bandwidth="80M",
+        watchdog_s=WATCHDOG_S,
     ) as mounted:
         yield mounted
 
@@ -74,7 +83,9 @@ def write(path: Path, size: int) -> str:
 def checksum(path: Path) -> str:
     with open(path, "rb") as file:
         return (
-            hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read()).hexdigest()
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else hashlib.sha256(file.read()).hexdigest()
         )
 
 
@@ -113,7 +124,9 @@ class Peak(threading.Thread):
         while not self._ended.wait(0.002):
             try:
                 info = os.statvfs(self._data)
-            except FileNotFoundError:  # the test has failed, and its mount is gone: that is to be told, not this
+            except (
+                FileNotFoundError
+            ):  # the test has failed, and its mount is gone: that is to be told, not this
                 return
             self.bytes = max(self.bytes, (info.f_blocks - info.f_bfree) * info.f_frsize)
 
@@ -134,14 +147,18 @@ def test_files_that_do_not_fit_together_wait_for_the_drain(mount: AcpfsMount) ->
     assert peak.end() <= BUDGET + 64 * MIB
     assert mount.status()["lane_choices"] == {"passthrough": 4}
     mount.flush()
-    assert {checksum(mount.backing / f"file{n}") for n in range(4)} == {hashlib.sha256(BLOCK * 15).hexdigest()}
+    assert {checksum(mount.backing / f"file{n}") for n in range(4)} == {
+        hashlib.sha256(BLOCK * 15).hexdigest()
+    }
 
 
 def test_a_held_file_can_be_looked_at_renamed_and_deleted(mount: AcpfsMount) -> None:
     child = held_writer(mount)
     os.stat(mount.path / "held")
     os.rename(mount.path / "held", mount.path / "renamed")
-    (mount.path / "beside").touch()  # empty: a byte may have to wait for room, where the writer was held late
+    (
+        mount.path / "beside"
+    ).touch()  # empty: a byte may have to wait for room, where the writer was held late
     assert child.running(0), "held all the while"
     os.unlink(mount.path / "renamed")
     written(mount, child)
@@ -156,7 +173,9 @@ def test_whoever_takes_the_lock_is_replaced_when_it_dies(mount: AcpfsMount) -> N
     digest = written(mount, child)
     mount.flush()
     assert checksum(mount.backing / "held") == digest
-    another = held_writer(mount, "another")  # the first may have slipped through before there was a new process
+    another = held_writer(
+        mount, "another"
+    )  # the first may have slipped through before there was a new process
     assert lock_taker(mount) != process
     written(mount, another)
 
@@ -175,15 +194,26 @@ def test_a_writer_is_held_on_by_the_next_worker(mount: AcpfsMount) -> None:
 
 @pytest.mark.clause("S247", "S213")
 @pytest.mark.parametrize("killed", [False, True], ids=["", "worker killed"])
-def test_many_writers_of_unknown_size_at_once_complete_in_little_ram(tmp_path: Path, *, killed: bool) -> None:
+def test_many_writers_of_unknown_size_at_once_complete_in_little_ram(
+    tmp_path: Path, *, killed: bool
+) -> None:
     (tmp_path / "backing").mkdir()
     names = [f"model-{letter}.pt" for letter in "abcdefghijklmnop"]
     with (
-        AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native", ram=f"{BUDGET}", bandwidth="1", watchdog_s=WATCHDOG_S) as mount,
+        AcpfsMount(
+            tmp_path / "backing",
+            tmp_path / "mnt",
+            "native",
+            ram=f"{BUDGET}",
+            bandwidth="1",
+            watchdog_s=WATCHDOG_S,
+        ) as mount,
         ThreadPoolExecutor(len(names)) as pool,
     ):
         written = {name: pool.submit(write, mount.path / name, 24 * MIB) for name in names}
-        mount.wait_status(lambda status: bool(status["held_files"]))  # together three times what RAM takes
+        mount.wait_status(
+            lambda status: bool(status["held_files"])
+        )  # together three times what RAM takes
         if killed:
             wait_gone(mount.kill_worker())
             mount.wait_status(lambda status: bool(status["held_files"]))
@@ -205,11 +235,15 @@ def test_writers_that_no_worker_looks_after_are_stopped(mount: AcpfsMount) -> No
         os.kill(worker, signal.SIGSTOP)
         try:
             wait_until(lambda: holds_a_lock(lock_taker(mount)))
-            more = pool.submit(lambda: [file.write(BLOCK) for _ in range(4)])  # one may slip through
+            more = pool.submit(
+                lambda: [file.write(BLOCK) for _ in range(4)]
+            )  # one may slip through
             with pytest.raises(FutureTimeoutError):
                 more.result(0.2)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # taken for one that hangs, on a machine that stood still
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # taken for one that hangs, on a machine that stood still
                 os.kill(worker, signal.SIGCONT)
         assert more.result() == [len(BLOCK)] * 4
     mount.ask("set", key="bandwidth", value="0")
@@ -219,7 +253,13 @@ def test_writers_that_no_worker_looks_after_are_stopped(mount: AcpfsMount) -> No
 
 def test_nothing_of_it_is_left_after_the_end(tmp_path: Path) -> None:
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native-passthrough", ram="128M", watchdog_s=WATCHDOG_S) as mount:
+    with AcpfsMount(
+        tmp_path / "backing",
+        tmp_path / "mnt",
+        "native-passthrough",
+        ram="128M",
+        watchdog_s=WATCHDOG_S,
+    ) as mount:
         write(mount.path / "a", 16 * MIB)
         process = lock_taker(mount)
         mount.umount()
@@ -265,7 +305,11 @@ def watched_files(process: int) -> int:
     found = -1  # one is the mount
     for file in Path(f"/proc/{process}/fdinfo").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed between the list and the look
-            found += int(re.findall(r"^flags:\s*(\d+)", file.read_text(), re.MULTILINE)[0], 8) & os.O_PATH != 0
+            found += (
+                int(re.findall(r"^flags:\s*(\d+)", file.read_text(), re.MULTILINE)[0], 8)
+                & os.O_PATH
+                != 0
+            )
     return found
 
 
@@ -275,7 +319,9 @@ def lock_takers(mount: AcpfsMount) -> list[int]:
     for pid in mount.living():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             if b"hold_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append((int(began(pid) or 0), pid))  # not by number alone: small ones come again
+                found.append(
+                    (int(began(pid) or 0), pid)
+                )  # not by number alone: small ones come again
     return [pid for _began, pid in sorted(found)]
 
 
@@ -286,7 +332,9 @@ def lock_taker(mount: AcpfsMount) -> int:
 
 def wait_lock_taker(mount: AcpfsMount) -> int:
     """It is there soon after the mount, also where nobody writes, and waits for messages once it is a real-time task."""
-    wait_until(lambda: any(os.sched_getscheduler(pid) == os.SCHED_FIFO for pid in lock_takers(mount)))
+    wait_until(
+        lambda: any(os.sched_getscheduler(pid) == os.SCHED_FIFO for pid in lock_takers(mount))
+    )
     return lock_taker(mount)
 
 
@@ -326,7 +374,9 @@ def test_what_the_tmpfs_refused_is_not_published(mount: AcpfsMount, worker_dies:
 
 
 @pytest.mark.clause("S228")
-def test_one_write_that_is_larger_than_ram_and_slack_waits_and_is_no_failure(mount: AcpfsMount) -> None:
+def test_one_write_that_is_larger_than_ram_and_slack_waits_and_is_no_failure(
+    mount: AcpfsMount,
+) -> None:
     wait_lock_taker(mount)
     data = os.urandom(MIB) * ((BUDGET + SLACK) // MIB + 100)
     with open(mount.path / "large", "wb", buffering=0) as file:

@@ -25,7 +25,9 @@ from tests.transport.mounted import NativeMount
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 
 
@@ -34,7 +36,9 @@ LOOK_AGAIN_S = 0.01
 
 def program(text: str, *arguments: object) -> subprocess.Popen[str]:
     """A Python program that runs beside the test; its output is a pipe."""
-    return subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def finished(process: subprocess.Popen[str], timeout_s: float = 240) -> tuple[int, str]:
@@ -100,7 +104,10 @@ def test_a_kernel_that_lacks_features(tmp_path: Path, lacking: InitFlag) -> None
 
 
 def shared_map(path: Path) -> bytes:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped,
+    ):
         return mapped[:]
 
 
@@ -157,7 +164,10 @@ def test_writing_and_giving_away_take_set_uid_away(tmp_path: Path) -> None:
             os.chmod(mounted.path / name, 0o6777)
         assert finished(program(text, mounted.path / "written"))[0] == 0
         os.chown(mounted.path / "given", 1000, 1000)
-        assert [os.stat(mounted.path / n).st_mode & 0o7777 for n in ("written", "given")] == [0o777, 0o777]
+        assert [os.stat(mounted.path / n).st_mode & 0o7777 for n in ("written", "given")] == [
+            0o777,
+            0o777,
+        ]
 
 
 def test_birth_time_is_not_invented(tmp_path: Path) -> None:
@@ -166,7 +176,10 @@ def test_birth_time_is_not_invented(tmp_path: Path) -> None:
         (mounted.path / "f").write_bytes(b"12345")
         buffer = ctypes.create_string_buffer(256)
         assert libc.statx(-100, os.fsencode(mounted.path / "f"), 0, 0xFFF, buffer) == 0
-        mask, size = int.from_bytes(buffer.raw[0:4], "little"), int.from_bytes(buffer.raw[40:48], "little")
+        mask, size = (
+            int.from_bytes(buffer.raw[0:4], "little"),
+            int.from_bytes(buffer.raw[40:48], "little"),
+        )
         assert (mask & 0x800, size) == (0, 5)
 
 
@@ -300,7 +313,11 @@ def lanes_program(mounted: NativeMount, text: str) -> str:
     return output
 
 
-@pytest.mark.parametrize("mask", [(1 << 64) - 1, ((1 << 64) - 1) & ~int(InitFlag.PASSTHROUGH)], ids=["passthrough", "direct"])
+@pytest.mark.parametrize(
+    "mask",
+    [(1 << 64) - 1, ((1 << 64) - 1) & ~int(InitFlag.PASSTHROUGH)],
+    ids=["passthrough", "direct"],
+)
 @pytest.mark.parametrize(
     "text",
     [

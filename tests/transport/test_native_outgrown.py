@@ -16,12 +16,25 @@ import pytest
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, wait_gone
 from tests.rig.processes import Child
-from tests.transport.test_native_hold import BLOCK, BUDGET, MIB, SLACK, WATCHDOG_S, Peak, checksum, paced, wait_lock_taker, write
+from tests.transport.test_native_hold import (
+    BLOCK,
+    BUDGET,
+    MIB,
+    SLACK,
+    WATCHDOG_S,
+    Peak,
+    checksum,
+    paced,
+    wait_lock_taker,
+    write,
+)
 
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.clause("S61"),
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 BANDWIDTH = 150 * MIB
 
@@ -34,7 +47,9 @@ def disk(tmp_path: Path) -> Iterator[FaultFs]:
 
 @pytest.fixture(params=["native-passthrough", "native-direct"])
 def mount(request: pytest.FixtureRequest, tmp_path: Path, disk: FaultFs) -> Iterator[AcpfsMount]:
-    with AcpfsMount(tmp_path / "seen", tmp_path / "mnt", request.param, ram=f"{BUDGET}", watchdog_s=WATCHDOG_S) as mounted:
+    with AcpfsMount(
+        tmp_path / "seen", tmp_path / "mnt", request.param, ram=f"{BUDGET}", watchdog_s=WATCHDOG_S
+    ) as mounted:
         yield mounted
 
 
@@ -56,7 +71,9 @@ def test_a_file_three_times_the_budget(mount: AcpfsMount, tmp_path: Path) -> Non
 
 
 @pytest.mark.clause("S60")
-def test_four_writers_at_once_with_three_times_the_budget(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_four_writers_at_once_with_three_times_the_budget(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     peak = Peak(mount)
     peak.start()
     names = [f"rank{n}" for n in range(4)]
@@ -69,7 +86,9 @@ def test_four_writers_at_once_with_three_times_the_budget(mount: AcpfsMount, tmp
 
 @only_passthrough
 @pytest.mark.clause("S60")
-def test_one_write_far_beyond_the_limit_takes_no_more_ram_and_its_rest_waits(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_one_write_far_beyond_the_limit_takes_no_more_ram_and_its_rest_waits(
+    mount: AcpfsMount, tmp_path: Path
+) -> None:
     """It cannot be held, and ends short where its beginning does not move to the backing directory as fast as it writes."""
     data = memoryview(BLOCK * 132)
     wait_lock_taker(mount)  # while it starts, 50 ms on an idle machine, nobody can hold a writer
@@ -112,7 +131,9 @@ def test_a_file_that_is_deleted_while_it_outgrows_ram(mount: AcpfsMount) -> None
 
 
 @only_passthrough
-def test_a_backing_directory_that_fails_meanwhile_only_delays_it(mount: AcpfsMount, disk: FaultFs, tmp_path: Path) -> None:
+def test_a_backing_directory_that_fails_meanwhile_only_delays_it(
+    mount: AcpfsMount, disk: FaultFs, tmp_path: Path
+) -> None:
     path = mount.path / "big"
     rule = disk.fail("EIO", ["write"])
     child = Child(lambda: write(path, 2 * BUDGET))

@@ -18,7 +18,9 @@ from tests.rig.mounts import AcpfsMount, MakeMount
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.clause("S272"),
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 MIB = 1 << 20
 FILE = 40 * MIB
@@ -45,7 +47,9 @@ def mount(make_mount: MakeMount, tmp_path: Path) -> AcpfsMount:
     mount.flush()
     (mount.path / "model-0.pt").unlink()
     mount.flush()
-    mount.wait_status(lambda status: status["ram"]["used_bytes"] == 0)  # the kernel tells of the last close in the background
+    mount.wait_status(
+        lambda status: status["ram"]["used_bytes"] == 0
+    )  # the kernel tells of the last close in the background
     return mount
 
 
@@ -65,7 +69,9 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_no_padding(mount: AcpfsMou
 def test_a_writer_that_is_killed_in_the_middle_leaves_no_padding(mount: AcpfsMount) -> None:
     path = mount.path / "model-1.pt"
     program = f"import os; f = open({str(path)!r}, 'wb', 0); f.write(bytes({MIB})); os.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    )
     mount.wait_status(lambda status: 0 < status["ram"]["used_bytes"] <= 2 * MIB)
     assert path.read_bytes() == bytes(MIB)
     mount.run("acpfs-ctl", str(mount.path), "discard", str(path))
@@ -73,7 +79,10 @@ def test_a_writer_that_is_killed_in_the_middle_leaves_no_padding(mount: AcpfsMou
 
 def test_the_next_mount_finds_what_was_written_and_no_more(mount: AcpfsMount) -> None:
     path = mount.path / "model-1.pt"
-    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:  # ENOTCONN: the mount is gone
+    with (
+        contextlib.suppress(OSError),
+        open(path, "wb", buffering=0) as file,
+    ):  # ENOTCONN: the mount is gone
         mount.wait_status(lambda status: status["ram"]["used_bytes"] == FILE)
         file.write(PIECE * 8)
         mount.kill_processes()
@@ -88,8 +97,13 @@ def test_small_writes_are_mapped_in_large_pages(mount: AcpfsMount) -> None:
         pytest.skip("this kernel gives a tmpfs no huge pages")
     refused = huge_pages_refused()
     write(mount.path / "model-1.pt", FILE)
-    with open(mount.path / "model-1.pt", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        assert sum(mapped[at] == PIECE[0] for at in range(0, FILE, len(PIECE))) == FILE // len(PIECE)
+    with (
+        open(mount.path / "model-1.pt", "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+    ):
+        assert sum(mapped[at] == PIECE[0] for at in range(0, FILE, len(PIECE))) == FILE // len(
+            PIECE
+        )
         mapped_kib = huge_kib()
     if not mapped_kib and huge_pages_refused() > refused:
         pytest.skip("this machine's memory is in pieces: the kernel had no huge page")
@@ -106,6 +120,11 @@ def huge_kib() -> int:
     """Of what this process has mapped of files."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     found: Any = next(
-        (line.split()[1] for line in lines if line.startswith(("ShmemPmdMapped", "FilePmdMapped")) and line.split()[1] != "0"), 0
+        (
+            line.split()[1]
+            for line in lines
+            if line.startswith(("ShmemPmdMapped", "FilePmdMapped")) and line.split()[1] != "0"
+        ),
+        0,
     )
     return int(found)

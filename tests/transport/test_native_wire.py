@@ -11,13 +11,30 @@ import pytest
 
 from acpfs.transport.native import operations, protocol
 from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError, answer_init
-from acpfs.transport.native.protocol import INIT_IN, INIT_IN_V7_31, INIT_OUT, MINOR_MAX, InitFlag, Layout
+from acpfs.transport.native.protocol import (
+    INIT_IN,
+    INIT_IN_V7_31,
+    INIT_OUT,
+    MINOR_MAX,
+    InitFlag,
+    Layout,
+)
 from acpfs.transport.timeouts import RequestTimeouts
 
 NEWEST = int(
-    InitFlag.MAX_PAGES | InitFlag.INIT_EXT | InitFlag.PASSTHROUGH | InitFlag.HAS_RESEND | InitFlag.WRITEBACK_CACHE | InitFlag.ASYNC_DIO
+    InitFlag.MAX_PAGES
+    | InitFlag.INIT_EXT
+    | InitFlag.PASSTHROUGH
+    | InitFlag.HAS_RESEND
+    | InitFlag.WRITEBACK_CACHE
+    | InitFlag.ASYNC_DIO
 )
-LAYOUTS = {layout.name: layout for module in (protocol, operations) for layout in vars(module).values() if isinstance(layout, Layout)}
+LAYOUTS = {
+    layout.name: layout
+    for module in (protocol, operations)
+    for layout in vars(module).values()
+    if isinstance(layout, Layout)
+}
 
 
 def init_body(minor: int, flags: int) -> bytes:
@@ -34,12 +51,24 @@ def test_layouts_are_those_of_the_kernel_header(tmp_path: Path) -> None:
     if shutil.which("cc") is None or not header.exists():
         pytest.skip("needs a compiler and linux/fuse.h")
     newer = {"fuse_statx_in", "fuse_statx_out", "fuse_backing_map", "fuse_copy_file_range_out"}
-    names = sorted(n for n in LAYOUTS if " " not in n and (n not in newer or f"struct {n} " in header.read_text()))
+    names = sorted(
+        n
+        for n in LAYOUTS
+        if " " not in n and (n not in newer or f"struct {n} " in header.read_text())
+    )
     lines = "".join(f'printf("{n} %zu\\n", sizeof(struct {n}));\n' for n in names)
-    (tmp_path / "sizes.c").write_text(f"#include <stdio.h>\n#include <linux/fuse.h>\nint main(void) {{ {lines} return 0; }}\n")
-    subprocess.run(["cc", "-o", str(tmp_path / "sizes"), str(tmp_path / "sizes.c")], check=True, timeout=60)
-    told = subprocess.run([tmp_path / "sizes"], check=True, capture_output=True, text=True, timeout=60).stdout.split()
-    assert {n: LAYOUTS[n].size for n in names} == dict(zip(told[::2], map(int, told[1::2]), strict=True))
+    (tmp_path / "sizes.c").write_text(
+        f"#include <stdio.h>\n#include <linux/fuse.h>\nint main(void) {{ {lines} return 0; }}\n"
+    )
+    subprocess.run(
+        ["cc", "-o", str(tmp_path / "sizes"), str(tmp_path / "sizes.c")], check=True, timeout=60
+    )
+    told = subprocess.run(
+        [tmp_path / "sizes"], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.split()
+    assert {n: LAYOUTS[n].size for n in names} == dict(
+        zip(told[::2], map(int, told[1::2]), strict=True)
+    )
 
 
 def test_init_takes_what_is_offered_and_wanted() -> None:
@@ -51,16 +80,28 @@ def test_init_takes_what_is_offered_and_wanted() -> None:
     assert negotiated.has(InitFlag.HAS_RESEND)
     assert not negotiated.has(InitFlag.WRITEBACK_CACHE)
     fields = dict(zip(INIT_OUT.fields, INIT_OUT.unpack(answer.body), strict=False))
-    assert (fields["major"], fields["minor"], fields["max_pages"], fields["max_stack_depth"]) == (7, 45, 256, 1)
+    assert (fields["major"], fields["minor"], fields["max_pages"], fields["max_stack_depth"]) == (
+        7,
+        45,
+        256,
+        1,
+    )
     assert fields["flags2"] == negotiated.flags >> 32
 
 
 @pytest.mark.parametrize(
     ("default_s", "max_s", "asked_s", "warned"),
-    [(0, 0, 0, (False, False)), (60, 0, 65535, (False, True)), (0, 90, 0, (True, True)), (60, 90, 65535, (True, True))],
+    [
+        (0, 0, 0, (False, False)),
+        (60, 0, 65535, (False, True)),
+        (0, 90, 0, (True, True)),
+        (60, 90, 65535, (True, True)),
+    ],
 )
 @pytest.mark.clause("S212")
-def test_the_kernels_request_time_outs(tmp_path: Path, default_s: int, max_s: int, asked_s: int, warned: tuple[bool, bool]) -> None:
+def test_the_kernels_request_time_outs(
+    tmp_path: Path, default_s: int, max_s: int, asked_s: int, warned: tuple[bool, bool]
+) -> None:
     """The default gives way to a server that says what it wants; the other one can only be warned of."""
     assert RequestTimeouts.read(tmp_path) == RequestTimeouts(0, 0)  # before Linux 6.15
     (tmp_path / "default_request_timeout").write_text(f"{default_s}\n")
@@ -73,7 +114,10 @@ def test_the_kernels_request_time_outs(tmp_path: Path, default_s: int, max_s: in
     assert fields["request_timeout"] == asked_s
     assert bool((fields["flags2"] << 32) & InitFlag.REQUEST_TIMEOUT) == bool(asked_s)
     older = answer_init(init_body(42, NEWEST), ALL_FEATURES, 256, timeouts.to_ask_for_s)
-    assert dict(zip(INIT_OUT.fields, INIT_OUT.unpack(older.body), strict=False))["request_timeout"] == 0
+    assert (
+        dict(zip(INIT_OUT.fields, INIT_OUT.unpack(older.body), strict=False))["request_timeout"]
+        == 0
+    )
 
 
 def test_init_with_the_oldest_kernel_assumes_nothing() -> None:

@@ -27,7 +27,15 @@ LEFT_TO_THE_KERNEL = {
 
 NAMED_ELSEWHERE = {
     "dispatch.py": {
-        *("ACCESS", "BATCH_FORGET", "DESTROY", "FORGET", "INTERRUPT", "NOTIFY_REPLY", "SYNCFS"),  # answered without a call
+        *(
+            "ACCESS",
+            "BATCH_FORGET",
+            "DESTROY",
+            "FORGET",
+            "INTERRUPT",
+            "NOTIFY_REPLY",
+            "SYNCFS",
+        ),  # answered without a call
         "WRITE",  # may keep its buffers
     },
     "negotiate.py": {"INIT"},
@@ -37,7 +45,18 @@ NAMED_ELSEWHERE = {
         "STATX",  # says how long it is valid, which the session knows
     },
     "request.py": {"WRITE"},  # has a payload
-    "resent_requests.py": {"LINK", "MKDIR", "MKNOD", "SYMLINK", "RENAME", "RENAME2", "RMDIR", "UNLINK", "REMOVEXATTR", "SETXATTR"},
+    "resent_requests.py": {
+        "LINK",
+        "MKDIR",
+        "MKNOD",
+        "SYMLINK",
+        "RENAME",
+        "RENAME2",
+        "RMDIR",
+        "UNLINK",
+        "REMOVEXATTR",
+        "SETXATTR",
+    },
     "session.py": {"INIT"},
 }
 """Opcodes that a module beside `operations` and the list of `protocol` knows, each for a reason that most have not."""
@@ -71,12 +90,18 @@ def test_an_opcode_is_at_home_in_one_module() -> None:
     names = {opcode.name for opcode in Opcode}
     found: dict[str, set[str]] = {}
     for path in sorted(Path(dispatch.__file__).parent.glob("*.py")):
-        named = re.findall(r"\bOpcode\.([A-Z0-9_]+)|\b([A-Z0-9_]+)_(?:IN|OUT)\b", path.read_text(encoding="utf-8"))
+        named = re.findall(
+            r"\bOpcode\.([A-Z0-9_]+)|\b([A-Z0-9_]+)_(?:IN|OUT)\b", path.read_text(encoding="utf-8")
+        )
         found[path.name] = {one or other for one, other in named} & names
     del found["operations.py"], found["protocol.py"]
     assert {name: opcodes for name, opcodes in found.items() if opcodes} == NAMED_ELSEWHERE
 
 
 def test_libfuse_has_all_that_pyfuse3_offers() -> None:
-    offered = {name for name, one in vars(pyfuse3.Operations).items() if callable(one) and not name.startswith("_")}
+    offered = {
+        name
+        for name, one in vars(pyfuse3.Operations).items()
+        if callable(one) and not name.startswith("_")
+    }
     assert offered - set(vars(libfuse.Operations)) == set(LEFT_OF_PYFUSE3)

@@ -46,7 +46,9 @@ class Session:
             (base / name).mkdir()
         self.parts = file_system(base / "backing", base / "tier", base / "mnt")
         self.fs, self.kernel = FileSystem(self.parts), KernelDouble()
-        self.lanes = KernelLanes(self.fs, self.parts.kept, self.kernel, Negotiated(45, int(WANTED), int(WANTED), 1 << 16))
+        self.lanes = KernelLanes(
+            self.fs, self.parts.kept, self.kernel, Negotiated(45, int(WANTED), int(WANTED), 1 << 16)
+        )
         self._add = self.parts.kept.backings.add
 
     def fill(self) -> None:
@@ -79,7 +81,9 @@ class Session:
 
 
 @clause("S13")
-def test_a_file_for_whose_record_there_was_no_page_is_never_written_to_an_earlier_tier_file(tmp_path: Path) -> None:
+def test_a_file_for_whose_record_there_was_no_page_is_never_written_to_an_earlier_tier_file(
+    tmp_path: Path,
+) -> None:
     session = Session(tmp_path)
     session.fill()
     opened, attributes = session.create()
@@ -96,7 +100,9 @@ def test_a_file_for_whose_record_there_was_no_page_is_never_written_to_an_earlie
 
 
 @clause("S335")
-def test_an_open_beside_one_that_the_kernel_serves_gets_its_file_also_without_a_record(tmp_path: Path) -> None:
+def test_an_open_beside_one_that_the_kernel_serves_gets_its_file_also_without_a_record(
+    tmp_path: Path,
+) -> None:
     session = Session(tmp_path)
     opened, attributes = session.create()
     by_kernel, number = session.reply(attributes.ino, opened)

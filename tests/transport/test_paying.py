@@ -40,7 +40,9 @@ for line in sys.stdin:
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 
 
@@ -48,8 +50,14 @@ def hierarchy() -> tuple[Path, str, str] | None:
     """Where groups with a memory limit can be made on this machine, without changing anything of others."""
     for kind, (top, limit, use) in HIERARCHIES.items():
         enabled = top / "cgroup.subtree_control"
-        if (kind == "v1" and (top / limit).exists()) or (enabled.exists() and "memory" in enabled.read_text().split()):
-            return (top, limit, use) if os.access(top, os.W_OK) and not os.statvfs(top).f_flag & os.ST_RDONLY else None
+        if (kind == "v1" and (top / limit).exists()) or (
+            enabled.exists() and "memory" in enabled.read_text().split()
+        ):
+            return (
+                (top, limit, use)
+                if os.access(top, os.W_OK) and not os.statvfs(top).f_flag & os.ST_RDONLY
+                else None
+            )
     return None
 
 
@@ -66,7 +74,9 @@ class Trainer:
         (self.group / limit).write_text(str(limit_bytes))
         self._use = self.group / use
         command = [sys.executable, "-c", TRAINER, str(self.group)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
 
     def do(self, what: str, argument: object) -> bool:
         """Whether it lived through it."""
@@ -100,7 +110,9 @@ def trainer(request: pytest.FixtureRequest) -> Iterator[Trainer]:
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[AcpfsMount]:
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native", ram="256M", watchdog_s=120) as made:
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", "native", ram="256M", watchdog_s=120
+    ) as made:
         if "passthrough" not in made.status()["lanes"]:
             pytest.skip("this kernel has no passthrough")
         yield made
@@ -117,7 +129,9 @@ def test_a_tight_group_does_not_pay(mount: AcpfsMount, trainer: Trainer) -> None
 
 @pytest.mark.clause("S243")
 @pytest.mark.parametrize("trainer", [256 * MIB], indirect=True)
-def test_a_roomy_group_pays_and_gets_the_pages_back_when_it_needs_them(mount: AcpfsMount, trainer: Trainer) -> None:
+def test_a_roomy_group_pays_and_gets_the_pages_back_when_it_needs_them(
+    mount: AcpfsMount, trainer: Trainer
+) -> None:
     for number in (1, 2):
         assert trainer.do("save", mount.path / f"iter_{number}.pt")
     assert mount.status()["lane_choices"]["passthrough"] == 1
@@ -125,5 +139,7 @@ def test_a_roomy_group_pays_and_gets_the_pages_back_when_it_needs_them(mount: Ac
     assert trainer.do("take", 128)
     assert trainer.charged_bytes() >= 128 * MIB + FILE
     assert trainer.do("take", 32)
-    mount.wait_status(lambda status: status["ram"]["clean_bytes"] == FILE)  # that the daemon paid for stays
+    mount.wait_status(
+        lambda status: status["ram"]["clean_bytes"] == FILE
+    )  # that the daemon paid for stays
     assert trainer.do("take", 60)  # for which there was no room beside the file

@@ -24,7 +24,9 @@ from tests.transport.mounted import NativeMount
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.transports("native"),
-    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+    ),
 ]
 
 HANGING = "hangs"
@@ -36,10 +38,16 @@ DIES_WITHIN_S = 120.0
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[NativeMount]:
     (tmp_path / "backing").mkdir()
-    (tmp_path / "backing" / HANGING).touch()  # of a name that the first listing has not, nobody waits for news
-    with NativeMount(tmp_path, "--hang", HANGING, "--unseen-patience", "0.1", "--count", under=NESTED) as made:
+    (
+        tmp_path / "backing" / HANGING
+    ).touch()  # of a name that the first listing has not, nobody waits for news
+    with NativeMount(
+        tmp_path, "--hang", HANGING, "--unseen-patience", "0.1", "--count", under=NESTED
+    ) as made:
         yield made
-        with contextlib.suppress(OSError, ValueError, subprocess.CalledProcessError):  # a server that was killed, or dies just now
+        with contextlib.suppress(
+            OSError, ValueError, subprocess.CalledProcessError
+        ):  # a server that was killed, or dies just now
             unmount_inside(made, "-l")
 
 
@@ -55,7 +63,12 @@ def seen_from_outside(mount: NativeMount) -> Path:
 
 def unmount_inside(mount: NativeMount, *flags: str) -> None:
     """One outside does not reach it."""
-    nested = ["nsenter", f"--target={server_of(mount)}", "--pid", "--mount"]  # umount -l looks into its /proc/self
+    nested = [
+        "nsenter",
+        f"--target={server_of(mount)}",
+        "--pid",
+        "--mount",
+    ]  # umount -l looks into its /proc/self
     subprocess.run([*nested, "umount", *flags, str(mount.path)], check=True, timeout=120)
 
 
@@ -92,14 +105,20 @@ def test_a_call_of_a_process_that_lives_ends_with_eintr(mount: NativeMount) -> N
 
 @pytest.mark.clause("S243")
 @pytest.mark.parametrize("where", ["inside", "outside"])
-def test_only_a_writer_whose_control_group_is_known_writes_past_the_daemon(mount: NativeMount, where: str) -> None:
+def test_only_a_writer_whose_control_group_is_known_writes_past_the_daemon(
+    mount: NativeMount, where: str
+) -> None:
     if not Negotiated.from_record(mount.negotiated).has(InitFlag.PASSTHROUGH):
         pytest.skip("this kernel has no passthrough")
     server = server_of(mount)
     if where == "inside":
         write = "import os, sys; os.write(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), bytes(1 << 20))"
         nested = ["nsenter", f"--target={server}", "--pid", "--mount"]
-        subprocess.run([*nested, sys.executable, "-c", write, str(mount.path / "file")], check=True, timeout=120)
+        subprocess.run(
+            [*nested, sys.executable, "-c", write, str(mount.path / "file")],
+            check=True,
+            timeout=120,
+        )
     else:
         (seen_from_outside(mount) / "file").write_bytes(bytes(1 << 20))
     unmount_inside(mount)

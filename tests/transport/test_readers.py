@@ -45,7 +45,9 @@ class Kernel:
 
     def ask(self, opcode: Opcode, body: bytes = b"") -> int:
         """The thread that handles the request."""
-        self._socket.send(IN_HEADER.pack(IN_HEADER.size + len(body), opcode, 2, 1, 0, 0, 0, 0, 0) + body)
+        self._socket.send(
+            IN_HEADER.pack(IN_HEADER.size + len(body), opcode, 2, 1, 0, 0, 0, 0, 0) + body
+        )
         found, thread = self.dispatch.handled.get(timeout=WAIT_S)
         assert found == opcode
         return thread
@@ -70,10 +72,15 @@ def test_short_requests_stay_with_one_thread(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize(
     ("opcode", "body"),
-    [(Opcode.WRITE, os.urandom(BULK_BYTES_MIN)), (Opcode.READ, READ_IN.pack(1, 0, BULK_BYTES_MIN, 0, 0, 0, 0))],
+    [
+        (Opcode.WRITE, os.urandom(BULK_BYTES_MIN)),
+        (Opcode.READ, READ_IN.pack(1, 0, BULK_BYTES_MIN, 0, 0, 0, 0)),
+    ],
     ids=["write", "read"],
 )
-def test_a_thread_that_moves_bytes_gives_the_turn_away(kernel: Kernel, opcode: Opcode, body: bytes) -> None:
+def test_a_thread_that_moves_bytes_gives_the_turn_away(
+    kernel: Kernel, opcode: Opcode, body: bytes
+) -> None:
     busy = kernel.ask(opcode, body)
     also_busy = kernel.ask(opcode, body)
     others = {kernel.ask(Opcode.GETATTR) for _ in range(5)}

@@ -20,7 +20,9 @@ from tests.transport.mounted import NativeMount
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 MASKS = {"passthrough": (1 << 64) - 1, "direct": ((1 << 64) - 1) & ~int(InitFlag.PASSTHROUGH)}
 PRELUDE = """
@@ -39,7 +41,9 @@ class Kept:
     def __init__(self, base: Path, mask: int) -> None:
         mountpoint = base / "mnt"
         mountpoint.mkdir()
-        self.mount = NativeMount(base, "--mask", str(mask), fd=mount(mountpoint, MountOptions("kept")))
+        self.mount = NativeMount(
+            base, "--mask", str(mask), fd=mount(mountpoint, MountOptions("kept"))
+        )
 
     def kill(self) -> None:
         """kill -9, and the next server."""
@@ -49,7 +53,13 @@ class Kept:
     def run(self, text: str, *, kills: int = 1) -> None:
         """A program, with so many kills on its way."""
         command = [sys.executable, "-c", PRELUDE + text, str(self.mount.path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             for _ in range(kills):

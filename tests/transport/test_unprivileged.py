@@ -22,8 +22,13 @@ from tests.rig.namespaces import LET_GO
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
-    pytest.mark.skipif(not (shutil.which("fusermount3") and shutil.which("setpriv")), reason="needs fusermount3 and setpriv"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
+    pytest.mark.skipif(
+        not (shutil.which("fusermount3") and shutil.which("setpriv")),
+        reason="needs fusermount3 and setpriv",
+    ),
 ]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -158,7 +163,9 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
     assert (status["transport"], list(status["lanes"])) == ("native", ["direct"])
     assert (wish == "native") == (status["transport_reason"] == "asked for")
     assert "fuse.acpfs" in done.stderr
-    doctor = {finding["subject"]: finding for finding in json.loads((base / "home/doctor").read_text())}
+    doctor = {
+        finding["subject"]: finding for finding in json.loads((base / "home/doctor").read_text())
+    }
     assert "auto is native" in doctor["transport"]["text"]
     assert doctor["passthrough"]["verdict"] == "note"
     assert (base / "backing/f").read_text() == "hello\n"

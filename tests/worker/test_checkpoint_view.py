@@ -42,7 +42,12 @@ async def saved(w: World) -> None:
     (b"run/model_7.pt", "run/*_7.pt", 2, 3 * FILES + 2),
 ])  # fmt: skip
 def test_a_report_on_one_directory_walks_over_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: bytes, name: str, files: int, looked_at: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: bytes,
+    name: str,
+    files: int,
+    looked_at: int,
 ) -> None:
     """The lock is had meanwhile: with 100,000 files in one save_dir that was 0.1 to 0.5 s for each checkpoint that came to be persisted."""
     walked: list[bytes] = []
@@ -58,7 +63,12 @@ def test_a_report_on_one_directory_walks_over_no_other(
     async def main() -> None:
         async with world(tmp_path) as w:
             await saved(w)
-            view = CheckpointView(cast("Parts", SimpleNamespace(fs=w.fs, inner=w.inner, manifest=w.engine._manifest.manifest)))
+            view = CheckpointView(
+                cast(
+                    "Parts",
+                    SimpleNamespace(fs=w.fs, inner=w.inner, manifest=w.engine._manifest.manifest),
+                )
+            )
             (report,) = view.reports(path)
             assert (report.path, report.files, report.state) == (name, files, "persisted")
             assert len(walked) == looked_at

@@ -23,7 +23,12 @@ def log(tmp_path: Path) -> OperationLog:
 
 def fill(log: OperationLog, directory: bytes, count: int, *, held: bool) -> list[Op]:
     """So many operations; the first one is parked where they are to be held."""
-    ops = [log.append(OpKind.MKDIR, Ino(log.last_seq + 10), parent=ROOT, name=b"%s/%d" % (directory, n)) for n in range(count)]
+    ops = [
+        log.append(
+            OpKind.MKDIR, Ino(log.last_seq + 10), parent=ROOT, name=b"%s/%d" % (directory, n)
+        )
+        for n in range(count)
+    ]
     for op in ops:
         if held:
             op.put(Aside.HELD)
@@ -51,7 +56,9 @@ def test_what_the_engine_does_not_look_at_is_not_taken_for_persisted(log: Operat
     fill(log, b"refused", COUNTED_OPS_MAX, held=True)
     assert left(log, b"fine") == Remaining(0, 0, stuck=False)
     fill(log, b"fine", 2, held=False)
-    assert left(log, b"fine") == Remaining(2, 0, stuck=True), "nothing comes any more, until somebody does something about it"
+    assert left(log, b"fine") == Remaining(2, 0, stuck=True), (
+        "nothing comes any more, until somebody does something about it"
+    )
 
 
 @pytest.mark.clause("S161")

@@ -16,7 +16,9 @@ from tests.rig.mounts import AcpfsMount
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.clause("S234"),
-    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+    ),
 ]
 
 
@@ -67,7 +69,9 @@ def test_bytes_that_somebody_removed_from_the_tier_are_named(mount: AcpfsMount) 
     assert code == ExitCode.FAILED
     assert "d/f" in said
     assert "its bytes are not in RAM any more" in said
-    assert "this must never be so" in "".join(path.read_text() for path in (mount.runtime_dir / "logs").iterdir())
+    assert "this must never be so" in "".join(
+        path.read_text() for path in (mount.runtime_dir / "logs").iterdir()
+    )
     assert doctor(mount)[0] == ExitCode.OK
 
 
@@ -77,7 +81,10 @@ def test_a_state_that_was_made_wrong_between_two_mounts_is_named(mount: AcpfsMou
     (mount.path / "d/f").write_bytes(os.urandom(100_000))
     state = tier_directory(mount) / "state.sqlite"
     mount.kill()
-    change(state, "INSERT INTO child SELECT parent, CAST('again' AS BLOB), ino FROM child WHERE name = CAST('d' AS BLOB)")
+    change(
+        state,
+        "INSERT INTO child SELECT parent, CAST('again' AS BLOB), ino FROM child WHERE name = CAST('d' AS BLOB)",
+    )
     mount.start()
     faults = mount.run("acpfs-ctl", str(mount.path), "doctor", "--json", check=False)
     assert faults.returncode == ExitCode.FAILED

@@ -36,15 +36,41 @@ pytestmark = pytest.mark.clause("S322")
 
 def save(number: int, at: float = 0.0, files: int = 1) -> HistoryEntry:
     path = f"run/step-{number}"
-    return HistoryEntry(at or 100.0 + number, "checkpoint", "persisted", path, number, files, 5, 90.0 + number, 2.0, 7.0)
+    return HistoryEntry(
+        at or 100.0 + number,
+        "checkpoint",
+        "persisted",
+        path,
+        number,
+        files,
+        5,
+        90.0 + number,
+        2.0,
+        7.0,
+    )
 
 
 STEP = Checkpoint(b"run", b"step-3", 3, 0)
 
 
 def test_a_load_says_when_how_long_and_from_where() -> None:
-    entry = loaded(STEP, Load(time.monotonic() - 3.0, time.monotonic() - 1.0, {Ino(5): 7, Ino(6): 8}, {"ram", "backing"}), 1000.0)
-    assert (entry.path, entry.step, entry.files, entry.bytes, entry.loaded_from) == ("run/step-3", 3, 2, 15, "mixed")
+    entry = loaded(
+        STEP,
+        Load(
+            time.monotonic() - 3.0,
+            time.monotonic() - 1.0,
+            {Ino(5): 7, Ino(6): 8},
+            {"ram", "backing"},
+        ),
+        1000.0,
+    )
+    assert (entry.path, entry.step, entry.files, entry.bytes, entry.loaded_from) == (
+        "run/step-3",
+        3,
+        2,
+        15,
+        "mixed",
+    )
     assert entry.load_s == pytest.approx(2.0, abs=0.5)
     assert entry.began_at is not None
     assert entry.began_at < entry.at < 1000.0
@@ -57,7 +83,9 @@ def status() -> Status:
     return trio.run(make)
 
 
-def test_entries_are_kept_over_workers_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_are_kept_over_workers_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history, "ENTRIES_MAX", 3)
     state = StateDatabase(tmp_path / "state.sqlite")
     kept = History(state)
@@ -84,7 +112,11 @@ def test_the_same_again_costs_no_row(tmp_path: Path) -> None:
     state.close()
 
 
-@pytest.mark.parametrize("content", ["{", '{"entries": 5}', '{"entries": [5, {"kind": "x"}]}'], ids=["torn", "no list", "no entries"])
+@pytest.mark.parametrize(
+    "content",
+    ["{", '{"entries": 5}', '{"entries": [5, {"kind": "x"}]}'],
+    ids=["torn", "no list", "no entries"],
+)
 def test_what_a_mount_has_kept_may_be_damaged(tmp_path: Path, content: str) -> None:
     settings, state = settings_for(tmp_path), StateDatabase(tmp_path / "state.sqlite")
     kept = History(state)
@@ -103,7 +135,9 @@ def test_what_a_mount_has_kept_may_be_damaged(tmp_path: Path, content: str) -> N
 def test_each_change_is_told_once() -> None:
     calm = status()
     assert begun(calm)[0] == "mount"
-    kind, text = begun(replace(calm, worker=replace(calm.worker, number=2, last_end="died", pause_s=0.25)))
+    kind, text = begun(
+        replace(calm, worker=replace(calm.worker, number=2, last_end="died", pause_s=0.25))
+    )
     assert kind == "takeover"
     assert "died; pause 0.2 s" in text
     bad = replace(
@@ -117,7 +151,13 @@ def test_each_change_is_told_once() -> None:
         bypass_reason="operator",
     )
     told = changes(SeenStatus.of(calm), SeenStatus.of(bad), "ETIMEDOUT")
-    assert [kind for kind, _text in told] == ["storage", "refused", "interrupted", "conflict", "bypass"]
+    assert [kind for kind, _text in told] == [
+        "storage",
+        "refused",
+        "interrupted",
+        "conflict",
+        "bypass",
+    ]
     assert told[0][1] == "ok → stuck: ETIMEDOUT"
     assert changes(SeenStatus.of(bad), SeenStatus.of(bad), "ETIMEDOUT") == []
     assert changes(SeenStatus(missing=("a",)), SeenStatus(missing=("b",)), "") == [
@@ -141,9 +181,15 @@ def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path
                     raise OSError("a look that fails")
                 if len(seen) == 2:
                     settled._newly_settled |= {first: 2, second: 3}
-                return [report_of(os.fsdecode(path), 1, step=int(path[-1:]), persisted_at=100.0 + len(seen))]
+                return [
+                    report_of(
+                        os.fsdecode(path), 1, step=int(path[-1:]), persisted_at=100.0 + len(seen)
+                    )
+                ]
 
-            parts = cast("Parts", SimpleNamespace(fs=w.fs, inner=w.inner, history=kept, state=w.state))
+            parts = cast(
+                "Parts", SimpleNamespace(fs=w.fs, inner=w.inner, history=kept, state=w.state)
+            )
             watch = HistoryWatch(parts, DoubleSubject().status, reports, lambda: 99.0)
             settled._newly_settled[first] = 1
             for _ in range(4):
@@ -151,14 +197,19 @@ def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path
             assert seen == [b"run/step-1"] * 3 + [b"run/step-2"]
             saves = [entry for entry in kept.entries() if entry.kind == "checkpoint"]
             assert [(entry.step, entry.at) for entry in saves] == [(1, 103.0), (2, 104.0)]
-            assert [entry.kind for entry in kept.entries() if entry.kind != "checkpoint"] == ["mount"]
+            assert [entry.kind for entry in kept.entries() if entry.kind != "checkpoint"] == [
+                "mount"
+            ]
             assert settled.newly_settled() == {}
 
     trio.run(main)
 
 
 def test_the_page_has_a_point_for_each_save_and_no_text_of_others_as_markup() -> None:
-    trouble, load = HistoryEntry(101.0, "storage", "ok → stuck: <script>"), loaded(STEP, Load(1.0, 3.0, {Ino(5): 7}, {"ram"}), 200.0)
+    trouble, load = (
+        HistoryEntry(101.0, "storage", "ok → stuck: <script>"),
+        loaded(STEP, Load(1.0, 3.0, {Ino(5): 7}, {"ram"}), 200.0),
+    )
     entries = [
         json.loads(json.dumps({name: getattr(entry, name) for name in HistoryEntry.__slots__}))
         for entry in (save(1), save(2), load, trouble)
@@ -172,7 +223,9 @@ def test_the_page_has_a_point_for_each_save_and_no_text_of_others_as_markup() ->
 
 
 @pytest.mark.mount
-@pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+)
 def test_a_mount_tells_what_earlier_ones_have_saved(tmp_path: Path) -> None:
     (tmp_path / "backing").mkdir()
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native") as mount:
@@ -189,7 +242,13 @@ def test_a_mount_tells_what_earlier_ones_have_saved(tmp_path: Path) -> None:
         assert told[1]["persist_s"] >= told[1]["save_s"] >= 0
         at = str(mount.path)
         assert "run/step-1" in mount.run("acpfs-ctl", at, "history").stdout
-        rows = list(csv.DictReader(io.StringIO(mount.run("acpfs-ctl", at, "history", "--csv", "--kind", "checkpoint").stdout)))
+        rows = list(
+            csv.DictReader(
+                io.StringIO(
+                    mount.run("acpfs-ctl", at, "history", "--csv", "--kind", "checkpoint").stdout
+                )
+            )
+        )
         assert [row["path"] for row in rows] == ["run/step-1"]
         mount.run("acpfs-ctl", at, "history", "--html", str(tmp_path / "page.html"))
         assert "step-1" in (tmp_path / "page.html").read_text()
@@ -197,7 +256,9 @@ def test_a_mount_tells_what_earlier_ones_have_saved(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.mount
-@pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"
+)
 def test_a_mount_tells_what_was_loaded(tmp_path: Path) -> None:
     (tmp_path / "backing/run/step-1").mkdir(parents=True)
     (tmp_path / "backing/run/step-1/model.pt").write_bytes(b"x" * (2 << 20))
@@ -210,4 +271,8 @@ def test_a_mount_tells_what_was_loaded(tmp_path: Path) -> None:
             assert len((mount.path / "run/step-1/model.pt").read_bytes()) == 2 << 20
             until(lambda place=place: place in told(), "the load is in the history", 60)  # type: ignore[misc]
         text = mount.run("acpfs-ctl", str(mount.path), "history", "--kind", "load").stdout
-        assert ("loaded from backing" in text, "loaded from ram" in text, text.count("run/step-1")) == (True, True, 2)
+        assert (
+            "loaded from backing" in text,
+            "loaded from ram" in text,
+            text.count("run/step-1"),
+        ) == (True, True, 2)

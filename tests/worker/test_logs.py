@@ -36,7 +36,12 @@ def test_a_file_holds_one_json_object_per_line(tmp_path: Path) -> None:
     get_logger("acpfs.test").info("mounted", mount="/mnt/\udcff")
     logging.getLogger("elsewhere").warning("plain %s", "text")
     first, second = lines(file)
-    assert (first["event"], first["level"], first["logger"], first["mount"]) == ("mounted", "info", "acpfs.test", "/mnt/\udcff")
+    assert (first["event"], first["level"], first["logger"], first["mount"]) == (
+        "mounted",
+        "info",
+        "acpfs.test",
+        "/mnt/\udcff",
+    )
     assert (second["event"], second["level"]) == ("plain text", "warning")
 
 
@@ -58,7 +63,9 @@ def test_stderr_has_key_value_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert 'mount="/mnt/x y" n=3' in line
 
 
-def test_the_journal_gets_priorities(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_gets_priorities(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     logs.configure("info", None)
     get_logger("a").error("bad")
@@ -94,7 +101,10 @@ def test_files_rotate_and_stderr_follows(tmp_path: Path) -> None:
         "[log.info('filler', n=n, text='x'*100) for n in range(200)]\nos.write(2, b'from a C library\\n')"
     )
     subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "x.log")], check=True, timeout=120, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        [sys.executable, "-c", code, str(tmp_path / "x.log")],
+        check=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["x.log", "x.log.1", "x.log.2", "x.log.3", "x.log.4"]

@@ -12,10 +12,14 @@ from acpfs.writeback.engine_records import ClusterStatistics, PeerReport
 
 
 def cluster(drift_s: float, *peers: PeerReport) -> ClusterStatistics:
-    return ClusterStatistics("here", peers, (), 0, None, 0, 0, 0.0, 0.0, drift_s, None, (), 0, 0, "")
+    return ClusterStatistics(
+        "here", peers, (), 0, None, 0, 0, 0.0, 0.0, drift_s, None, (), 0, 0, ""
+    )
 
 
-def peer(node: str, wait_s: float, drift_s: float = 0.0, state: NodeState = NodeState.LIVE) -> PeerReport:
+def peer(
+    node: str, wait_s: float, drift_s: float = 0.0, state: NodeState = NodeState.LIVE
+) -> PeerReport:
     record = NodeRecord(node, beat=1, state=state, drift_s=drift_s)
     return PeerReport(node, record, 0.0, False, False, -math.inf, math.inf, 7300.0, wait_s, "")
 

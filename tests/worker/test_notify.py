@@ -45,7 +45,9 @@ def test_what_the_worker_has_to_say(link: tuple[Link, socket.socket]) -> None:
     manager.status("draining")
     assert channel.receive(link[1])[0] == {"notify": "STATUS=draining"}
     manager.stopping("draining", 600)
-    assert channel.receive(link[1])[0] == {"notify": "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=610000000"}
+    assert channel.receive(link[1])[0] == {
+        "notify": "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=610000000"
+    }
 
 
 def test_the_service_manager_is_told(manager_socket: socket.socket) -> None:
@@ -54,7 +56,9 @@ def test_the_service_manager_is_told(manager_socket: socket.socket) -> None:
 
 
 @pytest.mark.clause("S338")
-def test_a_service_manager_that_reads_nothing_holds_nobody_up(manager_socket: socket.socket) -> None:
+def test_a_service_manager_that_reads_nothing_holds_nobody_up(
+    manager_socket: socket.socket,
+) -> None:
     service = Service()
     for _ in range(2000):  # more than any queue of datagrams has room for
         service.notify(ALIVE)
@@ -88,14 +92,20 @@ def test_how_long_a_thread_has_been_with_one_request() -> None:
     assert busy.longest_s(15.0) == 0.0
 
 
-@pytest.mark.parametrize(("name", "value"), [("WATCHDOG_USEC", "0"), ("WATCHDOG_USEC", "soon"), ("WATCHDOG_PID", "1")])
-def test_nobody_watches(manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("WATCHDOG_USEC", "0"), ("WATCHDOG_USEC", "soon"), ("WATCHDOG_PID", "1")]
+)
+def test_nobody_watches(
+    manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "20000000")
     monkeypatch.setenv(name, value)
     assert Service().watchdog_s == 0
 
 
-def test_the_watchdog_wants_to_be_fed_twice_per_interval(manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_wants_to_be_fed_twice_per_interval(
+    manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "20000000")
     assert Service().watchdog_s == 10.0
 

@@ -36,7 +36,9 @@ def heard(end: socket.socket, until: dict[str, Any]) -> list[tuple[dict[str, Any
     return messages
 
 
-def test_signs_of_life_do_not_wait_and_leave_room_for_the_rest(ends: tuple[Link, socket.socket]) -> None:
+def test_signs_of_life_do_not_wait_and_leave_room_for_the_rest(
+    ends: tuple[Link, socket.socket],
+) -> None:
     link, supervisor = ends
     for _ in range(10_000):
         link.beat(0.0)
@@ -55,7 +57,10 @@ def test_nothing_waits_and_nothing_is_lost_or_overtaken(ends: tuple[Link, socket
     link.tell(notify="last")
     link.beat(0.0)
     messages = heard(supervisor, {"notify": "last"})
-    assert [message["notify"] for message, _fds in messages if "notify" in message] == [*range(2000), "last"]
+    assert [message["notify"] for message, _fds in messages if "notify" in message] == [
+        *range(2000),
+        "last",
+    ]
     (kept,) = [fds for message, fds in messages if "keep" in message]
     os.write(write_fd, b"x")
     assert os.read(kept[0], 1) == b"x"
@@ -96,4 +101,6 @@ def test_a_silence_that_nobody_listened_to_is_none(monkeypatch: pytest.MonkeyPat
         assert not worker.dumped_at
         worker.heard({"beat": 0.0})
         worker.excuse(overslept_s)
-        assert not worker.is_well(now + limits.hang_s, limits), "a hang from now on would not be seen"
+        assert not worker.is_well(now + limits.hang_s, limits), (
+            "a hang from now on would not be seen"
+        )

@@ -12,7 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, NewAttributes, Note, SpaceInfo, lstat_each
+from acpfs.backing.lower import (
+    LowerEntry,
+    LowerPath,
+    LowerStat,
+    NewAttributes,
+    Note,
+    SpaceInfo,
+    lstat_each,
+)
 from acpfs.backing.quirks import Features
 
 OWN = b".acpfs"
@@ -81,11 +89,17 @@ class MemoryLower:
                 found[path + name + b"/"] = b""
                 self._collect(child, path + name + b"/", found)
             else:
-                found[path + name] = bytes(child.content) if stat.S_ISREG(child.mode) else child.target
+                found[path + name] = (
+                    bytes(child.content) if stat.S_ISREG(child.mode) else child.target
+                )
 
     def _is_visible(self, inode: Inode, below: Inode | None = None) -> bool:
         children = (below or self.root).children.items()
-        return any(child is inode or self._is_visible(inode, child) for name, child in children if below or name != OWN)
+        return any(
+            child is inode or self._is_visible(inode, child)
+            for name, child in children
+            if below or name != OWN
+        )
 
     def inode(self, path: str) -> Inode:
         return self._find(tuple(path.encode().split(b"/")))
@@ -157,7 +171,9 @@ class MemoryLower:
         self._call("listdir", path)
         with self._lock:
             children = self._find(path).children.items()
-            return [LowerEntry(n, c.ino, stat.S_IFMT(c.mode)) for n, c in children if path or n != OWN]
+            return [
+                LowerEntry(n, c.ino, stat.S_IFMT(c.mode)) for n, c in children if path or n != OWN
+            ]
 
     def open_read(self, path: LowerPath) -> int:
         self._call("open", path)
@@ -178,7 +194,9 @@ class MemoryLower:
 
     def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
         self._call("xattrs", path)
-        return {n: v for n, v in self._find(path).xattrs.items() if not n.startswith(b"user.acpfs.")}
+        return {
+            n: v for n, v in self._find(path).xattrs.items() if not n.startswith(b"user.acpfs.")
+        }
 
     def digest(self, path: LowerPath) -> str:
         self._call("xattrs", path)

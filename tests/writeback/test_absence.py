@@ -27,7 +27,12 @@ class Forgetful:
 
     def __call__(self, label: str, path: LowerPath) -> None:
         self._troubled = self._troubled or (label in CHANGING and path[:1] == (b"d",))
-        if self._troubled and label in CHANGING | {"lstat"} and path[:1] == (b"d",) and self.denied < self._calls:
+        if (
+            self._troubled
+            and label in CHANGING | {"lstat"}
+            and path[:1] == (b"d",)
+            and self.denied < self._calls
+        ):
             self.denied += 1
             raise error(errno.ENOENT)
 
@@ -58,7 +63,9 @@ def _set_mode(world: World) -> None:
 
 @clause("S23")
 @pytest.mark.parametrize("change", [_rename, _replace, _unlink, _rmdir, _link, _set_mode])
-def test_what_is_not_found_but_listed_is_tried_again(world: World, run: Run, change: Callable[[World], None]) -> None:
+def test_what_is_not_found_but_listed_is_tried_again(
+    world: World, run: Run, change: Callable[[World], None]
+) -> None:
     world.mkdir("d")
     world.mkdir("d/empty")
     world.store("d/tmp", b"new")
@@ -98,7 +105,11 @@ def test_a_refusal_after_a_doubtful_attempt_leaves_the_doubt(world: World, run: 
     answers = iter([errno.EIO, errno.EISDIR])
 
     def fault(label: str, path: LowerPath) -> None:
-        if label == "lstat" and path == (b"d", b"tmp") and b"tmp" in world.lower.inode("d").children:
+        if (
+            label == "lstat"
+            and path == (b"d", b"tmp")
+            and b"tmp" in world.lower.inode("d").children
+        ):
             number = next(answers, None)
             if number is not None:
                 raise error(number)
@@ -149,7 +160,9 @@ class Lying(MemoryLower):
 
 @clause("S6", "S23")
 @pytest.mark.parametrize("where", ["d/final", "d/tmp", "moved"])
-def test_a_rename_that_was_only_said_to_be_done_is_made(tmp_path: Path, run: Run, where: str) -> None:
+def test_a_rename_that_was_only_said_to_be_done_is_made(
+    tmp_path: Path, run: Run, where: str
+) -> None:
     lower = Lying(tuple(where.encode().split(b"/")), times=4)
     world = World(tmp_path, lower)
     world.mkdir("d")
@@ -179,7 +192,9 @@ def test_a_file_that_was_only_said_to_be_replaced_is_replaced(tmp_path: Path, ru
 
 
 @clause("S29", "S169")
-def test_a_file_that_another_node_replaced_at_once_is_not_taken_for_ours(tmp_path: Path, run: Run) -> None:
+def test_a_file_that_another_node_replaced_at_once_is_not_taken_for_ours(
+    tmp_path: Path, run: Run
+) -> None:
     """Of the same size, between our rename and our look at it: what is in RAM here is not what lies there."""
     world = World(tmp_path)
     replaced = False
@@ -201,7 +216,9 @@ def test_a_file_that_another_node_replaced_at_once_is_not_taken_for_ours(tmp_pat
 
 
 @clause("S23")
-def test_what_another_member_has_removed_already_takes_one_listing_and_not_one_each(world: World, run: Run) -> None:
+def test_what_another_member_has_removed_already_takes_one_listing_and_not_one_each(
+    world: World, run: Run
+) -> None:
     """A directory of n files that all members remove took n listings of n entries."""
     world.mkdir("d")
     for n in range(40):
@@ -219,7 +236,9 @@ def test_what_another_member_has_removed_already_takes_one_listing_and_not_one_e
 
 
 @clause("S23")
-def test_a_name_that_was_made_since_it_was_listed_is_not_taken_for_gone(world: World, run: Run) -> None:
+def test_a_name_that_was_made_since_it_was_listed_is_not_taken_for_gone(
+    world: World, run: Run
+) -> None:
     world.mkdir("d")
     world.store("d/gone", b"x")
     world.store("d/tmp", b"x")

@@ -43,8 +43,12 @@ def reloaded(world: World, op: Op) -> Op:
     return found
 
 
-@pytest.mark.parametrize("data", [b"small", LARGE, bytes(3 << 20) + b"x"], ids=["small", "large", "sparse"])
-def test_a_version_that_waits_gets_its_checksum_and_is_stored(world: World, run: Run, data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [b"small", LARGE, bytes(3 << 20) + b"x"], ids=["small", "large", "sparse"]
+)
+def test_a_version_that_waits_gets_its_checksum_and_is_stored(
+    world: World, run: Run, data: bytes
+) -> None:
     op = world.store("f", data)
     wait(world, run, 0.8 * SOON_S)
     assert version_of(op).digest == ""
@@ -56,7 +60,9 @@ def test_a_version_that_waits_gets_its_checksum_and_is_stored(world: World, run:
 
 
 @pytest.mark.parametrize(("data", "at"), [(b"small", 0), (LARGE, 3 << 20)], ids=["small", "large"])
-def test_bytes_that_changed_between_two_mounts_are_not_stored_until_somebody_says_so(world: World, run: Run, data: bytes, at: int) -> None:
+def test_bytes_that_changed_between_two_mounts_are_not_stored_until_somebody_says_so(
+    world: World, run: Run, data: bytes, at: int
+) -> None:
     op = world.store("f", data)
     world.store("g", b"other")
     wait(world, run)
@@ -71,7 +77,9 @@ def test_bytes_that_changed_between_two_mounts_are_not_stored_until_somebody_say
     assert world.lower.visible()[b"f"] != data
 
 
-def test_a_single_wrong_read_is_no_damage(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_wrong_read_is_no_damage(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     op = world.store("f", b"bytes")
     wait(world, run)
     once, copy_once = [1], world.engine._streamer._copy_once
@@ -88,7 +96,9 @@ def test_a_single_wrong_read_is_no_damage(world: World, run: Run, monkeypatch: p
     assert not once
 
 
-def test_a_file_that_is_open_may_still_change(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_open_may_still_change(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     is_open = {True}
     monkeypatch.setattr(world.listener, "version_of_open_file", lambda _version: bool(is_open))
     op = world.store("f", b"bytes")
@@ -107,7 +117,9 @@ def test_a_checksum_is_there_after_a_second(world: World, run: Run) -> None:
 
 
 @pytest.mark.clause("S236")
-def test_while_applications_want_the_processors_for_their_writing_it_waits_for_five(world: World, run: Run) -> None:
+def test_while_applications_want_the_processors_for_their_writing_it_waits_for_five(
+    world: World, run: Run
+) -> None:
     world.engine._checksums._give_way._running = lambda: 1000
     world.listener.writing = True
     op = world.store("f", b"bytes")
@@ -128,7 +140,9 @@ def test_what_is_streamed_is_not_read_twice_in_its_first_seconds(world: World, r
     assert version_of(op).digest == xxhash.xxh3_128_hexdigest(b"bytes")
 
 
-def test_what_has_no_bytes_wakes_nobody(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_bytes_wakes_nobody(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A removal of many files would wake a task for each."""
     for number in range(20):
         world.store(f"f{number}", b"x")

@@ -85,24 +85,50 @@ class Node:
                 yield
                 state.commit()
 
-        chosen = Settings(backing=Path("/backing"), mountpoint=Path("/mount"), heartbeat_s=1.0, **settings)
+        chosen = Settings(
+            backing=Path("/backing"), mountpoint=Path("/mount"), heartbeat_s=1.0, **settings
+        )
         pool = InlinePool("nodes", 1)
         running = monotonic or (lambda: self.now)
         self.cluster = Cluster(
-            self.records, NodeRecord("a"), self.gate, self.log, state, chosen, pool, section, lambda: None, monotonic=running
+            self.records,
+            NodeRecord("a"),
+            self.gate,
+            self.log,
+            state,
+            chosen,
+            pool,
+            section,
+            lambda: None,
+            monotonic=running,
         )
 
     def other(self, **fields: object) -> NodeRecord:
         now = self.log.clock.now()
-        record = replace(NodeRecord("b", incarnation="1", beat=1, clock=now, watermark=now, heartbeat_s=1.0), **fields)  # type: ignore[arg-type]
+        record = replace(
+            NodeRecord("b", incarnation="1", beat=1, clock=now, watermark=now, heartbeat_s=1.0),
+            **fields,  # type: ignore[arg-type]
+        )
         self.records.publish(record)
         return record
 
     def close(self, name: bytes) -> Op:
-        return self.log.append(OpKind.SYMLINK, Ino(10 + len(self.log)), parent=ROOT, name=name, logged_at=self.log.clock.now())
+        return self.log.append(
+            OpKind.SYMLINK,
+            Ino(10 + len(self.log)),
+            parent=ROOT,
+            name=name,
+            logged_at=self.log.clock.now(),
+        )
 
     def remove(self, name: bytes) -> Op:
-        return self.log.append(OpKind.UNLINK, Ino(10 + len(self.log)), parent=ROOT, name=name, logged_at=self.log.clock.now())
+        return self.log.append(
+            OpKind.UNLINK,
+            Ino(10 + len(self.log)),
+            parent=ROOT,
+            name=name,
+            logged_at=self.log.clock.now(),
+        )
 
     async def looked(self) -> None:
         """One round of what `_gate_forever` does."""
@@ -126,7 +152,9 @@ def test_a_node_that_came_back_is_asked_although_it_had_left(node: Node) -> None
         await node.cluster.look()
         node.gate.begin()
         node.now += 1.0
-        node.other(incarnation="2", beat=7, watermark=left.watermark - 60.0)  # mounted again, and has something to drain
+        node.other(
+            incarnation="2", beat=7, watermark=left.watermark - 60.0
+        )  # mounted again, and has something to drain
         pointer = node.close(b"latest")
         await node.looked()
         assert not node.gate.is_open(pointer)
@@ -180,7 +208,9 @@ def test_of_many_nodes_none_is_missing_because_its_turn_has_not_come(node: Node)
         beats(102)
         node.other(node="n000", beat=101)
         await node.cluster.look()
-        assert not any(peer.missing for peer in node.cluster.statistics().peers if peer.node != "n000")
+        assert not any(
+            peer.missing for peer in node.cluster.statistics().peers if peer.node != "n000"
+        )
         node.now += 61.0
         beats(103)
         node.other(node="n000", beat=101)
@@ -214,7 +244,9 @@ def test_what_is_withheld_in_great_number_hides_no_pointer(node: Node) -> None:
 
 
 @clause("S161")
-def test_a_great_tree_that_is_withheld_hides_nothing_that_comes_after_it(world: World, run: Run) -> None:
+def test_a_great_tree_that_is_withheld_hides_nothing_that_comes_after_it(
+    world: World, run: Run
+) -> None:
     """Found by reading: with more set aside at the front than was scanned, nothing at all was committed any more."""
     names = [str(number) for number in range(SCAN_OPS_MAX + 1)]
     for name in names:
@@ -241,7 +273,9 @@ def let_pass(world: World) -> None:
 
 @clause("S160")
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_removal_that_waited_leaves_what_another_node_has_written_since(world: World, run: Run, killed: bool) -> None:
+def test_a_removal_that_waited_leaves_what_another_node_has_written_since(
+    world: World, run: Run, killed: bool
+) -> None:
     """Found by reading: a checkpoint that rank 0 deletes and all ranks make again lost what they wrote while the deletion waited."""
     world.mkdir("last")
     for name in ("last/ours", "last/theirs"):
@@ -262,12 +296,17 @@ def test_a_removal_that_waited_leaves_what_another_node_has_written_since(world:
     let_pass(world)
     run(world.drain)
     assert world.lower.visible() == {b"last/": b"", b"last/theirs": b"theirs"}
-    assert [conflict.path for conflict in world.engine.statistics().conflicts] == ["last/theirs", "last"]
+    assert [conflict.path for conflict in world.engine.statistics().conflicts] == [
+        "last/theirs",
+        "last",
+    ]
     assert world.engine.statistics().parked == ()
 
 
 @clause("S160")
-def test_a_removal_that_waited_removes_what_was_written_here_right_before_it(world: World, run: Run) -> None:
+def test_a_removal_that_waited_removes_what_was_written_here_right_before_it(
+    world: World, run: Run
+) -> None:
     """In one group: the file system is not told yet of what it looks like."""
     world.store("f", b"old")
     run(world.drain)
@@ -281,7 +320,9 @@ def test_a_removal_that_waited_removes_what_was_written_here_right_before_it(wor
 
 
 @clause("S161")
-def test_all_that_a_missing_node_withheld_goes_when_it_is_back(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_a_missing_node_withheld_goes_when_it_is_back(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by reading: after the oldest had passed nobody looked at the others until something new was gated."""
     monkeypatch.setattr(gate_module, "LOOKED_AT_OPS_MAX", 4)
 
@@ -305,7 +346,9 @@ def test_all_that_a_missing_node_withheld_goes_when_it_is_back(node: Node, run: 
 
 
 @clause("S161")
-def test_a_node_that_came_back_is_missing_no_more_once_they_were_looked_at(node: Node, run: Run) -> None:
+def test_a_node_that_came_back_is_missing_no_more_once_they_were_looked_at(
+    node: Node, run: Run
+) -> None:
     """Found by CI: `flush` went by a look from before it had come back, and failed. Who asks does not wait for the clock's next one."""
 
     async def scenario() -> None:
@@ -328,7 +371,9 @@ def test_a_node_that_came_back_is_missing_no_more_once_they_were_looked_at(node:
 
 
 @clause("S161")
-def test_a_look_that_is_under_way_does_not_count_for_who_asks_now(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_is_under_way_does_not_count_for_who_asks_now(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have read the record of a node that came back before the question already."""
 
     async def scenario() -> None:
@@ -376,7 +421,9 @@ def test_nodes_that_cannot_be_looked_at_hold_up_who_asks_for_a_while_only(node: 
 
 
 @clause("S160")
-def test_a_pointer_that_is_rewritten_before_others_have_let_it_pass_is_not_left_out(world: World, run: Run) -> None:
+def test_a_pointer_that_is_rewritten_before_others_have_let_it_pass_is_not_left_out(
+    world: World, run: Run
+) -> None:
     """Found by reading: the newer one's time was told instead, and a pointer that another node closed in between passed without either."""
     gate = world.engine.gate
     gate.begin()
@@ -386,7 +433,12 @@ def test_a_pointer_that_is_rewritten_before_others_have_let_it_pass_is_not_left_
         await world.run_for(1.0)
         assert (gate.head(), gate.watermark(math.inf)) == (ops[0].logged_at, ops[0].logged_at)
         staged, complete = VersionState.STAGED, VersionState.COMPLETE
-        assert [op.version and op.version.state for op in ops] == [staged, complete, complete, staged], "what may be left out waits"
+        assert [op.version and op.version.state for op in ops] == [
+            staged,
+            complete,
+            complete,
+            staged,
+        ], "what may be left out waits"
         for gated in gate.gated()[:1]:
             gate.passes(gated)
         await world.run_for(1.0)
@@ -396,13 +448,17 @@ def test_a_pointer_that_is_rewritten_before_others_have_let_it_pass_is_not_left_
             gate.passes(gated)
         await world.drain()
         assert world.lower.visible_history[-1][b"latest"] == b"3"
-        assert world.engine.statistics().counters.elided_ops == 2, "once they may pass, the newest stands for all"
+        assert world.engine.statistics().counters.elided_ops == 2, (
+            "once they may pass, the newest stands for all"
+        )
 
     run(scenario)
 
 
 @clause("S161")
-def test_however_much_is_withheld_what_has_nothing_to_do_with_it_goes_on(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_much_is_withheld_what_has_nothing_to_do_with_it_goes_on(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by reading: more than 16,384 at the front of the log, and nothing behind them was seen; a deleted tree is as large."""
     for name in ("SCAN_OPS_MAX", "SET_ASIDE_OPS_MAX"):
         monkeypatch.setattr(order_module, name, 4)
@@ -417,7 +473,9 @@ def test_however_much_is_withheld_what_has_nothing_to_do_with_it_goes_on(world: 
         world.log.park(op)
     after, again = world.symlink(b"target", "after"), world.symlink(b"target", names[0])
     order = world.engine._order
-    assert order.group(math.inf) == ([before, after], math.inf), "one that is older than they are does not wait for them"
+    assert order.group(math.inf) == ([before, after], math.inf), (
+        "one that is older than they are does not wait for them"
+    )
     assert again.aside is Aside.HELD
     for op in withheld:
         op.last_error = None
@@ -443,8 +501,12 @@ def test_a_withheld_pointer_is_left_out_for_a_newer_one(world: World, run: Run) 
 
 
 @clause("S161")
-@pytest.mark.parametrize("is_tentative", [False, True], ids=["after a shard", "whose close may not be the last"])
-def test_a_withheld_pointer_is_left_out_for_one_that_may_not_stand_for_it_at_once(world: World, run: Run, is_tentative: bool) -> None:
+@pytest.mark.parametrize(
+    "is_tentative", [False, True], ids=["after a shard", "whose close may not be the last"]
+)
+def test_a_withheld_pointer_is_left_out_for_one_that_may_not_stand_for_it_at_once(
+    world: World, run: Run, is_tentative: bool
+) -> None:
     """Found by CI: it was looked at when the newer one was logged, and never again, so both waited for ever."""
     gate = world.engine.gate
     gate.begin()
@@ -472,7 +534,9 @@ def test_a_withheld_pointer_is_left_out_for_one_that_may_not_stand_for_it_at_onc
 
 
 @clause("S165")
-def test_records_are_written_twice_per_heartbeat_although_pointers_never_end(tmp_path: Path) -> None:
+def test_records_are_written_twice_per_heartbeat_although_pointers_never_end(
+    tmp_path: Path,
+) -> None:
     """Found by reading: the gate kept to it, the beat beside it did not, which made three in a row."""
     node, written, passed = Node(tmp_path, trio.current_time), list[float](), list[float]()
 
@@ -498,8 +562,12 @@ def test_records_are_written_twice_per_heartbeat_although_pointers_never_end(tmp
 
     trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
     assert len(written) > 20
-    assert min(third - first for first, third in zip(written, written[2:], strict=False)) > 1.0 - 1e-6, "heartbeats"
-    assert max(second - first for first, second in itertools.pairwise(written)) < 0.75 + 1e-6, "what others know is never older"
+    assert (
+        min(third - first for first, third in zip(written, written[2:], strict=False)) > 1.0 - 1e-6
+    ), "heartbeats"
+    assert max(second - first for first, second in itertools.pairwise(written)) < 0.75 + 1e-6, (
+        "what others know is never older"
+    )
     assert max(passed) < 1.0
 
 
@@ -539,7 +607,9 @@ def test_a_record_is_found_although_the_client_remembers_the_last_one(node: Node
 
 
 @clause("S160")
-def test_a_pointer_is_looked_after_while_a_newer_one_waits_for_our_own_record(tmp_path: Path) -> None:
+def test_a_pointer_is_looked_after_while_a_newer_one_waits_for_our_own_record(
+    tmp_path: Path,
+) -> None:
     """Found by a trace: `latest`, closed right after `.metadata`, held up the look for that one by half a heartbeat."""
     node = Node(tmp_path, trio.current_time, lambda op: op.name in (b"latest", b".metadata"))
 
@@ -549,7 +619,9 @@ def test_a_pointer_is_looked_after_while_a_newer_one_waits_for_our_own_record(tm
         async with trio.open_nursery() as nursery:
             await nursery.start(node.cluster.run)
             metadata = node.close(b".metadata")
-            await trio.sleep(0.65)  # our own record of it was written, and the next one may be in half a heartbeat
+            await trio.sleep(
+                0.65
+            )  # our own record of it was written, and the next one may be in half a heartbeat
             latest = node.close(b"latest")
             await trio.sleep(0.05)
             node.other(beat=2, watermark=time.time() + 10.0)
@@ -563,11 +635,15 @@ def test_a_pointer_is_looked_after_while_a_newer_one_waits_for_our_own_record(tm
 
 
 @clause("S196")
-def test_two_that_join_with_one_id_at_the_same_moment_do_not_both_serve(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_join_with_one_id_at_the_same_moment_do_not_both_serve(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = node.records.names
 
     def rival_joins() -> list[str]:
-        node.records.publish(NodeRecord("a", incarnation="theirs", beat=1, host="host2", mountpoint="/mnt/theirs"))
+        node.records.publish(
+            NodeRecord("a", incarnation="theirs", beat=1, host="host2", mountpoint="/mnt/theirs")
+        )
         return names()
 
     async def scenario() -> None:
@@ -583,7 +659,11 @@ def test_a_record_that_somebody_else_writes_is_told_and_forgiven_when_that_ends(
     async def scenario() -> None:
         await node.cluster.join()
         for _ in range(BEATS_PER_LISTING):
-            node.records.publish(NodeRecord("a", incarnation="theirs", beat=1, host="host2", mountpoint="/mnt/theirs"))
+            node.records.publish(
+                NodeRecord(
+                    "a", incarnation="theirs", beat=1, host="host2", mountpoint="/mnt/theirs"
+                )
+            )
             await node.cluster.publish()
         assert "host2 serves /mnt/theirs" in node.cluster.statistics().error
         assert "host2 serves /mnt/theirs" in node.cluster.record().errors[0]

@@ -95,7 +95,10 @@ def test_large_files_and_awaited_ones_do_not_stand_back(world: World, run: Run) 
             await trio.testing.wait_all_tasks_blocked()
             assert large.version is not None
             assert small.version is not None
-            assert (large.version.state, small.version.state) == (VersionState.STAGED, VersionState.COMPLETE)
+            assert (large.version.state, small.version.state) == (
+                VersionState.STAGED,
+                VersionState.COMPLETE,
+            )
             done = world.engine.persisted(small.seq)
             await trio.testing.wait_all_tasks_blocked()
             assert done.done()

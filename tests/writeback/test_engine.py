@@ -52,7 +52,9 @@ def test_everything_arrives_in_order(world: World, run: Run) -> None:
     some_work(world)
     run(world.drain)
     assert world.lower.visible() == world.application_view()
-    assert [op.seq for op, _stat in world.listener.persisted_ops] == sorted(op.seq for op, _stat in world.listener.persisted_ops)
+    assert [op.seq for op, _stat in world.listener.persisted_ops] == sorted(
+        op.seq for op, _stat in world.listener.persisted_ops
+    )
     assert not world.lower.list_staging()
     assert not world.lower.descriptors
     assert not world.tier.ids()
@@ -60,7 +62,9 @@ def test_everything_arrives_in_order(world: World, run: Run) -> None:
     assert statistics.dirty_bytes == statistics.staged_bytes == statistics.queued_ops == 0
 
 
-def test_operations_one_at_a_time_show_only_states_of_the_application(world: World, run: Run) -> None:
+def test_operations_one_at_a_time_show_only_states_of_the_application(
+    world: World, run: Run
+) -> None:
     async def step_by_step() -> None:
         actions: tuple[Callable[[], object], ...] = (
             lambda: world.mkdir("d"),
@@ -87,10 +91,20 @@ def test_operations_one_at_a_time_show_only_states_of_the_application(world: Wor
 def test_manifest_and_xattr_carry_the_checksum(world: World, run: Run) -> None:
     some_work(world)
     run(world.drain)
-    lines = dict(reversed(line.split(b"  ", 1)) for line in world.lower.own_files()[b"manifest/node.xxh128"].splitlines())
-    files = {path: data for path, data in world.contents.items() if path not in ("run/link", "run/fifo")}
-    assert lines == {path.encode(): xxhash.xxh3_128_hexdigest(data).encode() for path, data in files.items()}
-    assert world.lower.inode("run/latest").xattrs[b"user.acpfs.xxh3"].split()[0] == lines[b"run/latest"]
+    lines = dict(
+        reversed(line.split(b"  ", 1))
+        for line in world.lower.own_files()[b"manifest/node.xxh128"].splitlines()
+    )
+    files = {
+        path: data for path, data in world.contents.items() if path not in ("run/link", "run/fifo")
+    }
+    assert lines == {
+        path.encode(): xxhash.xxh3_128_hexdigest(data).encode() for path, data in files.items()
+    }
+    assert (
+        world.lower.inode("run/latest").xattrs[b"user.acpfs.xxh3"].split()[0]
+        == lines[b"run/latest"]
+    )
     assert all(record.status == "ok" for record in world.manifest.verify())
     assert len(list(world.manifest.verify([(b"run",)]))) == len(files)
 
@@ -105,7 +119,12 @@ def test_verification_finds_what_changed_and_what_is_gone(world: World, run: Run
     world.lower.close(world.lower.create_staging("x"))
     world.lower.rename(world.lower.staging_path("x"), (b"d", b"foreign"))
     found = {str(record.path): record.status for record in world.manifest.verify([(b"d",)])}
-    assert found == {"d/good": "ok", "d/bad": "mismatch", "d/gone": "missing", "d/foreign": "unknown"}
+    assert found == {
+        "d/good": "ok",
+        "d/bad": "mismatch",
+        "d/gone": "missing",
+        "d/foreign": "unknown",
+    }
 
 
 def test_a_lost_table_is_filled_from_the_written_manifest(world: World, run: Run) -> None:
@@ -133,7 +152,9 @@ def test_create_and_delete_costs_the_backing_directory_nothing(world: World, run
     assert not world.tier.ids()
 
 
-def test_of_a_file_rewritten_before_the_drain_only_the_last_version_is_stored(world: World, run: Run) -> None:
+def test_of_a_file_rewritten_before_the_drain_only_the_last_version_is_stored(
+    world: World, run: Run
+) -> None:
     for i in range(10):
         world.store("f", b"%d" % i)
     run(world.drain)
@@ -159,7 +180,9 @@ def test_directory_times_are_set_after_its_last_operation(world: World, run: Run
     assert world.lower.inode("d").mtime_ns == 222
 
 
-def test_directory_times_are_set_also_when_its_last_operations_are_left_out(world: World, run: Run) -> None:
+def test_directory_times_are_set_also_when_its_last_operations_are_left_out(
+    world: World, run: Run
+) -> None:
     directory = world.mkdir("d").ino
     world.listener.times[directory] = (111, 222)
     world.store("d/a", b"1")
@@ -176,7 +199,9 @@ def test_directory_times_are_set_also_when_its_last_operations_are_left_out(worl
 
 @pytest.mark.parametrize("name", ["latest", "sub/.metadata", "x.index.json"])
 @pytest.mark.parametrize("how", ["store", "rename", "symlink", "link"])
-def test_whatever_makes_a_pointer_visible_begins_a_group(world: World, run: Run, name: str, how: str) -> None:
+def test_whatever_makes_a_pointer_visible_begins_a_group(
+    world: World, run: Run, name: str, how: str
+) -> None:
     world.mkdir("sub")
     world.store("shard", b"1")
     if how == "rename":
@@ -190,16 +215,38 @@ def test_whatever_makes_a_pointer_visible_begins_a_group(world: World, run: Run,
         world.store(name, b"1")
     run(world.drain)
     path = tuple(name.encode().split(b"/"))
-    shown = next(i for i, (label, where) in enumerate(world.lower.log) if label in ("rename", "link", "symlink") and where == path)
+    shown = next(
+        i
+        for i, (label, where) in enumerate(world.lower.log)
+        if label in ("rename", "link", "symlink") and where == path
+    )
     assert ("fsync directory", ()) in world.lower.log[:shown]
 
 
 @pytest.mark.parametrize(
-    "label", ["create", "write", "setattr", "fsync", "close", "rename", "mkdir", "fsync directory", "lstat", "exchange", "unlink", "link"]
+    "label",
+    [
+        "create",
+        "write",
+        "setattr",
+        "fsync",
+        "close",
+        "rename",
+        "mkdir",
+        "fsync directory",
+        "lstat",
+        "exchange",
+        "unlink",
+        "link",
+    ],
 )
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ENOSPC, errno.EACCES])
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ENOSPC, errno.EACCES]
+)
 @pytest.mark.parametrize("nth", [1, 2, 5])
-def test_a_passing_failure_is_retried(world: World, run: Run, label: str, number: int, nth: int) -> None:
+def test_a_passing_failure_is_retried(
+    world: World, run: Run, label: str, number: int, nth: int
+) -> None:
     world.lower.fault = FailNth(label, nth, number, times=2)
     some_work(world)
     run(world.drain)
@@ -239,7 +286,9 @@ class TestParking:
 
         world.lower.fault = fault
 
-    def test_a_refusal_is_parked_after_three_tries_and_others_go_on(self, world: World, run: Run) -> None:
+    def test_a_refusal_is_parked_after_three_tries_and_others_go_on(
+        self, world: World, run: Run
+    ) -> None:
         self.refuse(world, b"bad")
         bad = world.store("bad", b"1")
         waiting = world.engine.persisted(bad.seq)
@@ -247,12 +296,19 @@ class TestParking:
         run(world.run_for, 100.0)
         assert world.lower.visible() == {b"good": b"2"}
         (entry,) = world.engine.statistics().parked
-        assert (entry.name, entry.tries, entry.last_error, entry.state) == ("bad", 3, "EACCES", "parked")
+        assert (entry.name, entry.tries, entry.last_error, entry.state) == (
+            "bad",
+            3,
+            "EACCES",
+            "parked",
+        )
         error = waiting.exception(0)
         assert isinstance(error, OSError)
         assert error.errno == errno.EACCES
 
-    def test_what_depends_on_it_and_deletions_and_pointers_wait(self, world: World, run: Run) -> None:
+    def test_what_depends_on_it_and_deletions_and_pointers_wait(
+        self, world: World, run: Run
+    ) -> None:
         world.store("old", b"0")
         run(world.drain)
         self.refuse(world, b"bad")
@@ -263,7 +319,12 @@ class TestParking:
         world.store("other", b"2")
         run(world.run_for, 100.0)
         assert world.lower.visible() == {b"old": b"0", b"other": b"2"}
-        assert [entry.state for entry in world.engine.statistics().queue] == ["parked", "held", "held", "held"]
+        assert [entry.state for entry in world.engine.statistics().queue] == [
+            "parked",
+            "held",
+            "held",
+            "held",
+        ]
         world.lower.fault = lambda _label, _path: None
         assert world.engine.retry() == 1
         run(world.drain)
@@ -350,7 +411,9 @@ class TestParking:
         assert entry.tries == PERMANENT_TRIES
 
     @pytest.mark.clause("S208")
-    def test_a_removal_that_is_refused_holds_up_only_what_touches_it(self, world: World, run: Run) -> None:
+    def test_a_removal_that_is_refused_holds_up_only_what_touches_it(
+        self, world: World, run: Run
+    ) -> None:
         """What an NFS client leaves for a file that is open, or another node's file: ENOTEMPTY held every tracker and deletion."""
         world.mkdir("scratch")
         world.store("old", b"0")
@@ -362,7 +425,12 @@ class TestParking:
         world.store("latest", b"shard")
         world.store("scratch", b"a file now")
         run(world.run_for, 100.0)
-        assert world.lower.visible() == {b"scratch/": b"", b"scratch/.nfs1": b"x", b"shard": b"1", b"latest": b"shard"}
+        assert world.lower.visible() == {
+            b"scratch/": b"",
+            b"scratch/.nfs1": b"x",
+            b"shard": b"1",
+            b"latest": b"shard",
+        }
         assert [entry.state for entry in world.engine.statistics().queue] == ["parked", "held"]
         world.lower.unlink((b"scratch", b".nfs1"))
         run(world.drain)
@@ -385,10 +453,16 @@ class TestParking:
         world.unlink("theirs/old")
         world.store("theirs/latest", b"shard")
         run(world.run_for, 100.0)
-        assert world.lower.visible() == {b"theirs/": b"", b"theirs/shard": b"1", b"theirs/latest": b"shard"}
+        assert world.lower.visible() == {
+            b"theirs/": b"",
+            b"theirs/shard": b"1",
+            b"theirs/latest": b"shard",
+        }
         assert [entry.state for entry in world.engine.statistics().queue] == ["parked"]
 
-    def test_the_removal_of_a_pointer_that_is_refused_holds_up_deletions(self, world: World, run: Run) -> None:
+    def test_the_removal_of_a_pointer_that_is_refused_holds_up_deletions(
+        self, world: World, run: Run
+    ) -> None:
         world.store("shard", b"1")
         world.store("latest", b"shard")
         run(world.drain)
@@ -420,8 +494,14 @@ class TestParking:
         world.store("latest", b"theirs/step")
         run(world.run_for, 100.0)
         seen = world.lower.visible()
-        assert (seen[b"ours/step/shard"], seen[b"ours/latest"], seen[b"theirs/latest"]) == (b"1", b"step", b"0")
-        assert b"ours/old" in seen  # a deletion waits, wherever it is: what could not be stored may be what replaces it
+        assert (seen[b"ours/step/shard"], seen[b"ours/latest"], seen[b"theirs/latest"]) == (
+            b"1",
+            b"step",
+            b"0",
+        )
+        assert (
+            b"ours/old" in seen
+        )  # a deletion waits, wherever it is: what could not be stored may be what replaces it
         assert b"latest" not in seen
         world.lower.fault = lambda _label, _path: None
         run(world.drain)
@@ -480,7 +560,9 @@ def test_xattrs_of_a_replaced_version_are_kept(world: World, run: Run) -> None:
     run(world.drain)
     world.store("f", b"2", xattrs={b"user.b": None})
     run(world.drain)
-    assert {n: v for n, v in world.lower.inode("f").xattrs.items() if n != b"user.acpfs.xxh3"} == {b"user.a": b"1"}
+    assert {n: v for n, v in world.lower.inode("f").xattrs.items() if n != b"user.acpfs.xxh3"} == {
+        b"user.a": b"1"
+    }
 
 
 def test_attributes_changed_after_staging_are_stored(world: World, run: Run) -> None:
@@ -534,8 +616,13 @@ def test_kinds_are_all_covered(world: World) -> None:
 
 
 @pytest.mark.clause("S160")
-@pytest.mark.parametrize(("a", "b", "publishes"), [("d", "e", True), ("f", "d", True), ("d", "f", True), ("f", "g", False)])
-def test_what_gives_a_directory_another_name_is_a_pointer(world: World, a: str, b: str, publishes: bool) -> None:
+@pytest.mark.parametrize(
+    ("a", "b", "publishes"),
+    [("d", "e", True), ("f", "d", True), ("d", "f", True), ("f", "g", False)],
+)
+def test_what_gives_a_directory_another_name_is_a_pointer(
+    world: World, a: str, b: str, publishes: bool
+) -> None:
     """A framework writes a directory aside and swaps it with the one that counts: that publishes all that is in it, like a rename."""
     for directory in ("d", "e"):
         world.mkdir(directory)

@@ -17,7 +17,9 @@ clause = pytest.mark.clause
 
 @clause("S251")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
-def test_an_exchange_that_is_refused_in_its_middle_hides_nothing(world: World, run: Run, number: int) -> None:
+def test_an_exchange_that_is_refused_in_its_middle_hides_nothing(
+    world: World, run: Run, number: int
+) -> None:
     world.store("a", b"of a")
     world.store("b", b"of b")
     run(world.drain)

@@ -28,13 +28,17 @@ class Other:
         """By its clock: when the oldest was closed that is not persisted there."""
 
     def clock(self) -> float:
-        return self._node.log.clock.now() + self._ahead_s + self._beat * 1e-3  # ours does not stand quite still
+        return (
+            self._node.log.clock.now() + self._ahead_s + self._beat * 1e-3
+        )  # ours does not stand quite still
 
     def beat(self) -> None:
         self._beat += 1
         now = self.clock()
         done = now if self.oldest is None else self.oldest
-        self._node.other(beat=self._beat, clock=now, watermark=done, pointers=done, drift_s=self._drift_s)
+        self._node.other(
+            beat=self._beat, clock=now, watermark=done, pointers=done, drift_s=self._drift_s
+        )
 
     async def beats(self, count: int) -> None:
         for _ in range(count):
@@ -45,8 +49,12 @@ class Other:
 
 @clause("S227")
 @pytest.mark.parametrize("what", ["pointer", "removal"])
-@pytest.mark.parametrize(("ahead_s", "drift_s"), [(-HOURS_S, 0.0), (0.0, HOURS_S), (0.0, -HOURS_S), (HOURS_S, -HOURS_S)])
-def test_however_far_a_clock_is_away_pointers_wait_no_hours(node: Node, what: str, ahead_s: float, drift_s: float) -> None:
+@pytest.mark.parametrize(
+    ("ahead_s", "drift_s"), [(-HOURS_S, 0.0), (0.0, HOURS_S), (0.0, -HOURS_S), (HOURS_S, -HOURS_S)]
+)
+def test_however_far_a_clock_is_away_pointers_wait_no_hours(
+    node: Node, what: str, ahead_s: float, drift_s: float
+) -> None:
     async def scenario() -> None:
         other = Other(node, ahead_s, drift_s)
         other.beat()

@@ -29,7 +29,9 @@ def without_privilege(world: World) -> None:
 
 
 @clause("S24")
-def test_a_directory_that_was_closed_right_after_it_was_written_to_stops_nothing(world: World, run: Run) -> None:
+def test_a_directory_that_was_closed_right_after_it_was_written_to_stops_nothing(
+    world: World, run: Run
+) -> None:
     """All of it is one group: when its end comes the daemon, which has no privilege, may not enter any more what it has to flush."""
     without_privilege(world)
     world.mkdir("run")
@@ -48,7 +50,9 @@ def test_a_directory_that_was_closed_right_after_it_was_written_to_stops_nothing
 
 @clause("S24")
 @pytest.mark.parametrize("number", [errno.ENOTDIR, errno.ELOOP])
-def test_a_directory_that_others_have_put_something_else_in_the_place_of_stops_nothing(world: World, run: Run, number: int) -> None:
+def test_a_directory_that_others_have_put_something_else_in_the_place_of_stops_nothing(
+    world: World, run: Run, number: int
+) -> None:
     """As who moves a run to another disk does, and leaves a symlink."""
     world.mkdir("run")
 
@@ -64,7 +68,9 @@ def test_a_directory_that_others_have_put_something_else_in_the_place_of_stops_n
 
 
 @clause("S24")
-def test_what_cannot_be_reached_is_persisted_once_its_file_system_was_flushed(world: World, run: Run) -> None:
+def test_what_cannot_be_reached_is_persisted_once_its_file_system_was_flushed(
+    world: World, run: Run
+) -> None:
     """The refusal may be one that passes, like that of a ticket which has expired: nothing may count as persisted without any flush."""
     flushed, failed = 0, 0
 
@@ -89,7 +95,9 @@ def test_what_cannot_be_reached_is_persisted_once_its_file_system_was_flushed(wo
 
 
 @clause("S24")
-def test_one_flush_of_file_systems_stands_for_all_that_cannot_be_reached(world: World, run: Run) -> None:
+def test_one_flush_of_file_systems_stands_for_all_that_cannot_be_reached(
+    world: World, run: Run
+) -> None:
     """It may take as long as the storage likes, and says only once what could not be written: not to be spent on one of them."""
 
     def deny(label: str, path: LowerPath) -> None:
@@ -101,14 +109,18 @@ def test_one_flush_of_file_systems_stands_for_all_that_cannot_be_reached(world: 
     run(world.drain)
     world.lower.fault = deny
     for name in "abc":
-        world.mkdir(f"{name}/step")  # not a file: each is committed as soon as its own stream has ended, maybe in a group before the others
+        world.mkdir(
+            f"{name}/step"
+        )  # not a file: each is committed as soon as its own stream has ended, maybe in a group before the others
     run(world.drain)
     assert world.lower.calls["sync file systems"] == world.engine._counters.commit_groups - 1 == 1
     assert world.lower.visible() == world.application_view()
 
 
 @clause("S24")
-def test_a_directory_with_new_attributes_and_new_names_has_three_tries_too(world: World, run: Run) -> None:
+def test_a_directory_with_new_attributes_and_new_names_has_three_tries_too(
+    world: World, run: Run
+) -> None:
     """It is flushed for both, and each has refusals of its own."""
     tries = 0
 
@@ -130,7 +142,10 @@ def test_a_directory_with_new_attributes_and_new_names_has_three_tries_too(world
 @clause("S24")
 def test_refusals_count_in_a_row(world: World, run: Run) -> None:
     """What was flushed between two of them was within reach."""
-    answers: dict[LowerPath, list[int]] = {(b"run",): [errno.EACCES, errno.EACCES, 0, errno.EACCES], (b"other",): [errno.EIO] * 4}
+    answers: dict[LowerPath, list[int]] = {
+        (b"run",): [errno.EACCES, errno.EACCES, 0, errno.EACCES],
+        (b"other",): [errno.EIO] * 4,
+    }
 
     def deny(label: str, path: LowerPath) -> None:
         if label == "fsync directory" and (left := answers.get(path)) and (number := left.pop(0)):
@@ -140,7 +155,9 @@ def test_refusals_count_in_a_row(world: World, run: Run) -> None:
         world.mkdir(name)
     run(world.drain)
     world.lower.fault = deny
-    world.engine._flusher._recheck = lambda _group: True  # something was made again: all is flushed anew
+    world.engine._flusher._recheck = lambda _group: (
+        True
+    )  # something was made again: all is flushed anew
     for name in ("run", "other"):
         world.mkdir(f"{name}/step")  # not a file, as above: they are to be one group
     run(world.drain)
@@ -177,12 +194,16 @@ def test_a_directory_that_can_be_reached_again_gets_its_times(world: World, run:
         world.store("after", data)
         run(world.drain)
     assert (world.lower.inode("run").atime_ns, world.lower.inode("run").mtime_ns) == (1, 2)
-    assert world.inos["run"] not in dict(world.listener.settled), "others may have changed it meanwhile, and the mount has to look"
+    assert world.inos["run"] not in dict(world.listener.settled), (
+        "others may have changed it meanwhile, and the mount has to look"
+    )
     assert world.lower.calls["sync file systems"] == flushes == 1, "only its times were to come"
 
 
 @clause("S25")
-def test_a_flush_that_a_file_system_refuses_which_has_become_read_only_is_not_left(world: World, run: Run) -> None:
+def test_a_flush_that_a_file_system_refuses_which_has_become_read_only_is_not_left(
+    world: World, run: Run
+) -> None:
     """Perhaps because it has lost what was to be flushed."""
     world.store("f", b"1")
     denied = 0

@@ -66,19 +66,29 @@ def test_each_time_that_it_is_full_counts_anew(world: World) -> None:
     assert room.is_wanted_by(second, later + SPACE_PATIENCE_S)
 
 
-def test_no_more_goes_than_is_needed(full: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_goes_than_is_needed(
+    full: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(order, "PASSING_OPS_MAX", 1)
     full.store("new", b"y" * 25)
     full.unlink("old-1")
     full.unlink("old-2")
     full.lower.visible_history.clear()
     run(full.drain)
-    there = [sum(name.startswith(b"old") for name in seen) for seen in full.lower.visible_history if b"new" in seen]
-    assert there[0] == 2  # one had gone, and with its room the file was stored before the other one went
+    there = [
+        sum(name.startswith(b"old") for name in seen)
+        for seen in full.lower.visible_history
+        if b"new" in seen
+    ]
+    assert (
+        there[0] == 2
+    )  # one had gone, and with its room the file was stored before the other one went
 
 
 @pytest.mark.clause("S209")
-def test_what_a_pointer_may_name_and_what_has_to_do_with_others_stays(full: World, run: Run) -> None:
+def test_what_a_pointer_may_name_and_what_has_to_do_with_others_stays(
+    full: World, run: Run
+) -> None:
     full.store("new", b"y" * 25)
     full.unlink("latest")  # a pointer: what it names could go after it
     full.rename("old-1", "kept")

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.writeback.streams.give_way import AGE_S_MAX, LOOK_AGAIN_S, STAND_BACK_S, GiveWay, runnable
+from acpfs.writeback.streams.give_way import (
+    AGE_S_MAX,
+    LOOK_AGAIN_S,
+    STAND_BACK_S,
+    GiveWay,
+    runnable,
+)
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 
@@ -21,7 +27,13 @@ class Machine:
 
     def __init__(self) -> None:
         self.writing, self.pressed, self.running, self.now = True, False, MANY, 0.0
-        self.give_way = GiveWay(lambda: self.writing, lambda: self.pressed, lambda at: -at, lambda: self.running, lambda: self.now)
+        self.give_way = GiveWay(
+            lambda: self.writing,
+            lambda: self.pressed,
+            lambda at: -at,
+            lambda: self.running,
+            lambda: self.now,
+        )
 
     def stands_back(self, age_s: float = 0.0) -> bool:
         return self.give_way.should(-age_s)
@@ -32,7 +44,9 @@ def test_stands_back_while_somebody_writes_and_all_processors_are_in_use() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("writing", False), ("pressed", True), ("running", 1), ("now", STAND_BACK_S + 0.1)], ids=lambda value: str(value)
+    ("name", "value"),
+    [("writing", False), ("pressed", True), ("running", 1), ("now", STAND_BACK_S + 0.1)],
+    ids=lambda value: str(value),
 )
 def test_goes_ahead(name: str, value: object) -> None:
     """Nobody writes; somebody waits for the drain; a processor is free; the drain's quarter of the time."""
@@ -46,7 +60,9 @@ def test_what_is_old_goes_ahead() -> None:
 
 
 @pytest.mark.parametrize("step_s", [1e6, -1e6])
-def test_a_wall_clock_that_is_set_makes_nothing_old_or_young(world: World, monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+def test_a_wall_clock_that_is_set_makes_nothing_old_or_young(
+    world: World, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
     """Found by reading: set back, streams stood back for as long beside whoever writes; set ahead, never."""
     give_way = world.engine._streamer._give_way
     give_way._running, give_way._clock, world.listener.writing = lambda: MANY, lambda: 0.0, True
@@ -64,7 +80,9 @@ def test_runnable_threads_are_counted(tmp_path: Path) -> None:
     assert runnable(tmp_path / "missing") == 0
 
 
-def test_a_stream_stands_back_until_the_writer_has_closed(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_stands_back_until_the_writer_has_closed(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine()
     world.engine._streamer._give_way = machine.give_way
     pauses: list[float] = []
@@ -86,7 +104,9 @@ def test_small_files_are_not_asked(world: World, run: Run, monkeypatch: pytest.M
     """They have `courtesy`."""
     machine = Machine()
     world.engine._streamer._give_way = machine.give_way
-    monkeypatch.setattr(machine.give_way, "should", lambda _at: pytest.fail("asked for a small file"))
+    monkeypatch.setattr(
+        machine.give_way, "should", lambda _at: pytest.fail("asked for a small file")
+    )
     world.store("f", b"small")
     run(world.drain)
 

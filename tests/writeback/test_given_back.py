@@ -50,7 +50,9 @@ def fail_once_after(world: World, label: str) -> None:
 @pytest.mark.clause("S144")
 @pytest.mark.parametrize("how", ["mkdir", "rename"])
 @pytest.mark.parametrize("broken_off", ["", "rename", "fsync directory"])
-def test_what_another_node_has_written_into_the_old_one_is_in_the_new_one(world: World, run: Run, how: str, broken_off: str) -> None:
+def test_what_another_node_has_written_into_the_old_one_is_in_the_new_one(
+    world: World, run: Run, how: str, broken_off: str
+) -> None:
     """Found by reading: rank 0 deletes a checkpoint and makes it again, another rank writes its part before that is persisted."""
     save(world, "run/checkpoint-1")
     world.mkdir("run/checkpoint-1/sub")
@@ -73,7 +75,9 @@ def test_what_another_node_has_written_into_the_old_one_is_in_the_new_one(world:
         run(world.run_for, 0.001)
         world.restart()
     run(world.drain)
-    assert {path: data for path, data in world.lower.visible().items() if b"checkpoint-1/" in path} == {
+    assert {
+        path: data for path, data in world.lower.visible().items() if b"checkpoint-1/" in path
+    } == {
         b"run/checkpoint-1/": b"",
         b"run/checkpoint-1/%s" % FILES[0].encode(): b"theirs",
         b"run/checkpoint-1/sub/": b"",
@@ -96,7 +100,9 @@ def written_by_others(world: World, run: Run) -> World:
 
 
 @pytest.mark.clause("S144")
-def test_nothing_that_comes_at_this_very_moment_is_replaced(written_by_others: World, run: Run) -> None:
+def test_nothing_that_comes_at_this_very_moment_is_replaced(
+    written_by_others: World, run: Run
+) -> None:
     lower = written_by_others.lower
 
     def fault(label: str, path: tuple[bytes, ...]) -> None:
@@ -111,7 +117,9 @@ def test_nothing_that_comes_at_this_very_moment_is_replaced(written_by_others: W
 
 
 @pytest.mark.clause("S144")
-def test_cut_off_between_link_and_unlink_it_is_there_once(written_by_others: World, run: Run) -> None:
+def test_cut_off_between_link_and_unlink_it_is_there_once(
+    written_by_others: World, run: Run
+) -> None:
     cut_off: list[tuple[bytes, ...]] = []
 
     def fault(label: str, path: tuple[bytes, ...]) -> None:
@@ -129,7 +137,9 @@ def test_cut_off_between_link_and_unlink_it_is_there_once(written_by_others: Wor
 
 @pytest.mark.clause("S144")
 @pytest.mark.parametrize("refused", [errno.EPERM, errno.EOPNOTSUPP])
-def test_where_it_may_not_be_linked_it_is_renamed(written_by_others: World, run: Run, refused: int) -> None:
+def test_where_it_may_not_be_linked_it_is_renamed(
+    written_by_others: World, run: Run, refused: int
+) -> None:
     """Linux lets a user link only what is his (`fs.protected_hardlinks`)."""
 
     def fault(label: str, path: tuple[bytes, ...]) -> None:
@@ -154,7 +164,11 @@ def test_a_directory_whose_name_is_taken_stays_aside(world: World, run: Run) -> 
     write_as_others(world, "run/checkpoint-1/rank-7/old")
 
     def fault(label: str, path: tuple[bytes, ...]) -> None:
-        if label == "lstat" and path == (b"run", b"checkpoint-1", b"rank-7") and b"run/checkpoint-1/" in world.lower.visible():
+        if (
+            label == "lstat"
+            and path == (b"run", b"checkpoint-1", b"rank-7")
+            and b"run/checkpoint-1/" in world.lower.visible()
+        ):
             world.lower.fault = lambda _label, _path: None
             world.lower.mkdir(path)
 

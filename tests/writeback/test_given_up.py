@@ -38,7 +38,13 @@ def test_what_was_discarded_before_it_was_begun_does_not_come_back(world: World,
 
     def discard(label: str, path: LowerPath) -> None:
         refuse(label, path)
-        if label == "lstat" and path == (b"d",) and world.log.get(op.seq) is op and op.version is not None and op.version.is_staged:
+        if (
+            label == "lstat"
+            and path == (b"d",)
+            and world.log.get(op.seq) is op
+            and op.version is not None
+            and op.version.is_staged
+        ):
             world.engine.discard([op.seq])
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 

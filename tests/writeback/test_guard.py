@@ -21,7 +21,12 @@ from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import KEPT, MemoryLower, error
 from tests.writeback.world import World
 
-FILES = ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "optimizer.pt")
+FILES = (
+    "config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "optimizer.pt",
+)
 SHARD = b"x" * 1000
 _clock = itertools.count(1 << 40)
 """Files have the times of their writing, whatever the order in which they are streamed."""
@@ -71,7 +76,9 @@ def told(world: World) -> GuardedReport:
     return world.engine.statistics().guard.checkpoints[0]
 
 
-def test_deleted_before_the_next_is_written_it_stays_until_that_is_whole(world: World, run: Run) -> None:
+def test_deleted_before_the_next_is_written_it_stays_until_that_is_whole(
+    world: World, run: Run
+) -> None:
     save(world, "run/checkpoint-1")
     run(world.drain)
     remove(world, "run/checkpoint-1")
@@ -105,7 +112,10 @@ def test_at_every_instant_one_whole_checkpoint_is_there(tmp_path: Path, run: Run
             run(world.drain)
     run(world.drain)
     states = world.lower.visible_history[begin:]
-    assert all(any(whole(state, f"run/checkpoint-{step}") for step in range(1, 6)) for state in states) is on
+    assert (
+        all(any(whole(state, f"run/checkpoint-{step}") for step in range(1, 6)) for state in states)
+        is on
+    )
     assert world.lower.visible() == world.application_view()
 
 
@@ -134,7 +144,9 @@ def test_nobody_waits_for_held_deletions_and_pointers_overtake_them(world: World
 
 
 @pytest.mark.parametrize("settle", [True, False])
-def test_right_after_the_next_it_goes_when_that_is_persisted(world: World, run: Run, settle: bool) -> None:
+def test_right_after_the_next_it_goes_when_that_is_persisted(
+    world: World, run: Run, settle: bool
+) -> None:
     save(world, "run/checkpoint-1")
     run(world.drain)
     save(world, "run/checkpoint-2")
@@ -173,7 +185,9 @@ def test_a_newer_one_that_is_being_written_does_not_count(world: World, run: Run
     assert held(world) == []
 
 
-def test_one_of_other_names_counts_when_it_is_as_large_and_has_been_quiet(world: World, run: Run) -> None:
+def test_one_of_other_names_counts_when_it_is_as_large_and_has_been_quiet(
+    world: World, run: Run
+) -> None:
     save(world, "run/checkpoint-1", (*FILES, "notes.txt"))
     run(world.drain)
     remove(world, "run/checkpoint-1", (*FILES, "notes.txt"))
@@ -197,7 +211,9 @@ def test_a_smaller_one_never_counts(world: World, run: Run) -> None:
 
 
 @pytest.mark.parametrize(("size", "counts"), [(880, False), (920, True)])
-def test_one_of_the_same_names_counts_from_nine_tenths_of_the_bytes_on(world: World, run: Run, size: int, counts: bool) -> None:
+def test_one_of_the_same_names_counts_from_nine_tenths_of_the_bytes_on(
+    world: World, run: Run, size: int, counts: bool
+) -> None:
     save(world, "run/checkpoint-1")
     run(world.drain)
     remove(world, "run/checkpoint-1")
@@ -219,7 +235,9 @@ def test_other_nodes_may_complete_the_newer_one(world: World, run: Run) -> None:
     fd = world.lower.create_staging("theirs")
     world.lower.write(fd, memoryview(SHARD * 2), 0)
     world.lower.close(fd)
-    world.lower.rename(world.lower.staging_path("theirs"), (b"run", b"checkpoint-2", shards[1].encode()))
+    world.lower.rename(
+        world.lower.staging_path("theirs"), (b"run", b"checkpoint-2", shards[1].encode())
+    )
     run(world.run_for, 2 * guard_module.POLL_S)
     assert held(world) == []
 
@@ -251,7 +269,9 @@ def test_time(world: World, run: Run) -> None:
     world.state.commit()
     world.restart()
     run(world.drain)
-    assert told(world).until - told(world).since == pytest.approx(world.settings.guard_time_s, abs=1)
+    assert told(world).until - told(world).since == pytest.approx(
+        world.settings.guard_time_s, abs=1
+    )
     assert held(world)
     for op in world.log.all_aside():
         op.logged_at -= 10
@@ -264,7 +284,9 @@ def test_time(world: World, run: Run) -> None:
 
 
 @pytest.mark.clause("S141")
-def test_a_rename_elsewhere_has_nobody_wait_for_a_look_at_what_is_held(world: World, run: Run) -> None:
+def test_a_rename_elsewhere_has_nobody_wait_for_a_look_at_what_is_held(
+    world: World, run: Run
+) -> None:
     """Found by reading: flush and umount waited for 5 s for a look that nobody had asked for."""
     save(world, "run/checkpoint-1")
     world.store("log.tmp", b"line")
@@ -306,7 +328,9 @@ def test_a_wall_clock_that_is_set_neither_ends_the_time_nor_puts_it_off(
 
 
 @pytest.mark.clause("S141")
-def test_what_another_node_has_written_under_the_name_meanwhile_is_not_deleted(world: World, run: Run) -> None:
+def test_what_another_node_has_written_under_the_name_meanwhile_is_not_deleted(
+    world: World, run: Run
+) -> None:
     """Found by reading: the job goes on on another node from an earlier step, and makes the checkpoint again that is deleted here."""
     save(world, "run/checkpoint-1")
     run(world.drain)
@@ -326,7 +350,9 @@ def test_what_another_node_has_written_under_the_name_meanwhile_is_not_deleted(w
     assert world.engine.statistics().parked == ()
 
 
-def test_an_operator_lets_go_and_a_restart_in_between_changes_nothing(world: World, run: Run) -> None:
+def test_an_operator_lets_go_and_a_restart_in_between_changes_nothing(
+    world: World, run: Run
+) -> None:
     for directory in ("run/a", "run/b"):
         world.mkdir(directory)
         save(world, f"{directory}/checkpoint-1")
@@ -357,7 +383,9 @@ class Full:
             raise error(self._number)
 
 
-def test_a_full_backing_directory_gets_the_held_one_s_space_after_a_while(tmp_path: Path, run: Run) -> None:
+def test_a_full_backing_directory_gets_the_held_one_s_space_after_a_while(
+    tmp_path: Path, run: Run
+) -> None:
     lower = MemoryLower()
     world = World(tmp_path, lower, keep_last_persisted=True, retry_delay_max_s=1.0)
     world.mkdir("run")
@@ -373,7 +401,9 @@ def test_a_full_backing_directory_gets_the_held_one_s_space_after_a_while(tmp_pa
     assert lower.visible() == world.application_view()
 
 
-def test_of_several_the_one_that_was_deleted_first_goes_and_the_next_after_another_while(tmp_path: Path, run: Run) -> None:
+def test_of_several_the_one_that_was_deleted_first_goes_and_the_next_after_another_while(
+    tmp_path: Path, run: Run
+) -> None:
     """By a quota, which is as full as a disk; the names are against the order of time."""
     lower = MemoryLower()
     world = World(tmp_path, lower, keep_last_persisted=True, retry_delay_max_s=1.0)
@@ -409,7 +439,9 @@ def kept(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_made_again_under_its_name_the_old_one_is_kept_aside(world: World, run: Run, restart: bool) -> None:
+def test_made_again_under_its_name_the_old_one_is_kept_aside(
+    world: World, run: Run, restart: bool
+) -> None:
     save(world, "run/checkpoint-1")
     run(world.drain)
     remove(world, "run/checkpoint-1")
@@ -418,7 +450,9 @@ def test_made_again_under_its_name_the_old_one_is_kept_aside(world: World, run: 
         run(world.drain)
         aside = {path.split("/", 1)[1] for path in kept(world) if not path.endswith("/")}
         assert aside == set(FILES)
-        assert [(told.path, told.files) for told in world.engine.statistics().guard.checkpoints] == [("run/checkpoint-1", len(FILES))]
+        assert [
+            (told.path, told.files) for told in world.engine.statistics().guard.checkpoints
+        ] == [("run/checkpoint-1", len(FILES))]
         assert (told(world).kept_as or "").endswith("-checkpoint-1")
         if restart:
             world.restart()
@@ -429,7 +463,9 @@ def test_made_again_under_its_name_the_old_one_is_kept_aside(world: World, run: 
     assert released(world) == {"newer": 1}
 
 
-def test_a_file_made_again_under_its_name_replaces_the_held_one_in_one_step(world: World, run: Run) -> None:
+def test_a_file_made_again_under_its_name_replaces_the_held_one_in_one_step(
+    world: World, run: Run
+) -> None:
     world.store("run/model_1.pt", SHARD, mtime_ns=next(_clock))
     run(world.drain)
     begin = len(world.lower.visible_history)
@@ -459,7 +495,9 @@ def test_a_file_whose_name_comes_back_is_not_deleted_later(world: World, run: Ru
     assert world.lower.visible() == world.application_view()
 
 
-def test_another_name_of_a_held_file_is_rewritten_without_the_held_one(world: World, run: Run) -> None:
+def test_another_name_of_a_held_file_is_rewritten_without_the_held_one(
+    world: World, run: Run
+) -> None:
     world.store("run/model_1.pt", SHARD, mtime_ns=next(_clock))
     world.link("run/model_1.pt", "run/copy")
     run(world.drain)
@@ -475,7 +513,9 @@ def test_another_name_of_a_held_file_is_rewritten_without_the_held_one(world: Wo
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_renamed_out_of_the_way_it_is_still_that_checkpoint(world: World, run: Run, restart: bool) -> None:
+def test_renamed_out_of_the_way_it_is_still_that_checkpoint(
+    world: World, run: Run, restart: bool
+) -> None:
     world.mkdir("trash")
     save(world, "run/checkpoint-1")
     run(world.drain)
@@ -486,14 +526,18 @@ def test_renamed_out_of_the_way_it_is_still_that_checkpoint(world: World, run: R
     remove(world, "trash/x")
     run(world.drain)
     assert whole(world.lower.visible(), "trash/x")
-    assert [(told.path, told.kept_as) for told in world.engine.statistics().guard.checkpoints] == [("run/checkpoint-1", "trash/x")]
+    assert [(told.path, told.kept_as) for told in world.engine.statistics().guard.checkpoints] == [
+        ("run/checkpoint-1", "trash/x")
+    ]
     save(world, "run/checkpoint-2")
     run(world.drain)
     assert world.lower.visible() == world.application_view()
     assert world.state.rows("SELECT * FROM former_path") == []
 
 
-def test_a_directory_that_becomes_a_checkpoint_and_back_is_remembered_once(world: World, run: Run) -> None:
+def test_a_directory_that_becomes_a_checkpoint_and_back_is_remembered_once(
+    world: World, run: Run
+) -> None:
     save(world, "run/work")
     world.rename("run/work", "run/checkpoint-1")
     world.rename("run/checkpoint-1", "run/old")
@@ -542,7 +586,9 @@ def test_what_was_never_committed_is_still_left_out(world: World, run: Run) -> N
     assert all(b"run/checkpoint-1/" not in state for state in world.lower.visible_history)
 
 
-def test_small_directories_called_by_a_number_and_empty_ones_are_no_checkpoints(world: World, run: Run) -> None:
+def test_small_directories_called_by_a_number_and_empty_ones_are_no_checkpoints(
+    world: World, run: Run
+) -> None:
     save(world, "run/4711")
     world.mkdir("run/checkpoint-1")
     run(world.drain)

@@ -26,7 +26,9 @@ def live(world: World) -> bool:
 
 @pytest.mark.parametrize("calls", range(1, 12))
 @pytest.mark.parametrize("after", [False, True])
-def test_a_file_written_and_moved_around_a_death_is_no_conflict(tmp_path: Path, calls: int, after: bool) -> None:
+def test_a_file_written_and_moved_around_a_death_is_no_conflict(
+    tmp_path: Path, calls: int, after: bool
+) -> None:
     lower = MemoryLower()
     mortal = Mortal(lower)
     world = World(tmp_path, mortal)

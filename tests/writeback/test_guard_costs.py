@@ -31,7 +31,9 @@ class Looked(Counter[Ino]):
 
 
 @pytest.mark.clause("S141")
-def test_letting_go_costs_what_is_let_go(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letting_go_costs_what_is_let_go(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was quadratic, under the lock."""
     files = tuple(f"shard-{i}" for i in range(50))
     save(world, "run/checkpoint-1", files)
@@ -52,7 +54,9 @@ def test_letting_go_costs_what_is_let_go(world: World, run: Run, monkeypatch: py
 
 
 @pytest.mark.clause("S141")
-def test_renames_beside_what_is_held_look_at_none_of_it(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renames_beside_what_is_held_look_at_none_of_it(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """500 files renamed beside 2,000 held deletions took 14 s under the lock."""
     save(world, "run/checkpoint-1")
     run(world.drain)

@@ -48,7 +48,9 @@ def test_a_later_worker_holds_it_too(world: World, run: Run) -> None:
 
 @pytest.mark.clause("S226")
 @pytest.mark.parametrize("restart", [True, False])
-def test_it_goes_aside_with_the_rest_and_is_not_in_the_new_one(world: World, run: Run, restart: bool) -> None:
+def test_it_goes_aside_with_the_rest_and_is_not_in_the_new_one(
+    world: World, run: Run, restart: bool
+) -> None:
     rewritten_under_another_name(world, run)
     if restart:
         world.restart()

@@ -27,7 +27,9 @@ def refuse(world: World, name: bytes) -> None:
 
 
 @pytest.mark.clause("S241")
-def test_what_is_parked_elsewhere_does_not_keep_what_a_newer_checkpoint_has_replaced(world: World, run: Run) -> None:
+def test_what_is_parked_elsewhere_does_not_keep_what_a_newer_checkpoint_has_replaced(
+    world: World, run: Run
+) -> None:
     world.mkdir("theirs")
     save(world, "run/checkpoint-1")
     world.store("run/scratch", b"0")
@@ -52,7 +54,9 @@ def test_what_is_parked_elsewhere_does_not_keep_what_a_newer_checkpoint_has_repl
 
 @pytest.mark.clause("S241")
 @pytest.mark.parametrize("refused", ["run/latest", "run/checkpoint-2/config.json", "latest"])
-def test_what_is_parked_and_may_name_or_replace_a_checkpoint_keeps_it(world: World, run: Run, refused: str) -> None:
+def test_what_is_parked_and_may_name_or_replace_a_checkpoint_keeps_it(
+    world: World, run: Run, refused: str
+) -> None:
     save(world, "run/checkpoint-1")
     world.store("run/latest", b"checkpoint-1")
     run(world.drain)

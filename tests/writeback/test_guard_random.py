@@ -15,7 +15,18 @@ from tests.writeback.memory_lower import KEPT, MemoryLower
 from tests.writeback.test_random import Application, Mortal, assert_arrived, live_until_killed
 from tests.writeback.world import World
 
-NAMES = ("run", "checkpoint-1", "checkpoint-2", "iter_3", "trash", "a", "b", "model_1.pt", "optimizer_1.pt", "model_2.pt")
+NAMES = (
+    "run",
+    "checkpoint-1",
+    "checkpoint-2",
+    "iter_3",
+    "trash",
+    "a",
+    "b",
+    "model_1.pt",
+    "optimizer_1.pt",
+    "model_2.pt",
+)
 ROUNDS = 12
 SEEDS = int(os.environ.get("ACPFS_RANDOM_SEEDS", "10"))
 """60 and more were tried when the guard was made; a few find again what they found."""
@@ -26,7 +37,9 @@ class Saver(Application):
 
     def _new_path(self) -> str:
         for _ in range(20):
-            directory = self.rng.choice([path for path in self._directories() if path.count("/") < 3])
+            directory = self.rng.choice(
+                [path for path in self._directories() if path.count("/") < 3]
+            )
             name = self.rng.choice(NAMES)
             path = f"{directory}/{name}" if directory else name
             if path not in self.world.inos:
@@ -45,7 +58,9 @@ class Saver(Application):
         directories = [path for path in self._directories() if path]
         if directories:
             top = self.rng.choice(directories)
-            for path in sorted((p for p in self.world.inos if p.startswith(top + "/")), reverse=True):
+            for path in sorted(
+                (p for p in self.world.inos if p.startswith(top + "/")), reverse=True
+            ):
                 (self.world.unlink if path in self.world.contents else self.world.rmdir)(path)
             self.world.rmdir(top)
 

@@ -35,8 +35,14 @@ def with_holes(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [MIB + 1, 2 * MIB, 3 * MIB + PAGE, 5 * MIB + 511])
-@pytest.mark.parametrize("settings", [{}, {"bandwidth": 1 << 33}, {"verify_after_write": True}], ids=["plain", "limited", "verified"])
-def test_every_size_arrives_whole(tmp_path: Path, run: Run, size: int, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"bandwidth": 1 << 33}, {"verify_after_write": True}],
+    ids=["plain", "limited", "verified"],
+)
+def test_every_size_arrives_whole(
+    tmp_path: Path, run: Run, size: int, settings: dict[str, object]
+) -> None:
     world, path = made(tmp_path, **settings)
     data = os.urandom(size)
     world.store("f", data)
@@ -62,7 +68,9 @@ def test_holes_arrive_as_holes(tmp_path: Path, run: Run, end: int) -> None:
     assert world.manifest.digest((b"f",)) == xxhash.xxh3_128_hexdigest(data)
 
 
-def test_large_files_are_written_directly_and_small_ones_are_not(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_written_directly_and_small_ones_are_not(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world, _path = made(tmp_path)
     if not filling.wants_direct(world.lower._root_fd):
         pytest.skip("the file system under the tests is none that direct writes are used on")
@@ -110,7 +118,11 @@ def test_holes_of_a_terabyte_hold_nothing_up(
     assert sum(hashed) == 0
     assert (path / "other").read_bytes() == b"after"
     with open(path / "f", "rb") as file:
-        assert (file.read(8), file.seek(TIB - 4), file.read()) == (b"begin" + bytes(3), TIB - 4, b"\0end")
+        assert (file.read(8), file.seek(TIB - 4), file.read()) == (
+            b"begin" + bytes(3),
+            TIB - 4,
+            b"\0end",
+        )
     assert (path / "f").stat().st_blocks * 512 < MIB
     assert world.manifest.digest((b"f",)) == ""
     assert world.manifest.digest((b"other",)) == xxhash.xxh3_128_hexdigest(b"after")
@@ -118,7 +130,9 @@ def test_holes_of_a_terabyte_hold_nothing_up(
 
 
 @pytest.mark.clause("S229")
-def test_holes_up_to_the_bound_are_a_part_of_the_checksum(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holes_up_to_the_bound_are_a_part_of_the_checksum(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source, "HOLES_HASHED_BYTES_MAX", 4 * MIB)
     world, _path = made(tmp_path)
     for name, size in (("in", 4 * MIB), ("beyond", 4 * MIB + PAGE)):

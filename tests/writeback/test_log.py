@@ -22,8 +22,17 @@ def log(tmp_path: Path) -> OperationLog:
     return OperationLog(StateDatabase(tmp_path / "state.db"))
 
 
-def store(log: OperationLog, ino: Ino, name: bytes, *, creates: bool = False, parent: Ino = ROOT) -> Op:
-    return log.append(OpKind.STORE, ino, creates=creates, parent=parent, name=name, version=log.new_version(ino, TierId(ino), 1))
+def store(
+    log: OperationLog, ino: Ino, name: bytes, *, creates: bool = False, parent: Ino = ROOT
+) -> Op:
+    return log.append(
+        OpKind.STORE,
+        ino,
+        creates=creates,
+        parent=parent,
+        name=name,
+        version=log.new_version(ino, TierId(ino), 1),
+    )
 
 
 def unlink(log: OperationLog, ino: Ino, name: bytes, parent: Ino = ROOT) -> Op:
@@ -58,7 +67,10 @@ def test_one_other_operation_in_between_may_stay(log: OperationLog) -> None:
     first = store(log, A, b"a", creates=True)
     store(log, B, b"b", creates=True)
     last = unlink(log, A, b"a")
-    assert left_out(log, first) == [first.seq, last.seq]  # nothing, then b: both are states that the application had
+    assert left_out(log, first) == [
+        first.seq,
+        last.seq,
+    ]  # nothing, then b: both are states that the application had
 
 
 def test_a_shard_that_a_tracker_pointed_at_is_not_left_out(log: OperationLog) -> None:
@@ -70,8 +82,14 @@ def test_a_shard_that_a_tracker_pointed_at_is_not_left_out(log: OperationLog) ->
 
 
 @pytest.mark.clause("S6", "S14")
-@pytest.mark.parametrize("steps", [(Step.CLOSED, Step.CONFIRMED), (Step.OUTGROWN, Step.SEALED)], ids=["tentative", "unsealed"])
-def test_a_close_is_not_left_out_for_one_that_may_come_to_nothing(log: OperationLog, steps: tuple[Step, Step]) -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [(Step.CLOSED, Step.CONFIRMED), (Step.OUTGROWN, Step.SEALED)],
+    ids=["tentative", "unsealed"],
+)
+def test_a_close_is_not_left_out_for_one_that_may_come_to_nothing(
+    log: OperationLog, steps: tuple[Step, Step]
+) -> None:
     """Withdrawn (its descriptor has a copy that was written to), the tracker behind both would be visible without either."""
     first, second = store(log, A, b"shard"), store(log, A, b"shard")
     second.take(steps[0])
@@ -87,7 +105,9 @@ def test_what_a_salvaged_log_has_not_got_holds_up_no_other_node(log: OperationLo
     heir = store(log, A, b"a")
     log.leave_out([first])
     assert list(log.replaced_since()) == [first.logged_at]
-    log._state.change("DELETE FROM op WHERE seq >= ?", (heir.seq,))  # as `filesystem.salvage` cuts it
+    log._state.change(
+        "DELETE FROM op WHERE seq >= ?", (heir.seq,)
+    )  # as `filesystem.salvage` cuts it
     log._state.commit()
     assert list(OperationLog(log._state).replaced_since()) == []
 
@@ -113,7 +133,9 @@ def test_superseded_store_stays_when_two_things_happened_in_between(log: Operati
 
 def test_store_that_replaced_something_is_not_left_out(log: OperationLog) -> None:
     first = store(log, A, b"tmp", creates=True)
-    log.append(OpKind.RENAME, A, parent=ROOT, name=b"tmp", new_parent=ROOT, new_name=b"final", victim=B)
+    log.append(
+        OpKind.RENAME, A, parent=ROOT, name=b"tmp", new_parent=ROOT, new_name=b"final", victim=B
+    )
     unlink(log, A, b"final")
     assert left_out(log, first) == []  # the old "final" must still go
 
@@ -162,7 +184,12 @@ def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
     state.close()
     again = OperationLog(StateDatabase(tmp_path / "state.db"))
     (found,) = list(again)
-    assert (found.name, found.meta, found.kind, again.last_seq) == (op.name, op.meta, op.kind, op.seq)
+    assert (found.name, found.meta, found.kind, again.last_seq) == (
+        op.name,
+        op.meta,
+        op.kind,
+        op.seq,
+    )
     assert found.version is not None
     assert found.version.state is VersionState.COMPLETE  # what was streaming starts again
     assert left_out(again, found) == []
@@ -183,11 +210,15 @@ def test_waiters_are_told_in_order(log: OperationLog) -> None:
 
 
 @pytest.mark.clause("S16", "S160")
-def test_who_waits_for_a_node_does_not_wait_for_a_removal_that_others_hold_up(log: OperationLog) -> None:
+def test_who_waits_for_a_node_does_not_wait_for_a_removal_that_others_hold_up(
+    log: OperationLog,
+) -> None:
     """It may take as long as another member is missing, and the order has gone on behind it."""
     removal, stored = unlink(log, A, b"a", parent=DIRECTORY), store(log, B, b"b")
     log.put_off(removal, True)
-    of_node, of_removed, of_directory, of_all = (log.when_done(stored.seq, node) for node in (B, A, DIRECTORY, None))
+    of_node, of_removed, of_directory, of_all = (
+        log.when_done(stored.seq, node) for node in (B, A, DIRECTORY, None)
+    )
     log.answer_waiters()()
     assert not of_node.done()
     log.remove(stored)
@@ -201,7 +232,9 @@ def test_who_waits_for_a_node_does_not_wait_for_a_removal_that_others_hold_up(lo
 
 @pytest.mark.clause("S16", "S161", "S140")
 @pytest.mark.parametrize("aside", ["withheld", "guarded"])
-def test_who_waits_for_a_directory_does_not_wait_for_what_may_stay_away_for_days(log: OperationLog, aside: str) -> None:
+def test_who_waits_for_a_directory_does_not_wait_for_what_may_stay_away_for_days(
+    log: OperationLog, aside: str
+) -> None:
     """What is withheld as a member is missing, or held back by the guard, in that very directory; other names in it are waited for."""
     removal, stored = unlink(log, A, b"a", parent=DIRECTORY), store(log, B, b"b", parent=DIRECTORY)
     if aside == "withheld":
@@ -220,7 +253,9 @@ def test_who_waits_for_a_directory_does_not_wait_for_what_may_stay_away_for_days
     assert log.pending_in(DIRECTORY) == 1
 
 
-def test_looking_for_what_may_be_left_out_takes_a_few_steps_per_operation(log: OperationLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_for_what_may_be_left_out_takes_a_few_steps_per_operation(
+    log: OperationLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files that were all rewritten before the drain began: walking each one's window would take n²/2 steps."""
     count = 1000
     ops = [store(log, Ino(100 + i % count), b"%d" % i, creates=i < count) for i in range(2 * count)]

@@ -44,7 +44,14 @@ def fill(manifest: Manifest, *names: str) -> None:
 def test_moving_a_directory_moves_what_is_below_and_nothing_else(manifest: Manifest) -> None:
     fill(manifest, "a", "a/x", "a/y/z", "a.b", "a0", "ab/x")
     manifest.move((b"a",), (b"n", b"new"))
-    assert paths(manifest) == {"n/new": "a", "n/new/x": "a/x", "n/new/y/z": "a/y/z", "a.b": "a.b", "a0": "a0", "ab/x": "ab/x"}
+    assert paths(manifest) == {
+        "n/new": "a",
+        "n/new/x": "a/x",
+        "n/new/y/z": "a/y/z",
+        "a.b": "a.b",
+        "a0": "a0",
+        "ab/x": "ab/x",
+    }
 
 
 def test_what_is_replaced_is_gone(manifest: Manifest) -> None:
@@ -107,7 +114,9 @@ AWKWARD = [
 @pytest.mark.skipif(shutil.which("xxh128sum") is None, reason="needs xxhash")
 def test_the_stock_program_reads_the_written_form(tmp_path: Path) -> None:
     directory = BackingDirectory(tmp_path, "node")
-    manifest = Manifest(StateDatabase(tmp_path.parent / f"{tmp_path.name}.db"), directory, threading.RLock(), "node")
+    manifest = Manifest(
+        StateDatabase(tmp_path.parent / f"{tmp_path.name}.db"), directory, threading.RLock(), "node"
+    )
     for name in [*AWKWARD, "new\nline", "back\\slash"]:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +138,10 @@ def test_who_waits_for_the_manifest_does_not_wait_for_its_pause(world: World, ru
     async def stored_twice() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(world.engine.run)
-            for data in (b"1", b"2"):  # the second one finds the writer in its pause after the first
+            for data in (
+                b"1",
+                b"2",
+            ):  # the second one finds the writer in its pause after the first
                 world.store("f", data)
                 while world.engine.statistics().counters.persisted_ops != int(data):  # noqa: ASYNC110 - counted by a thread
                     await trio.sleep(0.001)
@@ -143,7 +155,9 @@ def test_who_waits_for_the_manifest_does_not_wait_for_its_pause(world: World, ru
 
 
 @pytest.mark.clause("S26")
-@pytest.mark.parametrize(("xattrs", "status"), [(True, ["ok", "ok"]), (False, ["mismatch", "unknown"])])
+@pytest.mark.parametrize(
+    ("xattrs", "status"), [(True, ["ok", "ok"]), (False, ["mismatch", "unknown"])]
+)
 def test_what_a_lost_node_had_not_written_to_its_manifest_is_known_by_the_file_itself(
     tmp_path: Path, xattrs: bool, status: list[str]
 ) -> None:
@@ -197,7 +211,11 @@ def test_sizes_that_the_written_form_does_not_have_are_looked_up_once(tmp_path: 
     assert {size for _key, _digest, size in after.rows()} == {-1}
     lower.fault = fault
     after.learn_sizes((b"d",))
-    assert [(key, size) for key, _digest, size in after.rows()] == [(b"d/f", 3), (b"g", -1), (b"gone", -1)]
+    assert [(key, size) for key, _digest, size in after.rows()] == [
+        (b"d/f", 3),
+        (b"g", -1),
+        (b"gone", -1),
+    ]
     after.remove((b"gone",))
     after.learn_sizes()
     after.learn_sizes()

@@ -35,7 +35,9 @@ class Counting(MemoryLower):
         self.written.append((names[-1], len(content)))
 
 
-def make(state: Path, lower: MemoryLower | BackingDirectory, part_lines: int = PART_LINES) -> Manifest:
+def make(
+    state: Path, lower: MemoryLower | BackingDirectory, part_lines: int = PART_LINES
+) -> Manifest:
     return Manifest(StateDatabase(state), lower, threading.RLock(), "node", part_lines)
 
 
@@ -44,14 +46,21 @@ def path(number: int) -> LowerPath:
 
 
 def lines(lower: MemoryLower) -> list[bytes]:
-    return sorted(line for name, text in lower.own_files().items() if name.endswith(b".xxh128") for line in text.splitlines())
+    return sorted(
+        line
+        for name, text in lower.own_files().items()
+        if name.endswith(b".xxh128")
+        for line in text.splitlines()
+    )
 
 
 def table(manifest: Manifest) -> list[bytes]:
     return sorted(b"%s  %s" % (digest.encode(), key) for key, digest, _size in manifest.rows())
 
 
-def test_a_change_writes_one_part_and_a_next_worker_writes_what_is_out_of_date(tmp_path: Path) -> None:
+def test_a_change_writes_one_part_and_a_next_worker_writes_what_is_out_of_date(
+    tmp_path: Path,
+) -> None:
     lower, files = Counting(), 10 * PART_LINES_MAX
     manifest = make(tmp_path / "state.db", lower)
     for number in range(files):
@@ -93,7 +102,9 @@ def test_parts_that_somebody_removed_are_written_by_the_next_worker(tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", range(20))
-def test_together_they_say_what_the_table_says_wherever_a_writing_is_cut_off(tmp_path: Path, number: int) -> None:
+def test_together_they_say_what_the_table_says_wherever_a_writing_is_cut_off(
+    tmp_path: Path, number: int
+) -> None:
     """The worker dies in the middle of a writing, or the node with its table."""
     chance, lower = random.Random(number), Counting()
     manifest = make(tmp_path / "0.db", lower, FEW)
@@ -111,7 +122,9 @@ def test_together_they_say_what_the_table_says_wherever_a_writing_is_cut_off(tmp
             if again == "worker":
                 manifest._state.commit()
                 manifest._state.close()
-                manifest = make(max(tmp_path.glob("*.db"), key=lambda file: int(file.stem)), lower, FEW)
+                manifest = make(
+                    max(tmp_path.glob("*.db"), key=lambda file: int(file.stem)), lower, FEW
+                )
             elif again == "node":
                 manifest._state.close()
                 said = {line.partition(b"  ")[2] for line in lines(lower)}
@@ -145,7 +158,10 @@ def change(manifest: Manifest, chance: random.Random) -> None:
 
 def test_one_file_of_an_earlier_acpfs_is_taken_over_and_divided(tmp_path: Path) -> None:
     lower = Counting()
-    text = b"".join(b"%s  %s\n" % (DIGEST.encode(), b"/".join(path(number))) for number in range(2 * PART_LINES_MAX))
+    text = b"".join(
+        b"%s  %s\n" % (DIGEST.encode(), b"/".join(path(number)))
+        for number in range(2 * PART_LINES_MAX)
+    )
     lower.write_own((b"manifest", b"node.xxh128"), text)
     manifest = make(tmp_path / "state.db", lower)
     assert manifest.load() == 2 * PART_LINES_MAX
@@ -185,8 +201,13 @@ def test_the_stock_program_reads_all_parts(tmp_path: Path) -> None:
         (tmp_path / "backing" / str(number)).write_bytes(b"%d" % number)
         manifest.put((b"%d" % number,), xxhash.xxh3_128_hexdigest(b"%d" % number), 1)
     manifest.write()
-    parts = sorted(str(file.relative_to(tmp_path / "backing")) for file in (tmp_path / "backing/.acpfs/manifest").iterdir())
+    parts = sorted(
+        str(file.relative_to(tmp_path / "backing"))
+        for file in (tmp_path / "backing/.acpfs/manifest").iterdir()
+    )
     assert len(parts) == 5
-    checked = subprocess.run(["xxh128sum", "-c", *parts], cwd=tmp_path / "backing", capture_output=True, check=False)
+    checked = subprocess.run(
+        ["xxh128sum", "-c", *parts], cwd=tmp_path / "backing", capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stdout.count(b": OK")) == (0, 40)
     directory.disconnect()

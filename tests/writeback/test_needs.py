@@ -49,8 +49,12 @@ async def looked(node: Node) -> None:
 def test_a_pointer_takes_the_words_and_leaves_none(node: Node) -> None:
     plain = node.close(b"plain")
     node.log.needs.tell(plain.ino, ("b",))
-    first = node.log.append(OpKind.SYMLINK, plain.ino, parent=ROOT, name=b"latest", logged_at=node.log.clock.now())
-    second = node.log.append(OpKind.SYMLINK, plain.ino, parent=ROOT, name=b"latest", logged_at=node.log.clock.now())
+    first = node.log.append(
+        OpKind.SYMLINK, plain.ino, parent=ROOT, name=b"latest", logged_at=node.log.clock.now()
+    )
+    second = node.log.append(
+        OpKind.SYMLINK, plain.ino, parent=ROOT, name=b"latest", logged_at=node.log.clock.now()
+    )
     assert [node.log.needs.of(op) for op in (plain, first, second)] == [None, ("b",), None]
     assert node.log.needs.told(plain.ino) is None
 
@@ -71,7 +75,9 @@ def test_what_is_said_later_is_for_the_next_pointer(tmp_path: Path) -> None:
 
 
 @clause("S282")
-def test_an_exchange_has_the_words_of_both_and_one_that_is_taken_back_gives_them_back(node: Node) -> None:
+def test_an_exchange_has_the_words_of_both_and_one_that_is_taken_back_gives_them_back(
+    node: Node,
+) -> None:
     one, other = Ino(51), Ino(52)
     node.log.needs.tell(one, ("b", "c"))
     node.log.needs.tell(other, ("c", "d"))
@@ -106,7 +112,9 @@ def test_words_that_no_pointer_takes_are_bounded_and_those_taken_go_with_it(tmp_
 
 
 @clause("S284")
-@pytest.mark.parametrize(("value", "nodes"), [(b"a", ("a",)), (b" a , b,a ", ("a", "b")), (b"x-1.y_2", ("x-1.y_2",))])
+@pytest.mark.parametrize(
+    ("value", "nodes"), [(b"a", ("a",)), (b" a , b,a ", ("a", "b")), (b"x-1.y_2", ("x-1.y_2",))]
+)
 def test_good_values(value: bytes, nodes: tuple[str, ...]) -> None:
     assert parse(value) == nodes
 
@@ -121,14 +129,23 @@ def test_only_the_named_nodes_are_asked(node: Node) -> None:
         node.other(node="c", watermark=now - 100)
         node.other(node="d", lost=(now - 100, now + 100))
         await node.cluster.join()
-        free, waits, lost, every = (pointer(node, *names) for names in (["a", "b"], ["b", "c"], ["d"], []))
+        free, waits, lost, every = (
+            pointer(node, *names) for names in (["a", "b"], ["b", "c"], ["d"], [])
+        )
         node.other(clock=now, watermark=now + 60, beat=2)
         node.other(node="c", watermark=now - 100, beat=2)
         node.other(node="d", clock=now, watermark=now + 60, beat=2, lost=(now - 100, now + 100))
         await looked(node)
-        assert [gated(node, op) is None for op in (free, waits, lost, every)] == [True, False, False, False]
+        assert [gated(node, op) is None for op in (free, waits, lost, every)] == [
+            True,
+            False,
+            False,
+            False,
+        ]
         assert (lost.last_error, every.last_error, waits.withheld) == (WITHHELD, WITHHELD, False)
-        assert {name for op in (waits, lost) if (one := gated(node, op)) for name in one.missing} == {"c", "d"}
+        assert {
+            name for op in (waits, lost) if (one := gated(node, op)) for name in one.missing
+        } == {"c", "d"}
 
     trio.run(scenario)
 
@@ -139,7 +156,10 @@ def test_a_node_without_a_record_withholds_until_it_has_one(node: Node) -> None:
         await node.cluster.join()
         op = pointer(node, "b")
         await looked(node)
-        assert (op.withheld, [one.needs for one in node.cluster.statistics().waiting]) == (True, [("b",)])
+        assert (op.withheld, [one.needs for one in node.cluster.statistics().waiting]) == (
+            True,
+            [("b",)],
+        )
         node.other(watermark=-math.inf)
         await looked(node)
         assert gated(node, op) is not None

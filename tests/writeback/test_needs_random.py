@@ -44,7 +44,22 @@ class History:
 
     def step(self) -> None:
         getattr(
-            self, self.rng.choice(("say", "say", "unsay", "point", "point", "write", "again", "take_back", "persist", "die", "begin"))
+            self,
+            self.rng.choice(
+                (
+                    "say",
+                    "say",
+                    "unsay",
+                    "point",
+                    "point",
+                    "write",
+                    "again",
+                    "take_back",
+                    "persist",
+                    "die",
+                    "begin",
+                )
+            ),
         )()
         self.state.commit()
 
@@ -100,7 +115,9 @@ class History:
 
     def check(self) -> None:
         """That no pointer waits for fewer nodes, or others, than its writer said before."""
-        assert {ino: nodes for ino in INOS if (nodes := self.log.needs.told(ino)) is not None} == self.said
+        assert {
+            ino: nodes for ino in INOS if (nodes := self.log.needs.told(ino)) is not None
+        } == self.said
         assert self.log.needs._taken == self.taken
 
 
@@ -151,9 +168,13 @@ def test_mutants_of_the_gate_are_found(tmp_path: Path, mutant: type[Gate]) -> No
 
 @clause("S282")
 @pytest.mark.parametrize("forgets", ["done", "give_back", "_save"])
-def test_mutants_of_what_is_kept_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: str) -> None:
+def test_mutants_of_what_is_kept_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: str
+) -> None:
     if forgets == "_save":
-        monkeypatch.setattr(Needs, forgets, lambda self, seq, nodes: self._taken.__setitem__(seq, nodes))
+        monkeypatch.setattr(
+            Needs, forgets, lambda self, seq, nodes: self._taken.__setitem__(seq, nodes)
+        )
     else:
         monkeypatch.setattr(Needs, forgets, lambda _self, _what: None)
     with pytest.raises(AssertionError):

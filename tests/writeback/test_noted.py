@@ -42,7 +42,9 @@ def test_the_note_follows_when_times_are_set(world: World, run: Run) -> None:
 def test_the_note_follows_when_the_first_attempt_failed_half_way(world: World, run: Run) -> None:
     """The note was given, the time was not."""
     stored(world, run)
-    world.lower.inode("f").xattrs[b"user.acpfs.xxh3"] = Note(xxhash.xxh3_128_hexdigest(BYTES), SET_NS).encode()
+    world.lower.inode("f").xattrs[b"user.acpfs.xxh3"] = Note(
+        xxhash.xxh3_128_hexdigest(BYTES), SET_NS
+    ).encode()
     world.lower.fault = FailNth("setattr", 1, errno.EIO)
     world.setattr("f", mtime_ns=SET_NS)
     op = world.log.front(1)[0]
@@ -53,7 +55,9 @@ def test_the_note_follows_when_the_first_attempt_failed_half_way(world: World, r
 
 @pytest.mark.clause("S192")
 @pytest.mark.parametrize("set_ns", [SET_NS, STORED_NS])
-def test_a_file_that_others_wrote_to_stays_without_a_note_that_holds(world: World, run: Run, set_ns: int) -> None:
+def test_a_file_that_others_wrote_to_stays_without_a_note_that_holds(
+    world: World, run: Run, set_ns: int
+) -> None:
     stored(world, run)
     inode = world.lower.inode("f")
     inode.content[:], inode.mtime_ns = b"2" * 100, STORED_NS + 5

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from acpfs.writeback.members.pace import BETWEEN_WRITES, BETWEEN_WRITES_MAX, HEARTBEAT_S_MAX, LIVELY, Pace
+from acpfs.writeback.members.pace import (
+    BETWEEN_WRITES,
+    BETWEEN_WRITES_MAX,
+    HEARTBEAT_S_MAX,
+    LIVELY,
+    Pace,
+)
 
 clause = pytest.mark.clause
 
@@ -25,12 +31,16 @@ def clock() -> Clock:
 def test_a_save_is_told_of_as_soon_as_may_be_and_idleness_seldom(clock: Clock) -> None:
     pace = Pace(2.0, clock)
     pace.writes(7, behind=False)
-    assert pace.next_write() == BETWEEN_WRITES, "a worker has begun: others' pointers may wait for it"
+    assert pace.next_write() == BETWEEN_WRITES, (
+        "a worker has begun: others' pointers may wait for it"
+    )
     clock.now += LIVELY * 2.0
     pace.writes(7, behind=False)
     idle = [pace.next_write() for _ in range(100)]
     assert BETWEEN_WRITES <= min(idle) < max(idle) <= BETWEEN_WRITES_MAX
-    pace.writes(8, behind=False)  # logged and persisted between two records: its pointer is still to come
+    pace.writes(
+        8, behind=False
+    )  # logged and persisted between two records: its pointer is still to come
     assert pace.next_write() == BETWEEN_WRITES
     clock.now += LIVELY * 2.0
     pace.writes(8, behind=True)
@@ -55,8 +65,12 @@ def test_what_is_withheld_for_days_is_looked_at_less_often(clock: Clock) -> None
 
 
 @clause("S165")
-@pytest.mark.parametrize(("nodes", "heartbeat_s"), [(1, 2.0), (1024, 2.0), (4096, 8.0), (100_000, HEARTBEAT_S_MAX)])
-def test_heartbeats_are_longer_with_many_nodes(clock: Clock, nodes: int, heartbeat_s: float) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "heartbeat_s"), [(1, 2.0), (1024, 2.0), (4096, 8.0), (100_000, HEARTBEAT_S_MAX)]
+)
+def test_heartbeats_are_longer_with_many_nodes(
+    clock: Clock, nodes: int, heartbeat_s: float
+) -> None:
     pace = Pace(2.0, clock)
     pace.nodes = nodes
     assert pace.heartbeat_s == heartbeat_s

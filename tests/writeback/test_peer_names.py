@@ -36,7 +36,9 @@ def tells(node: Node) -> bool:
 
 
 @clause("S172")
-def test_names_are_told_from_the_first_record_on_but_for_a_node_that_is_alone(tmp_path: Path) -> None:
+def test_names_are_told_from_the_first_record_on_but_for_a_node_that_is_alone(
+    tmp_path: Path,
+) -> None:
     """The first record of a new worker, too: who waits for a name would take it for one that nobody has any more."""
     node = Node(tmp_path)
     node.cluster._pending = lambda: SHARD
@@ -75,7 +77,9 @@ def test_each_record_hashes_under_a_seed_of_its_own(tmp_path: Path) -> None:
 
 
 @clause("S172")
-def test_with_many_nodes_what_is_waited_for_is_read_each_time_and_all_in_turn(tmp_path: Path) -> None:
+def test_with_many_nodes_what_is_waited_for_is_read_each_time_and_all_in_turn(
+    tmp_path: Path,
+) -> None:
     node, count = Node(tmp_path, wait_for_peers_s=60.0), 3 * HEARD_MAX
     records = node.records = node.cluster._records = Counted()
 
@@ -83,7 +87,11 @@ def test_with_many_nodes_what_is_waited_for_is_read_each_time_and_all_in_turn(tm
         for number in range(count):
             record = node.other()
             del records["b"]
-            records.publish(replace(record, node=f"n{number:02}", pending=SHARD.to_text(5) if number == 7 else ""))
+            records.publish(
+                replace(
+                    record, node=f"n{number:02}", pending=SHARD.to_text(5) if number == 7 else ""
+                )
+            )
         await node.cluster.join()
         await node.cluster.look()
         await node.cluster._read_names()

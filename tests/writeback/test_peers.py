@@ -26,7 +26,10 @@ def peer_of(record: NodeRecord, *, clock: float = 1002.0, monotonic: float = 0.0
 
 
 def record(**fields: object) -> NodeRecord:
-    return replace(NodeRecord("b", beat=1, clock=1002.0, watermark=1002.0, heartbeat_s=2.0), **fields)  # type: ignore[arg-type]
+    return replace(
+        NodeRecord("b", beat=1, clock=1002.0, watermark=1002.0, heartbeat_s=2.0),
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 @clause("S160")
@@ -47,7 +50,9 @@ def record(**fields: object) -> NodeRecord:
         ({"watermark": CLOSED + 1, "drift_s": 3600.0}, Verdict.WAITS),
     ],
 )
-def test_a_node_passes_only_with_all_that_it_had_closed_before(fields: dict[str, object], verdict: Verdict) -> None:
+def test_a_node_passes_only_with_all_that_it_had_closed_before(
+    fields: dict[str, object], verdict: Verdict
+) -> None:
     assert peer_of(record(**fields)).judge(CLOSED, TERMS) is verdict
 
 
@@ -63,7 +68,9 @@ def test_a_node_passes_only_with_all_that_it_had_closed_before(fields: dict[str,
         ({"lost": (CLOSED - 5, CLOSED + 5)}, False),
     ],
 )
-def test_a_reader_waits_for_live_nodes_until_they_have_persisted_all_before(fields: dict[str, object], may_have: bool) -> None:
+def test_a_reader_waits_for_live_nodes_until_they_have_persisted_all_before(
+    fields: dict[str, object], may_have: bool
+) -> None:
     """Unlike a pointer also for what only waits for a gate, and never for what is lost or away."""
     peer = peer_of(record(**fields))
     peer.read_at = 1.0
@@ -78,7 +85,10 @@ def test_a_reader_waits_for_live_nodes_until_they_have_persisted_all_before(fiel
         ({"pointers": CLOSED + 0.501}, Verdict.PASSES),
         ({"pointers": CLOSED + 0.501, "watermark": CLOSED - 60}, Verdict.PASSES),
         ({"pointers": CLOSED + 0.4}, Verdict.WAITS),
-        ({"pointers": CLOSED + 0.4, "watermark": CLOSED + 0.4, "gated": CLOSED + 0.4}, Verdict.WAITS),
+        (
+            {"pointers": CLOSED + 0.4, "watermark": CLOSED + 0.4, "gated": CLOSED + 0.4},
+            Verdict.WAITS,
+        ),
         ({"pointers": CLOSED - 1, "lost": (CLOSED - 5, CLOSED + 5)}, Verdict.WAITS),
         ({"pointers": 1002.0, "watermark": 0.0, "state": NodeState.LEFT}, Verdict.PASSES),
         ({"pointers": CLOSED - 1, "state": NodeState.LEFT}, Verdict.MISSING),
@@ -86,7 +96,9 @@ def test_a_reader_waits_for_live_nodes_until_they_have_persisted_all_before(fiel
         ({"watermark": 0.0, "state": NodeState.LEFT}, Verdict.PASSES),
     ],
 )
-def test_a_removal_passes_only_when_no_pointer_from_before_is_still_to_come(fields: dict[str, object], verdict: Verdict) -> None:
+def test_a_removal_passes_only_when_no_pointer_from_before_is_still_to_come(
+    fields: dict[str, object], verdict: Verdict
+) -> None:
     """By clocks as far apart as they may be, whatever else waits there; a node of before says nothing of pointers."""
     assert peer_of(record(**fields)).judge(CLOSED, TERMS, removes=True, yields=True) is verdict
 
@@ -94,7 +106,9 @@ def test_a_removal_passes_only_when_no_pointer_from_before_is_still_to_come(fiel
 @clause("S160")
 def test_of_two_pointers_that_wait_for_each_other_exactly_one_goes_first() -> None:
     ours, theirs = (CLOSED, "a"), (CLOSED, "b")
-    passes_here = peer_of(record(watermark=CLOSED, gated=CLOSED)).judge(CLOSED, TERMS) is Verdict.PASSES
+    passes_here = (
+        peer_of(record(watermark=CLOSED, gated=CLOSED)).judge(CLOSED, TERMS) is Verdict.PASSES
+    )
     other = Peer("a", 0.0)
     other.saw(replace(record(watermark=CLOSED, gated=CLOSED), node="a"), 1002.0, 0.0)
     passes_there = other.judge(CLOSED, replace(TERMS, node="b")) is Verdict.PASSES
@@ -108,7 +122,9 @@ def test_only_silence_makes_a_node_missing() -> None:
     assert behind.judge(CLOSED, TERMS) is Verdict.WAITS
     behind.asked_at = 30.1
     behind.saw(record(watermark=0.0), 1002.0, 30.2)
-    assert behind.judge(CLOSED, TERMS) is Verdict.MISSING, "the same record again is no sign of life"
+    assert behind.judge(CLOSED, TERMS) is Verdict.MISSING, (
+        "the same record again is no sign of life"
+    )
     behind.saw(record(watermark=0.0, beat=2), 1002.0, 32.0)
     assert behind.judge(CLOSED, TERMS) is Verdict.WAITS
     forgetful = replace(TERMS, forget_after_s=100.0)
@@ -121,7 +137,9 @@ def test_only_silence_makes_a_node_missing() -> None:
 @clause("S166")
 def test_a_measured_difference_counts_where_it_is_larger() -> None:
     ahead = peer_of(record(clock=1010.0, watermark=1010.0), clock=1002.0)
-    assert ahead.bound_s(TERMS) == pytest.approx(8.0 + 2.0 + 0.5), "at least eight seconds ahead: only known from one side"
+    assert ahead.bound_s(TERMS) == pytest.approx(8.0 + 2.0 + 0.5), (
+        "at least eight seconds ahead: only known from one side"
+    )
     assert ahead.judge(CLOSED, TERMS) is Verdict.WAITS
     ahead.saw(record(beat=2, clock=1011.0, watermark=1011.0, heard={"a": -8.4}), 1003.0, 1.0)
     assert ahead.bound_s(TERMS) == pytest.approx(8.4), "known from both sides"
@@ -133,7 +151,12 @@ def heard(*records: tuple[float, float], incarnation: str = "") -> Peer:
     """Of a node; each record: when its reading began, and what it says of its node's clock."""
     peer = Peer("b", 0.0)
     for beat, (began, clock) in enumerate(records):
-        peer.saw(record(beat=beat, clock=clock, watermark=clock, incarnation=incarnation), CLOSED, began + 100.0, began)
+        peer.saw(
+            record(beat=beat, clock=clock, watermark=clock, incarnation=incarnation),
+            CLOSED,
+            began + 100.0,
+            began,
+        )
     return peer
 
 
@@ -142,13 +165,25 @@ def test_a_record_begun_after_a_moment_is_known_without_clocks() -> None:
     fresh = CLOSED + PAST_CACHES_S
     in_time = [(fresh + n, 5000.0 + n) for n in range(RECORDS_AFTER)]
     assert heard(*in_time).closed_before(CLOSED, TERMS) == 5000.0 + RECORDS_AFTER - 1
-    assert heard((fresh - 0.1, 4999.0), *in_time).closed_before(CLOSED, TERMS) == 5000.0 + RECORDS_AFTER - 1
-    assert heard(*in_time, (fresh + 9, 5009.0)).closed_before(CLOSED, TERMS) == 5000.0 + RECORDS_AFTER - 1
-    assert heard((fresh - 0.1, 4999.0), *in_time[1:]).closed_before(CLOSED, TERMS) == math.inf, "one came out of a cache"
-    assert heard(*in_time[:-1], in_time[0]).closed_before(CLOSED, TERMS) == math.inf, "an older one, of two readings at a time"
+    assert (
+        heard((fresh - 0.1, 4999.0), *in_time).closed_before(CLOSED, TERMS)
+        == 5000.0 + RECORDS_AFTER - 1
+    )
+    assert (
+        heard(*in_time, (fresh + 9, 5009.0)).closed_before(CLOSED, TERMS)
+        == 5000.0 + RECORDS_AFTER - 1
+    )
+    assert heard((fresh - 0.1, 4999.0), *in_time[1:]).closed_before(CLOSED, TERMS) == math.inf, (
+        "one came out of a cache"
+    )
+    assert heard(*in_time[:-1], in_time[0]).closed_before(CLOSED, TERMS) == math.inf, (
+        "an older one, of two readings at a time"
+    )
     assert heard(*in_time).closed_before(-math.inf, TERMS) == math.inf, "nobody says since when"
     patient = replace(TERMS, node_timeout_s=PAST_CACHES_S + 1)
-    assert heard(*in_time).closed_before(CLOSED, patient) == math.inf, "who waits longer for records has them late"
+    assert heard(*in_time).closed_before(CLOSED, patient) == math.inf, (
+        "who waits longer for records has them late"
+    )
     again = heard(*in_time)
     again.saw(record(beat=99, clock=1.0, incarnation="another"), CLOSED, fresh + 99)
     assert again.closed_before(CLOSED, TERMS) == math.inf
@@ -160,7 +195,12 @@ def test_a_node_passes_by_its_own_clock_alone() -> None:
     assert peer_of(hours_ahead).judge(CLOSED, TERMS) is Verdict.WAITS
     assert peer_of(hours_ahead).judge(CLOSED, TERMS, mark=7999.0) is Verdict.PASSES
     assert peer_of(hours_ahead).judge(CLOSED, TERMS, mark=8000.0) is Verdict.WAITS
-    assert peer_of(replace(hours_ahead, pointers=7000.0)).judge(CLOSED, TERMS, yields=True, mark=7999.0) is Verdict.WAITS
+    assert (
+        peer_of(replace(hours_ahead, pointers=7000.0)).judge(
+            CLOSED, TERMS, yields=True, mark=7999.0
+        )
+        is Verdict.WAITS
+    )
     lost = replace(hours_ahead, lost=(CLOSED - 5, CLOSED + 5))
     assert peer_of(lost).judge(CLOSED, TERMS, mark=7999.0) is Verdict.LOST
 
@@ -172,7 +212,9 @@ def test_what_was_lost_holds_nothing_up_that_was_closed_after_the_return_was_kno
     returned = peer_of(record(lost=lost, incarnation="2", watermark=CLOSED + 9000), clock=CLOSED)
     assert returned.judge(CLOSED, TERMS) is Verdict.LOST, "closed at that very moment"
     assert returned.judge(CLOSED + 0.001, TERMS) is Verdict.PASSES
-    returned.saw(record(lost=lost, incarnation="2", beat=2, watermark=CLOSED + 9000), CLOSED + 50, 1.0)
+    returned.saw(
+        record(lost=lost, incarnation="2", beat=2, watermark=CLOSED + 9000), CLOSED + 50, 1.0
+    )
     assert returned.judge(CLOSED + 0.001, TERMS) is Verdict.PASSES
     returned.saw(record(lost=lost, incarnation="3", watermark=CLOSED + 9000), CLOSED + 60, 2.0)
     assert returned.judge(CLOSED + 60, TERMS) is Verdict.LOST
@@ -183,7 +225,9 @@ def test_how_long_a_clock_holds_pointers_up() -> None:
     most = PAST_CACHES_S + RECORDS_AFTER * 2.0
     assert peer_of(record()).clock_wait_s(TERMS) == 0.5
     assert peer_of(record(drift_s=-7.0)).clock_wait_s(TERMS) == 7.5
-    assert peer_of(record(clock=992.0)).clock_wait_s(TERMS) == 10.5, "behind: its watermark comes as much later"
+    assert peer_of(record(clock=992.0)).clock_wait_s(TERMS) == 10.5, (
+        "behind: its watermark comes as much later"
+    )
     assert peer_of(record(clock=1012.0)).clock_wait_s(TERMS) < TERMS.clock_bound_s + 13.0
     assert peer_of(record(drift_s=7200.0)).clock_wait_s(TERMS) == most
 
@@ -209,7 +253,9 @@ def state(tmp_path: Path) -> StateDatabase:
 
 @clause("S166")
 @pytest.mark.parametrize("step_s", [60.0, -60.0])
-def test_a_wall_clock_that_is_set_does_not_move_the_order(state: StateDatabase, step_s: float) -> None:
+def test_a_wall_clock_that_is_set_does_not_move_the_order(
+    state: StateDatabase, step_s: float
+) -> None:
     clocks = Clocks()
     clock = clocks.clock(state)
     before = clock.now()
@@ -244,7 +290,13 @@ def test_the_next_worker_has_the_same_clock(state: StateDatabase) -> None:
 def test_a_record_is_what_was_written() -> None:
     written = record(heard={"a": -0.5}, lost=(1.0, 2.0), errors=("x",), state=NodeState.AWAY)
     assert NodeRecord.from_bytes(written.to_bytes()) == written
-    for torn in (b"", written.to_bytes()[:40], b"[]", b'{"node": "b"}', b'{"node": "b", "beat": 1, "clock": NaN, "watermark": 1}'):
+    for torn in (
+        b"",
+        written.to_bytes()[:40],
+        b"[]",
+        b'{"node": "b"}',
+        b'{"node": "b", "beat": 1, "clock": NaN, "watermark": 1}',
+    ):
         with pytest.raises(ValueError, match=r".*"):
             NodeRecord.from_bytes(torn)
 
@@ -282,9 +334,13 @@ def test_a_record_is_read_again_from_when_there_may_be_a_newer_one() -> None:
     """A drain takes minutes, and whoever waits for it looks five times a second."""
     peer = peer_of(record(), clock=1002.3)
     assert not peer.may_have_written(1002.3, TERMS)
-    assert peer.may_have_written(1002.5, TERMS), "half a heartbeat later, by a clock that is ahead by the bound"
+    assert peer.may_have_written(1002.5, TERMS), (
+        "half a heartbeat later, by a clock that is ahead by the bound"
+    )
     peer.saw(record(beat=2, clock=1010.0, heard={"a": 0.0}), 1010.1, 0.0)
-    assert not peer.may_have_written(1010.9, TERMS), "what it says of our clock is nearer than the bound"
+    assert not peer.may_have_written(1010.9, TERMS), (
+        "what it says of our clock is nearer than the bound"
+    )
     assert peer.may_have_written(1011.0, TERMS)
     peer.saw(record(beat=3, clock=1020.0, state=NodeState.LEFT), 1020.1, 0.0)
     assert peer.may_have_written(1020.1, TERMS), "it may have come back"

@@ -53,21 +53,29 @@ def test_what_a_removal_waits_for_nobody_else_does(world: World, run: Run, kille
         removal = world.log.front(1)[0]
     assert world.lower.visible() == {b"shard": b"old", b"next": b"new"}
     assert gate.watermark(math.inf) == gate.pointers(math.inf) == math.inf
-    assert (gate.head(), world.log.get(after.seq), world.log.get(removal.seq)) == (None, None, removal)
+    assert (gate.head(), world.log.get(after.seq), world.log.get(removal.seq)) == (
+        None,
+        None,
+        removal,
+    )
     let_pass(world)
     run(world.drain)
     assert world.lower.visible() == {b"next": b"new"}
 
 
 @clause("S160")
-def test_what_needs_the_name_of_a_removal_that_waits_has_it_take_its_turn(world: World, run: Run) -> None:
+def test_what_needs_the_name_of_a_removal_that_waits_has_it_take_its_turn(
+    world: World, run: Run
+) -> None:
     """As a pointer does: others are told of it, and of the two that wait for each other the earlier one goes first."""
     for name in ("shard", "other"):
         world.store(name, b"old")
     run(world.drain)
     gate = with_peers(world)
     needed, unneeded = world.unlink("shard"), world.unlink("other")
-    world.symlink(b"new", "shard")  # ready at once: it must not pass in the very group in which the removal is put off
+    world.symlink(
+        b"new", "shard"
+    )  # ready at once: it must not pass in the very group in which the removal is put off
     run(world.run_for, 1.0)
     later = world.store("later", b"new")
     run(world.run_for, 1.0)
@@ -96,7 +104,9 @@ def test_without_room_a_removal_that_waits_takes_its_turn(world: World, run: Run
 
 
 @clause("S160")
-def test_others_are_told_of_every_pointer_that_is_still_to_come_or_to_go(world: World, run: Run) -> None:
+def test_others_are_told_of_every_pointer_that_is_still_to_come_or_to_go(
+    world: World, run: Run
+) -> None:
     """Withheld, or removed, or replaced; the watermark says nothing of what is withheld."""
     gate = world.engine.gate
     gate.begin()
@@ -118,7 +128,9 @@ def test_others_are_told_of_every_pointer_that_is_still_to_come_or_to_go(world: 
 
 
 @clause("S160")
-def test_a_withheld_pointer_holds_no_removals_up_when_a_later_one_is_there(world: World, run: Run) -> None:
+def test_a_withheld_pointer_holds_no_removals_up_when_a_later_one_is_there(
+    world: World, run: Run
+) -> None:
     """As on its own node: it may be withheld for ever."""
     gate = world.engine.gate
     gate.begin()
@@ -158,7 +170,9 @@ def test_so_many_removals_that_wait_hide_no_pointer(node: Node) -> None:
 
 
 @clause("S160", "S81")
-def test_a_removal_waits_again_in_the_next_worker_which_has_not_looked_for_other_nodes_yet(node: Node) -> None:
+def test_a_removal_waits_again_in_the_next_worker_which_has_not_looked_for_other_nodes_yet(
+    node: Node,
+) -> None:
     """A worker that takes over joins nobody: its node never left. What the last one had not let pass was carried out at once."""
 
     async def scenario() -> None:
@@ -185,7 +199,11 @@ def test_a_node_that_left_and_holds_a_pointers_removal_back_can_be_forgotten(nod
         node.now += 1.0
         removal, pointer = node.remove(b"shard"), node.close(b"latest")
         await node.looked()
-        assert (node.gate.is_open(removal), removal.withheld, node.gate.is_open(pointer)) == (False, True, True), left
+        assert (node.gate.is_open(removal), removal.withheld, node.gate.is_open(pointer)) == (
+            False,
+            True,
+            True,
+        ), left
         assert await node.cluster.forget("b")
         await node.looked()
         assert node.gate.is_open(removal)
@@ -205,7 +223,9 @@ def test_with_other_nodes_the_pointers_of_a_checkpoint_go_first(tmp_path: Path, 
     remove(world, "run/checkpoint-1", files)
     run(world.drain)
     pointer = world.log.all_aside()[0]
-    assert (pointer.name, gate.pointers(time.time())) == (b".metadata", pointer.logged_at), "others are told of what is held"
+    assert (pointer.name, gate.pointers(time.time())) == (b".metadata", pointer.logged_at), (
+        "others are told of what is held"
+    )
     for gated in gate.gated():
         if gated.op.name == b".metadata":
             gate.passes(gated)
@@ -251,7 +271,9 @@ def test_what_is_kept_aside_because_its_name_is_made_again_counts(tmp_path: Path
 
 
 @pytest.mark.parametrize("peers", [False, True])
-def test_many_removals_that_yield_are_not_walked_through_at_each_look(tmp_path: Path, peers: bool) -> None:
+def test_many_removals_that_yield_are_not_walked_through_at_each_look(
+    tmp_path: Path, peers: bool
+) -> None:
     """All under the file system's lock, and several times per heartbeat: a job that removes 100,000 shards would stand still for it."""
     log, looked_at = OperationLog(StateDatabase(tmp_path / "state.sqlite")), 0
 

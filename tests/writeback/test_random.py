@@ -20,7 +20,20 @@ from tests.writeback.world import World
 
 TRANSIENT = (errno.EIO, errno.ENOSPC, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES)
 CHANGING = frozenset(
-    {"mkdir", "rmdir", "unlink", "rename", "exchange", "link", "symlink", "apply", "create_staging", "write", "sync", "sync_directory"}
+    {
+        "mkdir",
+        "rmdir",
+        "unlink",
+        "rename",
+        "exchange",
+        "link",
+        "symlink",
+        "apply",
+        "create_staging",
+        "write",
+        "sync",
+        "sync_directory",
+    }
 )
 
 
@@ -77,9 +90,25 @@ class Application:
     def act(self) -> None:
         """One random operation, or none where the chosen one is not possible."""
         self._number += 1
-        kinds = ("store", "store", "rewrite", "mkdir", "unlink", "rmdir", "rename", "replace", "move", "exchange", "symlink", "chmod")
+        kinds = (
+            "store",
+            "store",
+            "rewrite",
+            "mkdir",
+            "unlink",
+            "rmdir",
+            "rename",
+            "replace",
+            "move",
+            "exchange",
+            "symlink",
+            "chmod",
+        )
         kind = self.rng.choice(kinds)
-        if kind in ("rewrite", "unlink", "rename", "replace", "exchange", "chmod") and len(self.world.contents) < 2:
+        if (
+            kind in ("rewrite", "unlink", "rename", "replace", "exchange", "chmod")
+            and len(self.world.contents) < 2
+        ):
             kind = "store"
         getattr(self, kind)()
 
@@ -147,14 +176,18 @@ def assert_arrived(world: World, lower: MemoryLower) -> None:
     assert not world.tier.ids()
     assert len(world.tree._nodes) == len(world.inos) - 1
     recorded = {path: digest for path, digest, _size in world.manifest.rows()}
-    files = {path.encode(): data for path, data in world.contents.items() if path not in world.symlinks}
+    files = {
+        path.encode(): data for path, data in world.contents.items() if path not in world.symlinks
+    }
     assert recorded == {path: xxhash.xxh3_128_hexdigest(data) for path, data in files.items()}
     assert world.manifest.entries == len(files)
 
 
 def live_until_killed(world: World, rng: random.Random) -> bool:
     try:
-        trio.run(world.run_for, rng.choice((0.001, 0.3, 5.0)), clock=MockClock(autojump_threshold=0))
+        trio.run(
+            world.run_for, rng.choice((0.001, 0.3, 5.0)), clock=MockClock(autojump_threshold=0)
+        )
     except BaseException as error:  # a group of a group, by the depth of nurseries
         if "KilledError" not in repr(error):
             raise
@@ -162,7 +195,9 @@ def live_until_killed(world: World, rng: random.Random) -> bool:
     return True
 
 
-def live_and_die(application: Application, mortal: Mortal, lower: MemoryLower, *, rounds: int, calls_max: int) -> None:
+def live_and_die(
+    application: Application, mortal: Mortal, lower: MemoryLower, *, rounds: int, calls_max: int
+) -> None:
     """Some calls, then a death at any call of the drain, or none; and again."""
     world, rng = application.world, application.rng
     for _round in range(rounds):
@@ -175,7 +210,9 @@ def live_and_die(application: Application, mortal: Mortal, lower: MemoryLower, *
     mortal.calls_left = -1
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 60))])
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 60))]
+)
 def test_killed_at_any_call(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     lower = MemoryLower()
@@ -193,7 +230,11 @@ def faults(rng: random.Random, rate: float, slow_s: float) -> Iterator[Any]:
 
     def fault(label: str, _path: tuple[bytes, ...]) -> None:
         with lock:
-            fails, delay_s, number = rng.random() < rate, rng.random() * slow_s, rng.choice(TRANSIENT)
+            fails, delay_s, number = (
+                rng.random() < rate,
+                rng.random() * slow_s,
+                rng.choice(TRANSIENT),
+            )
         if delay_s:
             never.wait(delay_s)  # the backing directory is slow
         if fails and label not in ("lstat", "readlink"):
@@ -248,7 +289,9 @@ def test_threads_delays_and_failures(tmp_path: Path, seed: int) -> None:
 
     trio.run(live)
     calls.close()
-    lower.fault = lambda _label, _path: None  # what follows looks, and is no part of the test's storage
+    lower.fault = lambda _label, _path: (
+        None
+    )  # what follows looks, and is no part of the test's storage
     if not parked:
         assert_prefixes(world, lower.visible_history)
     assert_arrived(world, lower)

@@ -20,7 +20,9 @@ Forget = Callable[[], None]
 class Server:
     """Dies at the first flush in a directory, and takes what it forgets with it; the next one is there at once."""
 
-    def __init__(self, world: World, directory: LowerPath, forget: Forget, *, down_for: int = 0) -> None:
+    def __init__(
+        self, world: World, directory: LowerPath, forget: Forget, *, down_for: int = 0
+    ) -> None:
         """`down_for`: so many looks at names fail then."""
         self._directory, self._forget, self._down_for = directory, forget, down_for
         self.died = False
@@ -67,7 +69,11 @@ def test_what_a_failed_flush_lost_is_made_again(world: World, run: Run, lost: Lo
 
     def forget(label: str, _path: LowerPath) -> None:
         nonlocal done
-        if label == "fsync directory" and not done and lost[-1] in world.lower._find(lost[:-1]).children:
+        if (
+            label == "fsync directory"
+            and not done
+            and lost[-1] in world.lower._find(lost[:-1]).children
+        ):
             done = True
             directory = world.lower._find(lost[:-1]).children
             inode = directory.pop(lost[-1])
@@ -115,12 +121,23 @@ def _set_mode(world: World) -> None:
     world.setattr("d/tmp", mode=0o600)
 
 
-CHANGES = [_symlink, _fifo, _link, _exchange, _replace, _store_and_replace, _symlink_and_replace, _set_mode]
+CHANGES = [
+    _symlink,
+    _fifo,
+    _link,
+    _exchange,
+    _replace,
+    _store_and_replace,
+    _symlink_and_replace,
+    _set_mode,
+]
 
 
 @clause("S6")
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_a_server_forgot_is_made_again(world: World, run: Run, change: Callable[[World], None]) -> None:
+def test_whatever_a_server_forgot_is_made_again(
+    world: World, run: Run, change: Callable[[World], None]
+) -> None:
     world.mkdir("d")
     world.store("d/f", b"first")
     world.store("d/tmp", b"t")
@@ -195,7 +212,9 @@ def test_a_server_that_is_still_down_when_it_is_asked(world: World, run: Run) ->
 
 
 @clause("S6")
-def test_what_is_made_again_is_flushed_where_a_flush_succeeded_before(world: World, run: Run) -> None:
+def test_what_is_made_again_is_flushed_where_a_flush_succeeded_before(
+    world: World, run: Run
+) -> None:
     """It came after the server's death, and flushed nothing of what that took."""
     world.mkdir("d")
     world.mkdir("e")

@@ -50,7 +50,10 @@ def test_a_failure_is_shown_in_the_words_of_the_log(tmp_path: Path) -> None:
     op = world.store("f", b"x")
     assert queue_entry(op, world.listener, Why.AGAIN, 0.0).last_detail is None
     policy().failed(op, OSError(errno.EIO, "the staging file has 3 bytes, not 7"))
-    assert queue_entry(op, world.listener, Why.AGAIN, 0.0).last_detail == "the staging file has 3 bytes, not 7"
+    assert (
+        queue_entry(op, world.listener, Why.AGAIN, 0.0).last_detail
+        == "the staging file has 3 bytes, not 7"
+    )
     op.last_detail = ""  # of an earlier worker
     assert queue_entry(op, world.listener, Why.AGAIN, 0.0).last_detail == os.strerror(errno.EIO)
 

@@ -21,7 +21,13 @@ from acpfs.writeback.sources import source
 from acpfs.writeback.streams import spares
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower, error
-from tests.writeback.test_random import Application, KilledError, Mortal, assert_arrived, assert_prefixes
+from tests.writeback.test_random import (
+    Application,
+    KilledError,
+    Mortal,
+    assert_arrived,
+    assert_prefixes,
+)
 from tests.writeback.world import World
 
 SIZE, PIECE = 1 << 20, b"one line more\n"
@@ -146,7 +152,17 @@ async def misread_the_spare(log: Growing) -> int:
     return await log.grow()
 
 
-NO_GROWTH = [overwrite, overwrite_the_end, cut, replace, remove, write_to_the_spare, link_the_spare, lose_the_spare, misread_the_spare]
+NO_GROWTH = [
+    overwrite,
+    overwrite_the_end,
+    cut,
+    replace,
+    remove,
+    write_to_the_spare,
+    link_the_spare,
+    lose_the_spare,
+    misread_the_spare,
+]
 
 
 @pytest.mark.clause("S230", "S232")
@@ -176,7 +192,9 @@ async def replace_natively(log: Growing) -> None:
 
 @pytest.mark.clause("S232")
 @pytest.mark.parametrize("change", [write_natively, replace_natively])
-def test_what_others_have_put_under_the_name_is_never_gone_on_from(world: World, change: Body) -> None:
+def test_what_others_have_put_under_the_name_is_never_gone_on_from(
+    world: World, change: Body
+) -> None:
     async def body(log: Growing) -> None:
         await log.begin()
         await change(log)
@@ -189,9 +207,13 @@ def test_what_others_have_put_under_the_name_is_never_gone_on_from(world: World,
 
 
 @pytest.mark.clause("S231")
-@pytest.mark.parametrize("label", ["write", "fsync", "setattr", "close", "fstat", "link", "rename", "fsync directory"])
+@pytest.mark.parametrize(
+    "label", ["write", "fsync", "setattr", "close", "fstat", "link", "rename", "fsync directory"]
+)
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_an_error_in_the_middle_leaves_the_last_version_whole(world: World, label: str, number: int) -> None:
+def test_an_error_in_the_middle_leaves_the_last_version_whole(
+    world: World, label: str, number: int
+) -> None:
     async def body(log: Growing) -> None:
         await log.begin()
         before = log.data
@@ -209,7 +231,9 @@ def test_an_error_in_the_middle_leaves_the_last_version_whole(world: World, labe
 @pytest.mark.clause("S233")
 def test_a_full_backing_directory_gets_the_room_of_spares_back(world: World) -> None:
     def is_full(label: str, _path: tuple[bytes, ...]) -> None:
-        if label == "write" and any(name.startswith("spare-") for name in world.lower.list_staging()):
+        if label == "write" and any(
+            name.startswith("spare-") for name in world.lower.list_staging()
+        ):
             raise error(errno.ENOSPC)
 
     async def body(log: Growing) -> None:
@@ -257,7 +281,9 @@ def test_a_version_given_up_before_its_commit_is_no_loss(world: World) -> None:
         for label in ("write", "fsync", "close"):
             again: list[str] = []
 
-            def newer(at: str, _path: tuple[bytes, ...], label: str = label, again: list[str] = again) -> None:
+            def newer(
+                at: str, _path: tuple[bytes, ...], label: str = label, again: list[str] = again
+            ) -> None:
                 if at == label and not again:
                     again.append(at)
                     log.data += 2 * PIECE
@@ -290,7 +316,9 @@ def test_a_version_given_up_leaves_nothing_if_it_had_not_grown(world: World) -> 
         world.lower.fault = held
         world.mkdir("before")
         given_up = world.store("log", os.urandom(SIZE))
-        await world.until(lambda: given_up.version is not None and given_up.version.state is VersionState.STAGED)
+        await world.until(
+            lambda: given_up.version is not None and given_up.version.state is VersionState.STAGED
+        )
         assert world.engine.discard([given_up.seq]) == 1
         await world.until(lambda: world.lower.list_staging() == [])
         world.lower.fault = lambda _label, _path: None
@@ -333,7 +361,9 @@ async def write_to_it(log: Growing) -> None:
 
 async def write_to_it_at_the_same_time(log: Growing) -> None:
     """What it looks like is as it was; the note is about other bytes."""
-    log.world.lower.inode(log.path).xattrs[b"user.acpfs.xxh3"] = b"0" * 32 + b" %d" % log.world.lower.inode(log.path).mtime_ns
+    log.world.lower.inode(log.path).xattrs[b"user.acpfs.xxh3"] = (
+        b"0" * 32 + b" %d" % log.world.lower.inode(log.path).mtime_ns
+    )
 
 
 async def lose_the_note(log: Growing) -> None:
@@ -351,7 +381,14 @@ async def misread_the_note(log: Growing) -> None:
 @pytest.mark.clause("S254", "S232")
 @pytest.mark.parametrize(
     ("change", "cheap_from"),
-    [(let_it_be, 1), (write_to_it, 2), (write_to_it_at_the_same_time, 2), (lose_the_note, 2), (link_it, 2), (misread_the_note, 2)],
+    [
+        (let_it_be, 1),
+        (write_to_it, 2),
+        (write_to_it_at_the_same_time, 2),
+        (lose_the_note, 2),
+        (link_it, 2),
+        (misread_the_note, 2),
+    ],
 )
 def test_the_next_worker_goes_on_from_what_lies_there_if_it_is_as_it_was_noted(
     world: World, run: Run, change: Body, cheap_from: int
@@ -392,11 +429,22 @@ def test_attributes_of_an_older_version_do_not_come_back(tmp_path: Path) -> None
             for number in range(6):
                 data += PIECE
                 before = world.engine.statistics().counters.streamed_bytes
-                op = world.store("log", data, mode=0o600 if number % 2 else 0o644, xattrs={b"user.v": b"%d" % number} if number < 3 else {})
+                op = world.store(
+                    "log",
+                    data,
+                    mode=0o600 if number % 2 else 0o644,
+                    xattrs={b"user.v": b"%d" % number} if number < 3 else {},
+                )
                 await world.until(partial(gone, op))
                 if number == 3:
                     os.removexattr(file, b"user.v")
-                seen.append((world.engine.statistics().counters.streamed_bytes - before, file.stat().st_mode & 0o777, os.listxattr(file)))
+                seen.append(
+                    (
+                        world.engine.statistics().counters.streamed_bytes - before,
+                        file.stat().st_mode & 0o777,
+                        os.listxattr(file),
+                    )
+                )
                 assert file.read_bytes() == data
                 note = directory.note((b"log",))
                 assert note is not None
@@ -404,14 +452,30 @@ def test_attributes_of_an_older_version_do_not_come_back(tmp_path: Path) -> None
             nursery.cancel_scope.cancel()
 
     trio.run(main)
-    assert [cost <= CHEAP for cost, _mode, _xattrs in seen] == [False, False, True, True, True, True]
+    assert [cost <= CHEAP for cost, _mode, _xattrs in seen] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert [mode for _cost, mode, _xattrs in seen] == [0o644, 0o600] * 3
-    assert [b"user.v" in map(os.fsencode, xattrs) for _cost, _mode, xattrs in seen] == [True, True, True, False, False, False]
+    assert [b"user.v" in map(os.fsencode, xattrs) for _cost, _mode, xattrs in seen] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     directory.disconnect()
 
 
 @pytest.mark.clause("S229", "S230")
-def test_nor_does_its_checksum_where_the_version_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_its_checksum_where_the_version_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody believes the note as long as the times differ; but a program may set them to what they were."""
     monkeypatch.setattr(source, "HOLES_HASHED_BYTES_MAX", SIZE)
     (tmp_path / "backing").mkdir()
@@ -435,7 +499,9 @@ def test_nor_does_its_checksum_where_the_version_has_none(tmp_path: Path, monkey
             os.close(fd)
             op.version.size = 4 * SIZE
             await world.until(lambda: world.log.get(op.seq) is None)
-            assert world.engine.statistics().counters.streamed_bytes - before < SIZE, "it was made of a spare"
+            assert world.engine.statistics().counters.streamed_bytes - before < SIZE, (
+                "it was made of a spare"
+            )
             assert (tmp_path / "backing" / "log").stat().st_size == 4 * SIZE
             assert "user.acpfs.xxh3" not in os.listxattr(tmp_path / "backing" / "log")
             nursery.cancel_scope.cancel()
@@ -457,15 +523,25 @@ def test_without_hard_links_each_version_is_streamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S233")
-def test_a_spare_goes_when_its_file_was_closed_long_ago(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spare_goes_when_its_file_was_closed_long_ago(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(world.engine._spares, "_clock", lambda: now[0])
 
     async def body(log: Growing) -> None:
         await log.begin()
-        for opened, moved_s, left in ((False, spares.REST_S / 2, 1), (True, spares.REST_S, 1), (False, 0.0, 0)):
-            monkeypatch.setattr(world.listener, "version_of_open_file", lambda _version, opened=opened: opened)
-            monkeypatch.setattr(world.engine._spares, "_is_open", world.listener.version_of_open_file)
+        for opened, moved_s, left in (
+            (False, spares.REST_S / 2, 1),
+            (True, spares.REST_S, 1),
+            (False, 0.0, 0),
+        ):
+            monkeypatch.setattr(
+                world.listener, "version_of_open_file", lambda _version, opened=opened: opened
+            )
+            monkeypatch.setattr(
+                world.engine._spares, "_is_open", world.listener.version_of_open_file
+            )
             now[0] += moved_s
             await trio.sleep(2 * spares.SWEEP_EVERY_S)
             assert len(world.lower.list_staging()) == left
@@ -491,12 +567,18 @@ class Loggers(Application):
     """Mostly logs that grow, while all else goes on."""
 
     def act(self) -> None:
-        logs = [path for path in self._files() if path.startswith("log") and path not in self.world.symlinks]
+        logs = [
+            path
+            for path in self._files()
+            if path.startswith("log") and path not in self.world.symlinks
+        ]
         if len(logs) < 2:
             self.world.store(f"log{self.rng.randrange(1 << 40)}", self.rng.randbytes(5000))
         elif self.rng.random() < 0.8:
             path = self.rng.choice(logs)
-            self.world.store(path, self.world.contents[path] + self.rng.randbytes(self.rng.choice((1, 100))))
+            self.world.store(
+                path, self.world.contents[path] + self.rng.randbytes(self.rng.choice((1, 100)))
+            )
         else:
             super().act()
 
@@ -511,8 +593,12 @@ async def live(world: World, application: Application, rng: random.Random, acts:
 
 
 @pytest.mark.clause("S231")
-@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 30))])
-def test_at_random_with_kills_at_any_call(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 30))]
+)
+def test_at_random_with_kills_at_any_call(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spares, "SPARE_BYTES_MIN", 1000)
     rng = random.Random(seed)
     lower = MemoryLower()
@@ -536,7 +622,9 @@ def test_at_random_with_kills_at_any_call(tmp_path: Path, seed: int, monkeypatch
 
 @pytest.mark.clause("S231")
 @pytest.mark.parametrize("seed", range(10))
-def test_at_random_with_errors_everywhere(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_random_with_errors_everywhere(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spares, "SPARE_BYTES_MIN", 1000)
     rng = random.Random(100 + seed)
     lower = faulty(rng, 0.03)

@@ -42,7 +42,9 @@ class Closer(Application):
         super().store()
         op = self.world.log.newest()
         if op is not None and op.version is not None and op.stage is Stage.LOGGED:
-            steps = self.rng.choice(((), (Step.CLOSED,), (Step.OUTGROWN,), (Step.OUTGROWN, Step.CLOSED)))
+            steps = self.rng.choice(
+                ((), (Step.CLOSED,), (Step.OUTGROWN,), (Step.OUTGROWN, Step.CLOSED))
+            )
             for step in steps:
                 op.take(step)
             self._unfinished += [op] if steps else []
@@ -82,7 +84,9 @@ def live(tmp_path: Path, seed: int) -> None:
     assert_arrived(world, lower)
 
 
-def test_random_histories_take_the_steps_of_the_table_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_histories_take_the_steps_of_the_table_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: set[tuple[Stage, Step]] = set()
     take = Op.take
 
@@ -97,7 +101,9 @@ def test_random_histories_take_the_steps_of_the_table_and_no_others(tmp_path: Pa
     assert OFTEN <= taken <= TABLE.keys()
 
 
-@pytest.mark.parametrize(("stage", "step"), sorted(set(itertools.product(Stage, Step)) - TABLE.keys(), key=str))
+@pytest.mark.parametrize(
+    ("stage", "step"), sorted(set(itertools.product(Stage, Step)) - TABLE.keys(), key=str)
+)
 def test_what_is_not_in_the_table_is_refused(world: World, stage: Stage, step: Step) -> None:
     op = world.mkdir("d")
     op.stage = stage
@@ -106,7 +112,10 @@ def test_what_is_not_in_the_table_is_refused(world: World, stage: Stage, step: S
     assert op.stage is stage
 
 
-@pytest.mark.parametrize(("now", "then"), [(now, then) for now, then in itertools.product(Aside, Aside) if then not in WAYS[now]])
+@pytest.mark.parametrize(
+    ("now", "then"),
+    [(now, then) for now, then in itertools.product(Aside, Aside) if then not in WAYS[now]],
+)
 def test_no_operation_is_set_aside_twice(world: World, now: Aside, then: Aside) -> None:
     op = world.mkdir("d")
     op.aside = now
@@ -115,7 +124,9 @@ def test_no_operation_is_set_aside_twice(world: World, now: Aside, then: Aside) 
     assert op.aside is now
 
 
-def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(world: World, run: Run) -> None:
+def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(
+    world: World, run: Run
+) -> None:
     """Found by reading: a look that failed had the operation be one that nothing was done for, and what was folded in was never given."""
     world.mkdir("d")
     run(world.drain)
@@ -134,7 +145,9 @@ def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(w
     assert world.lower.inode("d").mode & 0o777 == 0o750
 
 
-def test_what_was_not_handed_over_is_in_no_doubt(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_handed_over_is_in_no_doubt(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by the table of steps: a look at moves before it failed, and from then on only carrying it out was certain."""
     world.mkdir("d")
     op = world.log.front(1)[0]
@@ -148,7 +161,9 @@ def test_what_was_not_handed_over_is_in_no_doubt(world: World, run: Run, monkeyp
 
 
 @pytest.mark.clause("S161")
-def test_a_removal_that_is_put_off_is_withheld_when_a_member_is_missing(world: World, run: Run) -> None:
+def test_a_removal_that_is_put_off_is_withheld_when_a_member_is_missing(
+    world: World, run: Run
+) -> None:
     world.store("f", b"1")
     run(world.drain)
     gate = world.engine.gate

@@ -122,7 +122,9 @@ def test_large_files_wait_their_turn_and_small_ones_do_not(staggered: World, run
             began = trio.current_time()
             small = world.store("small", b"z")
             assert small.version is not None
-            await world.until(lambda: small.version is not None and small.version.state is VersionState.STAGED)
+            await world.until(
+                lambda: small.version is not None and small.version.state is VersionState.STAGED
+            )
             assert trio.current_time() - began < 1
             await world.until(lambda: not len(world.log))
             assert 20 < trio.current_time() - began < 30  # half of half of what the first took

@@ -91,13 +91,17 @@ def test_what_a_run_makes_visible_is_in_the_order_of_the_log(world: World, run: 
     run(world.drain)
     assert renamed(world) == names
     assert_history(world, world.lower)
-    assert [op.seq for op, _stat in world.listener.persisted_ops] == sorted(op.seq for op, _stat in world.listener.persisted_ops)
+    assert [op.seq for op, _stat in world.listener.persisted_ops] == sorted(
+        op.seq for op, _stat in world.listener.persisted_ops
+    )
 
 
 @pytest.mark.clause("S6")
 @pytest.mark.parametrize("label", ["rename", "lstat", "fsync directory"])
 @pytest.mark.parametrize("nth", [1, 2, 7, RUN_OPS_MAX, RUN_OPS_MAX + 1])
-def test_a_worker_that_dies_inside_a_run_leaves_it_to_the_next(world: World, run: Run, label: str, nth: int) -> None:
+def test_a_worker_that_dies_inside_a_run_leaves_it_to_the_next(
+    world: World, run: Run, label: str, nth: int
+) -> None:
     names = files(world, RUN_OPS_MAX + 5)
     calls = 0
 
@@ -110,7 +114,9 @@ def test_a_worker_that_dies_inside_a_run_leaves_it_to_the_next(world: World, run
     world.lower.fault = fault
     try:
         run(world.drain)
-    except BaseException:  # in a group of trio's; how often a directory is flushed depends on how commits meet
+    except (
+        BaseException
+    ):  # in a group of trio's; how often a directory is flushed depends on how commits meet
         if calls < nth:
             raise
     else:
@@ -176,7 +182,13 @@ def test_what_others_made_under_a_name_of_a_run_ends_as_for_a_file_alone(
         names = files(world, 8)
         made: list[bool] = []
 
-        def meanwhile(label: str, path: LowerPath, world: World = world, made: list[bool] = made, last: str = names[7]) -> None:
+        def meanwhile(
+            label: str,
+            path: LowerPath,
+            world: World = world,
+            made: list[bool] = made,
+            last: str = names[7],
+        ) -> None:
             if not made and label == "rename" and len(renamed(world)) == 4:
                 made.append(True)
                 made_by_others(world, last, kind)
@@ -184,12 +196,21 @@ def test_what_others_made_under_a_name_of_a_run_ends_as_for_a_file_alone(
         world.lower.fault = meanwhile
         run(world.run_for, 50.0)
         assert made
-        ends.append((world.lower.visible(), [op.name for op in world.log], [op.parked for op in world.log], len(world.lower.own_files())))
+        ends.append(
+            (
+                world.lower.visible(),
+                [op.name for op in world.log],
+                [op.parked for op in world.log],
+                len(world.lower.own_files()),
+            )
+        )
     assert ends[0] == ends[1]
     assert ends[0][0].keys() >= {b"d/f%03d" % number for number in range(7)}
 
 
-def test_files_that_went_with_a_directory_that_others_moved_are_stored_again(world: World, run: Run) -> None:
+def test_files_that_went_with_a_directory_that_others_moved_are_stored_again(
+    world: World, run: Run
+) -> None:
     names = files(world, 5)
     moved: list[bool] = []
     before: set[bytes] = set()
@@ -213,7 +234,9 @@ def test_files_that_went_with_a_directory_that_others_moved_are_stored_again(wor
     visible = world.lower.visible()
     assert {name.encode() for name in names} - before <= visible.keys()
     assert carried - before
-    assert {b"theirs/" + name.removeprefix(b"d/") for name in carried if name.startswith(b"d/")} <= visible.keys()
+    assert {
+        b"theirs/" + name.removeprefix(b"d/") for name in carried if name.startswith(b"d/")
+    } <= visible.keys()
 
 
 def test_a_directory_that_lies_elsewhere_at_the_end_is_told(tmp_path: Path) -> None:
@@ -237,7 +260,9 @@ def test_a_directory_that_lies_elsewhere_at_the_end_is_told(tmp_path: Path) -> N
 
 
 @pytest.mark.clause("S265")
-def test_small_files_are_streamed_so_far_ahead_of_commits_and_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_are_streamed_so_far_ahead_of_commits_and_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staged, "FILES_MAX", 40)
     world = World(tmp_path, calls=CallPools.make())
     files(world, 200)
@@ -268,11 +293,17 @@ def test_small_files_are_streamed_so_far_ahead_of_commits_and_no_further(tmp_pat
 
 def staged_files(world: World) -> list[str]:
     with world.lock:
-        return [op.version.staging_name for op in world.log if op.version is not None and op.version.is_staged]
+        return [
+            op.version.staging_name
+            for op in world.log
+            if op.version is not None and op.version.is_staged
+        ]
 
 
 @pytest.mark.clause("S265")
-def test_nothing_holds_streams_up_where_commits_wait_for_something_else(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_holds_streams_up_where_commits_wait_for_something_else(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staged, "FILES_MAX", 40)
     world.mkdir("d")
     run(world.drain)

@@ -114,7 +114,9 @@ def test_large_files_keep_their_share(world: World, clock: Clock) -> None:
     assert sum(stream.version.size > SMALL_BYTES_MAX for stream in start_all(queue)) == STREAMS
 
 
-def test_a_file_whose_staging_file_was_there_already_says_nothing(world: World, clock: Clock) -> None:
+def test_a_file_whose_staging_file_was_there_already_says_nothing(
+    world: World, clock: Clock
+) -> None:
     queue = queue_of(world, 60)
     op = queue.next(0.0)
     assert op is not None

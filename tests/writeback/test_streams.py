@@ -65,7 +65,9 @@ def test_a_file_rewritten_while_it_streams_never_commits_a_mixture(
     assert world.manifest.digest((b"f",)) == xxhash.xxh3_128_hexdigest(data)
 
 
-def test_bytes_read_while_they_changed_are_read_again(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_read_while_they_changed_are_read_again(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     op = world.store("f", b"old" * 1000)
     read = os.preadv
 
@@ -107,7 +109,9 @@ def test_missing_bytes_are_an_alarm_and_never_a_hole(world: World, run: Run, the
 
 
 @pytest.mark.clause("S8")
-def test_a_file_cut_while_its_stream_begins_is_no_alarm(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_cut_while_its_stream_begins_is_no_alarm(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The size is of the file that was opened, whoever has moved the version elsewhere and cut the file meanwhile."""
     op = world.store("f", b"1" * 100)
     fstat, read_long = os.fstat, world.tier.read_long
@@ -135,7 +139,9 @@ def test_a_file_cut_while_its_stream_begins_is_no_alarm(world: World, run: Run, 
 
 
 @pytest.mark.clause("S23")
-def test_what_was_copied_in_vain_for_want_of_room_takes_none(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_copied_in_vain_for_want_of_room_takes_none(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Removing it does not give its room back at once everywhere: on MooseFS tries would fill what others free."""
     made: list[Inode] = []
     create = world.lower.create_staging
@@ -234,7 +240,9 @@ def test_a_durable_waiter_is_not_starved_by_rewrites(world: World, run: Run) -> 
 
 
 class TestHung:
-    def test_one_hung_file_does_not_stop_the_others_being_staged_and_all_goes_on_afterwards(self, tmp_path: Path) -> None:
+    def test_one_hung_file_does_not_stop_the_others_being_staged_and_all_goes_on_afterwards(
+        self, tmp_path: Path
+    ) -> None:
         hung, release = threading.Event(), threading.Event()
 
         def hang(label: str, path: tuple[bytes, ...]) -> None:
@@ -257,7 +265,9 @@ class TestHung:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(world.engine.run)
                     await world.until(lambda: copied() >= 19)
-                    await world.until(lambda: calls.statistics()[1].in_flight == 1)  # a version is staged before its thread is free
+                    await world.until(
+                        lambda: calls.statistics()[1].in_flight == 1
+                    )  # a version is staged before its thread is free
                     assert copied() == 19
                     release.set()
                     await world.until(world.engine.drained)
@@ -297,7 +307,12 @@ def test_bandwidth_can_be_lifted_while_streams_wait(tmp_path: Path) -> None:
                 quiet = 0
                 while quiet < 10:  # waiting for the limit is not waiting for the backing directory
                     await trio.sleep(0.01)
-                    quiet = quiet + 1 if calls.streams.statistics().calls and calls.health.statistics().oldest_s == 0 else 0
+                    quiet = (
+                        quiet + 1
+                        if calls.streams.statistics().calls
+                        and calls.health.statistics().oldest_s == 0
+                        else 0
+                    )
                 assert not world.engine.drained()
                 world.engine.set_bandwidth(0)
                 await world.until(world.engine.drained)
@@ -324,7 +339,9 @@ def test_failed_removals_of_staging_files_are_repeated(world: World, run: Run) -
     assert world.lower.visible() == {b"f": b"1"}
 
 
-def test_a_staging_file_that_cannot_be_removed_does_not_keep_the_drain_from_ending(world: World, run: Run) -> None:
+def test_a_staging_file_that_cannot_be_removed_does_not_keep_the_drain_from_ending(
+    world: World, run: Run
+) -> None:
     write, unlink = FailNth("write", 1, errno.EIO), FailNth("unlink", 1, errno.EIO, times=0)
 
     def both(label: str, path: tuple[bytes, ...]) -> None:

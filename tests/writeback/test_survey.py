@@ -18,7 +18,12 @@ _clock = itertools.count(1 << 40)
 @pytest.mark.clause("S140")
 @pytest.mark.parametrize(
     ("name", "size", "is_guarded"),
-    [("scratch.dat", 2 << 20, False), ("model.pt", 2 << 20, True), ("default/manifest.ocdbt", 2 << 20, True), ("weights", 64 << 20, True)],
+    [
+        ("scratch.dat", 2 << 20, False),
+        ("model.pt", 2 << 20, True),
+        ("default/manifest.ocdbt", 2 << 20, True),
+        ("weights", 64 << 20, True),
+    ],
 )
 def test_a_directory_called_by_a_number_is_a_checkpoint_where_something_in_it_is(
     tmp_path: Path, run: Run, name: str, size: int, is_guarded: bool
@@ -43,11 +48,16 @@ def test_names_that_are_made_of_content_are_alike_and_count_once() -> None:
 
     def inventory(number: int, *hashes: str) -> Inventory:
         made = Inventory(Checkpoint(b"run", b"%d" % number, number))
-        for name in ("default/manifest.ocdbt", *(f"default/ocdbt.process_0/d/{digest}" for digest in hashes)):
+        for name in (
+            "default/manifest.ocdbt",
+            *(f"default/ocdbt.process_0/d/{digest}" for digest in hashes),
+        ):
             made.add(name.encode(), 1000, number)
         return made
 
-    old = inventory(1, "3b7e9a0c41d2f6e85a7790bb13cc24df", "91a6d2c40fe8b3775a10c2d94e6f8b03", "0a" * 16)
+    old = inventory(
+        1, "3b7e9a0c41d2f6e85a7790bb13cc24df", "91a6d2c40fe8b3775a10c2d94e6f8b03", "0a" * 16
+    )
     assert inventory(2, "c4d8" * 8, "77fe" * 8, "1234" * 8).lacks(old) == ""
     assert "bytes" in inventory(3, "c4d8" * 8, "77fe" * 8).lacks(old)
     assert "d/#" in inventory(4).lacks(old)

@@ -35,7 +35,9 @@ def test_what_waits_for_its_application_says_so(world: World, run: Run) -> None:
     world.mkdir("d")
     assert told(world) == {"open": Why.TENTATIVE, "grows": Why.UNSEALED, "d": Why.READY}
     run(world.run_for, 1.0)
-    assert told(world) == {"open": Why.TENTATIVE, "grows": Why.UNSEALED, "d": Why.READY}, "these wait, and what is behind them for its turn"
+    assert told(world) == {"open": Why.TENTATIVE, "grows": Why.UNSEALED, "d": Why.READY}, (
+        "these wait, and what is behind them for its turn"
+    )
 
 
 def test_what_failed_and_what_is_not_copied_say_so(world: World, run: Run) -> None:
@@ -46,7 +48,9 @@ def test_what_failed_and_what_is_not_copied_say_so(world: World, run: Run) -> No
     assert told(world) == {"f": Why.AGAIN}
 
 
-def test_what_is_behind_something_refused_says_what_it_has_to_do_with_it(world: World, run: Run) -> None:
+def test_what_is_behind_something_refused_says_what_it_has_to_do_with_it(
+    world: World, run: Run
+) -> None:
     world.store("old", b"1")
     run(world.drain)
     refuse(world.lower, errno.EACCES, b"bad")
@@ -57,7 +61,9 @@ def test_what_is_behind_something_refused_says_what_it_has_to_do_with_it(world: 
     world.store("latest", b"bad")
     run(world.run_for, 100.0)
     assert world.engine.statistics().queue[2].why == Why.TOUCHES_REFUSED.value
-    by_kind = {(entry.operation, entry.name): Why(entry.why) for entry in world.engine.statistics().queue}
+    by_kind = {
+        (entry.operation, entry.name): Why(entry.why) for entry in world.engine.statistics().queue
+    }
     assert by_kind == {
         ("mkdir", "bad"): Why.REFUSED,
         ("store", "below"): Why.TOUCHES_REFUSED,
@@ -80,14 +86,22 @@ def test_what_waits_for_other_nodes_says_so(world: World, run: Run) -> None:
     world.store("latest", b"2").take(Step.CLOSED)  # not to be left out for it
     run(world.run_for, 1.0)
     kinds = [(entry.operation, Why(entry.why)) for entry in world.engine.statistics().queue]
-    assert kinds == [("store", Why.MISSING), ("unlink", Why.DELETES_BEFORE_POINTER), ("store", Why.TOUCHES_REFUSED)]
+    assert kinds == [
+        ("store", Why.MISSING),
+        ("unlink", Why.DELETES_BEFORE_POINTER),
+        ("store", Why.TOUCHES_REFUSED),
+    ]
 
 
-def test_what_the_order_passed_over_is_what_people_are_told(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_order_passed_over_is_what_people_are_told(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One function decides and tells: a verdict that is given to the order shows in `status`, and holds the operation."""
     order = world.engine._order
     verdict = order._verdict
-    monkeypatch.setattr(order, "_verdict", lambda op, now: Why.GUARDED if op.name == b"f" else verdict(op, now))
+    monkeypatch.setattr(
+        order, "_verdict", lambda op, now: Why.GUARDED if op.name == b"f" else verdict(op, now)
+    )
     world.mkdir("f")
     run(world.run_for, 1.0)
     assert told(world) == {"f": Why.GUARDED}

@@ -78,7 +78,9 @@ def test_what_is_just_deleted_or_renamed_is_not_missing(stored: World, taking: s
         stored.rename(*(("d/f", "g") if taking == "rename" else ("d", "g")))
     del stored.lower.inode("d").children[b"f"]
     moving = MovingNames(stored.log, stored.tree)
-    assert [found.status for found in Verifier(Records(), stored.lower, RLock()).verify()] == ["missing"]
+    assert [found.status for found in Verifier(Records(), stored.lower, RLock()).verify()] == [
+        "missing"
+    ]
     assert list(Verifier(Records(), stored.lower, RLock(), moving.cover).verify()) == []
 
 
@@ -88,7 +90,9 @@ def test_what_others_removed_is_missing_whatever_is_deleted_beside_it(stored: Wo
     stored.unlink("d/g")
     del stored.lower.inode("d").children[b"f"]
     moving = MovingNames(stored.log, stored.tree)
-    assert [found.status for found in Verifier(Records(), stored.lower, RLock(), moving.cover).verify()] == ["missing"]
+    assert [
+        found.status for found in Verifier(Records(), stored.lower, RLock(), moving.cover).verify()
+    ] == ["missing"]
 
 
 @pytest.mark.clause("S218")

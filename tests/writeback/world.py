@@ -53,7 +53,8 @@ class InlinePool(CallPool):
 def inline_pools() -> CallPools:
     health = Health()
     requests, streams, commits, syncs, fills, verifies = (
-        InlinePool(name, 1, health) for name in ("requests", "streams", "commits", "syncs", "fills", "verifies")
+        InlinePool(name, 1, health)
+        for name in ("requests", "streams", "commits", "syncs", "fills", "verifies")
     )
     return CallPools(requests, streams, commits, syncs, fills, verifies, health)
 
@@ -126,8 +127,12 @@ class ListenerDouble:
 
     def is_settled(self, path: LowerPath) -> bool:
         prefix = b"/".join(path).decode()
-        below = [ino for name, ino in self._world.inos.items() if (name + "/").startswith(prefix + "/")]
-        return prefix not in self.being_written and not any(self._world.log.is_pending(ino) for ino in below)
+        below = [
+            ino for name, ino in self._world.inos.items() if (name + "/").startswith(prefix + "/")
+        ]
+        return prefix not in self.being_written and not any(
+            self._world.log.is_pending(ino) for ino in below
+        )
 
     def version_of_open_file(self, version: Version) -> bool:
         return version.vid in self.open_versions
@@ -141,12 +146,20 @@ def _rename(table: dict[str, T], source: str, target: str) -> None:
 class World:
     """See above."""
 
-    def __init__(self, directory: Path, lower: Lower | None = None, calls: CallPools | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        lower: Lower | None = None,
+        calls: CallPools | None = None,
+        **settings: Any,
+    ) -> None:
         self.directory = directory
         (directory / "tier").mkdir(exist_ok=True)
         self.lower: Any = lower or MemoryLower()
         self.calls = calls or inline_pools()
-        settings.setdefault("keep_last_persisted", False)  # most tests are of the order, to which held deletions are an exception
+        settings.setdefault(
+            "keep_last_persisted", False
+        )  # most tests are of the order, to which held deletions are an exception
         self.settings = Settings(backing=Path("/backing"), mountpoint=Path("/mount"), **settings)
         self.lock = threading.RLock()
         self.inos: dict[str, Ino] = {"": ROOT}
@@ -166,7 +179,17 @@ class World:
         self.tier = Tier(self.directory / "tier", 1 << 40)
         self.listener = ListenerDouble(self)
         self.manifest = Manifest(self.state, self.lower, self.lock, "node")
-        parts = (self.lower, self.tree, self.log, self.tier, self.state, self.lock, self.listener, self.calls, self.settings)
+        parts = (
+            self.lower,
+            self.tree,
+            self.log,
+            self.tier,
+            self.state,
+            self.lock,
+            self.listener,
+            self.calls,
+            self.settings,
+        )
         self.engine = Engine(DrainParts(*parts), self.manifest)
         self.engine._retry._random = random.Random(0)
 
@@ -201,7 +224,9 @@ class World:
 
     def application_view(self) -> dict[bytes, bytes]:
         view = {
-            (path + "/").encode() if path not in self.contents else path.encode(): self.contents.get(path, b"")
+            (path + "/").encode()
+            if path not in self.contents
+            else path.encode(): self.contents.get(path, b"")
             for path in self.inos
             if path
         }
@@ -219,7 +244,14 @@ class World:
             os.pwrite(fd, data, 0)
             os.close(fd)
             version = self.log.new_version(ino, tier_id, len(data))
-        return self._append(OpKind.STORE, ino, creates=creates, version=version, meta=Metadata(mode=mode, **meta), **self._place(path))
+        return self._append(
+            OpKind.STORE,
+            ino,
+            creates=creates,
+            version=version,
+            meta=Metadata(mode=mode, **meta),
+            **self._place(path),
+        )
 
     def unuse(self, version: Version) -> None:
         if version.tier_id:
@@ -228,7 +260,9 @@ class World:
     def mkdir(self, path: str, mode: int = 0o755) -> Op:
         ino = self._new_ino(path)
         self.directory_inos.add(ino)
-        return self._append(OpKind.MKDIR, ino, creates=True, meta=Metadata(mode=mode), **self._place(path))
+        return self._append(
+            OpKind.MKDIR, ino, creates=True, meta=Metadata(mode=mode), **self._place(path)
+        )
 
     def _gone(self, path: str) -> Ino:
         self.contents.pop(path, None)
@@ -248,7 +282,9 @@ class World:
         ino = self.inos[source]
         _rename(self.inos, source, target)
         _rename(self.contents, source, target)
-        return self._append(OpKind.RENAME, ino, new_parent=new["parent"], new_name=new["name"], victim=victim, **old)
+        return self._append(
+            OpKind.RENAME, ino, new_parent=new["parent"], new_name=new["name"], victim=victim, **old
+        )
 
     def exchange(self, a: str, b: str) -> Op:
         place_a, place_b = self._place(a), self._place(b)
@@ -258,7 +294,14 @@ class World:
             self.contents[a], self.contents[b] = self.contents[b], self.contents[a]
         else:  # directories have none
             _rename(self.contents, *((a, b) if a in self.contents else (b, a)))
-        return self._append(OpKind.EXCHANGE, ino_a, victim=ino_b, new_parent=place_b["parent"], new_name=place_b["name"], **place_a)
+        return self._append(
+            OpKind.EXCHANGE,
+            ino_a,
+            victim=ino_b,
+            new_parent=place_b["parent"],
+            new_name=place_b["name"],
+            **place_a,
+        )
 
     def link(self, source: str, target: str) -> Op:
         self.inos[target], self.contents[target] = self.inos[source], self.contents[source]
@@ -273,7 +316,13 @@ class World:
     def mkfifo(self, path: str) -> Op:
         ino = self._new_ino(path)
         self.contents[path] = b""
-        return self._append(OpKind.MKNOD, ino, creates=True, meta=Metadata(mode=stat.S_IFIFO | 0o600), **self._place(path))
+        return self._append(
+            OpKind.MKNOD,
+            ino,
+            creates=True,
+            meta=Metadata(mode=stat.S_IFIFO | 0o600),
+            **self._place(path),
+        )
 
     def setattr(self, path: str, **meta: Any) -> Op | None:
         with self.lock:

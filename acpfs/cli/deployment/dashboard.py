@@ -42,7 +42,12 @@ def _gauge(name: str) -> str:
 
 
 def _durations(title: str, name: str, text: str) -> Panel:
-    return Panel(title, "s", tuple((_quantile(share, name), f"{share:.0%} {{{{mount}}}}") for share in (0.5, 0.99)), text)
+    return Panel(
+        title,
+        "s",
+        tuple((_quantile(share, name), f"{share:.0%} {{{{mount}}}}") for share in (0.5, 0.99)),
+        text,
+    )
 
 
 MEMBER = "{{node}} {{mount}}"
@@ -57,10 +62,34 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 is_stat=True,
                 red_above=900,
             ),
-            Panel("Refused for good", "none", ((f"sum({_gauge('parked_operations')})", ""),), is_stat=True, red_above=1),
-            Panel("Writer lost", "none", ((f"sum({_gauge('interrupted_files')})", ""),), is_stat=True, red_above=1),
-            Panel("Pointers withheld", "none", ((f"sum({_gauge('withheld_pointers')})", ""),), is_stat=True, red_above=1),
-            Panel("Members missing", "none", ((f"max({_gauge('missing_nodes')})", ""),), is_stat=True, red_above=1),
+            Panel(
+                "Refused for good",
+                "none",
+                ((f"sum({_gauge('parked_operations')})", ""),),
+                is_stat=True,
+                red_above=1,
+            ),
+            Panel(
+                "Writer lost",
+                "none",
+                ((f"sum({_gauge('interrupted_files')})", ""),),
+                is_stat=True,
+                red_above=1,
+            ),
+            Panel(
+                "Pointers withheld",
+                "none",
+                ((f"sum({_gauge('withheld_pointers')})", ""),),
+                is_stat=True,
+                red_above=1,
+            ),
+            Panel(
+                "Members missing",
+                "none",
+                ((f"max({_gauge('missing_nodes')})", ""),),
+                is_stat=True,
+                red_above=1,
+            ),
             Panel(
                 "Storage stuck or refusing",
                 "none",
@@ -73,9 +102,19 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Saving",
         (
-            _durations("Save of a file", "file_save", "What training waits for: from open to close."),
-            _durations("Until a file is persisted", "file_persist", "From its close until the storage has it."),
-            Panel("Age of the oldest that is not persisted", "s", ((_gauge("oldest_unpersisted_age_seconds"), MEMBER),)),
+            _durations(
+                "Save of a file", "file_save", "What training waits for: from open to close."
+            ),
+            _durations(
+                "Until a file is persisted",
+                "file_persist",
+                "From its close until the storage has it.",
+            ),
+            Panel(
+                "Age of the oldest that is not persisted",
+                "s",
+                ((_gauge("oldest_unpersisted_age_seconds"), MEMBER),),
+            ),
         ),
     ),
     (
@@ -90,9 +129,24 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     (f"sum({_gauge('ram_budget_bytes')})", "budget"),
                 ),
             ),
-            Panel("Drain", "Bps", ((_rate("persisted_bytes"), MEMBER),), "Bytes that were persisted per second."),
-            Panel("Queue", "none", ((_gauge("queue_operations"), MEMBER),), "Operations that are not persisted."),
-            Panel("Waits for room", "s", ((_gauge("longest_wait_seconds"), MEMBER),), "How long the first writer has waited."),
+            Panel(
+                "Drain",
+                "Bps",
+                ((_rate("persisted_bytes"), MEMBER),),
+                "Bytes that were persisted per second.",
+            ),
+            Panel(
+                "Queue",
+                "none",
+                ((_gauge("queue_operations"), MEMBER),),
+                "Operations that are not persisted.",
+            ),
+            Panel(
+                "Waits for room",
+                "s",
+                ((_gauge("longest_wait_seconds"), MEMBER),),
+                "How long the first writer has waited.",
+            ),
         ),
     ),
     (
@@ -101,11 +155,26 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Health",
                 "none",
-                tuple((f'sum({PREFIX}backing_health{{@,state="{state}"}})', state) for state in HEALTH_STATES),
+                tuple(
+                    (f'sum({PREFIX}backing_health{{@,state="{state}"}})', state)
+                    for state in HEALTH_STATES
+                ),
                 "Mounts by the state of their storage.",
             ),
-            Panel("Oldest call", "s", ((_gauge("backing_oldest_call_seconds"), MEMBER),), "How long a call on the storage has been out."),
-            Panel("Tried again", "none", ((_rate("retries"), f"retries {MEMBER}"), (_rate("backing_timeouts"), f"no answer {MEMBER}"))),
+            Panel(
+                "Oldest call",
+                "s",
+                ((_gauge("backing_oldest_call_seconds"), MEMBER),),
+                "How long a call on the storage has been out.",
+            ),
+            Panel(
+                "Tried again",
+                "none",
+                (
+                    (_rate("retries"), f"retries {MEMBER}"),
+                    (_rate("backing_timeouts"), f"no answer {MEMBER}"),
+                ),
+            ),
             Panel(
                 "Wrong bytes",
                 "none",
@@ -121,8 +190,20 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             _durations("Load of a file", "file_load", "From open for reading to the last close."),
             _durations("fsync", "fsync", "With --fsync durable, until it is persisted."),
-            Panel("Workers so far", "none", ((_gauge("worker_number"), MEMBER),), "More than one after a death or a reload."),
-            Panel("Members", "none", ((f"max({_gauge('live_nodes')})", "live"), (f"max({_gauge('missing_nodes')})", "missing"))),
+            Panel(
+                "Workers so far",
+                "none",
+                ((_gauge("worker_number"), MEMBER),),
+                "More than one after a death or a reload.",
+            ),
+            Panel(
+                "Members",
+                "none",
+                (
+                    (f"max({_gauge('live_nodes')})", "live"),
+                    (f"max({_gauge('missing_nodes')})", "missing"),
+                ),
+            ),
         ),
     ),
 )
@@ -134,7 +215,13 @@ def dashboard(title: str) -> dict[str, Any]:
     y = 0
     for heading, row in ROWS:
         panels.append(
-            {"id": len(panels) + 1, "type": "row", "title": heading, "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1}, "panels": []}
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": heading,
+                "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
+                "panels": [],
+            }
         )
         height, width = HEIGHT // 2 if row[0].is_stat else HEIGHT, WIDTH // len(row)
         for number, panel in enumerate(row):
@@ -163,16 +250,33 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "title": panel.title,
         "description": panel.text,
         "datasource": SOURCE,
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "thresholds": {"mode": "absolute", "steps": steps}}, "overrides": []},
+        "fieldConfig": {
+            "defaults": {
+                "unit": panel.unit,
+                "min": 0,
+                "thresholds": {"mode": "absolute", "steps": steps},
+            },
+            "overrides": [],
+        },
         "targets": [
-            {"refId": chr(ord("A") + number), "datasource": SOURCE, "expr": expression.replace("@", WHERE), "legendFormat": legend}
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": SOURCE,
+                "expr": expression.replace("@", WHERE),
+                "legendFormat": legend,
+            }
             for number, (expression, legend) in enumerate(panel.queries)
         ],
     }
 
 
 def _source() -> dict[str, Any]:
-    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
+    return {
+        "name": "datasource",
+        "type": "datasource",
+        "query": "prometheus",
+        "label": "Prometheus",
+    }
 
 
 def _choice(label: str) -> dict[str, Any]:

@@ -59,7 +59,11 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: naming the setting.
     """
-    complaints = [f"{name} {why}: leave it out" for name, why in OF_THE_POD.items() if name in settings.given and name != "metrics_port"]
+    complaints = [
+        f"{name} {why}: leave it out"
+        for name, why in OF_THE_POD.items()
+        if name in settings.given and name != "metrics_port"
+    ]
     if not isinstance(settings.ram, int):
         complaints.append(
             "ram must be a size such as 64G here: the scheduler must know it, and a share would be one of the container's limit"
@@ -69,7 +73,9 @@ def check(settings: Settings) -> None:
         if not posixpath.isabs(path) or posixpath.normpath(path) != path:
             complaints.append(f"{name} = {path!r}: must be an absolute path without `.` and `..`")
     if posixpath.dirname(str(settings.mountpoint)) == "/":
-        complaints.append(f"mountpoint = {str(settings.mountpoint)!r}: the directory above it is handed to the pods, and cannot be /")
+        complaints.append(
+            f"mountpoint = {str(settings.mountpoint)!r}: the directory above it is handed to the pods, and cannot be /"
+        )
     if complaints:
         raise ConfigError("; ".join(complaints))
 
@@ -79,13 +85,20 @@ def values_of(settings: Settings, cluster: KubernetesCluster) -> dict[str, Any]:
     assert isinstance(settings.ram, int)
     drain_s = math.ceil(settings.drain_timeout_s)
     grace_s = drain_s + UNMOUNT_S
-    given = {name: value for name, value in settings.as_json(given_only=True).items() if name != "metrics_port"}
+    given = {
+        name: value
+        for name, value in settings.as_json(given_only=True).items()
+        if name != "metrics_port"
+    }
     backing = str(settings.backing)
     if cluster.claim:
         volume, propagation = f"persistentVolumeClaim: {{claimName: {scalar(cluster.claim)}}}", ""
     else:
         # as the node has it, also when its file system is mounted anew
-        volume, propagation = f"hostPath: {{path: {scalar(backing)}, type: Directory}}", ", mountPropagation: HostToContainer"
+        volume, propagation = (
+            f"hostPath: {{path: {scalar(backing)}, type: Directory}}",
+            ", mountPropagation: HostToContainer",
+        )
     return {
         "version": __version__,
         "name": scalar(cluster.name),
@@ -98,7 +111,9 @@ def values_of(settings: Settings, cluster: KubernetesCluster) -> dict[str, Any]:
         "mountpoint": scalar(str(settings.mountpoint)),
         "mounts": scalar(posixpath.dirname(str(settings.mountpoint))),
         "node_selector": json.dumps(cluster.nodes),
-        "nodes_at_once": int(cluster.nodes_at_once) if cluster.nodes_at_once.isdigit() else scalar(cluster.nodes_at_once),
+        "nodes_at_once": int(cluster.nodes_at_once)
+        if cluster.nodes_at_once.isdigit()
+        else scalar(cluster.nodes_at_once),
         "priority_class": scalar(cluster.priority_class),
         "metrics_port": cluster.metrics_port,
         "cpu": json.dumps(cluster.cpu),
@@ -112,16 +127,24 @@ def values_of(settings: Settings, cluster: KubernetesCluster) -> dict[str, Any]:
     }
 
 
-def manifests(settings: Settings, cluster: KubernetesCluster, *, inside: bool, monitor: bool, example: bool) -> str:
+def manifests(
+    settings: Settings, cluster: KubernetesCluster, *, inside: bool, monitor: bool, example: bool
+) -> str:
     """The text of them all."""
     values = values_of(settings, cluster)
     if inside:
         return filled("inside.yaml", values)
-    parts = ["kubernetes.yaml", *(["monitor.yaml"] if monitor else []), *(["job.yaml"] if example else [])]
+    parts = [
+        "kubernetes.yaml",
+        *(["monitor.yaml"] if monitor else []),
+        *(["job.yaml"] if example else []),
+    ]
     return "".join(filled(part, values) for part in parts)
 
 
-def _selector(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def _selector(
+    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
     labels = dict(text.partition("=")[::2] for text in given)
     if any("=" not in text for text in given):
         raise click.BadParameter("write LABEL=VALUE")
@@ -130,7 +153,9 @@ def _selector(_context: click.Context, _option: click.Parameter, given: tuple[st
 
 def _name(_context: click.Context, _option: click.Parameter, given: str) -> str:
     if _NAME.fullmatch(given) is None:
-        raise click.BadParameter("small letters, digits and dashes, at most 42, the first one a letter")
+        raise click.BadParameter(
+            "small letters, digits and dashes, at most 42, the first one a letter"
+        )
     return given
 
 
@@ -164,7 +189,9 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> str
         *setting_options(),
     ],
 )  # fmt: skip
-def command(config: Path | None, inside: bool, monitor: bool, example: bool, **options: Any) -> None:
+def command(
+    config: Path | None, inside: bool, monitor: bool, example: bool, **options: Any
+) -> None:
     """Print manifests for acpfs with BACKING at MOUNTPOINT on each node, and an example of a job that uses it.
 
     Settings are those of `acpfs mount`, as options or from a file, and go into a ConfigMap. MOUNTPOINT is a path of the node and of the
@@ -172,8 +199,12 @@ def command(config: Path | None, inside: bool, monitor: bool, example: bool, **o
     """
     known = {field.name for field in attrs.fields(KubernetesCluster)} - {"metrics_port"}
     words = {name: value for name, value in options.items() if name in known}
-    given = {name: value for name, value in options.items() if name not in known and value is not None}
+    given = {
+        name: value for name, value in options.items() if name not in known and value is not None
+    }
     settings = load_settings(given, config)
     check(settings)
     cluster = KubernetesCluster(**words, metrics_port=settings.metrics_port or METRICS_PORT)
-    click.echo(manifests(settings, cluster, inside=inside, monitor=monitor, example=example), nl=False)
+    click.echo(
+        manifests(settings, cluster, inside=inside, monitor=monitor, example=example), nl=False
+    )

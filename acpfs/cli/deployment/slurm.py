@@ -23,7 +23,9 @@ PLAIN_PATH = re.compile(r"/[\w.@:+/-]+")
 def plain_path(_context: click.Context, parameter: click.Parameter, value: str) -> str:
     """An absolute path without spaces, quotes and the like."""
     if not PLAIN_PATH.fullmatch(value):
-        raise click.BadParameter("needs an absolute path of letters, digits and . _ - @ : + /", param=parameter)
+        raise click.BadParameter(
+            "needs an absolute path of letters, digits and . _ - @ : + /", param=parameter
+        )
     return value
 
 
@@ -38,9 +40,20 @@ def plain_path(_context: click.Context, parameter: click.Parameter, value: str) 
     callback=plain_path,
     help="Where to write the files; must be the same on every node, for instance /etc/slurm/acpfs.",
 )
-@click.option("--options", "mount_options", default="--ram 25%", show_default=True, help="Options of `acpfs mount`.")
 @click.option(
-    "--mount-wait", default=60, show_default=True, type=click.IntRange(1), metavar="S", help="Seconds after which a mount counts as failed."
+    "--options",
+    "mount_options",
+    default="--ram 25%",
+    show_default=True,
+    help="Options of `acpfs mount`.",
+)
+@click.option(
+    "--mount-wait",
+    default=60,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="S",
+    help="Seconds after which a mount counts as failed.",
 )
 @click.option(
     "--epilog-wait",
@@ -51,11 +64,20 @@ def plain_path(_context: click.Context, parameter: click.Parameter, value: str) 
     help="Seconds for which the epilog waits until everything is persisted; 0: it does not wait.",
 )
 @click.option(
-    "--required", is_flag=True, help="Fail the prolog without acpfs, so that Slurm requeues the job; else jobs save directly to BACKING."
+    "--required",
+    is_flag=True,
+    help="Fail the prolog without acpfs, so that Slurm requeues the job; else jobs save directly to BACKING.",
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def command(
-    backing: str, mountpoint: str, directory: str, mount_options: str, mount_wait: int, epilog_wait: int, required: bool, force: bool
+    backing: str,
+    mountpoint: str,
+    directory: str,
+    mount_options: str,
+    mount_wait: int,
+    epilog_wait: int,
+    required: bool,
+    force: bool,
 ) -> None:
     """Write Slurm's Prolog, Epilog and TaskProlog for BACKING at MOUNTPOINT, and print what slurm.conf needs.
 
@@ -76,11 +98,22 @@ def command(
         "ACPFS_REQUIRED": "yes" if required else "no",
         "ACPFS_LOCK": "/run/acpfs-prolog.lock",
     }
-    words = {"ACPFS_PATH": "# where acpfs is installed on the nodes\n", "ACPFS_OPTIONS": "# options of `acpfs mount`\n"}
-    lines = (f"{words.get(name, '')}{name}={shlex.quote(value)}\n" for name, value in settings.items())
-    (target / SETTINGS).write_text(f"# Settings of the scripts beside this file; shell syntax.\n{''.join(lines)}", encoding="utf-8")
+    words = {
+        "ACPFS_PATH": "# where acpfs is installed on the nodes\n",
+        "ACPFS_OPTIONS": "# options of `acpfs mount`\n",
+    }
+    lines = (
+        f"{words.get(name, '')}{name}={shlex.quote(value)}\n" for name, value in settings.items()
+    )
+    (target / SETTINGS).write_text(
+        f"# Settings of the scripts beside this file; shell syntax.\n{''.join(lines)}",
+        encoding="utf-8",
+    )
     for name in SCRIPTS.values():
-        with (files("acpfs") / "deploy" / "slurm" / name).open("rb") as source, (target / name).open("wb") as copy:
+        with (
+            (files("acpfs") / "deploy" / "slurm" / name).open("rb") as source,
+            (target / name).open("wb") as copy,
+        ):
             shutil.copyfileobj(source, copy)
         (target / name).chmod(0o755)
     click.echo("# add to slurm.conf on all nodes, then: scontrol reconfigure")

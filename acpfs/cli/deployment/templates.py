@@ -36,7 +36,9 @@ def scalar(value: str) -> str:
 
 def toml(values: Mapping[str, Any]) -> str:
     """Settings as a file of acpfs has them: texts, numbers, truth values and lists of texts, which TOML writes as JSON does."""
-    return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
+    return "".join(
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+    )
 
 
 def indented(text: str, spaces: int) -> str:

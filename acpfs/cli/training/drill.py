@@ -24,13 +24,43 @@ COORDINATOR_S = 15.0
 LOOK_AGAIN_S = 0.1
 
 
-@click.command("drill", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--point", "points", multiple=True, type=click.Choice([*OF_AN_UPDATE]), help="Where the rank dies; default: each in turn.")
+@click.command(
+    "drill", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option(
+    "--point",
+    "points",
+    multiple=True,
+    type=click.Choice([*OF_AN_UPDATE]),
+    help="Where the rank dies; default: each in turn.",
+)
 @click.option("--rank", default=1, show_default=True, help="Who dies.")
-@click.option("--update", default=3, show_default=True, type=click.IntRange(1), help="In which update since protection began.")
-@click.option("--second", metavar="RANK:POINT", help=f"Another rank that dies meanwhile: at {', '.join(OF_A_FAULT)}.")
-@click.option("--timeout", "timeout_s", type=units.time, default="10m", show_default=True, help="For one run of the job.")
-@click.option("--tracker", default="latest", show_default=True, help="The file that names the newest checkpoint; empty: there is none.")
+@click.option(
+    "--update",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="In which update since protection began.",
+)
+@click.option(
+    "--second",
+    metavar="RANK:POINT",
+    help=f"Another rank that dies meanwhile: at {', '.join(OF_A_FAULT)}.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=units.time,
+    default="10m",
+    show_default=True,
+    help="For one run of the job.",
+)
+@click.option(
+    "--tracker",
+    default="latest",
+    show_default=True,
+    help="The file that names the newest checkpoint; empty: there is none.",
+)
 @JSON_OPTION
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
@@ -73,15 +103,23 @@ def command(
             )
             for point, verdict in found
         ]
-        show.table(("rank dies at", "saved step", "lost", "took", "verdict"), rows, numbers=("saved step", "lost"))
+        show.table(
+            ("rank dies at", "saved step", "lost", "took", "verdict"),
+            rows,
+            numbers=("saved step", "lost"),
+        )
     return int(ExitCode.FAILED if any(verdict.wrong for _point, verdict in found) else ExitCode.OK)
 
 
-def _run(directory: Path, words: tuple[str, ...], kills: tuple[Kill, ...], timeout_s: float, tracker: str) -> Verdict:
+def _run(
+    directory: Path, words: tuple[str, ...], kills: tuple[Kill, ...], timeout_s: float, tracker: str
+) -> Verdict:
     before = jobs(directory)
     environment = {**os.environ, f"{PREFIX}DRILL": ",".join(map(str, kills))}
     try:
-        job = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        job = subprocess.Popen(
+            words, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
     except OSError as error:
         raise ConfigError(f"{words[0]}: {error.strerror}") from error
     try:
@@ -92,6 +130,10 @@ def _run(directory: Path, words: tuple[str, ...], kills: tuple[Kill, ...], timeo
         job.wait()
         return Verdict(f"the job went on for {show.duration(timeout_s)}")
     deadline = time.monotonic() + COORDINATOR_S
-    while (verdict := judge(directory, before, kills, tracker)).wrong and jobs(directory) > before and time.monotonic() < deadline:
+    while (
+        (verdict := judge(directory, before, kills, tracker)).wrong
+        and jobs(directory) > before
+        and time.monotonic() < deadline
+    ):
         time.sleep(LOOK_AGAIN_S)
     return verdict

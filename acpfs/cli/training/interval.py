@@ -21,25 +21,69 @@ SHARE = click.FloatRange(0, 1)
 
 
 @click.command("interval")
-@click.option("--save", "save_s", type=time, help="How long a save holds up training. Default: from the mount's checkpoints.")
-@click.option("--drain", "drain_s", type=time, help="From the end of a save until it is persisted. Default: from the mount, else 0.")
-@click.option("--mount", "mountpoint", help="The mount to ask; may be left out when there is only one.")
-@click.option("--restart", "restart_s", type=time, default="5m", show_default=True, help="From a fault until the first step after it.")
+@click.option(
+    "--save",
+    "save_s",
+    type=time,
+    help="How long a save holds up training. Default: from the mount's checkpoints.",
+)
+@click.option(
+    "--drain",
+    "drain_s",
+    type=time,
+    help="From the end of a save until it is persisted. Default: from the mount, else 0.",
+)
+@click.option(
+    "--mount", "mountpoint", help="The mount to ask; may be left out when there is only one."
+)
+@click.option(
+    "--restart",
+    "restart_s",
+    type=time,
+    default="5m",
+    show_default=True,
+    help="From a fault until the first step after it.",
+)
 @click.option("--mtbf", "fault_s", type=time, help="Mean time between faults of the whole job.")
 @click.option("--node-mtbf", type=time, help="Mean time between faults of one node; with --nodes.")
 @click.option("--nodes", type=click.IntRange(1), help="Nodes of the job.")
 @click.option("--faults", type=click.IntRange(0), help="Faults that were seen in --observed.")
-@click.option("--observed", "observed_s", type=time, help="Running time of this job, or of jobs like it.")
 @click.option(
-    "--covered", type=SHARE, default=0.0, show_default=True, help="Share of faults that cost no step: the last one is saved by survivors."
+    "--observed", "observed_s", type=time, help="Running time of this job, or of jobs like it."
 )
-@click.option("--node-share", type=SHARE, default=0.2, show_default=True, help="Share of the other faults that take a node with its RAM.")
-@click.option("--step", "step_s", type=time, help="One training step, to count lost steps instead of time.")
-@click.option("--today", "today_s", type=time, help="The interval that is used today, for comparison.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw waste over interval (PNG, SVG, PDF; needs matplotlib).")
+@click.option(
+    "--covered",
+    type=SHARE,
+    default=0.0,
+    show_default=True,
+    help="Share of faults that cost no step: the last one is saved by survivors.",
+)
+@click.option(
+    "--node-share",
+    type=SHARE,
+    default=0.2,
+    show_default=True,
+    help="Share of the other faults that take a node with its RAM.",
+)
+@click.option(
+    "--step", "step_s", type=time, help="One training step, to count lost steps instead of time."
+)
+@click.option(
+    "--today", "today_s", type=time, help="The interval that is used today, for comparison."
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw waste over interval (PNG, SVG, PDF; needs matplotlib).",
+)
 @JSON_OPTION
 def command(
-    plot: Path | None, step_s: float | None, today_s: float | None, as_json: bool, mountpoint: str | None, **given: float | None
+    plot: Path | None,
+    step_s: float | None,
+    today_s: float | None,
+    as_json: bool,
+    mountpoint: str | None,
+    **given: float | None,
 ) -> None:
     """How often to save: the interval at which saving and repeating lost steps together waste least.
 
@@ -49,7 +93,12 @@ def command(
     job = _job(mountpoint, given)
     rows = list(_rows(job, today_s))
     if as_json:
-        show.print_json({"job": _as_json(job), "intervals": [_json_row(job, name, seconds) for name, seconds in rows]})
+        show.print_json(
+            {
+                "job": _as_json(job),
+                "intervals": [_json_row(job, name, seconds) for name, seconds in rows],
+            }
+        )
     else:
         _print(job, rows, step_s)
     if plot is not None:
@@ -85,7 +134,9 @@ def fault_s(given: dict[str, float | None]) -> float:
     if given["faults"] is not None:
         raise click.UsageError("--faults takes --observed")
     if prior_s is None:
-        raise click.UsageError("how often do faults come? --mtbf, --node-mtbf with --nodes, or --faults with --observed")
+        raise click.UsageError(
+            "how often do faults come? --mtbf, --node-mtbf with --nodes, or --faults with --observed"
+        )
     return prior_s
 
 
@@ -96,7 +147,9 @@ def _measured(mountpoint: str | None) -> tuple[float, float | None]:
     saves = [item["save_s"] for item in found if item["save_s"]]
     drains = [item["persist_s"] for item in found if item["persist_s"] is not None]
     if not saves:
-        raise click.UsageError("the mount has seen no save yet: how long does one hold up training? --save 2s")
+        raise click.UsageError(
+            "the mount has seen no save yet: how long does one hold up training? --save 2s"
+        )
     return median(saves), median(drains) if drains else None
 
 
@@ -124,7 +177,11 @@ def _print(job: Job, rows: list[tuple[str, float]], step_s: float | None) -> Non
         row = [name, long_duration(seconds), *_waste_cells(job, seconds, step_s)]
         if job.covered:
             row.append(_lost(interval.without_cover(job), seconds, step_s))
-        row.append("" if math.isinf(seconds) else long_duration(interval.implied_fault_s(job.save_s, seconds)))
+        row.append(
+            ""
+            if math.isinf(seconds)
+            else long_duration(interval.implied_fault_s(job.save_s, seconds))
+        )
         cells.append(row)
     show.table(headings, cells, numbers=headings[1:])
     if math.isfinite(rows[0][1]):
@@ -145,13 +202,22 @@ def _lost(job: Job, seconds: float, step_s: float | None) -> str:
 
 
 def _as_json(job: Job) -> dict[str, float]:
-    return {name: getattr(job, name) for name in ("save_s", "restart_s", "fault_s", "covered", "node_share", "drain_s")}
+    return {
+        name: getattr(job, name)
+        for name in ("save_s", "restart_s", "fault_s", "covered", "node_share", "drain_s")
+    }
 
 
 def _json_row(job: Job, name: str, seconds: float) -> dict[str, Any]:
     """JSON has no infinity: null where saving would never pay."""
     if math.isinf(seconds):
-        return {"name": name, "interval_s": None, "waste": None, "lost_s_a_day": None, "implied_fault_s": None}
+        return {
+            "name": name,
+            "interval_s": None,
+            "waste": None,
+            "lost_s_a_day": None,
+            "implied_fault_s": None,
+        }
     return {
         "name": name,
         "interval_s": seconds,

@@ -16,17 +16,58 @@ from acpfs.training.planner import Plan, Sharding
 @click.command("plan")
 @click.option("--params", type=float, required=True, help="Parameters of the model: 70e9.")
 @click.option("--dp", type=click.IntRange(1), required=True, help="Data parallel size.")
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor parallel size.")
-@click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline parallel size.")
-@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Copies of each shard in the data parallel group.")
-@click.option("--sharding", type=click.Choice([kind.value for kind in Sharding]), default="zero1", show_default=True)
+@click.option(
+    "--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor parallel size."
+)
+@click.option(
+    "--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline parallel size."
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Copies of each shard in the data parallel group.",
+)
+@click.option(
+    "--sharding",
+    type=click.Choice([kind.value for kind in Sharding]),
+    default="zero1",
+    show_default=True,
+)
 @click.option("--ranks-per-node", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--model-bytes", type=float, default=6.0, show_default=True, help="Weight and gradient, per parameter.")
-@click.option("--weight-bytes", type=float, default=2.0, show_default=True, help="Weight in a checkpoint, per parameter.")
-@click.option("--optimizer-bytes", type=float, default=12.0, show_default=True, help="Optimizer's state, per parameter.")
+@click.option(
+    "--model-bytes",
+    type=float,
+    default=6.0,
+    show_default=True,
+    help="Weight and gradient, per parameter.",
+)
+@click.option(
+    "--weight-bytes",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Weight in a checkpoint, per parameter.",
+)
+@click.option(
+    "--optimizer-bytes",
+    type=float,
+    default=12.0,
+    show_default=True,
+    help="Optimizer's state, per parameter.",
+)
 @click.option("--ram", type=size, help="Budget of a node's RAM tier.")
-@click.option("--ram-rate", type=size, default="2G", show_default=True, help="Bytes per second that a node writes into RAM.")
-@click.option("--storage-rate", type=size, help="Bytes per second of the storage, all nodes together.")
+@click.option(
+    "--ram-rate",
+    type=size,
+    default="2G",
+    show_default=True,
+    help="Bytes per second that a node writes into RAM.",
+)
+@click.option(
+    "--storage-rate", type=size, help="Bytes per second of the storage, all nodes together."
+)
 @JSON_OPTION
 def command(
     params: float,
@@ -49,7 +90,18 @@ def command(
     Ranks are placed as Megatron and torch do it: tensor parallel ones side by side, then data parallel ones, then pipeline stages.
     """
     try:
-        layout = Plan(params, dp, tp, pp, replicas, Sharding(sharding), ranks_per_node, model_bytes, weight_bytes, optimizer_bytes)
+        layout = Plan(
+            params,
+            dp,
+            tp,
+            pp,
+            replicas,
+            Sharding(sharding),
+            ranks_per_node,
+            model_bytes,
+            weight_bytes,
+            optimizer_bytes,
+        )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     found, most = planner.coverage(layout), planner.most_on_a_node(layout)
@@ -71,31 +123,66 @@ def command(
         )
         return
     for heading, text in (
-        _memory(layout, most) + _coverage(layout, found) + _tier(wanted, ram) + _times(layout, most, ram_rate, storage_rate)
+        _memory(layout, most)
+        + _coverage(layout, found)
+        + _tier(wanted, ram)
+        + _times(layout, most, ram_rate, storage_rate)
     ):
         click.echo(f"{heading:<11} {text}")
 
 
 def _memory(layout: Plan, most: float) -> list[tuple[str, str]]:
-    added = f"; further copies take {show.size(layout.added_bytes)} of all of them" if layout.added_bytes else ""
+    added = (
+        f"; further copies take {show.size(layout.added_bytes)} of all of them"
+        if layout.added_bytes
+        else ""
+    )
     if layout.sharding is Sharding.ZERO1 and layout.copies > 1:
         added += f" (MindIO's formula: {layout.product_added_bytes / 1e9:.0f} GB)"
     return [
-        ("job", f"{layout.world} ranks on {layout.nodes} nodes, {layout.copies} of which hold each shard"),
-        ("device", f"{show.size(layout.rank_bytes)} on each rank for weights, gradients and optimizer{added}"),
-        ("checkpoint", f"{show.size(layout.checkpoint_bytes)}, at most {show.size(most)} on one node"),
+        (
+            "job",
+            f"{layout.world} ranks on {layout.nodes} nodes, {layout.copies} of which hold each shard",
+        ),
+        (
+            "device",
+            f"{show.size(layout.rank_bytes)} on each rank for weights, gradients and optimizer{added}",
+        ),
+        (
+            "checkpoint",
+            f"{show.size(layout.checkpoint_bytes)}, at most {show.size(most)} on one node",
+        ),
     ]
 
 
 def _coverage(layout: Plan, found: planner.Coverage) -> list[tuple[str, str]]:
     if not found.any_rank:
-        return [("covers", "nothing: each shard is held by one rank; only what was saved is left after a fault (--replicas 2)")]
+        return [
+            (
+                "covers",
+                "nothing: each shard is held by one rank; only what was saved is left after a fault (--replicas 2)",
+            )
+        ]
     if not found.any_node:
-        together = "all of them" if found.fatal_nodes == layout.nodes else f"{found.fatal_nodes} of {layout.nodes} nodes"
-        return [("covers", f"any one rank, not any node: of {together} a shard has all its copies there")]
+        together = (
+            "all of them"
+            if found.fatal_nodes == layout.nodes
+            else f"{found.fatal_nodes} of {layout.nodes} nodes"
+        )
+        return [
+            (
+                "covers",
+                f"any one rank, not any node: of {together} a shard has all its copies there",
+            )
+        ]
     if found.any_two_nodes:
         return [("covers", "any one rank, any one node, any two nodes")]
-    return [("covers", f"any one rank and any one node; of two nodes all but {found.fatal_pairs} of {found.pairs} pairs")]
+    return [
+        (
+            "covers",
+            f"any one rank and any one node; of two nodes all but {found.fatal_pairs} of {found.pairs} pairs",
+        )
+    ]
 
 
 def _tier(wanted: float, ram: int | None) -> list[tuple[str, str]]:
@@ -106,8 +193,20 @@ def _tier(wanted: float, ram: int | None) -> list[tuple[str, str]]:
     return [("RAM tier", f"{text}: {show.size(ram)} {verdict}")]
 
 
-def _times(layout: Plan, most: float, ram_rate: int, storage_rate: int | None) -> list[tuple[str, str]]:
-    times = [("save", f"{long_duration(most / max(1, ram_rate))} into RAM at {show.size(ram_rate)}/s a node")]
+def _times(
+    layout: Plan, most: float, ram_rate: int, storage_rate: int | None
+) -> list[tuple[str, str]]:
+    times = [
+        (
+            "save",
+            f"{long_duration(most / max(1, ram_rate))} into RAM at {show.size(ram_rate)}/s a node",
+        )
+    ]
     if storage_rate:
-        times.append(("drain", f"{long_duration(layout.checkpoint_bytes / storage_rate)} at {show.size(storage_rate)}/s of the storage"))
+        times.append(
+            (
+                "drain",
+                f"{long_duration(layout.checkpoint_bytes / storage_rate)} at {show.size(storage_rate)}/s of the storage",
+            )
+        )
     return times

@@ -28,7 +28,9 @@ def command(directory: Path, job: str | None, stacks: bool, as_json: bool) -> No
     """Ask the coordinators that run on this node. DIRECTORY is the save directory."""
     found = [answer for answer in map(ask, announced(directory, job)) if answer is not None]
     if not found:
-        raise AcpfsError(f"no coordinator of {job or 'a job'} that saves in {directory} runs on this node")
+        raise AcpfsError(
+            f"no coordinator of {job or 'a job'} that saves in {directory} runs on this node"
+        )
     if as_json:
         show.print_json(found)
         return
@@ -43,7 +45,11 @@ def command(directory: Path, job: str | None, stacks: bool, as_json: bool) -> No
 
 def announced(directory: Path, job: str | None) -> list[str]:
     """Where the coordinators of a job answer."""
-    jobs = [directory / JOBS / job] if job else [path for path in (directory / JOBS).glob("*") if path.is_dir()]
+    jobs = (
+        [directory / JOBS / job]
+        if job
+        else [path for path in (directory / JOBS).glob("*") if path.is_dir()]
+    )
     files = [file for path in jobs for file in path.glob("coordinator-*") if file.is_file()]
     if not files:
         return []
@@ -77,8 +83,14 @@ def told(answer: Json) -> list[tuple[str, str]]:
     lost = {rank["rank"]: rank["lost"] for rank in answer["ranks"] if rank["lost"]}
     role = "active" if answer["active"] else "standing by"
     lines = [
-        ("job", f"{answer['job']}, coordinator {answer['coordinator']} ({role}), term {answer['term']}, generation {answer['generation']}"),
-        ("state", f"{answer['state']}, {answer['connected']} of {answer['world'] or '?'} ranks connected"),
+        (
+            "job",
+            f"{answer['job']}, coordinator {answer['coordinator']} ({role}), term {answer['term']}, generation {answer['generation']}",
+        ),
+        (
+            "state",
+            f"{answer['state']}, {answer['connected']} of {answer['world'] or '?'} ranks connected",
+        ),
         ("tls", "on" if answer["tls"] else "off: everybody on this network may join"),
     ]
     if answer["shards"] is not None:
@@ -87,10 +99,18 @@ def told(answer: Json) -> list[tuple[str, str]]:
     if stall := answer["stall"]:
         where = f" in {stall['group']}" if stall.get("group") else ""
         lines.append(
-            ("behind", f"ranks {', '.join(map(str, stall['behind']))}{where}: nothing moved for {show.duration(stall['waited_s'])}")
+            (
+                "behind",
+                f"ranks {', '.join(map(str, stall['behind']))}{where}: nothing moved for {show.duration(stall['waited_s'])}",
+            )
         )
     if answer["counts"]:
-        lines.append(("refused", ", ".join(f"{name} {count}" for name, count in sorted(answer["counts"].items()))))
+        lines.append(
+            (
+                "refused",
+                ", ".join(f"{name} {count}" for name, count in sorted(answer["counts"].items())),
+            )
+        )
     return lines
 
 

@@ -49,10 +49,18 @@ class Measured:
 
 def measured(entries: Sequence[dict[str, Any]]) -> Measured:
     """From a history."""
-    saves = [entry for entry in entries if entry["kind"] == "checkpoint" and entry["began_at"] and entry["save_s"] is not None][-NEWEST:]
+    saves = [
+        entry
+        for entry in entries
+        if entry["kind"] == "checkpoint" and entry["began_at"] and entry["save_s"] is not None
+    ][-NEWEST:]
     if not saves:
         return Measured(0)
-    drains = [max(0.0, entry["persist_s"] - entry["save_s"]) for entry in saves if entry["persist_s"] is not None]
+    drains = [
+        max(0.0, entry["persist_s"] - entry["save_s"])
+        for entry in saves
+        if entry["persist_s"] is not None
+    ]
     gaps = _gaps(saves)
     return Measured(
         saves=len(saves),
@@ -72,7 +80,9 @@ def _gaps(saves: Sequence[dict[str, Any]]) -> list[float]:
     for entries in by_directory.values():
         ordered = sorted(entries, key=lambda entry: entry["began_at"])
         pairs = pairwise(ordered)
-        gaps += [later["began_at"] - earlier["began_at"] - earlier["save_s"] for earlier, later in pairs]
+        gaps += [
+            later["began_at"] - earlier["began_at"] - earlier["save_s"] for earlier, later in pairs
+        ]
     return [gap for gap in gaps if gap > 0]
 
 
@@ -95,7 +105,9 @@ class Advice:
     ram_budget_bytes: int
 
 
-def advise(job: Job, today_s: float | None, devices: int | None, size: int | None, budget_bytes: int) -> Advice:
+def advise(
+    job: Job, today_s: float | None, devices: int | None, size: int | None, budget_bytes: int
+) -> Advice:
     """See `Advice`. `size`: of a checkpoint on this member."""
     best = interval.best_s(job)
     waste = 0.0 if math.isinf(best) else interval.waste(job, best)
@@ -115,21 +127,66 @@ def advise(job: Job, today_s: float | None, devices: int | None, size: int | Non
 
 
 @click.command("advise")
-@click.option("--save", "save_s", type=time, help="How long a save holds up training. Default: measured.")
-@click.option("--drain", "drain_s", type=time, help="From the end of a save until it is persisted. Default: measured.")
-@click.option("--today", "today_s", type=time, help="Training between two saves now. Default: measured.")
-@click.option("--restart", "restart_s", type=time, default="5m", show_default=True, help="From a fault until the first step after it.")
+@click.option(
+    "--save", "save_s", type=time, help="How long a save holds up training. Default: measured."
+)
+@click.option(
+    "--drain",
+    "drain_s",
+    type=time,
+    help="From the end of a save until it is persisted. Default: measured.",
+)
+@click.option(
+    "--today", "today_s", type=time, help="Training between two saves now. Default: measured."
+)
+@click.option(
+    "--restart",
+    "restart_s",
+    type=time,
+    default="5m",
+    show_default=True,
+    help="From a fault until the first step after it.",
+)
 @click.option("--mtbf", "fault_s", type=time, help="Mean time between faults of the whole job.")
 @click.option("--node-mtbf", type=time, help="Mean time between faults of one node; with --nodes.")
 @click.option("--nodes", type=click.IntRange(1), help="Nodes of the job.")
 @click.option("--faults", type=click.IntRange(0), help="Faults that were seen in --observed.")
-@click.option("--observed", "observed_s", type=time, help="Running time of this job, or of jobs like it.")
-@click.option("--covered", type=SHARE, default=0.0, show_default=True, help="Share of faults that cost no step.")
-@click.option("--node-share", type=SHARE, default=0.2, show_default=True, help="Share of the other faults that take a node with its RAM.")
-@click.option("--gpus", "devices", type=click.IntRange(1), help="Devices of the job, to tell what the advice is worth.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw waste over interval (PNG, SVG, PDF; needs matplotlib).")
+@click.option(
+    "--observed", "observed_s", type=time, help="Running time of this job, or of jobs like it."
+)
+@click.option(
+    "--covered",
+    type=SHARE,
+    default=0.0,
+    show_default=True,
+    help="Share of faults that cost no step.",
+)
+@click.option(
+    "--node-share",
+    type=SHARE,
+    default=0.2,
+    show_default=True,
+    help="Share of the other faults that take a node with its RAM.",
+)
+@click.option(
+    "--gpus",
+    "devices",
+    type=click.IntRange(1),
+    help="Devices of the job, to tell what the advice is worth.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw waste over interval (PNG, SVG, PDF; needs matplotlib).",
+)
 @JSON_OPTION
-def command(today_s: float | None, devices: int | None, plot: Path | None, as_json: bool, **given: float | None) -> None:
+def command(
+    today_s: float | None,
+    devices: int | None,
+    plot: Path | None,
+    as_json: bool,
+    **given: float | None,
+) -> None:
     """How often to save: the interval that wastes least, by what this mount has measured.
 
     Of the time between faults say one of: --mtbf; --node-mtbf with --nodes; --faults with --observed.
@@ -144,7 +201,9 @@ def command(today_s: float | None, devices: int | None, plot: Path | None, as_js
     if given["drain_s"] is not None:
         figures = replace(figures, drain_s=given["drain_s"])
     if figures.save_s is None:
-        raise click.UsageError("the mount has seen no save yet: how long does one hold up training? --save 2s")
+        raise click.UsageError(
+            "the mount has seen no save yet: how long does one hold up training? --save 2s"
+        )
     try:
         job = Job(
             save_s=figures.save_s,
@@ -157,14 +216,22 @@ def command(today_s: float | None, devices: int | None, plot: Path | None, as_js
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     budget = ask(record, "status", as_json=as_json)["ram"]["budget_bytes"]
-    advice = advise(job, figures.interval_s if today_s is None else today_s, devices, figures.bytes, budget)
+    advice = advise(
+        job, figures.interval_s if today_s is None else today_s, devices, figures.bytes, budget
+    )
     if as_json:
         show.print_json({"measured": asdict(figures), "job": asdict(job), "advice": asdict(advice)})
     else:
         _print(figures, job, advice)
     if plot is not None:
-        marks = [("best", interval.best_s(job)), ("Young", interval.young_s(job)), ("Daly", interval.daly_s(job))]
-        plots.draw_waste(plot, job, [*marks, *([("today", advice.today_s)] if advice.today_s else [])])
+        marks = [
+            ("best", interval.best_s(job)),
+            ("Young", interval.young_s(job)),
+            ("Daly", interval.daly_s(job)),
+        ]
+        plots.draw_waste(
+            plot, job, [*marks, *([("today", advice.today_s)] if advice.today_s else [])]
+        )
 
 
 def _print(figures: Measured, job: Job, advice: Advice) -> None:
@@ -176,17 +243,31 @@ def _print(figures: Measured, job: Job, advice: Advice) -> None:
     if advice.interval_s is None:
         click.echo("no fault costs steps: there is no need to save for their sake")
         return
-    click.echo(f"save every {long_duration(advice.interval_s)} of training: {advice.waste:.2%} of the time is not training")
+    click.echo(
+        f"save every {long_duration(advice.interval_s)} of training: {advice.waste:.2%} of the time is not training"
+    )
     if advice.today_s is not None and advice.today_waste is not None:
-        worth = "" if advice.gpu_hours_a_day is None else f"; the advice is worth {advice.gpu_hours_a_day:.3g} device-hours a day"
-        click.echo(f"today it is every {long_duration(advice.today_s)}: {advice.today_waste:.2%}{worth}")
+        worth = (
+            ""
+            if advice.gpu_hours_a_day is None
+            else f"; the advice is worth {advice.gpu_hours_a_day:.3g} device-hours a day"
+        )
+        click.echo(
+            f"today it is every {long_duration(advice.today_s)}: {advice.today_waste:.2%}{worth}"
+        )
     if not advice.storage_keeps_up:
         click.echo(
             f"the storage does not keep up with that: a save takes {long_duration(job.drain_s)} to be persisted; "
             f"save no more often than every {long_duration(advice.interval_min_s)}, or give it more `streams` or bandwidth"
         )
     if advice.ram_wanted_bytes is not None:
-        enough = "enough" if advice.ram_wanted_bytes <= advice.ram_budget_bytes else "too little: writers will wait"
+        enough = (
+            "enough"
+            if advice.ram_wanted_bytes <= advice.ram_budget_bytes
+            else "too little: writers will wait"
+        )
         wanted, budget = show.size(advice.ram_wanted_bytes), show.size(advice.ram_budget_bytes)
-        click.echo(f"two checkpoints of this member take {wanted} of RAM; the budget is {budget}: {enough}")
+        click.echo(
+            f"two checkpoints of this member take {wanted} of RAM; the budget is {budget}: {enough}"
+        )
     click.echo(plots.text_waste(job, advice.interval_s))

@@ -10,7 +10,9 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 
 
 @click.command("bypass")
-@click.option("--reason", default="by an operator", metavar="TEXT", help="Shown in status and in the log.")
+@click.option(
+    "--reason", default="by an operator", metavar="TEXT", help="Shown in status and in the log."
+)
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, reason: str, as_json: bool) -> None:
@@ -24,4 +26,6 @@ def command(target: Target, reason: str, as_json: bool) -> None:
         show.print_json(status)
         return
     kept = f"{status['queue_length']} operations ({show.size(status['queue_bytes'])}) are not persisted yet"
-    click.echo(f"{show.printable(status['mount'])}: bypassed; {kept}, {status['open_files']} files are still open through acpfs")
+    click.echo(
+        f"{show.printable(status['mount'])}: bypassed; {kept}, {status['open_files']} files are still open through acpfs"
+    )

@@ -24,8 +24,22 @@ def command(target: Target, path: str | None, as_json: bool) -> None:
     if not found:
         click.echo("no checkpoint is known")
         return
-    headings = ("checkpoint", "step", "files", "size", "state", "saved in", "persisted in", "loads from", "in about")
-    show.table(headings, (_row(report) for report in found), numbers=("step", "files", "size", "saved in", "persisted in", "in about"))
+    headings = (
+        "checkpoint",
+        "step",
+        "files",
+        "size",
+        "state",
+        "saved in",
+        "persisted in",
+        "loads from",
+        "in about",
+    )
+    show.table(
+        headings,
+        (_row(report) for report in found),
+        numbers=("step", "files", "size", "saved in", "persisted in", "in about"),
+    )
 
 
 def _row(report: show.Json) -> tuple[str, ...]:

@@ -22,8 +22,13 @@ def command(target: Target, as_json: bool) -> int:
     if as_json:
         show.print_json(faults)
     elif faults:
-        show.table(("path", "fault"), ((show.printable(fault["path"]) or "/", fault["fault"]) for fault in faults))
-        click.echo("each of these is a fault of acpfs, unless somebody changed its RAM tier: please report it, with the log")
+        show.table(
+            ("path", "fault"),
+            ((show.printable(fault["path"]) or "/", fault["fault"]) for fault in faults),
+        )
+        click.echo(
+            "each of these is a fault of acpfs, unless somebody changed its RAM tier: please report it, with the log"
+        )
     else:
         click.echo("all is as it must be")
     return int(ExitCode.FAILED if faults else ExitCode.OK)

@@ -26,5 +26,7 @@ def command(target: Target, paths: tuple[str, ...], as_json: bool) -> None:
         return
     click.echo(f"{show.size(done['bytes'])} came free, {done['files']} files")
     if done["items"]:
-        rows = ((show.size(f["size"]), f["reason"], show.printable(f["path"])) for f in done["items"])
+        rows = (
+            (show.size(f["size"]), f["reason"], show.printable(f["path"])) for f in done["items"]
+        )
         show.table(("stayed", "because", "path"), rows, numbers=("stayed",))

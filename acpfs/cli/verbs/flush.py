@@ -33,4 +33,7 @@ def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_
     else:
         click.echo(f"persisted: {done['operations']} operations, {show.size(done['bytes'])}")
         for held in done["guarded"]:
-            click.echo(f"deletion of {show.printable(held['path'])} is held back: {show.printable(held['why'])}", err=True)
+            click.echo(
+                f"deletion of {show.printable(held['path'])} is held back: {show.printable(held['why'])}",
+                err=True,
+            )

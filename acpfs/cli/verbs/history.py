@@ -13,18 +13,40 @@ from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
 from acpfs.errors import RefusedError
 
-HEADINGS = ("when", "what", "path", "step", "files", "size", "saved in", "persisted in", "loaded in")
+HEADINGS = (
+    "when",
+    "what",
+    "path",
+    "step",
+    "files",
+    "size",
+    "saved in",
+    "persisted in",
+    "loaded in",
+)
 OF_CHECKPOINTS = ("checkpoint", "load")
 DURATIONS = ("save_s", "persist_s", "load_s")
 
 
 @click.command("history")
-@click.option("--kind", "kinds", multiple=True, help="Only entries of this kind, such as checkpoint or storage; may be repeated.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    help="Only entries of this kind, such as checkpoint or storage; may be repeated.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print as CSV.")
-@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots instead.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page with plots instead.",
+)
 @JSON_OPTION
 @click.pass_obj
-def command(target: Target, kinds: tuple[str, ...], as_csv: bool, page: Path | None, as_json: bool) -> None:
+def command(
+    target: Target, kinds: tuple[str, ...], as_csv: bool, page: Path | None, as_json: bool
+) -> None:
     """What happened to the mount, and to earlier ones of the same backing directory, oldest first."""
     record = target.record()
     found: list[show.Json] = ask(record, "history", as_json=as_json)["items"]
@@ -53,14 +75,22 @@ def _print_csv(entries: list[show.Json]) -> None:
         writer = csv.DictWriter(sys.stdout, list(entries[0]))
         writer.writeheader()
         writer.writerows(
-            {name: show.printable(value) if isinstance(value, str) else value for name, value in entry.items()} for entry in entries
+            {
+                name: show.printable(value) if isinstance(value, str) else value
+                for name, value in entry.items()
+            }
+            for entry in entries
         )
 
 
 def _row(entry: show.Json) -> tuple[str, ...]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at"]))
     if entry["kind"] not in OF_CHECKPOINTS:
-        return (when, f"{entry['kind']}: {show.printable(entry['text'])}", *("" for _ in HEADINGS[2:]))
+        return (
+            when,
+            f"{entry['kind']}: {show.printable(entry['text'])}",
+            *("" for _ in HEADINGS[2:]),
+        )
     times = ("load_s",) if entry["kind"] == "load" else ("save_s", "persist_s")
     return (
         when,
@@ -69,10 +99,19 @@ def _row(entry: show.Json) -> tuple[str, ...]:
         "" if entry["step"] is None else str(entry["step"]),
         str(entry["files"]),
         show.size(entry["bytes"] or 0),
-        *("" if key not in times else "?" if entry[key] is None else show.duration(entry[key]) for key in DURATIONS),
+        *(
+            "" if key not in times else "?" if entry[key] is None else show.duration(entry[key])
+            for key in DURATIONS
+        ),
     )
 
 
 def what(entry: show.Json) -> str:
     """What happened to a checkpoint."""
-    return show.printable(entry["text"]) if entry["kind"] == "load" else "verified" if entry["verified"] else "persisted"
+    return (
+        show.printable(entry["text"])
+        if entry["kind"] == "load"
+        else "verified"
+        if entry["verified"]
+        else "persisted"
+    )

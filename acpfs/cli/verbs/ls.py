@@ -37,4 +37,8 @@ def command(target: Target, path: str | None, as_json: bool) -> None:
         )
         for f in files
     )
-    show.table(("state", "size", "age", "tier", "lane", "xxh3-128", "error", "path"), rows, numbers=("size", "age"))
+    show.table(
+        ("state", "size", "age", "tier", "lane", "xxh3-128", "error", "path"),
+        rows,
+        numbers=("size", "age"),
+    )

@@ -8,7 +8,18 @@ from acpfs.cli import show
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
 
-HEADINGS = ("node", "state", "host", "lag", "operations", "dirty", "heard", "clock ahead", "bound", "errors")
+HEADINGS = (
+    "node",
+    "state",
+    "host",
+    "lag",
+    "operations",
+    "dirty",
+    "heard",
+    "clock ahead",
+    "bound",
+    "errors",
+)
 
 
 @click.group("nodes", invoke_without_command=True)
@@ -23,10 +34,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         show.print_json(rows)
     else:
-        show.table(HEADINGS, map(member_row, rows), numbers=("lag", "operations", "dirty", "heard", "bound"))
+        show.table(
+            HEADINGS,
+            map(member_row, rows),
+            numbers=("lag", "operations", "dirty", "heard", "bound"),
+        )
         for row in rows:
             if row["lost"]:
-                show.console().print(f"{row['node']} has lost what it had not persisted: pointers of that time are withheld", markup=False)
+                show.console().print(
+                    f"{row['node']} has lost what it had not persisted: pointers of that time are withheld",
+                    markup=False,
+                )
 
 
 @command.command("wait")

@@ -30,17 +30,29 @@ def command(target: Target, paths: tuple[str, ...], latest: bool, wait: bool, as
         raise click.UsageError("name PATHS, or give --latest")
     record, below = target.with_paths(paths)
     with show.progress("preloading") as take:
-        files = ask(record, "preload", {"paths": below, "latest": latest, "wait": wait}, take, as_json=as_json)["items"]
+        files = ask(
+            record,
+            "preload",
+            {"paths": below, "latest": latest, "wait": wait},
+            take,
+            as_json=as_json,
+        )["items"]
     bad = [file for file in files if file["status"] not in GOOD]
     if as_json:
         show.print_json(files)
     elif wait:
         if bad:
-            show.table(("status", "size", "path"), ((f["status"], show.size(f["size"]), show.printable(f["path"])) for f in bad))
+            show.table(
+                ("status", "size", "path"),
+                ((f["status"], show.size(f["size"]), show.printable(f["path"])) for f in bad),
+            )
         counts = Counter(file["status"] for file in files)
         total = show.size(sum(file["size"] for file in files if file["status"] in GOOD))
         click.echo(
-            ", ".join(f"{count} {status}" for status, count in counts.most_common()) + f": {total} in RAM" if files else "nothing found"
+            ", ".join(f"{count} {status}" for status, count in counts.most_common())
+            + f": {total} in RAM"
+            if files
+            else "nothing found"
         )
     else:
         click.echo("begun: see warmed_files in `acpfs-ctl status`, or give --wait")

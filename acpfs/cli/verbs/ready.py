@@ -13,7 +13,9 @@ from acpfs.errors import ExitCode
 
 
 @click.command("ready")
-@click.option("--here", is_flag=True, help="Also require that the supervisor runs in this container.")
+@click.option(
+    "--here", is_flag=True, help="Also require that the supervisor runs in this container."
+)
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, here: bool, as_json: bool) -> int:

@@ -13,7 +13,9 @@ from acpfs.errors import ExitCode
 
 @click.command("release")
 @click.argument("paths", type=FILE_NAME, nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Release everything that this mount holds back.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Release everything that this mount holds back."
+)
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], everything: bool, as_json: bool) -> int:

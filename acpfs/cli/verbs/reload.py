@@ -17,7 +17,14 @@ LOOK_INTERVAL_S = 0.1
 
 
 @click.command("reload")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS", help="[default: 60]")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    metavar="SECONDS",
+    help="[default: 60]",
+)
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, timeout_s: float, as_json: bool) -> None:
@@ -32,7 +39,9 @@ def command(target: Target, timeout_s: float, as_json: bool) -> None:
         show.print_json(worker)
     else:
         change = f"{before['version']} → {worker['version']}"
-        click.echo(f"{change}: process {before['pid']} → {worker['pid']}, pause {worker['pause_s']:.3f} s")
+        click.echo(
+            f"{change}: process {before['pid']} → {worker['pid']}, pause {worker['pause_s']:.3f} s"
+        )
     if refused:
         raise AcpfsError(worker["last_end"])
 

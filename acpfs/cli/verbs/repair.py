@@ -16,7 +16,11 @@ from acpfs.errors import ExitCode
 @click.command("repair")
 @click.argument("paths", type=FILE_NAME, nargs=-1, required=True)
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up waiting after this long. [default: never]"
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Give up waiting after this long. [default: never]",
 )
 @JSON_OPTION
 @click.pass_obj
@@ -26,15 +30,21 @@ def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_
     Exit code 0: all are as recorded now; 1: some could not be repaired, and the output says why.
     """
     record, below = target.with_paths(paths)
-    verdicts = ask(record, "repair", {"paths": below, "timeout_s": timeout_s}, as_json=as_json)["items"]
+    verdicts = ask(record, "repair", {"paths": below, "timeout_s": timeout_s}, as_json=as_json)[
+        "items"
+    ]
     bad = [verdict for verdict in verdicts if verdict["status"] != "repaired"]
     if as_json:
         show.print_json(verdicts)
     else:
         if bad:
             show.table(
-                ("status", "path", "not repaired because"), ((v["status"], show.printable(v["path"]), v["error"] or "") for v in bad)
+                ("status", "path", "not repaired because"),
+                ((v["status"], show.printable(v["path"]), v["error"] or "") for v in bad),
             )
         counts = Counter(verdict["status"] for verdict in verdicts)
-        click.echo(", ".join(f"{count} {status}" for status, count in counts.most_common()) or "all as recorded")
+        click.echo(
+            ", ".join(f"{count} {status}" for status, count in counts.most_common())
+            or "all as recorded"
+        )
     return int(ExitCode.FAILED if bad else ExitCode.OK)

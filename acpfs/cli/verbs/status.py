@@ -60,7 +60,11 @@ def tell_bypassed(target: Target, error: AcpfsError, *, as_json: bool) -> None:
     from acpfs.supervisor import fallthrough
 
     wanted = None if target.mountpoint is None else registry.normalised(target.mountpoint)
-    found = [beneath for _runtime, beneath in fallthrough.bypassed() if wanted in (None, beneath.mountpoint)]
+    found = [
+        beneath
+        for _runtime, beneath in fallthrough.bypassed()
+        if wanted in (None, beneath.mountpoint)
+    ]
     if not isinstance(error, NotMountedError) or len(found) != 1:
         if as_json:
             show.print_json(error_message(error))
@@ -82,7 +86,9 @@ def tell_bypassed(target: Target, error: AcpfsError, *, as_json: bool) -> None:
     age = show.duration(time.time() - beneath.since)
     line = f"BYPASSED for {age} ({show.printable(beneath.reason)}), without a daemon: {show.printable(beneath.mountpoint)} is native"
     show.console().print(line, style="bold red", markup=False)
-    show.console().print(_kept(beneath.kept_operations, beneath.kept_bytes), style="bold yellow", markup=False)
+    show.console().print(
+        _kept(beneath.kept_operations, beneath.kept_bytes), style="bold yellow", markup=False
+    )
 
 
 def _tell_held(mountpoint: str, *, as_json: bool) -> bool:
@@ -90,7 +96,11 @@ def _tell_held(mountpoint: str, *, as_json: bool) -> bool:
     from acpfs.control import runtime
     from acpfs.supervisor import keeper_client
 
-    all_held = [one for place in runtime.places_to_look() for one in keeper_client.held(place / keeper_client.SOCKET) or ()]
+    all_held = [
+        one
+        for place in runtime.places_to_look()
+        for one in keeper_client.held(place / keeper_client.SOCKET) or ()
+    ]
     found = [one for one in all_held if one["mount"] == mountpoint and one["phase"] != "served"]
     if not found:
         return False
@@ -107,7 +117,8 @@ def _tell_held(mountpoint: str, *, as_json: bool) -> bool:
 def _kept(operations: int | None, size: int | None) -> str:
     if operations is None or size is None:
         return (
-            "the state of the RAM tier cannot be read: it may hold files that the backing directory has not got; `acpfs mount` looks again"
+            "the state of the RAM tier cannot be read: it may hold files that the backing directory "
+            "has not got; `acpfs mount` looks again"
         )
     return f"{operations} operations ({show.size(size)}) were in the RAM tier then; `acpfs mount` drains what is left of them"
 
@@ -115,7 +126,9 @@ def _kept(operations: int | None, size: int | None) -> str:
 def tell(status: show.Json) -> None:
     """For people."""
     for line in unsafe_lines(status):
-        show.console().print(line, style="bold green" if line.startswith("safe") else "bold yellow", markup=False)
+        show.console().print(
+            line, style="bold green" if line.startswith("safe") else "bold yellow", markup=False
+        )
     out = show.console()
     for heading, text in _facts(status):
         out.print(f"{heading:<8} {text}", markup=False)
@@ -132,10 +145,24 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
     up = show.duration(time.time() - worker["started_at"])
     oldest = show.duration(health["oldest_call_s"])
     used, budget = show.size(ram["used_bytes"]), show.size(ram["budget_bytes"])
-    ready = f"; {show.size(ram['prefaulted_bytes'])} more made ready ({ram['prefault']})" if ram["prefaulted_bytes"] else ""
-    parts = ", ".join(f"{show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("dirty", "clean", "reserved"))
-    parts += f", {show.size(ram['urgent_bytes'])} kept for urgent files" if ram.get("urgent_bytes") else ""
-    parts += "".join(f", {show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("retained", "pinned") if ram[f"{kind}_bytes"])
+    ready = (
+        f"; {show.size(ram['prefaulted_bytes'])} more made ready ({ram['prefault']})"
+        if ram["prefaulted_bytes"]
+        else ""
+    )
+    parts = ", ".join(
+        f"{show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("dirty", "clean", "reserved")
+    )
+    parts += (
+        f", {show.size(ram['urgent_bytes'])} kept for urgent files"
+        if ram.get("urgent_bytes")
+        else ""
+    )
+    parts += "".join(
+        f", {show.size(ram[f'{kind}_bytes'])} {kind}"
+        for kind in ("retained", "pinned")
+        if ram[f"{kind}_bytes"]
+    )
     where = f"{show.printable(status['mount'])} over {show.printable(status['backing'])}"
     return [
         ("mount", f"{where}, node {status['node']}, fsync {status['fsync']}"),
@@ -150,13 +177,20 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         *_spill_fact(status),
         *_cluster_fact(status),
         ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
-        ("events", ", ".join(f"{name} {count}" for name, count in status["counters"].items() if count) or "none"),
+        (
+            "events",
+            ", ".join(f"{name} {count}" for name, count in status["counters"].items() if count)
+            or "none",
+        ),
     ]
 
 
 def _urgent_facts(status: show.Json) -> list[tuple[str, str]]:
     return [
-        ("urgent", f"{show.printable(one['path'] or 'the mount')}, for another {show.duration(one['left_s'])}")
+        (
+            "urgent",
+            f"{show.printable(one['path'] or 'the mount')}, for another {show.duration(one['left_s'])}",
+        )
         for one in status.get("urgent", ())
     ]
 
@@ -166,15 +200,26 @@ def _spill_fact(status: show.Json) -> list[tuple[str, str]]:
     if spill is None:
         return []
     used, budget = show.size(spill["used_bytes"]), show.size(spill["budget_bytes"])
-    copying = f", {show.size(spill['copying_bytes'])} on their way" if spill["copying_files"] else ""
+    copying = (
+        f", {show.size(spill['copying_bytes'])} on their way" if spill["copying_files"] else ""
+    )
     error = f"; {show.printable(spill['last_error'])}" if spill["last_error"] else ""
     where = f"{show.printable(spill['directory'])} ({spill['mode']})"
     mirror = spill["mirror"]
     if mirror is not None:
-        behind = f", {mirror['behind_files']} files ({show.size(mirror['behind_bytes'])}) behind" if mirror["behind_files"] else ""
+        behind = (
+            f", {mirror['behind_files']} files ({show.size(mirror['behind_bytes'])}) behind"
+            if mirror["behind_files"]
+            else ""
+        )
         why = f" ({show.printable(mirror['why'])})" if mirror["why"] else ""
         where += f"; mirror {mirror['state']}{why}{behind}"
-    return [("spill", f"{spill['state']}: {used} of {budget} in {spill['files']} files{copying}; {where}{error}")]
+    return [
+        (
+            "spill",
+            f"{spill['state']}: {used} of {budget} in {spill['files']} files{copying}; {where}{error}",
+        )
+    ]
 
 
 def _cluster_fact(status: show.Json) -> list[tuple[str, str]]:
@@ -182,21 +227,36 @@ def _cluster_fact(status: show.Json) -> list[tuple[str, str]]:
     if cluster is None or not cluster["nodes"]:
         return []
     bound = show.duration(cluster["clock_bound_s"])
-    drift = f"; the wall clock was set, {cluster['drift_s']:+.1f} s are being worked off" if cluster["drift_s"] else ""
-    return [("nodes", f"{cluster['nodes']} others, {cluster['live']} live; order: {cluster['order']}, clock bound {bound}{drift}")]
+    drift = (
+        f"; the wall clock was set, {cluster['drift_s']:+.1f} s are being worked off"
+        if cluster["drift_s"]
+        else ""
+    )
+    return [
+        (
+            "nodes",
+            f"{cluster['nodes']} others, {cluster['live']} live; order: {cluster['order']}, clock bound {bound}{drift}",
+        )
+    ]
 
 
 def _withheld(cluster: show.Json) -> list[str]:
     """What waits for other nodes, the worst first."""
     lines: list[str] = []
     for one in (one for one in cluster["waiting"] if one["withheld"]):
-        lines += [f"{show.printable(one['path'])} is WITHHELD, since {_why_withheld(one)}: see `acpfs-ctl nodes`, `nodes forget`"]
+        lines += [
+            f"{show.printable(one['path'])} is WITHHELD, since {_why_withheld(one)}: see `acpfs-ctl nodes`, `nodes forget`"
+        ]
     waiting = [one for one in cluster["waiting"] if not one["withheld"]]
     if waiting:
         names = show.printable(", ".join(list(waiting[0]["waits_for"])[:WAITING_LINES_MAX]))
-        lines.append(f"{show.printable(waiting[0]['path'])} waits for other nodes to persist what they had closed before: {names}")
+        lines.append(
+            f"{show.printable(waiting[0]['path'])} waits for other nodes to persist what they had closed before: {names}"
+        )
     if cluster.get("awaited"):
-        lines.append(f"{show.printable(cluster['awaited'][0])} is looked up, and waits for the node that has it to persist it")
+        lines.append(
+            f"{show.printable(cluster['awaited'][0])} is looked up, and waits for the node that has it to persist it"
+        )
     if cluster.get("clock_problem"):
         lines.append(show.printable(cluster["clock_problem"]))
     return lines
@@ -204,7 +264,10 @@ def _withheld(cluster: show.Json) -> list[str]:
 
 def _why_withheld(one: show.Json) -> str:
     """The worst of the reasons, and whom the pointer needs where its writer said so."""
-    worst, what = next((found for found in WITHHELD_TEXT.items() if found[0] in one["waits_for"].values()), ("", "is MISSING"))
+    worst, what = next(
+        (found for found in WITHHELD_TEXT.items() if found[0] in one["waits_for"].values()),
+        ("", "is MISSING"),
+    )
     who = [node for node, why in one["waits_for"].items() if worst in (why, "")]
     needs = f" (it needs only {', '.join(one['needs'])})" if one.get("needs") else ""
     return show.printable(f"node {', '.join(who)} {what}{needs}")
@@ -221,17 +284,30 @@ def unsafe_lines(status: show.Json) -> list[str]:
     health, lines = status["backing_health"], []
     if status.get("bypassed_since") is not None:
         age = show.duration(time.time() - status["bypassed_since"])
-        lines.append(f"BYPASSED for {age} ({show.printable(status['bypass_reason'])}): new opens are native; `acpfs mount` ends that")
+        lines.append(
+            f"BYPASSED for {age} ({show.printable(status['bypass_reason'])}): new opens are native; `acpfs mount` ends that"
+        )
     if status.get("conflicts_total"):
         first = status["conflicts"][-1]
-        beside = f"kept beside as {show.printable(first['kept_as'])}" if first["kept_as"] else f"{first['operation']} not carried out"
+        beside = (
+            f"kept beside as {show.printable(first['kept_as'])}"
+            if first["kept_as"]
+            else f"{first['operation']} not carried out"
+        )
         where = f"the last: {show.printable(first['path'])}, {beside}"
-        lines.append(f"{status['conflicts_total']} CONFLICTS with native changes, nothing was overwritten; {where}")
+        lines.append(
+            f"{status['conflicts_total']} CONFLICTS with native changes, nothing was overwritten; {where}"
+        )
     if status["parked"]:
         parked = [entry for entry in status["queue"] if entry["state"] == "parked"][:1]
-        first = "".join(f"; the first: {show.printable(entry['name'])} ({show.last_error(entry)})" for entry in parked)
+        first = "".join(
+            f"; the first: {show.printable(entry['name'])} ({show.last_error(entry)})"
+            for entry in parked
+        )
         kept = "kept in RAM until `acpfs-ctl retry` or `discard`"
-        lines.append(f"{status['parked']} operations REFUSED by the backing directory: {kept}{first}")
+        lines.append(
+            f"{status['parked']} operations REFUSED by the backing directory: {kept}{first}"
+        )
     if status.get("cluster"):
         lines += _withheld(status["cluster"])
     if status["interrupted"]:
@@ -240,11 +316,17 @@ def unsafe_lines(status: show.Json) -> list[str]:
             "`acpfs-ctl retry` stores them, `discard` drops them"
         )
     if status["state"] == "draining":
-        lines.append("the daemon was told to end: it drains, and keeps in the RAM tier what is not done at its deadline")
+        lines.append(
+            "the daemon was told to end: it drains, and keeps in the RAM tier what is not done at its deadline"
+        )
     if status["queue_length"]:
         age = show.duration(status["oldest_unpersisted_age_s"])
-        why = "".join(f": {entry['why']}" for entry in status.get("queue", ())[:1] if entry.get("why"))
-        lines.append(f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old{why}")
+        why = "".join(
+            f": {entry['why']}" for entry in status.get("queue", ())[:1] if entry.get("why")
+        )
+        lines.append(
+            f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old{why}"
+        )
     if status["ram"]["waiting_writers"]:
         lines.append(f"{status['ram']['waiting_writers']} writers wait for room in the RAM tier")
     waiting = status.get("waiting", ())
@@ -254,20 +336,28 @@ def unsafe_lines(status: show.Json) -> list[str]:
     lines += [_call(one) for one in status.get("waiting_calls", ())[:WAITING_LINES_MAX]]
     if health["state"] != "ok":
         said = f" ({show.printable(health['last_error'])})" if health["last_error"] else ""
-        lines.append(f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}")
+        lines.append(
+            f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}"
+        )
     if health.get("problem"):
         lines.append(show.printable(health["problem"]))
-    unclosed = " (files that are open are safe when they are closed)" if status["open_files"] else ""
+    unclosed = (
+        " (files that are open are safe when they are closed)" if status["open_files"] else ""
+    )
     return lines or [f"safe: everything that was closed is on the backing directory{unclosed}"]
 
 
 def _call(one: show.Json) -> str:
-    who = f" (process {one['pid']}, {show.printable(one['command'] or 'gone')})" if one["pid"] else ""
+    who = (
+        f" (process {one['pid']}, {show.printable(one['command'] or 'gone')})" if one["pid"] else ""
+    )
     return f"{show.printable(one['path'] or 'the mount')}{who} waits in {one['call']} for {show.duration(one['waited_s'])}"
 
 
 def _waiting(one: show.Json) -> str:
-    who = f" (process {one['pid']}, {show.printable(one['command'] or 'gone')})" if one["pid"] else ""
+    who = (
+        f" (process {one['pid']}, {show.printable(one['command'] or 'gone')})" if one["pid"] else ""
+    )
     age = show.duration(max(0.0, time.time() - one["since"]))
     return f"{show.printable(one['path'])}{who} has waited {age} for {show.size(one['wanted_bytes'])} to {one['purpose']}: {one['reason']}"
 
@@ -275,7 +365,10 @@ def _waiting(one: show.Json) -> str:
 def _guarded(held: show.Json) -> str:
     """One checkpoint that was deleted and stays."""
     now = time.time()
-    age, rest = show.duration(max(0.0, now - held["since"])), show.duration(max(0.0, held["until"] - now))
+    age, rest = (
+        show.duration(max(0.0, now - held["since"])),
+        show.duration(max(0.0, held["until"] - now)),
+    )
     where = f", as {show.printable(held['kept_as'])}" if held["kept_as"] else ""
     name = f"{show.printable(held['path'])} ({show.size(held['size'])}{where})"
     return f"{name} was deleted {age} ago and is kept for at most {rest}: {show.printable(held['why'])}; `acpfs-ctl release` lets it go"
@@ -292,13 +385,25 @@ def print_queue(status: show.Json) -> None:
             show.duration(entry["age_s"]),
             str(entry["tries"]),
             show.last_error(entry),
-            f"in {show.duration(max(0.0, entry['next_attempt'] - now))}" if entry["next_attempt"] else "",
+            f"in {show.duration(max(0.0, entry['next_attempt'] - now))}"
+            if entry["next_attempt"]
+            else "",
             entry.get("why", ""),
             show.printable(entry["name"]),
         )
         for entry in status["queue"][:QUEUE_ROWS_MAX]
     )
-    headings = ("state", "operation", "size", "age", "tries", "last error", "next try", "why", "name")
+    headings = (
+        "state",
+        "operation",
+        "size",
+        "age",
+        "tries",
+        "last error",
+        "next try",
+        "why",
+        "name",
+    )
     show.table(headings, rows, numbers=("size", "age", "tries"))
     more = status["queue_length"] - min(QUEUE_ROWS_MAX, len(status["queue"]))
     if more > 0:

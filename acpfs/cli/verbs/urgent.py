@@ -14,7 +14,14 @@ from acpfs.errors import ExitCode
 
 @click.command("urgent")
 @click.argument("path", type=FILE_NAME)
-@click.option("--for", "for_s", type=units.time, default="1h", show_default=True, help="How long; at most one hour.")
+@click.option(
+    "--for",
+    "for_s",
+    type=units.time,
+    default="1h",
+    show_default=True,
+    help="How long; at most one hour.",
+)
 @click.option("--off", is_flag=True, help="End it now.")
 @JSON_OPTION
 @click.pass_obj
@@ -29,7 +36,12 @@ def command(target: Target, path: str, for_s: float, off: bool, as_json: bool) -
     an hour, or too many paths are urgent.
     """
     record, below = target.with_paths([path])
-    done = ask(record, "urgent", {"paths": below, **({"off": True} if off else {"for_s": for_s})}, as_json=as_json)
+    done = ask(
+        record,
+        "urgent",
+        {"paths": below, **({"off": True} if off else {"for_s": for_s})},
+        as_json=as_json,
+    )
     if as_json:
         show.print_json(done)
     elif done["changed"]:

@@ -17,7 +17,12 @@ GOOD = ("ok", "unknown", "repaired")
 
 @click.command("verify")
 @click.argument("paths", type=FILE_NAME, nargs=-1)
-@click.option("--ram", "of_ram", is_flag=True, help="Check the copies in RAM instead. Bad copies of persisted files leave RAM.")
+@click.option(
+    "--ram",
+    "of_ram",
+    is_flag=True,
+    help="Check the copies in RAM instead. Bad copies of persisted files leave RAM.",
+)
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], of_ram: bool, as_json: bool) -> int:
@@ -27,7 +32,9 @@ def command(target: Target, paths: tuple[str, ...], of_ram: bool, as_json: bool)
     `unknown`, which is no fault.
     """
     record, below = target.with_paths(paths)
-    verdicts = ask(record, "verify_ram" if of_ram else "verify", {"paths": below}, as_json=as_json)["items"]
+    verdicts = ask(record, "verify_ram" if of_ram else "verify", {"paths": below}, as_json=as_json)[
+        "items"
+    ]
     bad = [verdict for verdict in verdicts if verdict["status"] not in GOOD]
     if as_json:
         show.print_json(verdicts)
@@ -39,9 +46,17 @@ def command(target: Target, paths: tuple[str, ...], of_ram: bool, as_json: bool)
 def _tell(verdicts: list[show.Json], remarkable: list[show.Json]) -> None:
     if remarkable:
         rows = (
-            (v["status"], show.printable(v["path"]), v["expected"] or "", ", ".join(filter(None, (v["found"], v["error"]))))
+            (
+                v["status"],
+                show.printable(v["path"]),
+                v["expected"] or "",
+                ", ".join(filter(None, (v["found"], v["error"]))),
+            )
             for v in remarkable
         )
         show.table(("status", "path", "expected", "found"), rows)
     counts = Counter(verdict["status"] for verdict in verdicts)
-    click.echo(", ".join(f"{count} {status}" for status, count in counts.most_common()) or "nothing is recorded there")
+    click.echo(
+        ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        or "nothing is recorded there"
+    )

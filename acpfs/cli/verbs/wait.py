@@ -12,20 +12,48 @@ from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
 
 @click.command("wait")
 @click.argument("paths", type=FILE_NAME, nargs=-1, required=True)
-@click.option("--persisted", "state", flag_value="persisted", default=True, help="Committed and flushed to stable storage (the default).")
-@click.option("--verified", "state", flag_value="verified", help="Also read back from the backing directory and compared by checksum.")
 @click.option(
-    "--count", type=click.IntRange(min=1), metavar="N", help="Wait until at least N files below PATHS are persisted and none is left."
+    "--persisted",
+    "state",
+    flag_value="persisted",
+    default=True,
+    help="Committed and flushed to stable storage (the default).",
+)
+@click.option(
+    "--verified",
+    "state",
+    flag_value="verified",
+    help="Also read back from the backing directory and compared by checksum.",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Wait until at least N files below PATHS are persisted and none is left.",
 )
 @TIMEOUT_OPTION
 @JSON_OPTION
 @click.pass_obj
-def command(target: Target, paths: tuple[str, ...], state: str, count: int | None, timeout_s: float | None, as_json: bool) -> None:
+def command(
+    target: Target,
+    paths: tuple[str, ...],
+    state: str,
+    count: int | None,
+    timeout_s: float | None,
+    as_json: bool,
+) -> None:
     """Return when PATHS, as they are now, are persisted. Exit code 0: they are; 1: refused or different; 4: not in time."""
     if count is not None and state == "verified":
-        raise click.UsageError("--count waits for files to be persisted; wait for --verified afterwards")
+        raise click.UsageError(
+            "--count waits for files to be persisted; wait for --verified afterwards"
+        )
     record, below = target.with_paths(paths)
-    arguments = {"paths": below, "verified": state == "verified", "count": count, "timeout_s": timeout_s}
+    arguments = {
+        "paths": below,
+        "verified": state == "verified",
+        "count": count,
+        "timeout_s": timeout_s,
+    }
     with show.progress("waiting") as take:
         done = ask(record, "wait", arguments, take, as_json=as_json)
     if as_json:

@@ -66,7 +66,11 @@ class Writing(enum.Enum):
     @classmethod
     def of(cls, offset: int, size: int, file_size: int, *, by_append: bool = False) -> Writing:
         """That of one write to a file; `by_append`: through a descriptor with O_APPEND."""
-        return cls.APPENDING if offset == file_size and (by_append or size <= LOG_PIECE_BYTES_MAX) else cls.WHOLE
+        return (
+            cls.APPENDING
+            if offset == file_size and (by_append or size <= LOG_PIECE_BYTES_MAX)
+            else cls.WHOLE
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -198,7 +202,11 @@ class Body:
 
     def wrong(self) -> str:
         """What does not hold of where the bytes are, in words; "": nothing."""
-        return "" if self._holds() else f"its bytes are said to be in {self.tier} {self.here.pairs}, and else at {self.rest}"
+        return (
+            ""
+            if self._holds()
+            else f"its bytes are said to be in {self.tier} {self.here.pairs}, and else at {self.rest}"
+        )
 
     def _holds(self) -> bool:
         match self.rest:
@@ -282,7 +290,11 @@ class Body:
 
     def moved_from(self, other: Body) -> Body:
         """It takes the place of another body, with the same bytes."""
-        self.modified, self.modified_since, self.interrupted = other.modified, other.modified_since, other.interrupted
+        self.modified, self.modified_since, self.interrupted = (
+            other.modified,
+            other.modified_since,
+            other.interrupted,
+        )
         self.writing, self.last_writing = other.writing, other.last_writing
         self.failed, self.failed_at = other.failed, other.failed_at
         return self
@@ -319,22 +331,56 @@ def head(tier: TierId, size: int) -> Body:
 
 # -- rows
 
-COLUMNS = ("tier_id", "head", "staging", "gone", "spilled", "modified", "interrupted", "failed", "failed_at", "writing", "last_writing")
+COLUMNS = (
+    "tier_id",
+    "head",
+    "staging",
+    "gone",
+    "spilled",
+    "modified",
+    "interrupted",
+    "failed",
+    "failed_at",
+    "writing",
+    "last_writing",
+)
 """Of the state database. `head`: so many first bytes are all that the tier file has, the rest is on the backing directory. `staging`: a
 file that has all bytes, or the pieces `gone` of a tier file. `spilled`: the version whose copy in the spill directory has all bytes."""
 DDL = """tier_id INTEGER, head INTEGER NOT NULL, staging TEXT, gone TEXT NOT NULL, spilled INTEGER NOT NULL,
   modified INTEGER, interrupted INTEGER NOT NULL, failed INTEGER NOT NULL, failed_at INTEGER NOT NULL,
   writing TEXT NOT NULL, last_writing TEXT NOT NULL"""
-_COLD_ROW = (NO_TIER, 0, "", "", NO_VERSION, 0, 0, 0, 0, Writing.APPENDING.value, Writing.APPENDING.value)
+_COLD_ROW = (
+    NO_TIER,
+    0,
+    "",
+    "",
+    NO_VERSION,
+    0,
+    0,
+    0,
+    0,
+    Writing.APPENDING.value,
+    Writing.APPENDING.value,
+)
 
 
 def to_row(body: Body) -> tuple[object, ...]:
     """Values of `COLUMNS`."""
     if body is COLD:
         return _COLD_ROW
-    elsewhere: tuple[object, ...] = (0, "", "", NO_VERSION)  # of nearly all rows: the body is whole in RAM
+    elsewhere: tuple[object, ...] = (
+        0,
+        "",
+        "",
+        NO_VERSION,
+    )  # of nearly all rows: the body is whole in RAM
     if body.rest is not None:
-        elsewhere = (body.head_bytes, body.staging, _gone(body.here) if body.is_outgrown else "", body.spilled)
+        elsewhere = (
+            body.head_bytes,
+            body.staging,
+            _gone(body.here) if body.is_outgrown else "",
+            body.spilled,
+        )
     return (
         body.tier,
         *elsewhere,
@@ -349,16 +395,37 @@ def to_row(body: Body) -> tuple[object, ...]:
 
 def _gone(here: Runs) -> str:
     """Runs of pieces that are not here."""
-    return ",".join(f"{start // OUTGROWN_PIECE_BYTES}-{end // OUTGROWN_PIECE_BYTES}" for start, end in here.gaps())
+    return ",".join(
+        f"{start // OUTGROWN_PIECE_BYTES}-{end // OUTGROWN_PIECE_BYTES}"
+        for start, end in here.gaps()
+    )
 
 
 def from_row(row: tuple[Any, ...]) -> Body:
-    tier_id, head_bytes, staging, gone, spilled, modified, interrupted, failed, failed_at, writing, last_writing = row
+    (
+        tier_id,
+        head_bytes,
+        staging,
+        gone,
+        spilled,
+        modified,
+        interrupted,
+        failed,
+        failed_at,
+        writing,
+        last_writing,
+    ) = row
     if head_bytes:
         return head(TierId(tier_id), head_bytes)
     if not (tier_id or staging or spilled):
         return COLD
-    body = in_ram(TierId(tier_id)) if tier_id else overflowed(staging) if staging else Body(rest=SpillCopy(VersionId(spilled)))
+    body = (
+        in_ram(TierId(tier_id))
+        if tier_id
+        else overflowed(staging)
+        if staging
+        else Body(rest=SpillCopy(VersionId(spilled)))
+    )
     if tier_id and staging:
         body.move_out(Staging(staging), 0, 0)
         for run in filter(None, gone.split(",")):

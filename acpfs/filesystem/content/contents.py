@@ -14,7 +14,17 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool, after
-from acpfs.filesystem.content.body import COLD, UNSEEN, Body, ContentStatistics, SpillCopy, Staging, Writing, in_ram, overflowed
+from acpfs.filesystem.content.body import (
+    COLD,
+    UNSEEN,
+    Body,
+    ContentStatistics,
+    SpillCopy,
+    Staging,
+    Writing,
+    in_ram,
+    overflowed,
+)
 from acpfs.filesystem.content.copy_aside import CopyAside
 from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Coming, Fills
@@ -66,7 +76,9 @@ class Contents:
         self._versions = versions
         self._room, self._fills = room, fills
         self._aside = CopyAside(tier, versions, room, copies)
-        self.kernel = KernelWrites(tier, log, table, copies, self.opened, marks, versions.tell_renewed)
+        self.kernel = KernelWrites(
+            tier, log, table, copies, self.opened, marks, versions.tell_renewed
+        )
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
         self.writers = 0
         """Open files that may be written to; kept by `OpenFiles`."""
@@ -78,7 +90,11 @@ class Contents:
             body = node.body
             self._versions.use(body.tier)
             if body.is_overflowed:
-                pending = (op.version.staging_name for op in self._log.pending_of(node.ino) if op.version is not None)
+                pending = (
+                    op.version.staging_name
+                    for op in self._log.pending_of(node.ino)
+                    if op.version is not None
+                )
                 body.sealed = body.staging in pending
                 self._overflow.inherit(body)
             elif not body.is_cold:
@@ -93,7 +109,11 @@ class Contents:
 
     def _take_over_outgrown(self, node: Node) -> None:
         for op in self._log.pending_of(node.ino):
-            if node.body.is_outgrown and op.version is not None and op.version.staging_name == node.body.staging:
+            if (
+                node.body.is_outgrown
+                and op.version is not None
+                and op.version.staging_name == node.body.staging
+            ):
                 op.take(Step.OUTGROWN)
 
     # -- life of a content
@@ -107,7 +127,9 @@ class Contents:
         if not node.handles:
             os.close(fd)
         body = in_ram(tier_id, modified=True, fd=fd if node.handles else -1)
-        body.writing = Writing.WHOLE if node.size or node.body.writing is Writing.WHOLE else Writing.APPENDING
+        body.writing = (
+            Writing.WHOLE if node.size or node.body.writing is Writing.WHOLE else Writing.APPENDING
+        )
         self._versions.use(tier_id)
         node.size = node.blocks = 0
         self._put(node, body)
@@ -132,7 +154,14 @@ class Contents:
 
     def go_back(self, node: Node) -> Op | None:
         """Give a node what was complete last; returns its STORE, or None where that is the backing directory's file."""
-        last = next((op for op in reversed(self._log.pending_of(node.ino)) if op.version is not None and not op.unsealed), None)
+        last = next(
+            (
+                op
+                for op in reversed(self._log.pending_of(node.ino))
+                if op.version is not None and not op.unsealed
+            ),
+            None,
+        )
         if last is None or last.version is None:
             self.drop(node)
             return None
@@ -159,7 +188,10 @@ class Contents:
             self._overflow.let_go(before, remove=not before.sealed)
             return
         if before.moving_out is not None and before.staging != body.staging:
-            self._overflow.let_go(overflowed(before.staging, before.moving_out.fd), remove=not self._log.unsealed_of(node.ino))
+            self._overflow.let_go(
+                overflowed(before.staging, before.moving_out.fd),
+                remove=not self._log.unsealed_of(node.ino),
+            )
         before.close()
         self._versions.unuse(before.tier)
         if before.filling is not None:
@@ -204,7 +236,9 @@ class Contents:
             body.close()
             self.retention.settle(node)
         elif not (body.modified or body.sealed):
-            self.go_back(node)  # brought up to be changed, and then it was not: what it was a copy of may still wait in the spill directory
+            self.go_back(
+                node
+            )  # brought up to be changed, and then it was not: what it was a copy of may still wait in the spill directory
 
     def interrupt(self, node: Node) -> None:
         """It is a half: nothing is published or dropped before somebody writes it anew, or decides."""
@@ -218,7 +252,9 @@ class Contents:
         if body.busy is not None or body.is_overflowed:
             return
         if node.in_kernel and node.kernel_target == body.tier:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the kernel's handles stay on the tier file
+            raise OSError(
+                errno.ENOSPC, os.strerror(errno.ENOSPC)
+            )  # the kernel's handles stay on the tier file
         done = shared()
         body.busy, body.overflowing = done, True
         try:
@@ -262,12 +298,16 @@ class Contents:
         finally:
             os.close(fd)
 
-    async def write(self, node: Node, offset: int, data: bytes | memoryview, *, by_append: bool = False) -> int:
+    async def write(
+        self, node: Node, offset: int, data: bytes | memoryview, *, by_append: bool = False
+    ) -> int:
         """Write to RAM, or where the file overflowed to; all of it or an error. `by_append`: as `Writing.of` has it."""
         writing = Writing.of(offset, len(data), node.size, by_append=by_append)
         try:
             while True:
-                done = await self.change(node, offset, len(data), os.pwrite, data, offset, writing=writing)
+                done = await self.change(
+                    node, offset, len(data), os.pwrite, data, offset, writing=writing
+                )
                 if done is not None:
                     return done
                 await self._to_overflow(node)
@@ -292,7 +332,13 @@ class Contents:
             self._table.changed(node)
 
     async def change(
-        self, node: Node, offset: int, size: int, function: Callable[..., int], *arguments: Any, writing: Writing = Writing.WHOLE
+        self,
+        node: Node,
+        offset: int,
+        size: int,
+        function: Callable[..., int],
+        *arguments: Any,
+        writing: Writing = Writing.WHOLE,
     ) -> int | None:
         """Let a system call on the tier file write up to `size` bytes at `offset`; None: the file has no (more) room in RAM."""
         body = await self._before_change(node, offset, writing)
@@ -304,13 +350,27 @@ class Contents:
             return None
         try:
             if not at_once:
-                body = await self._before_change(node, offset, writing)  # again: much may have happened meanwhile
-            return None if body.is_overflowed else await self._change(node, body, offset, size, function, *arguments)
+                body = await self._before_change(
+                    node, offset, writing
+                )  # again: much may have happened meanwhile
+            return (
+                None
+                if body.is_overflowed
+                else await self._change(node, body, offset, size, function, *arguments)
+            )
         finally:
             if wanted:
                 self._tier.release(wanted)
 
-    async def _change(self, node: Node, body: Body, offset: int, size: int, function: Callable[..., int], *arguments: Any) -> int | None:
+    async def _change(
+        self,
+        node: Node,
+        body: Body,
+        offset: int,
+        size: int,
+        function: Callable[..., int],
+        *arguments: Any,
+    ) -> int | None:
         try:
             if size <= INLINE_WRITE_BYTES_MAX:
                 done = function(self.opened(body), *arguments)
@@ -327,7 +387,9 @@ class Contents:
             self._mended(node, body)
         return done
 
-    async def _write_overflow(self, node: Node, body: Body, offset: int, data: bytes | memoryview) -> int:
+    async def _write_overflow(
+        self, node: Node, body: Body, offset: int, data: bytes | memoryview
+    ) -> int:
         done = await self._overflow.write(body, node.size, offset, data)
         self._resized(node, max(node.size, offset + done))
         self._modified(node, body)
@@ -343,7 +405,9 @@ class Contents:
         if size == 0:
             await self.empty(node)
             return
-        body = await self._before_change(node, min(size, node.size), Writing.APPENDING if size == node.size else Writing.WHOLE)
+        body = await self._before_change(
+            node, min(size, node.size), Writing.APPENDING if size == node.size else Writing.WHOLE
+        )
         if body.is_overflowed:
             await self._overflow.truncate(body, node.size, size)
             self._resized(node, size)
@@ -367,7 +431,9 @@ class Contents:
             )  # the kernel's handles stay on this tier file
         held_elsewhere = not body.is_whole_in_ram or self._tier.is_lost(body.tier)
         if held_elsewhere or not body.modified or self._versions.frozen_bytes(body.tier) > 0:
-            self.create(node)  # clean bytes stay until it is recorded that they are not shown any more
+            self.create(
+                node
+            )  # clean bytes stay until it is recorded that they are not shown any more
         else:
             body.writing = Writing.WHOLE if node.size else body.writing
             os.ftruncate(self.opened(body), 0)
@@ -375,7 +441,9 @@ class Contents:
         self._mended(node, node.body)
         self._modified(node, node.body)
 
-    async def allocate(self, node: Node, mode: int, offset: int, length: int, *, keep_size: bool) -> None:
+    async def allocate(
+        self, node: Node, mode: int, offset: int, length: int, *, keep_size: bool
+    ) -> None:
         """fallocate on the tier file; the pages count against the budget at once."""
         wanted = 0 if mode & FALLOC_PUNCH_HOLE else length
         if wanted and not await self._room.reserve(wanted, node, Purpose.ALLOCATE):
@@ -383,7 +451,11 @@ class Contents:
         try:
             start = offset if mode & ~1 else node.size
             changes = mode & ~1 or not keep_size
-            body = await (self._before_change(node, start, Writing.WHOLE) if changes else self._aside.free(node, start))
+            body = await (
+                self._before_change(node, start, Writing.WHOLE)
+                if changes
+                else self._aside.free(node, start)
+            )
             if body.is_overflowed:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             if wanted <= ALLOCATE_PIECE_BYTES:
@@ -393,7 +465,11 @@ class Contents:
                     self._settle(node, body)
             body.keep_open()
             try:
-                for start in range(offset, offset + length, ALLOCATE_PIECE_BYTES) if wanted > ALLOCATE_PIECE_BYTES else ():
+                for start in (
+                    range(offset, offset + length, ALLOCATE_PIECE_BYTES)
+                    if wanted > ALLOCATE_PIECE_BYTES
+                    else ()
+                ):
                     if node.body is not body:  # truncated meanwhile: that comes after what is done
                         return
                     size = min(ALLOCATE_PIECE_BYTES, offset + length - start)
@@ -407,15 +483,21 @@ class Contents:
         if changes:
             self._modified(node, body)
 
-    async def _allocate_piece(self, node: Node, body: Body, mode: int, offset: int, length: int) -> None:
+    async def _allocate_piece(
+        self, node: Node, body: Body, mode: int, offset: int, length: int
+    ) -> None:
         """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get anywhere."""
         try:
-            await outlast(self._copies.submit("allocate", fallocate, self.opened(body), mode, offset, length))
+            await outlast(
+                self._copies.submit("allocate", fallocate, self.opened(body), mode, offset, length)
+            )
         finally:
             self._settle(node, body)
 
     def _settle(self, node: Node, body: Body) -> None:
-        if self._versions.is_used(body.tier):  # else it was let go of while the bytes were on their way
+        if self._versions.is_used(
+            body.tier
+        ):  # else it was let go of while the bytes were on their way
             st = self._tier.settle_fd(body.tier, self.opened(body))
             if node.body is body:
                 self.kernel.note(node, UNSEEN)
@@ -447,7 +529,11 @@ class Contents:
         self._table.changed(node)
 
     def still_frozen(self, version: Version) -> bool:
-        return self.kernel.still_frozen(version) if version.is_local else not self._overflow.is_changing(version.staging_name)
+        return (
+            self.kernel.still_frozen(version)
+            if version.is_local
+            else not self._overflow.is_changing(version.staging_name)
+        )
 
     def restaged(self, version: Version, before: str) -> None:
         """See `Listener`. Nobody writes to either: the content is sealed."""
@@ -519,7 +605,11 @@ class Contents:
         self.kernel.forget(version)
         if not version.is_local:
             node = self._table.get(version.ino)
-            if node is not None and node.body.is_overflowed and node.body.staging == version.staging_name:
+            if (
+                node is not None
+                and node.body.is_overflowed
+                and node.body.staging == version.staging_name
+            ):
                 self.drop(node)
             return
         self._drop_unreadable(version)
@@ -532,8 +622,17 @@ class Contents:
 
     def _drop_unreadable(self, version: Version) -> None:
         """A content goes with the copy it lives on, or lived on; one that is on its way back to RAM has no need of it soon."""
-        node = self._table.get(version.ino) if version.spilled or self._tier.is_lost(version.tier_id) else None
-        if node is not None and not node.body.is_cold and node.body.busy is None and node.body.is_on(version):
+        node = (
+            self._table.get(version.ino)
+            if version.spilled or self._tier.is_lost(version.tier_id)
+            else None
+        )
+        if (
+            node is not None
+            and not node.body.is_cold
+            and node.body.busy is None
+            and node.body.is_on(version)
+        ):
             self.drop(node)
 
     async def mark(self, node: Node, *, behind: bool = False) -> None:
@@ -541,7 +640,9 @@ class Contents:
         body = node.body
         if not self.kernel.look(node):
             return
-        seen = await (wait(self.kernel.mark_behind(body.tier)) if behind else self._unlocked(body, stamp))
+        seen = await (
+            wait(self.kernel.mark_behind(body.tier)) if behind else self._unlocked(body, stamp)
+        )
         if node.body is body:
             self.kernel.note(node, seen)
 
@@ -574,7 +675,12 @@ class Contents:
             if not known:
                 body.writing = Writing.WHOLE
                 self._table.changed(node)
-            recorded = body.modified and known and not body.interrupted and copied == self._aside.copied_bytes
+            recorded = (
+                body.modified
+                and known
+                and not body.interrupted
+                and copied == self._aside.copied_bytes
+            )
             if recorded or body.is_overflowed:
                 return body
             self._modified(node, body)

@@ -86,8 +86,17 @@ class EvictionOrder:
         if not self._is_stale:
             return
         self._is_stale = False
-        used = sorted((stamp, ino) for shelf in (self._loose, self._pinned, *self._checkpoints.values()) for ino, stamp in shelf.items())
-        self._loose, self._pinned, self._checkpoints, self._shelf_of = OrderedDict(), OrderedDict(), {}, {}
+        used = sorted(
+            (stamp, ino)
+            for shelf in (self._loose, self._pinned, *self._checkpoints.values())
+            for ino, stamp in shelf.items()
+        )
+        self._loose, self._pinned, self._checkpoints, self._shelf_of = (
+            OrderedDict(),
+            OrderedDict(),
+            {},
+            {},
+        )
         for stamp, ino in used:
             self._place(self._table[ino], stamp)
 
@@ -97,7 +106,14 @@ class EvictionOrder:
         """Who leaves next, as long as anybody may. Whoever takes a node discards it, or is given it again."""
         self._settle()
         retained = self.retained()
-        free = [self._loose, *(shelf for checkpoint, shelf in self._checkpoints.items() if checkpoint not in retained)]
+        free = [
+            self._loose,
+            *(
+                shelf
+                for checkpoint, shelf in self._checkpoints.items()
+                if checkpoint not in retained
+            ),
+        ]
         while free := [shelf for shelf in free if shelf]:
             shelf = min(free, key=lambda shelf: next(iter(shelf.values())))
             yield self._table[next(iter(shelf))]
@@ -115,12 +131,18 @@ class EvictionOrder:
         ranked: list[tuple[int, int, Checkpoint]] = []
         for checkpoints in by_save_dir.values():
             rank = 0
-            for checkpoint in sorted(checkpoints, key=lambda c: (c.order, self._catalogue.closed_at(c)), reverse=True):
+            for checkpoint in sorted(
+                checkpoints, key=lambda c: (c.order, self._catalogue.closed_at(c)), reverse=True
+            ):
                 if rank >= self.keep:
                     break  # `status` asks, and there may be thousands
-                ranked.append((-rank, next(reversed(self._checkpoints[checkpoint].values())), checkpoint))
+                ranked.append(
+                    (-rank, next(reversed(self._checkpoints[checkpoint].values())), checkpoint)
+                )
                 rank += self._catalogue.is_settled(checkpoint)
-        return [checkpoint for _rank, _used, checkpoint in sorted(ranked, key=lambda entry: entry[:2])]
+        return [
+            checkpoint for _rank, _used, checkpoint in sorted(ranked, key=lambda entry: entry[:2])
+        ]
 
     def claims(self) -> dict[Ino, Claim]:
         """Why each content is still there."""

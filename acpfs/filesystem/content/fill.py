@@ -167,7 +167,9 @@ class Fill:
                     waits.append(self._being_read[piece])
             self._next = min(last + 1, self._count)  # what is read ahead goes on from here
         for piece in begun:
-            self._submit(self._requests, "read", self._fetch, piece, 1, refused=lambda _error: self.unuse())
+            self._submit(
+                self._requests, "read", self._fetch, piece, 1, refused=lambda _error: self.unuse()
+            )
         return waits
 
     def is_missing(self, offset: int, size: int) -> bool:
@@ -186,7 +188,9 @@ class Fill:
     def read(self, offset: int, size: int) -> bytes | None:
         """Bytes of a range that is there; None: they are not any more."""
         data = os.pread(self._target_fd, min(size, self.size - offset), offset)
-        return data if self.progress.wanted else None  # looked at last: it is given up before its bytes go
+        return (
+            data if self.progress.wanted else None
+        )  # looked at last: it is given up before its bytes go
 
     # -- reading ahead
 
@@ -201,7 +205,9 @@ class Fill:
             if not self._readers:
                 self.progress.begin()  # nothing of it waits for a thread
         for _ in range(more):
-            self._submit(self._ahead, "fill", self._read_ahead, refused=lambda _error: self._stop_reading())
+            self._submit(
+                self._ahead, "fill", self._read_ahead, refused=lambda _error: self._stop_reading()
+            )
 
     def _read_ahead(self) -> None:
         try:
@@ -241,7 +247,12 @@ class Fill:
     # -- in a thread that may hang
 
     def _submit(
-        self, pool: CallPool, label: str, function: Callable[..., None], *arguments: Any, refused: Callable[[BaseException], None]
+        self,
+        pool: CallPool,
+        label: str,
+        function: Callable[..., None],
+        *arguments: Any,
+        refused: Callable[[BaseException], None],
     ) -> None:
         """Where so many calls hang that the pool takes no more, it ends here; `refused` does what the call would have at its end."""
         done = pool.submit(label, function, *arguments)
@@ -277,12 +288,16 @@ class Fill:
         if start < whole:
             with self._view[start:whole] as run:
                 self._read_into(run, start)
-        if whole < end:  # the source may have become longer: nothing may lie behind the end of the tier file, in its last page
+        if (
+            whole < end
+        ):  # the source may have become longer: nothing may lie behind the end of the tier file, in its last page
             with memoryview(mmap.mmap(-1, mmap.PAGESIZE)) as page:
                 first = max(start, whole)
                 self._read_into(page, first, end - first)
                 with self._touching:
-                    if not self._ended:  # by a system call: on a tmpfs that is full, a touch would be a SIGBUS
+                    if (
+                        not self._ended
+                    ):  # by a system call: on a tmpfs that is full, a touch would be a SIGBUS
                         os.pwrite(self._target_fd, page[: end - first], first)
 
     def _read_into(self, target: memoryview, offset: int, count: int = 0) -> None:
@@ -298,7 +313,11 @@ class Fill:
 
     def _arrived(self, first: int, count: int) -> None:
         with self._lock:
-            futures = [self._being_read.pop(piece) for piece in range(first, first + count) if piece in self._being_read]
+            futures = [
+                self._being_read.pop(piece)
+                for piece in range(first, first + count)
+                if piece in self._being_read
+            ]
             if not self._ended:
                 self._state[first : first + count] = bytes([_THERE]) * count
                 self._there += count
@@ -313,11 +332,18 @@ class Fill:
         try:
             while True:
                 with self._lock:
-                    if self._ended or self._hashed == self._count or self._state[self._hashed] != _THERE:
+                    if (
+                        self._ended
+                        or self._hashed == self._count
+                        or self._state[self._hashed] != _THERE
+                    ):
                         self._hashing = False
                         break
                     start = self._hashed * PIECE_BYTES
-                with self._touching, self._view[start : min(start + PIECE_BYTES, self.size)] as piece:
+                with (
+                    self._touching,
+                    self._view[start : min(start + PIECE_BYTES, self.size)] as piece,
+                ):
                     if not self._ended:
                         self._hasher.update(piece)
                 self._hashed += 1

@@ -87,10 +87,18 @@ class OutgrownFiles:
         `done`: called when that has ended.
         """
         node, body = held.node, held.node.body
-        if self._running or not self._earlier.over.done() or held.until is None or body.is_cold or time.monotonic() < held.not_before:
+        if (
+            self._running
+            or not self._earlier.over.done()
+            or held.until is None
+            or body.is_cold
+            or time.monotonic() < held.not_before
+        ):
             return False
         if body.failed and body.is_outgrown:
-            punch_hole(self._contents.opened(body), 0, max(1, node.size))  # its bytes are of no use any more
+            punch_hole(
+                self._contents.opened(body), 0, max(1, node.size)
+            )  # its bytes are of no use any more
             return False
         if not self._may(node, body):
             return False
@@ -101,9 +109,14 @@ class OutgrownFiles:
         if not body.is_outgrown:  # from here on nobody opens it any more
             self.files += 1
             body.move_out(Staging(f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"), 0, 0)
-            self._moving = {node, *(other for other in self._moving if other.body.moving_out is not None)}
+            self._moving = {
+                node,
+                *(other for other in self._moving if other.body.moving_out is not None),
+            }
             self._table.changed(node)
-        self._calls.submit("outgrown", self._run, held, body).add_done_callback(lambda call: self._moved(held, node, body, call, done))
+        self._calls.submit("outgrown", self._run, held, body).add_done_callback(
+            lambda call: self._moved(held, node, body, call, done)
+        )
         return True
 
     def _may(self, node: Node, body: Body) -> bool:
@@ -188,18 +201,24 @@ class OutgrownFiles:
             self._state.must_commit()
         except LateError:
             if is_new:
-                body.fetch(body.tier, piece * PIECE, (piece + 1) * PIECE)  # its bytes stay in RAM, and may change there
+                body.fetch(
+                    body.tier, piece * PIECE, (piece + 1) * PIECE
+                )  # its bytes stay in RAM, and may change there
             raise
         self._tier.look_full()
         punch_hole(fd, piece * PIECE, PIECE)
         if _has_data(fd, piece):
-            write_all(fd, data, piece * PIECE)  # the kernel could not free it, and may have cleared it
+            write_all(
+                fd, data, piece * PIECE
+            )  # the kernel could not free it, and may have cleared it
         os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
         st = self._tier.settle_fd(body.tier, fd)
         self._contents.kernel.note(node, (st.st_mtime_ns, st.st_size))
         node.blocks = st.st_blocks
 
-    def _moved(self, held: Held, node: Node, body: Body, call: Future[Any], done: Callable[[], None]) -> None:
+    def _moved(
+        self, held: Held, node: Node, body: Body, call: Future[Any], done: Callable[[], None]
+    ) -> None:
         with self._lock:
             self._running -= 1
             held.relieving = False
@@ -207,7 +226,10 @@ class OutgrownFiles:
             if isinstance(error, TornError):
                 self.fail(node, body)
             elif error is not None:
-                log.warning("a file larger than RAM cannot be moved to the backing directory; will be tried again", error=str(error))
+                log.warning(
+                    "a file larger than RAM cannot be moved to the backing directory; will be tried again",
+                    error=str(error),
+                )
                 held.not_before = time.monotonic() + RETRY_DELAY_MAX_S / 10
             self._state.commit()
         done()
@@ -260,8 +282,13 @@ class OutgrownFiles:
             data = bytearray(os.pread(fd, size, offset))
             for piece in range(offset // PIECE, -(-(offset + len(data)) // PIECE)):
                 if _is_gone(body, piece) and not _has_data(fd, piece):
-                    start, end = max(offset, piece * PIECE), min(offset + len(data), (piece + 1) * PIECE)
-                    data[start - offset : end - offset] = os.pread(self._open(body, moving), end - start, start)
+                    start, end = (
+                        max(offset, piece * PIECE),
+                        min(offset + len(data), (piece + 1) * PIECE),
+                    )
+                    data[start - offset : end - offset] = os.pread(
+                        self._open(body, moving), end - start, start
+                    )
             return bytes(data)
         finally:
             os.close(fd)
@@ -270,11 +297,17 @@ class OutgrownFiles:
 
     def is_lost(self, node: Node) -> bool:
         """Whether everybody who wrote to the file was told that it failed, and nobody has it open any more."""
-        return bool(node.body.is_outgrown and node.body.failed) and not node.handles and not self._log.unsealed_of(node.ino)
+        return (
+            bool(node.body.is_outgrown and node.body.failed)
+            and not node.handles
+            and not self._log.unsealed_of(node.ino)
+        )
 
     def open_before(self, seq: Seq) -> list[Op]:
         """Stores up to `seq`, the oldest first, before which the order stops until somebody closes their files, or decides."""
-        moving = (node for node in self._moving if node.kernel_writers or node.interrupted)  # or nobody has decided about a half
+        moving = (
+            node for node in self._moving if node.kernel_writers or node.interrupted
+        )  # or nobody has decided about a half
         ops = [op for node in moving for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
         return sorted(ops, key=lambda op: op.seq)
 
@@ -296,7 +329,10 @@ class OutgrownFiles:
         """
         if self._log.unsealed_of(node.ino):
             path = shown(self._table.path(node.ino))
-            log.error("larger than RAM, and open: a durable fsync of it, or of what is behind it, fails until its last close", path=path)
+            log.error(
+                "larger than RAM, and open: a durable fsync of it, or of what is behind it, fails until its last close",
+                path=path,
+            )
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def check(self, node: Node) -> None:
@@ -323,7 +359,10 @@ class OutgrownFiles:
             for start, end in body.here.gaps():
                 for piece in range(start // PIECE, end // PIECE):
                     if _has_data(source, piece):
-                        _check(os.pread(source, PIECE, piece * PIECE), os.pread(self._open(body, moving), PIECE, piece * PIECE))
+                        _check(
+                            os.pread(source, PIECE, piece * PIECE),
+                            os.pread(self._open(body, moving), PIECE, piece * PIECE),
+                        )
         finally:
             os.close(source)
 
@@ -336,7 +375,9 @@ class OutgrownFiles:
         if not moving.released.done():
             moving.released.set_result(None)
         elif not moving.finished.done():
-            await wait(moving.finished)  # one at a time: what is still copied must not go on when the file is stored
+            await wait(
+                moving.finished
+            )  # one at a time: what is still copied must not go on when the file is stored
             return
         await wait(self._earlier.over)
         while node.body is body and self._needed(node) and not body.failed:
@@ -361,7 +402,11 @@ class OutgrownFiles:
 
     def _note(self, node: Node, error: OSError) -> None:
         for op in self._log.unsealed_of(node.ino):
-            op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
+            op.tries, op.last_error, op.last_detail = (
+                op.tries + 1,
+                error.errno,
+                error.strerror or str(error),
+            )
             self._log.save(op)
 
     def _complete(self, body: Body, size: int) -> None:
@@ -415,5 +460,7 @@ def _check(new: bytes, old: bytes) -> None:
     if new == old:
         return
     zeros, somethings = new.translate(_ZERO_TO_ONE), old[: len(new)].translate(_NONZERO_TO_ONE)
-    if int.from_bytes(zeros, "little") & int.from_bytes(somethings.ljust(len(zeros), b"\0"), "little"):
+    if int.from_bytes(zeros, "little") & int.from_bytes(
+        somethings.ljust(len(zeros), b"\0"), "little"
+    ):
         raise TornError(errno.EIO, "overwritten after it had left RAM")

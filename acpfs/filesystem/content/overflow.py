@@ -36,7 +36,15 @@ T = TypeVar("T")
 class Overflow:
     """Makes and uses contents whose bytes are in a staging file."""
 
-    def __init__(self, lower: Lower, calls: CallPool, tier: Tier, lock: RLock, patience_s: float, earlier: EarlierCalls) -> None:
+    def __init__(
+        self,
+        lower: Lower,
+        calls: CallPool,
+        tier: Tier,
+        lock: RLock,
+        patience_s: float,
+        earlier: EarlierCalls,
+    ) -> None:
         """`calls`: threads for calls on the backing directory; `lock`: the file system's; `patience_s`: how long a read waits for it.
 
         `earlier`: what killed workers may still write.
@@ -93,9 +101,13 @@ class Overflow:
         Raises:
             OSError: what `fill` raised; EIO: nothing came any more.
         """
-        return await self._make(fill, progress or Progress(), math.inf if progress is None else self._patience_s)
+        return await self._make(
+            fill, progress or Progress(), math.inf if progress is None else self._patience_s
+        )
 
-    async def _make(self, fill: Callable[[int], object], progress: Progress, patience_s: float) -> Body:
+    async def _make(
+        self, fill: Callable[[int], object], progress: Progress, patience_s: float
+    ) -> Body:
         name = f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"
         self.files += 1
         self.being_made.add(name)
@@ -151,13 +163,22 @@ class Overflow:
 
     # -- use
 
-    async def _call(self, body: Body, label: str, function: Callable[..., T], *arguments: Any, patience_s: float = math.inf) -> T:
+    async def _call(
+        self,
+        body: Body,
+        label: str,
+        function: Callable[..., T],
+        *arguments: Any,
+        patience_s: float = math.inf,
+    ) -> T:
         body.in_flight += 1
         try:
             while body.fd < 0:  # an earlier daemon made it
                 await self._answer(self._opened(body), patience_s)
             call = self._calls.submit(label, function, body.fd, *arguments)
-            return await (outlast(call) if math.isinf(patience_s) else self._answer(call, patience_s))
+            return await (
+                outlast(call) if math.isinf(patience_s) else self._answer(call, patience_s)
+            )
         finally:
             body.in_flight -= 1
             if body.closing and not body.in_flight:
@@ -195,7 +216,9 @@ class Overflow:
         """
         return await self._answer(call, self._patience_s)
 
-    async def _answer(self, call: Future[T], patience_s: float, progress: Progress | None = None) -> T:
+    async def _answer(
+        self, call: Future[T], patience_s: float, progress: Progress | None = None
+    ) -> T:
         if math.isinf(patience_s):
             return await wait(call)
         moved = progress.mark if progress is not None else lambda: None
@@ -245,9 +268,13 @@ class Overflow:
 
     async def read(self, body: Body, offset: int, size: int) -> bytes:
         """Bytes of the file; shorter at its end."""
-        return await self._call(body, "read overflow", os.pread, size, offset, patience_s=self._patience_s)
+        return await self._call(
+            body, "read overflow", os.pread, size, offset, patience_s=self._patience_s
+        )
 
-    async def write(self, body: Body, known_size: int, offset: int, data: bytes | memoryview) -> int:
+    async def write(
+        self, body: Body, known_size: int, offset: int, data: bytes | memoryview
+    ) -> int:
         """Write all bytes. `known_size`: the file's length so far."""
         return await self._change(body, known_size, "write overflow", write_all, data, offset)
 
@@ -255,10 +282,14 @@ class Overflow:
         """Change the file's length, which was `known_size` so far."""
         await self._change(body, known_size, "truncate overflow", os.ftruncate, size)
 
-    async def _change(self, body: Body, known_size: int, label: str, function: Callable[..., T], *arguments: Any) -> T:
+    async def _change(
+        self, body: Body, known_size: int, label: str, function: Callable[..., T], *arguments: Any
+    ) -> T:
         name = body.staging
         body.staging_changes += 1
-        self._writing[name] += 1  # before any wait: a version that is made meanwhile is not sealed without it
+        self._writing[name] += (
+            1  # before any wait: a version that is made meanwhile is not sealed without it
+        )
         try:
             await self._make_ours(body, known_size)
             return await self._call(body, label, function, *arguments)

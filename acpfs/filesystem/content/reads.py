@@ -37,7 +37,12 @@ class Reads:
         persisting: Callable[[Node], Future[None]],
     ) -> None:
         """`persisting`: done when all that was logged of the node is on the backing directory."""
-        self._contents, self._overflow, self._outgrown, self._spill = contents, overflow, outgrown, spill
+        self._contents, self._overflow, self._outgrown, self._spill = (
+            contents,
+            overflow,
+            outgrown,
+            spill,
+        )
         self._warming, self._lower, self._persisting = warming, lower, persisting
 
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
@@ -46,7 +51,9 @@ class Reads:
         if node.body.is_cold:
             self._warming.check(node)
             if node.body.head_bytes and min(offset + size, node.size) <= node.body.head_bytes:
-                return await self._with_head(handle, node.body, offset, min(size, max(0, node.size - offset)))
+                return await self._with_head(
+                    handle, node.body, offset, min(size, max(0, node.size - offset))
+                )
             data = await self._warming.read(handle, offset, size)
             if data is not None:
                 return data
@@ -68,7 +75,9 @@ class Reads:
     async def content(self, node: Node, body: Body, offset: int, size: int) -> bytes:
         """Bytes of a node's content."""
         if body.is_overflowed:
-            size = min(size, max(0, node.size - offset))  # what lies behind is of a write that was never answered
+            size = min(
+                size, max(0, node.size - offset)
+            )  # what lies behind is of a write that was never answered
             return await self._overflow.read(body, offset, size)
         if body.is_spilled:
             return await self._spilled(body, offset, size)
@@ -88,9 +97,15 @@ class Reads:
         node, end, there = handle.node, offset + size, body.head_bytes
         start = min(max(offset, there), end)
         rest = await self._lower.read_same(handle, start, end - start) if end > start else b""
-        head = await unlocked(self._contents.read_head, body, offset, start - offset) if rest is not None else b""
+        head = (
+            await unlocked(self._contents.read_head, body, offset, start - offset)
+            if rest is not None
+            else b""
+        )
         if rest is not None and len(head) == start - offset:
             return head + rest
-        if node.body is body and body.head_bytes == there:  # else it was given up, or cut, meanwhile
+        if (
+            node.body is body and body.head_bytes == there
+        ):  # else it was given up, or cut, meanwhile
             self._contents.drop(node)
         return await self._lower.read(handle, offset, size)

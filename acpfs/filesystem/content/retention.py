@@ -88,7 +88,9 @@ class Retention:
             if freed >= wanted_bytes:
                 break
             if self._log.is_pending(node.ino):
-                self.forget(node)  # renamed or the like since it was clean; it comes back when that is persisted
+                self.forget(
+                    node
+                )  # renamed or the like since it was clean; it comes back when that is persisted
             else:
                 freed += self.evict(node, wanted_bytes - freed)
         return freed
@@ -111,7 +113,11 @@ class Retention:
         """How many bytes could leave; counts no further than what is wanted."""
         found = 0
         for ino, claim in self.order.claims().items():
-            found += self._tier.allocated_bytes(self._table[ino].body.tier) if claim is not Claim.PINNED else 0
+            found += (
+                self._tier.allocated_bytes(self._table[ino].body.tier)
+                if claim is not Claim.PINNED
+                else 0
+            )
             if found >= wanted_bytes:
                 break
         return found
@@ -137,7 +143,9 @@ class Retention:
             taken = self._tier.allocated_bytes(self._table[ino].body.tier)
             clean_bytes += taken
             retained_bytes += taken if claim is Claim.RETAINED else 0
-        return RetentionStatistics(clean_bytes, len(self.order), retained_bytes, self._evicted_files, self._evicted_bytes)
+        return RetentionStatistics(
+            clean_bytes, len(self.order), retained_bytes, self._evicted_files, self._evicted_bytes
+        )
 
 
 def head_after(size: int, taken: int, wanted: int) -> int:

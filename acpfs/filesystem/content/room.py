@@ -25,7 +25,11 @@ class Room:
     """Bytes of the budget for calls that write."""
 
     def __init__(
-        self, tier: Tier, when_full: WhenFull, awaits_drain: Callable[[], bool], is_urgent: Callable[[Node], bool] = lambda _node: False
+        self,
+        tier: Tier,
+        when_full: WhenFull,
+        awaits_drain: Callable[[], bool],
+        is_urgent: Callable[[Node], bool] = lambda _node: False,
     ) -> None:
         """`awaits_drain`: whether anything is left that makes room by itself, sooner or later. `is_urgent`: of `UrgentFiles`."""
         self._tier, self.is_urgent = tier, is_urgent
@@ -72,7 +76,9 @@ class Room:
 
     def waiting_helps(self) -> bool:
         """Whether anything is left to wait for: bytes that move to the spill directory, or, where that is the policy, the drain."""
-        return self._tier.ladder.is_coming() or (self.when_full is WhenFull.WAIT and self._awaits_drain())
+        return self._tier.ladder.is_coming() or (
+            self.when_full is WhenFull.WAIT and self._awaits_drain()
+        )
 
     def change_policy(self, when_full: WhenFull) -> None:
         """From now on, also for those who wait already."""
@@ -100,7 +106,13 @@ class Room:
         reason = self.reason()
         return tuple(
             WaitingWriter(
-                one.applicant.ino, path(one.applicant.ino), one.applicant.pid, one.applicant.purpose.value, one.size, one.since, reason
+                one.applicant.ino,
+                path(one.applicant.ino),
+                one.applicant.pid,
+                one.applicant.purpose.value,
+                one.size,
+                one.since,
+                reason,
             )
             for one in self._tier.queue()
         )
@@ -112,5 +124,8 @@ def pages_wanted(node: Node, offset: int, size: int) -> int:
         return size
     if node.blocks * BLOCK_BYTES >= node.size:
         return 0
-    start, end = offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, -(-(offset + size) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    start, end = (
+        offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
+        -(-(offset + size) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES,
+    )
     return min(end, node.size) - start

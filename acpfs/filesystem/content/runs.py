@@ -42,7 +42,10 @@ class Runs:
             return self
         apart = [pair for pair in self.pairs if pair[1] < start or pair[0] > end]
         touched = [pair for pair in self.pairs if not (pair[1] < start or pair[0] > end)]
-        whole = (min(start, *(first for first, _last in touched), END), max(end, *(last for _first, last in touched), 0))
+        whole = (
+            min(start, *(first for first, _last in touched), END),
+            max(end, *(last for _first, last in touched), 0),
+        )
         return Runs(tuple(sorted([*apart, whole])))
 
     def minus(self, start: int, end: int) -> Runs:

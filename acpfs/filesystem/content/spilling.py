@@ -140,7 +140,11 @@ class Spilling:
         self._later = [(at, vid) for at, vid in self._later if at > now]
         for vid in due:
             version = self._live.get(vid)
-            if version is not None and vid not in self.spill.making and vid not in self.spill.copies:
+            if (
+                version is not None
+                and vid not in self.spill.making
+                and vid not in self.spill.copies
+            ):
                 self._queue(version)
 
     def _mirror(self) -> None:
@@ -192,7 +196,11 @@ class Spilling:
                 if not self.spill.usable():
                     break
                 continue
-            if entry[1] in self.spill.making or version.state in _STAGED or not self._may_leave(version):
+            if (
+                entry[1] in self.spill.making
+                or version.state in _STAGED
+                or not self._may_leave(version)
+            ):
                 put_back.append(entry)
                 continue
             self.spill.begin(version, self)
@@ -209,12 +217,24 @@ class Spilling:
 
     def unmirrored(self) -> Unmirrored:
         """What of the log would not survive a reboot: from the first version on that has neither copy nor staging file."""
-        waiting = {*self._by_age, *self.spill.making, *(vid for _at, vid in self._later)} if self._mirrors else set()
-        versions = [self._live[vid] for vid in waiting if vid in self._live and self._live[vid].state not in _STAGED]
+        waiting = (
+            {*self._by_age, *self.spill.making, *(vid for _at, vid in self._later)}
+            if self._mirrors
+            else set()
+        )
+        versions = [
+            self._live[vid]
+            for vid in waiting
+            if vid in self._live and self._live[vid].state not in _STAGED
+        ]
         if not versions:
             return Unmirrored(0, 0, self._log.last_seq)
         ops = [op.seq for version in versions if (op := self._op(version)) is not None]
-        return Unmirrored(len(versions), sum(version.size for version in versions), Seq(min(ops, default=self._log.last_seq + 1) - 1))
+        return Unmirrored(
+            len(versions),
+            sum(version.size for version in versions),
+            Seq(min(ops, default=self._log.last_seq + 1) - 1),
+        )
 
     # -- leaving RAM
 
@@ -233,7 +253,11 @@ class Spilling:
     def _content_on(self, version: Version) -> tuple[Node | None, Body | None]:
         node = self._table.get(version.ino)
         body = node.body if node is not None else None
-        return (node, body) if body is not None and not body.is_cold and body.tier == version.tier_id else (node, None)
+        return (
+            (node, body)
+            if body is not None and not body.is_cold and body.tier == version.tier_id
+            else (node, None)
+        )
 
     def _may_leave(self, version: Version) -> bool:
         """Whether nobody has the file open, and its content is what the newest version on the same tier file is."""

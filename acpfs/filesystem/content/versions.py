@@ -48,10 +48,16 @@ class Versions:
         """Whether RAM holds any version that will be persisted by itself: one that is parked, or held up by that, waits for an operator."""
         if not self._log.parked_count:
             return bool(self._frozen)
-        return any(not self._is_stuck(version) for versions in self._frozen.values() for version in versions)
+        return any(
+            not self._is_stuck(version)
+            for versions in self._frozen.values()
+            for version in versions
+        )
 
     def _is_stuck(self, version: Version) -> bool:
-        return any(op.version is version and op.is_stuck for op in self._log.pending_of(version.ino))
+        return any(
+            op.version is version and op.is_stuck for op in self._log.pending_of(version.ino)
+        )
 
     # -- users
 

@@ -58,7 +58,13 @@ class Warming:
         fills: Fills,
     ) -> None:
         """`requests`, `ahead`: as `Fill` has them; `commit` ends a step."""
-        self._settings, self._table, self._contents, self._view, self._tier = settings, table, contents, view, tier
+        self._settings, self._table, self._contents, self._view, self._tier = (
+            settings,
+            table,
+            contents,
+            view,
+            tier,
+        )
         self._requests, self._ahead, self._lock, self._commit = requests, ahead, lock, commit
         self._fills, self.counts = fills, fills.counts
         self._watched: dict[Ino, tuple[Node, int]] = {}
@@ -95,19 +101,26 @@ class Warming:
     def _has_room(self, size: int) -> bool:
         if self._tier.waiting():
             return False
-        return self._tier.free_bytes() >= size or (self._settings.warm_reads is WarmReads.ON and self._made_room(size))
+        return self._tier.free_bytes() >= size or (
+            self._settings.warm_reads is WarmReads.ON and self._made_room(size)
+        )
 
     def _made_room(self, size: int) -> bool:
         """Let clean files go that no checkpoint or pin keeps, for one that is read now; none where that would not be enough."""
         kept = self._contents.retention.statistics() if size > SMALL_BYTES else None
-        if kept is not None and self._tier.free_bytes() + kept.clean_bytes - kept.retained_bytes < size:
+        if (
+            kept is not None
+            and self._tier.free_bytes() + kept.clean_bytes - kept.retained_bytes < size
+        ):
             return False
         self._contents.retention.let_leave(size - self._tier.free_bytes(), also_retained=False)
         return self._tier.free_bytes() >= size
 
     def through_daemon(self, node: Node) -> bool:
         """Whether readers share a cold file through the daemon: where the kernel keeps nothing for them, each would read for itself."""
-        return not self._lower.features.page_cache and (node.body.filling is not None or self._may_come(node))
+        return not self._lower.features.page_cache and (
+            node.body.filling is not None or self._may_come(node)
+        )
 
     # -- opening and reading
 
@@ -120,7 +133,12 @@ class Warming:
         self.check(node)
         if not node.body.is_cold or not (self._settings.verify_reads or node.size <= SMALL_BYTES):
             return
-        if not node.in_kernel and node.body.filling is None and node.size <= SMALL_BYTES and self._may_come(node):
+        if (
+            not node.in_kernel
+            and node.body.filling is None
+            and node.size <= SMALL_BYTES
+            and self._may_come(node)
+        ):
             await self._bring_small(node)
         elif self._settings.verify_reads:
             await self._verify(node)
@@ -140,7 +158,11 @@ class Warming:
             return  # it is read as if nothing had been tried, and whoever reads it is told
         finally:
             self._tier.release(size)
-        if not node.body.is_cold or not (st.identity() == node.identity == identity) or self._view.held(node):
+        if (
+            not node.body.is_cold
+            or not (st.identity() == node.identity == identity)
+            or self._view.held(node)
+        ):
             self._tier.remove(tier_id)
         else:
             self._contents.adopt(node, tier_id)
@@ -179,7 +201,9 @@ class Warming:
         Raises:
             OSError: EIO: nothing of it comes any more.
         """
-        return await self._view.questions.answer("bring to RAM", coming.settled, coming.fill.progress)
+        return await self._view.questions.answer(
+            "bring to RAM", coming.settled, coming.fill.progress
+        )
 
     def check(self, node: Node) -> None:
         """Refuse a file that was found damaged, as long as it is the same.
@@ -189,7 +213,10 @@ class Warming:
         """
         if node.body.is_cold and node.ino in self._damaged:
             if self._damaged[node.ino] == node.identity:
-                raise OSError(errno.EIO, "the backing directory's copy is not what was stored, and there is no other")
+                raise OSError(
+                    errno.EIO,
+                    "the backing directory's copy is not what was stored, and there is no other",
+                )
             del self._damaged[node.ino]
 
     async def read(self, reader: ReadHandle, offset: int, size: int) -> bytes | None:
@@ -240,7 +267,9 @@ class Warming:
         if not node.body.is_cold or node.size == 0:
             return "in RAM", ""
         coming = self._on_its_way(node)
-        if coming is None and not (self._tier.free_bytes() >= node.size or self._made_room(node.size)):
+        if coming is None and not (
+            self._tier.free_bytes() >= node.size or self._made_room(node.size)
+        ):
             return "no room", ""
         coming = coming or await self._begin(node)
         if coming is None:
@@ -253,7 +282,9 @@ class Warming:
     def there_bytes(self, node: Node) -> int:
         """How much of a file has come so far."""
         coming = node.body.filling
-        return node.size if not node.body.is_cold else 0 if coming is None else coming.fill.there_bytes
+        return (
+            node.size if not node.body.is_cold else 0 if coming is None else coming.fill.there_bytes
+        )
 
     # -- beginning
 
@@ -281,7 +312,9 @@ class Warming:
         try:
             source, made = os.dup(fd), self._tier.create_open()
             fill = self._fill(source, made[1], node, direct=direct)
-        except OSError:  # no descriptors left, or no address space: it is read as if nothing had been tried
+        except (
+            OSError
+        ):  # no descriptors left, or no address space: it is read as if nothing had been tried
             self._tier.release(node.size)
             if made is not None:
                 os.close(made[1])
@@ -398,12 +431,16 @@ class Warming:
             self._fills.give_up(coming)
             gone = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ECANCELED)
             return "changed" if gone else f"failed: {getattr(error, 'strerror', error)}"
-        if self._table.get(node.ino) is not node or not (fill.before.identity() == st.identity() == coming.identity == node.identity):
+        if self._table.get(node.ino) is not node or not (
+            fill.before.identity() == st.identity() == coming.identity == node.identity
+        ):
             node.checked_at = 0.0
             self._fills.give_up(coming)
             return "changed"
         try:
-            verified = self._view.whole.compare(self._table.path(node.ino), st, fill.note, done.result())
+            verified = self._view.whole.compare(
+                self._table.path(node.ino), st, fill.note, done.result()
+            )
         except DamagedFileError:
             self._found_damaged(node, coming)
             return "mismatch"

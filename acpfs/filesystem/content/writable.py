@@ -74,7 +74,9 @@ class Writable:
                 await self._bring_beside(node, wanted)
                 continue
             try:
-                tier_id, st = await self._view.questions.at_place(node, self._view.read_up, wanted, again=False)
+                tier_id, st = await self._view.questions.at_place(
+                    node, self._view.read_up, wanted, again=False
+                )
             finally:
                 self._tier.release(wanted)
             if not self._adopt(node, st, wanted, partial(self._contents.adopt, node, tier_id)):
@@ -88,7 +90,9 @@ class Writable:
 
     async def _copy_beside(self, path: LowerPath, size: int) -> tuple[Body, LowerStat]:
         progress, found = Progress(), []
-        body = await self._overflow.filled(lambda fd: found.append(self._view.whole.copy(path, fd, size, progress)), progress)
+        body = await self._overflow.filled(
+            lambda fd: found.append(self._view.whole.copy(path, fd, size, progress)), progress
+        )
         return body, found[0]
 
     def _adopt(self, node: Node, st: LowerStat, size: int, take: Callable[[], None]) -> bool:
@@ -117,10 +121,16 @@ class Writable:
         while not (body := node.body).is_writable:
             if body.is_cold or body.is_spilled:
                 await self.bring_up(node, size)
-            elif body.sealed and (last := self._log.last_of(node.ino)) is not None and self._outgrown.open_before(last.seq):
+            elif (
+                body.sealed
+                and (last := self._log.last_of(node.ino)) is not None
+                and self._outgrown.open_before(last.seq)
+            ):
                 await self._copy_sealed(node, body)
             elif body.sealed:
-                await self.persisted(node)  # larger than RAM, and on its way to the backing directory
+                await self.persisted(
+                    node
+                )  # larger than RAM, and on its way to the backing directory
             elif node.in_kernel:
                 return  # it is moving out: EBUSY (exception X7)
             else:

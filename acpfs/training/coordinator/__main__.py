@@ -38,38 +38,89 @@ def settings_from(arguments: list[str]) -> Settings:
     """The settings of a command line."""
     parser = argparse.ArgumentParser(prog="python -m acpfs.training.coordinator")
     parser.add_argument("directory", type=Path, help="the save directory")
-    parser.add_argument("--job", required=True, help="name of this run of the job; the same for all of its processes")
+    parser.add_argument(
+        "--job",
+        required=True,
+        help="name of this run of the job; the same for all of its processes",
+    )
     parser.add_argument("--number", type=int, default=0, help="0 to 2")
     parser.add_argument("--node", default=socket.gethostname())
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
-    parser.add_argument("--advertise", default="", metavar="HOST", help="what others call; default: the host of --listen")
-    parser.add_argument("--peer", action="append", default=[], metavar="N=HOST:PORT", help="another coordinator")
-    parser.add_argument("--first", action="store_true", help="commands in the first term; one coordinator, when the job begins")
-    parser.add_argument("--watch", action="store_true", help="never commands; tells of its node's ranks")
+    parser.add_argument(
+        "--advertise",
+        default="",
+        metavar="HOST",
+        help="what others call; default: the host of --listen",
+    )
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="N=HOST:PORT", help="another coordinator"
+    )
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="commands in the first term; one coordinator, when the job begins",
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="never commands; tells of its node's ranks"
+    )
     parser.add_argument("--tls", choices=("on", "off"), default="on")
     parser.add_argument(
-        "--witness", metavar="DIR|off", help="where a side of a split job claims it; default: in the storage below the mount"
+        "--witness",
+        metavar="DIR|off",
+        help="where a side of a split job claims it; default: in the storage below the mount",
     )
-    parser.add_argument("--on-stall", choices=("report", "fault"), default="report", help="what ranks are that hang")
-    parser.add_argument("--stall-after", type=float, default=Patience().at_least_s, metavar="SECONDS", help="at least; or ten steps")
-    parser.add_argument("--replace", action="store_true", help="ranks are replaced, and the job goes on (resilient)")
     parser.add_argument(
-        "--coordinators", type=int, default=0, help="so many the job is to have; whoever commands starts those that are missing"
+        "--on-stall", choices=("report", "fault"), default="report", help="what ranks are that hang"
+    )
+    parser.add_argument(
+        "--stall-after",
+        type=float,
+        default=Patience().at_least_s,
+        metavar="SECONDS",
+        help="at least; or ten steps",
+    )
+    parser.add_argument(
+        "--replace", action="store_true", help="ranks are replaced, and the job goes on (resilient)"
+    )
+    parser.add_argument(
+        "--coordinators",
+        type=int,
+        default=0,
+        help="so many the job is to have; whoever commands starts those that are missing",
     )
     parser.add_argument("--settle-down", type=float, metavar="SECONDS")
     given = parser.parse_args(arguments)
     if not given.job or given.job.startswith(".") or "/" in given.job:
         parser.error("--job must be a file name")
     host, _, port = given.listen.rpartition(":")
-    limits = Limits() if given.settle_down is None else replace(Limits(), settle_down_s=given.settle_down)
-    peers = {int(number): address for number, _, address in (peer.partition("=") for peer in given.peer)}
+    limits = (
+        Limits()
+        if given.settle_down is None
+        else replace(Limits(), settle_down_s=given.settle_down)
+    )
+    peers = {
+        int(number): address for number, _, address in (peer.partition("=") for peer in given.peer)
+    }
     directory = given.directory / JOBS / given.job
     return Settings(
-        *(given.job, given.number, directory, given.node, host.strip("[]"), int(port), given.advertise, peers),
+        *(
+            given.job,
+            given.number,
+            directory,
+            given.node,
+            host.strip("[]"),
+            int(port),
+            given.advertise,
+            peers,
+        ),
         first=given.first,
         stands=not given.watch,
         tls=given.tls == "on",
-        witness=None if given.witness == "off" else Path(given.witness) if given.witness else witness_for(directory, given.job),
+        witness=None
+        if given.witness == "off"
+        else Path(given.witness)
+        if given.witness
+        else witness_for(directory, given.job),
         stall_is_fault=given.on_stall == "fault",
         replaces=given.replace,
         patience=Patience(at_least_s=given.stall_after),
@@ -112,7 +163,9 @@ async def serve(settings: Settings, successors: Successors | None = None) -> Non
     ready, address = trio.open_memory_channel[str](1)
     name = f"acpfs-coordinator-{os.getpid()}-{os.urandom(4).hex()}"  # abstract: nothing is left behind by kill -9
     listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    await listening.bind(f"\0{name}")  # before anybody is told of it: trio binds in a thread, which may take its time
+    await listening.bind(
+        f"\0{name}"
+    )  # before anybody is told of it: trio binds in a thread, which may take its time
     listening.listen(8)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_answer_status, coordinator, listening)
@@ -128,9 +181,17 @@ async def _take_sigterm(coordinator: Coordinator) -> None:
             coordinator.dismiss()
 
 
-async def _announce(settings: Settings, name: str, addresses: trio.MemoryReceiveChannel[str]) -> None:
+async def _announce(
+    settings: Settings, name: str, addresses: trio.MemoryReceiveChannel[str]
+) -> None:
     line = json.dumps(
-        {"number": settings.number, "address": await addresses.receive(), "pid": os.getpid(), "node": settings.node, "status": name}
+        {
+            "number": settings.number,
+            "address": await addresses.receive(),
+            "pid": os.getpid(),
+            "node": settings.node,
+            "status": name,
+        }
     )
     made = settings.directory / f".coordinator-{settings.number}.{os.getpid()}"
     made.write_text(line + "\n", encoding="utf-8")
@@ -142,7 +203,12 @@ async def _announce(settings: Settings, name: str, addresses: trio.MemoryReceive
 async def _answer_status(coordinator: Coordinator, listening: trio.socket.SocketType) -> None:
     async def answer(stream: trio.SocketStream) -> None:
         try:
-            _, uid, _ = struct.unpack("3i", stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+            _, uid, _ = struct.unpack(
+                "3i",
+                stream.socket.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+                ),
+            )
             with trio.move_on_after(5 if uid in (0, os.geteuid()) else 0):
                 await stream.send_all(json.dumps(coordinator.status()).encode() + b"\n")
         except trio.BrokenResourceError:
@@ -164,7 +230,9 @@ def main(arguments: list[str]) -> int:
         return int(error.exit_code)
     finally:
         if not behind.wait(FILES_S):
-            os._exit(0)  # a mount that does not answer: nothing would end the thread that waits for it
+            os._exit(
+                0
+            )  # a mount that does not answer: nothing would end the thread that waits for it
     return 0
 
 

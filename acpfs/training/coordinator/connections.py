@@ -79,7 +79,9 @@ class Connected:
         own = self._dated.term if term is None else term
         return frame(Sent(Header(self._job, self._dated.generation, own, self._name), message))
 
-    def to_members(self, message: Message, ranks: Iterable[int] | None = None, term: int | None = None) -> None:
+    def to_members(
+        self, message: Message, ranks: Iterable[int] | None = None, term: int | None = None
+    ) -> None:
         """To these ranks, or to all."""
         sent = self.framed(message, term)
         for rank in tuple(self.members) if ranks is None else ranks:

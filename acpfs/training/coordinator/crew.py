@@ -89,7 +89,11 @@ class Crew:
         elif self._roster[rank] is Berth.EMPTY:
             if self.state is not CrewState.STANDBY and rank not in self._left:
                 self._commands.send(
-                    [rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost.get(rank, 'unknown')}")
+                    [rank],
+                    Leave(
+                        ExitStatus.TAKEN_FOR_LOST,
+                        f"rank {rank} was taken for lost: {self.lost.get(rank, 'unknown')}",
+                    ),
                 )
         elif isinstance(message, Goodbye):
             self._goodbye(rank, message, now)
@@ -98,9 +102,18 @@ class Crew:
         elif generation > self.generation:
             self.generation = generation  # the coordinator before this one had stopped the job
             self._fault(Cause.CONSEQUENCE, f"rank {rank} was stopped already", now)
-        elif generation + 1 == self.generation and isinstance(message, Trouble) and self.state is CrewState.PARKING:
-            self._giving_up.note(CAUSES[message.kind])  # on its way when STOP was; what others said first may be its consequence
-        elif generation == self.generation and (handler := self._handlers.get(type(message))) is not None:
+        elif (
+            generation + 1 == self.generation
+            and isinstance(message, Trouble)
+            and self.state is CrewState.PARKING
+        ):
+            self._giving_up.note(
+                CAUSES[message.kind]
+            )  # on its way when STOP was; what others said first may be its consequence
+        elif (
+            generation == self.generation
+            and (handler := self._handlers.get(type(message))) is not None
+        ):
             handler(rank, message, now)
         return self._ended(now)
 
@@ -122,13 +135,21 @@ class Crew:
         """This coordinator is active from here on. `generation`: the newest that its voters know."""
         self.term, self.generation = term, max(generation, self.generation)
         self._hearing.begin(self._roster.aboard, now)
-        self._commands.send(self._roster.aboard, Protected())  # who came while nobody commanded waits for it, and takes no order before
-        in_loop = [rank for rank in self._roster.aboard if rank in self.marks and not self.marks[rank].parked]
+        self._commands.send(
+            self._roster.aboard, Protected()
+        )  # who came while nobody commanded waits for it, and takes no order before
+        in_loop = [
+            rank
+            for rank in self._roster.aboard
+            if rank in self.marks and not self.marks[rank].parked
+        ]
         if self._is_done:
             self._end(now)
         elif not self._roster.aboard:
             self._go(CrewState.GATHERING, now + self._limits.replace_s)
-        elif len(in_loop) == self.world and {self._at_beat[rank] for rank in in_loop} == {self.generation}:
+        elif len(in_loop) == self.world and {self._at_beat[rank] for rank in in_loop} == {
+            self.generation
+        }:
             self._roster.put(self._roster.aboard, Berth.RUNNING)
             self._go(CrewState.RUNNING)
         else:
@@ -154,7 +175,11 @@ class Crew:
         self._hearing.look(now)
         self._look_at = now + self._limits.beat_s / 2
         if self.state is not CrewState.ENDING:
-            patience = self._limits.building_s if self.state is CrewState.REBUILDING else self._limits.silent_s
+            patience = (
+                self._limits.building_s
+                if self.state is CrewState.REBUILDING
+                else self._limits.silent_s
+            )
             silent = self._hearing.silent(self._roster.aboard, patience, now)
             self._lose(silent, f"silent for {patience:g} s", now)
         if now >= self._deadline:
@@ -236,7 +261,12 @@ class Crew:
                 self._commands.send([rank], Protected())
             self._commands.send([rank], self._outcome or Done())
         elif self.world not in (0, hello.world):
-            self._commands.send([rank], Refused(f"rank {rank} says that there are {hello.world} ranks, the others say {self.world}"))
+            self._commands.send(
+                [rank],
+                Refused(
+                    f"rank {rank} says that there are {hello.world} ranks, the others say {self.world}"
+                ),
+            )
         elif self._roster[rank] is Berth.EMPTY or self._roster.hellos[rank] != hello:
             before = self._roster[rank]
             self._roster.join(hello)
@@ -256,7 +286,9 @@ class Crew:
         self._left.add(rank)
         self._roster.leave(rank, None)
         self._wait_anew(now)
-        if self.state not in (CrewState.STANDBY, CrewState.ENDING) and not self._end_if_finished(now):
+        if self.state not in (CrewState.STANDBY, CrewState.ENDING) and not self._end_if_finished(
+            now
+        ):
             self._go_on(now)
 
     def _lose(self, ranks: Iterable[int], why: str, now: float) -> None:
@@ -268,7 +300,9 @@ class Crew:
         if self.state is not CrewState.ENDING:
             self._lost_since.update(dict.fromkeys(new, why))
             self._tell("ranks are lost", ranks=tuple(new), why=why)
-            self._commands.send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
+            self._commands.send(
+                new, Leave(ExitStatus.TAKEN_FOR_LOST, why)
+            )  # those that live: they hang, or were cut off for a while
         elif self._misses_somebody:
             self._deadline = now + self._limits.missing_s
         self._wait_anew(now)
@@ -285,7 +319,9 @@ class Crew:
 
     def _trouble(self, rank: int, trouble: Trouble, now: float) -> None:
         if self.state in (CrewState.RUNNING, CrewState.REBUILDING):
-            self._tell("a rank is in trouble", rank=rank, kind=trouble.kind.value, text=trouble.text)
+            self._tell(
+                "a rank is in trouble", rank=rank, kind=trouble.kind.value, text=trouble.text
+            )
             self._fault(CAUSES[trouble.kind], f"rank {rank}: {trouble.text}", now)
 
     def _fault(self, cause: Cause, why: str, now: float) -> None:
@@ -315,13 +351,19 @@ class Crew:
         if self.state is CrewState.PARKING:
             called = self._roster.of(Berth.CALLED)
             busy = self._hearing.busy(called, now)
-            self._deadline = now + self._limits.beat_s if busy else math.inf  # it parks when it is through; its copy may be the only one
-            self._lose(sorted(set(called) - set(busy)), f"not parked after {self._limits.stuck_s:g} s", now)
+            self._deadline = (
+                now + self._limits.beat_s if busy else math.inf
+            )  # it parks when it is through; its copy may be the only one
+            self._lose(
+                sorted(set(called) - set(busy)), f"not parked after {self._limits.stuck_s:g} s", now
+            )
         elif self.state is CrewState.REBUILDING:
             self._fault(Cause.LATE, f"not rebuilt after {self._limits.rebuild_s:g} s", now)
         elif self.state is CrewState.GATHERING:
             missing = [rank for rank in range(self.world) if self._roster[rank] is Berth.EMPTY]
-            self._leave(f"no process has come for ranks {missing[:8]} in {self._limits.replace_s:g} s", now)
+            self._leave(
+                f"no process has come for ranks {missing[:8]} in {self._limits.replace_s:g} s", now
+            )
         elif self.state is CrewState.ENDING:
             self._commands.add(Finish())
 
@@ -329,9 +371,15 @@ class Crew:
 
     def _go_on(self, now: float) -> None:
         """The next state, where what it needs is there."""
-        if self.state is CrewState.PARKING and not self._roster.of(Berth.CALLED) and (self._is_done or not self._is_hopeless(now)):
+        if (
+            self.state is CrewState.PARKING
+            and not self._roster.of(Berth.CALLED)
+            and (self._is_done or not self._is_hopeless(now))
+        ):
             self._go(CrewState.GATHERING, now + self._limits.replace_s)
-        if self.state is CrewState.GATHERING and self._is_done:  # said by the coordinator before this one, to some who have left
+        if (
+            self.state is CrewState.GATHERING and self._is_done
+        ):  # said by the coordinator before this one, to some who have left
             self._end(now)
         elif self.state is CrewState.GATHERING and self._roster.all(Berth.PARKED):
             self._roster.put(self._roster.aboard, Berth.ENTERED)
@@ -364,7 +412,10 @@ class Crew:
 
     def _end_if_finished(self, now: float) -> bool:
         """All loops have ended, but for those of ranks that were told so already."""
-        if len(self._roster.of(Berth.FINISHED)) + len(self._left) < self.world or not self._roster.aboard:
+        if (
+            len(self._roster.of(Berth.FINISHED)) + len(self._left) < self.world
+            or not self._roster.aboard
+        ):
             return False
         self._end(now)
         return True
@@ -372,7 +423,10 @@ class Crew:
     def _end(self, now: float) -> None:
         """All is done, and whoever is here is told."""
         self._outcome = Done()
-        self._go(CrewState.ENDING, now + (self._limits.missing_s if self._misses_somebody else self._limits.leave_s))
+        self._go(
+            CrewState.ENDING,
+            now + (self._limits.missing_s if self._misses_somebody else self._limits.leave_s),
+        )
         self._commands.send(self._roster.aboard, Done())
 
     def _leave(self, text: str, now: float) -> None:
@@ -387,8 +441,23 @@ class Crew:
     def _record(self, status: str, now: float) -> None:
         if self._began is not None:
             began, why = self._began
-            fields = {"generation": self.generation, "term": self.term, "world": self.world, "lost": dict(self._lost_since), "why": why}
-            self._commands.add(Record({**fields, "status": status, "text": self.status, "took_s": round(now - began, 3)}))
+            fields = {
+                "generation": self.generation,
+                "term": self.term,
+                "world": self.world,
+                "lost": dict(self._lost_since),
+                "why": why,
+            }
+            self._commands.add(
+                Record(
+                    {
+                        **fields,
+                        "status": status,
+                        "text": self.status,
+                        "took_s": round(now - began, 3),
+                    }
+                )
+            )
         self._began = None
 
     def _go(self, state: CrewState, deadline: float = math.inf) -> None:
@@ -398,11 +467,19 @@ class Crew:
         self.state, self._deadline = state, deadline
 
     def _tell(self, event: str, **fields: object) -> None:
-        self._commands.add(Tell(event, {"generation": self.generation, "term": self.term, **fields}))
+        self._commands.add(
+            Tell(event, {"generation": self.generation, "term": self.term, **fields})
+        )
 
     def _ended(self, now: float) -> list[Command]:
         """The commands of one event, and when to look again."""
-        is_over = self.state is CrewState.ENDING and not self._roster.aboard and not self._misses_somebody
-        beats = self._look_at if self.state is not CrewState.STANDBY and self._roster.aboard else math.inf
+        is_over = (
+            self.state is CrewState.ENDING and not self._roster.aboard and not self._misses_somebody
+        )
+        beats = (
+            self._look_at
+            if self.state is not CrewState.STANDBY and self._roster.aboard
+            else math.inf
+        )
         self.wake_at = min(self._deadline, beats)
         return self._commands.take(is_over=is_over)

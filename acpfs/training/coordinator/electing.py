@@ -87,19 +87,31 @@ class Elections:
                 await self._stand_with_claim(term)
             elif now - self._heard_active > self._patience_s:
                 term = self._standing.ask()
-                self._heard_active, self._active_is_gone = now + random.uniform(-0.3, 0.3) - TURN_S, False  # noqa: S311
+                self._heard_active, self._active_is_gone = (
+                    now + random.uniform(-0.3, 0.3) - TURN_S,  # noqa: S311
+                    False,
+                )
                 _log.info("asks for votes", term=term)
                 self._connected.to_members(Vote(term, self._standing.number))
 
     @property
     def _patience_s(self) -> float:
         """How long nobody may command until this one asks: those with lower numbers come first."""
-        standing = [number for number in self._connected.others if number >= 0 and number != self._standing.active]
+        standing = [
+            number
+            for number in self._connected.others
+            if number >= 0 and number != self._standing.active
+        ]
         turns = next_to_stand(self._standing.number, standing)
         return (0.1 if self._active_is_gone else self._active_s) + turns * TURN_S
 
     def _take_over(self, now: float) -> None:
-        _log.warning("take-over", term=self._standing.term, votes=len(self._standing.votes), generation=self._standing.generation)
+        _log.warning(
+            "take-over",
+            term=self._standing.term,
+            votes=len(self._standing.votes),
+            generation=self._standing.generation,
+        )
         self._connected.to_all(self.active(), term=self._standing.term)
         self._carry_out(self._phases.take_over(self._standing.term, now, self._standing.generation))
 
@@ -109,14 +121,21 @@ class Elections:
         None where they have had their last word: nobody has to go on.
         """
         voters = self._standing.votes.keys()
-        if self._witness is None or self._phases.last_words or not self._phases.heard(now) <= voters or not self._phases.could_save(voters):
+        if (
+            self._witness is None
+            or self._phases.last_words
+            or not self._phases.heard(now) <= voters
+            or not self._phases.could_save(voters)
+        ):
             return None
         return self._standing.half_of(self._phases.world)
 
     async def _stand_with_claim(self, term: int) -> None:
         """Nobody has a majority where the job is in two equal halves: the claim decides which of them goes on."""
         assert self._witness is not None
-        owner = await self._witness.owner(Claimant(self._standing.number, term, majority=False), RUN)
+        owner = await self._witness.owner(
+            Claimant(self._standing.number, term, majority=False), RUN
+        )
         if owner is None or owner.coordinator in self._connected.others:
             return  # the storage does not answer, or another one on this side is about to command
         if owner.coordinator == self._standing.number:
@@ -124,4 +143,6 @@ class Elections:
                 self._take_over(trio.current_time())
         elif self._standing.asked == term:
             text = "the job is split, and the other half may save"
-            self._connected.to_members(Leave(ExitStatus.OTHER_SIDE, text), self._standing.votes, term)
+            self._connected.to_members(
+                Leave(ExitStatus.OTHER_SIDE, text), self._standing.votes, term
+            )

@@ -98,7 +98,11 @@ class Standing:
 
     def half_of(self, world: int) -> int | None:
         """The term in which exactly half of the world has voted for this one, which then needs the claim."""
-        return self.asked if not self.commands and self.votes and 2 * len(self.votes) == world else None
+        return (
+            self.asked
+            if not self.commands and self.votes and 2 * len(self.votes) == world
+            else None
+        )
 
     def claimed(self, term: int) -> bool:
         """The claim is this one's. Whether it is active with it: not where votes for another term were asked for meanwhile."""

@@ -55,12 +55,18 @@ class Processes:
     def ticks(self, rank: int) -> int | None:
         """Processor time that a rank has used; None: it is not looked at, or ends."""
         fields = _fields(self._open[rank]) if rank in self._open else None
-        return None if fields is None or int(fields[_FLAGS]) & _PF_EXITING else int(fields[_USER]) + int(fields[_SYSTEM])
+        return (
+            None
+            if fields is None or int(fields[_FLAGS]) & _PF_EXITING
+            else int(fields[_USER]) + int(fields[_SYSTEM])
+        )
 
     def exiting(self) -> list[int]:
         """Ranks whose processes end or have ended; told once."""
         found = [
-            rank for rank, descriptor in self._open.items() if (fields := _fields(descriptor)) is None or int(fields[_FLAGS]) & _PF_EXITING
+            rank
+            for rank, descriptor in self._open.items()
+            if (fields := _fields(descriptor)) is None or int(fields[_FLAGS]) & _PF_EXITING
         ]
         for rank in found:
             self.forget(rank)

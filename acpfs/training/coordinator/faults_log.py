@@ -72,7 +72,9 @@ class _ToFile(logging.Handler):
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.setFormatter(_JsonLines())
-        self._file = _Reopened(file, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT - 1, errors="backslashreplace")
+        self._file = _Reopened(
+            file, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT - 1, errors="backslashreplace"
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         line = logging.makeLogRecord({"msg": self.format(record)})
@@ -92,7 +94,12 @@ class _Reopened(logging.handlers.RotatingFileHandler):
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
-        told = {"timestamp": at, "level": record.levelname.lower(), "event": record.getMessage(), **getattr(record, FIELDS, {})}
+        told = {
+            "timestamp": at,
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
         return json.dumps(told, default=repr)

@@ -41,7 +41,11 @@ class Hearing:
 
     def silent(self, ranks: Iterable[int], patience_s: float, now: float) -> list[int]:
         """Those that have said nothing for so long, and for whom nobody has vouched."""
-        return [rank for rank in ranks if now - max(self._last(rank, now), self._vouched.get(rank, -math.inf)) > patience_s]
+        return [
+            rank
+            for rank in ranks
+            if now - max(self._last(rank, now), self._vouched.get(rank, -math.inf)) > patience_s
+        ]
 
     def unheard(self, ranks: Iterable[int], patience_s: float, now: float) -> list[int]:
         """Those that have said nothing for so long, whoever vouches for them."""
@@ -53,11 +57,17 @@ class Hearing:
 
     def busy(self, ranks: Iterable[int], now: float) -> list[int]:
         """Those that say nothing, but are seen to work."""
-        return [rank for rank in self.quiet(ranks, now) if now - self._vouched.get(rank, -math.inf) <= self._limits.silent_s]
+        return [
+            rank
+            for rank in self.quiet(ranks, now)
+            if now - self._vouched.get(rank, -math.inf) <= self._limits.silent_s
+        ]
 
     def speaking(self, ranks: Iterable[int], now: float) -> frozenset[int]:
         """Those that have said something lately."""
-        return frozenset(rank for rank in ranks if now - self._last(rank, now) <= self._limits.silent_s)
+        return frozenset(
+            rank for rank in ranks if now - self._last(rank, now) <= self._limits.silent_s
+        )
 
     def _last(self, rank: int, now: float) -> float:
         return self._heard.get(rank, now)

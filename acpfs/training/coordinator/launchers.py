@@ -21,7 +21,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from acpfs.training.coordinator.limits import FAULTS_MAX
-from acpfs.training.messages import ExitStatus, Launcher, Over, Replace, Start, StopRanks, ToLauncher
+from acpfs.training.messages import (
+    ExitStatus,
+    Launcher,
+    Over,
+    Replace,
+    Start,
+    StopRanks,
+    ToLauncher,
+)
 
 LAST_CALL_S = 30.0
 """So long more nodes may come when there are enough; torchrun's own."""
@@ -77,7 +85,11 @@ class _Node:
 
     @property
     def ranks(self) -> range:
-        return range(self.start.first_rank, self.start.first_rank + self.launcher.slots) if self.start else range(0)
+        return (
+            range(self.start.first_rank, self.start.first_rank + self.launcher.slots)
+            if self.start
+            else range(0)
+        )
 
 
 @dataclass
@@ -120,18 +132,26 @@ class Launchers:
         self._since = now if self._since is None else self._since
         if self.state is State.ENDED:
             return [Post(launcher.name, self._over)]
-        if launcher.start is None and self.state is not State.GATHERING and launcher.name not in self._nodes:
+        if (
+            launcher.start is None
+            and self.state is not State.GATHERING
+            and launcher.name not in self._nodes
+        ):
             self._forget_whom_it_replaces(launcher, now)
             if self._takes_a_place(launcher):
                 return self._done(now)
             if self.state is not State.STOPPING or self._planned:
-                self._post([launcher.name], Over(NODE_LOST, "the job runs already, without this node"))
+                self._post(
+                    [launcher.name], Over(NODE_LOST, "the job runs already, without this node")
+                )
                 return self._done(now)
         if launcher.start is not None and self._is_taken(launcher):
             self._post([launcher.name], Over(NODE_LOST, "another launcher has this node's place"))
             return self._done(now)
         known = self._nodes.get(launcher.name)
-        if launcher.start is None and known is not None and known.start is not None:  # START was lost on its way
+        if (
+            launcher.start is None and known is not None and known.start is not None
+        ):  # START was lost on its way
             known.away_since = None
             self._post([launcher.name], known.start)
             return self._done(now)
@@ -160,8 +180,16 @@ class Launchers:
     def _takes_a_place(self, launcher: Launcher) -> bool:
         """Of a lost node, in a job that goes on."""
         for name, node in list(self._nodes.items()):
-            fits = (launcher.slots, launcher.node_rank) == (node.launcher.slots, node.launcher.node_rank)
-            if self.state is State.RUNNING and node.gone_since is not None and fits and node.start is not None:
+            fits = (launcher.slots, launcher.node_rank) == (
+                node.launcher.slots,
+                node.launcher.node_rank,
+            )
+            if (
+                self.state is State.RUNNING
+                and node.gone_since is not None
+                and fits
+                and node.start is not None
+            ):
                 self.replaced += 1
                 self._forget(name)
                 self._order.append(launcher.name)
@@ -172,8 +200,15 @@ class Launchers:
         return False
 
     def _is_taken(self, launcher: Launcher) -> bool:
-        others = [node.start for name, node in self._nodes.items() if name != launcher.name and node.start is not None]
-        return any(launcher.start is not None and other.group_rank == launcher.start.group_rank for other in others)
+        others = [
+            node.start
+            for name, node in self._nodes.items()
+            if name != launcher.name and node.start is not None
+        ]
+        return any(
+            launcher.start is not None and other.group_rank == launcher.start.group_rank
+            for other in others
+        )
 
     def _lost(self, name: str, now: float) -> None:
         if (node := self._nodes.get(name)) is None:  # it was forgotten with the one before
@@ -187,8 +222,15 @@ class Launchers:
 
     def _go_on_without(self, why: str, now: float) -> None:
         """Some are lost: whether this side goes on, and whether the others run meanwhile. Who is only away may come again."""
-        groups = max((node.start.groups for node in self._nodes.values() if node.start is not None), default=1)
-        here = [node for node in self._nodes.values() if node.gone_since is None and node.start is not None]
+        groups = max(
+            (node.start.groups for node in self._nodes.values() if node.start is not None),
+            default=1,
+        )
+        here = [
+            node
+            for node in self._nodes.values()
+            if node.gone_since is None and node.start is not None
+        ]
         present = [node for node in here if node.away_since is None]
         may = self._may_go_on(len(present), groups)
         waits = may is not True and len(present) < len(here)
@@ -211,16 +253,22 @@ class Launchers:
     def claimed(self, ours: bool, now: float) -> list[Post]:
         """The witness has answered."""
         self.claim, self.wants_claim = ours, False
-        if self.state is State.RUNNING and any(node.gone_since is not None for node in self._nodes.values()):
+        if self.state is State.RUNNING and any(
+            node.gone_since is not None for node in self._nodes.values()
+        ):
             self._go_on_without("half of the nodes are lost", now)
         return self._done(now)
 
     @property
     def attempt_name(self) -> str:
         """Of the ranks that run."""
-        return next((node.start.name for node in self._nodes.values() if node.start is not None), "")
+        return next(
+            (node.start.name for node in self._nodes.values() if node.start is not None), ""
+        )
 
-    def exited(self, name: str, rank: int, status: int, now: float, *, updated: bool = False) -> list[Post]:
+    def exited(
+        self, name: str, rank: int, status: int, now: float, *, updated: bool = False
+    ) -> list[Post]:
         """A rank's process was waited for. `updated`: it had done an update."""
         if (node := self._nodes.get(name)) is not None:
             self._ended(node, rank, status, now, updated=updated)
@@ -252,12 +300,19 @@ class Launchers:
         """Time has passed."""
         if self.state is State.ENDED:
             return self._done(now)
-        lost = [name for name, node in self._nodes.items() if node.away_since is not None and now >= node.away_since + AWAY_S]
+        lost = [
+            name
+            for name, node in self._nodes.items()
+            if node.away_since is not None and now >= node.away_since + AWAY_S
+        ]
         for name in lost:
             self._nodes[name].away_since, self._nodes[name].gone_since = None, now
         for name in lost:
             self._lost(name, now)
-        if any(node.gone_since is not None and now >= node.gone_since + VACANT_S for node in self._nodes.values()):
+        if any(
+            node.gone_since is not None and now >= node.gone_since + VACANT_S
+            for node in self._nodes.values()
+        ):
             self._fault(NODE_LOST << 8, f"nobody took a lost node's place in {VACANT_S:g} s", now)
         if self.state is State.GATHERING:
             self._begin_if_there(now)
@@ -331,31 +386,53 @@ class Launchers:
             self._post([launcher.name], StopRanks(self._why))
 
     def _give_up_if_late(self, now: float) -> None:
-        if self.state is State.GATHERING and self._since is not None and now >= self._since + NODES_S:
+        if (
+            self.state is State.GATHERING
+            and self._since is not None
+            and now >= self._since + NODES_S
+        ):
             self._end(NODE_LOST, f"only {len(self._nodes)} nodes came in {NODES_S:g} s")
 
     def _start(self) -> None:
-        names = sorted(self._nodes, key=lambda name: (_place(self._nodes[name].launcher), self._order.index(name)))
+        names = sorted(
+            self._nodes,
+            key=lambda name: (_place(self._nodes[name].launcher), self._order.index(name)),
+        )
         world, first_rank = sum(node.launcher.slots for node in self._nodes.values()), 0
         master = self._nodes[names[0]]
         host = master.launcher.host if len(names) > 1 else "127.0.0.1"
         for group_rank, name in enumerate(names):
             node = self._nodes[name]
             node.start = Start(
-                *(f"{master.launcher.name}-{self.attempt}", self.attempt, group_rank, len(names), first_rank, world, host, master.port),
-                hosts=tuple(self._nodes[other].launcher.host for other in names) if len(names) > 1 else (),
+                *(
+                    f"{master.launcher.name}-{self.attempt}",
+                    self.attempt,
+                    group_rank,
+                    len(names),
+                    first_rank,
+                    world,
+                    host,
+                    master.port,
+                ),
+                hosts=tuple(self._nodes[other].launcher.host for other in names)
+                if len(names) > 1
+                else (),
             )
             node.ended, node.idle = {}, False
             first_rank += node.launcher.slots
             self._post([name], node.start)
 
-    def _ended(self, node: _Node, rank: int, status: int, now: float, *, updated: bool = False) -> None:
+    def _ended(
+        self, node: _Node, rank: int, status: int, now: float, *, updated: bool = False
+    ) -> None:
         if rank in node.ended or rank not in node.ranks:
             return
         node.ended[rank] = status
         if status == 0:
             self._end_if_all_did_well()
-        elif self._is_replaced(node, status, updated=updated) and not self._fails_by_itself(rank, now, updated=updated):
+        elif self._is_replaced(node, status, updated=updated) and not self._fails_by_itself(
+            rank, now, updated=updated
+        ):
             self.replaced += 1
             del node.ended[rank]
             self._post([node.launcher.name], Replace(rank, self.replaced))
@@ -371,13 +448,20 @@ class Launchers:
         """
         leaves = os.WIFEXITED(status) and os.WEXITSTATUS(status) in _ALL_LEAVE
         others_done = any(0 in other.ended.values() for other in self._nodes.values())
-        return self.state is State.RUNNING and node.launcher.replaces and not leaves and (updated or not others_done)
+        return (
+            self.state is State.RUNNING
+            and node.launcher.replaces
+            and not leaves
+            and (updated or not others_done)
+        )
 
     def _fails_by_itself(self, rank: int, now: float, *, updated: bool) -> bool:
         """Whether another process would die as well. However often one dies that did updates, the next one has the next updates to do."""
         before = [] if updated else self._fruitless_at.get(rank, [])
         self._fruitless_at[rank] = [*before, now] if not updated else []
-        return len(before) >= FAULTS_MAX or (len(before) >= QUICK_MAX and now < before[-QUICK_MAX] + QUICK_S)
+        return len(before) >= FAULTS_MAX or (
+            len(before) >= QUICK_MAX and now < before[-QUICK_MAX] + QUICK_S
+        )
 
     def _fault(self, status: int, why: str, now: float) -> None:
         self._statuses.append(status)
@@ -408,12 +492,17 @@ class Launchers:
         self._begin_if_there(now)
 
     def _end_if_all_did_well(self) -> None:
-        if self.state is State.RUNNING and all(all(rank in node.ended for rank in node.ranks) for node in self._nodes.values()):
+        if self.state is State.RUNNING and all(
+            all(rank in node.ended for rank in node.ranks) for node in self._nodes.values()
+        ):
             self._end(0, "all ranks have ended")
 
     def _status(self) -> int:
         """What a scheduler is told: go on from what was saved, or what the first rank that failed said."""
-        ends = [*self._statuses, *(status for node in self._nodes.values() for status in node.ended.values())]
+        ends = [
+            *self._statuses,
+            *(status for node in self._nodes.values() for status in node.ended.values()),
+        ]
         if any(status == ExitStatus.SAVED << 8 for status in ends):
             return int(ExitStatus.SAVED)
         failed = [exit_status(status) for status in ends if status]
@@ -438,10 +527,19 @@ class Launchers:
         self._posts += [Post(name, message) for name in to]
 
     def _done(self, now: float) -> list[Post]:
-        times = [node.away_since + AWAY_S for node in self._nodes.values() if node.away_since is not None]
-        times += [node.gone_since + VACANT_S for node in self._nodes.values() if node.gone_since is not None]
+        times = [
+            node.away_since + AWAY_S for node in self._nodes.values() if node.away_since is not None
+        ]
+        times += [
+            node.gone_since + VACANT_S
+            for node in self._nodes.values()
+            if node.gone_since is not None
+        ]
         if self.state is State.GATHERING and self._since is not None:
-            times.append(self._since + (AWAY_S if any(node.start for node in self._nodes.values()) else NODES_S))
+            times.append(
+                self._since
+                + (AWAY_S if any(node.start for node in self._nodes.values()) else NODES_S)
+            )
             if self._enough_since is not None:
                 times.append(self._enough_since + LAST_CALL_S)
         self.wake_at = min(times, default=math.inf) if self.state is not State.ENDED else math.inf
@@ -453,7 +551,11 @@ _ALL_LEAVE = frozenset({ExitStatus.SAVED, ExitStatus.NOT_SAVED, ExitStatus.OTHER
 
 
 def _ranks(launcher: Launcher) -> range:
-    return range(launcher.start.first_rank, launcher.start.first_rank + launcher.slots) if launcher.start else range(0)
+    return (
+        range(launcher.start.first_rank, launcher.start.first_rank + launcher.slots)
+        if launcher.start
+        else range(0)
+    )
 
 
 def _place(launcher: Launcher) -> tuple[bool, int]:

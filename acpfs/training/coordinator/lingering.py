@@ -30,7 +30,9 @@ class Lingering:
         """A member needs it, or did until now."""
         self._last_member = now
 
-    def is_over(self, now: float, *, has_members: bool, has_others: bool, alone_s: float | None) -> bool:
+    def is_over(
+        self, now: float, *, has_members: bool, has_others: bool, alone_s: float | None
+    ) -> bool:
         """Whether to end. `alone_s`: what the job says of coordinators that are alone; None: nobody has registered yet.
 
         Members that are connected say little by themselves: a network that is cut says nothing of their ends.

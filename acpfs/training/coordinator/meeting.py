@@ -34,9 +34,20 @@ CLAIM_S = 5.0
 class Meeting:
     """Connections around `Launchers`."""
 
-    def __init__(self, job: str, credentials: Credentials | None, number: int = 0, witness: Callable[[str], Path] | None = None) -> None:
+    def __init__(
+        self,
+        job: str,
+        credentials: Credentials | None,
+        number: int = 0,
+        witness: Callable[[str], Path] | None = None,
+    ) -> None:
         """`job`: the run's name; who names another one is sent away. `number`: of the node. `witness`: where an attempt is claimed."""
-        self._job, self._credentials, self._number, self._witness = job, credentials, number, witness
+        self._job, self._credentials, self._number, self._witness = (
+            job,
+            credentials,
+            number,
+            witness,
+        )
         self._launchers = Launchers(succeeds=number > 0, has_witness=witness is not None)
         self._connections: dict[str, Connection] = {}
         self._changed = trio.Event()
@@ -84,8 +95,12 @@ class Meeting:
         claimant = Claimant(self._number, 1, majority=False)
         with trio.move_on_after(CLAIM_S):
             try:
-                place = await trio.to_thread.run_sync(self._witness, self._launchers.attempt_name, abandon_on_cancel=True)
-                return await trio.to_thread.run_sync(claim, place, 0, claimant, abandon_on_cancel=True)
+                place = await trio.to_thread.run_sync(
+                    self._witness, self._launchers.attempt_name, abandon_on_cancel=True
+                )
+                return await trio.to_thread.run_sync(
+                    claim, place, 0, claimant, abandon_on_cancel=True
+                )
             except OSError as error:
                 _log.error("the witness fails", error=str(error))
         return False
@@ -98,7 +113,11 @@ class Meeting:
             while True:
                 message, now = (await connection.receive()).message, trio.current_time()
                 if isinstance(message, Exited):
-                    self._post(self._launchers.exited(name, message.rank, message.status, now, updated=message.updated))
+                    self._post(
+                        self._launchers.exited(
+                            name, message.rank, message.status, now, updated=message.updated
+                        )
+                    )
                 elif isinstance(message, Idle):
                     self._post(self._launchers.idle(name, message.port, now))
                 elif isinstance(message, Planned):
@@ -119,7 +138,9 @@ class Meeting:
         """TLS over it, where the job has a certificate."""
         if self._credentials is None:
             return stream
-        secured = trio.SSLStream(stream, self._credentials.listening, server_side=True, https_compatible=True)
+        secured = trio.SSLStream(
+            stream, self._credentials.listening, server_side=True, https_compatible=True
+        )
         with trio.fail_after(HANDSHAKE_S):
             await secured.do_handshake()
         if not self._credentials.vouch_for(secured.getpeercert(True)):
@@ -146,17 +167,35 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m acpfs.training.coordinator.meeting")
     parser.add_argument("--job", required=True)
     parser.add_argument("--listen", required=True, metavar="[HOST]:PORT")
-    parser.add_argument("--number", type=int, default=0, help="of this node; not 0: launchers met somewhere else before")
-    parser.add_argument("--save-dir", type=Path, help="the storage below it says which of two halves of a job goes on")
-    parser.add_argument("--credentials", type=Path, metavar="JOB_DIRECTORY", help="without it there is no TLS")
+    parser.add_argument(
+        "--number",
+        type=int,
+        default=0,
+        help="of this node; not 0: launchers met somewhere else before",
+    )
+    parser.add_argument(
+        "--save-dir",
+        type=Path,
+        help="the storage below it says which of two halves of a job goes on",
+    )
+    parser.add_argument(
+        "--credentials", type=Path, metavar="JOB_DIRECTORY", help="without it there is no TLS"
+    )
     given = parser.parse_args(arguments)
     host, _, port = given.listen.rpartition(":")
     credentials = None if given.credentials is None else make_credentials(given.credentials)
     try:
         witness = None if given.save_dir is None else partial(_claims, given.save_dir)
-        trio.run(_life, Meeting(given.job, credentials, given.number, witness), host.strip("[]"), int(port))
+        trio.run(
+            _life,
+            Meeting(given.job, credentials, given.number, witness),
+            host.strip("[]"),
+            int(port),
+        )
     except OSError as error:
-        sys.stderr.write(f"acpfs-run: launchers cannot meet at {given.listen}: {os.strerror(error.errno or 0)}\n")
+        sys.stderr.write(
+            f"acpfs-run: launchers cannot meet at {given.listen}: {os.strerror(error.errno or 0)}\n"
+        )
         return 1
     return 0
 

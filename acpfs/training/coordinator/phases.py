@@ -18,11 +18,29 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from acpfs.training.coordinator.commands import RUN, AskWitness, Command, Commands, Finish, Record, Tell
+from acpfs.training.coordinator.commands import (
+    RUN,
+    AskWitness,
+    Command,
+    Commands,
+    Finish,
+    Record,
+    Tell,
+)
 from acpfs.training.coordinator.dialogue import Patience, Round
 from acpfs.training.coordinator.hearing import Hearing
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.decision import Layout, LayoutError, Meeting, NoCover, cover, differing, layout_of, meeting, outvoted
+from acpfs.training.decision import (
+    Layout,
+    LayoutError,
+    Meeting,
+    NoCover,
+    cover,
+    differing,
+    layout_of,
+    meeting,
+    outvoted,
+)
 from acpfs.training.messages import (
     Beat,
     ExitStatus,
@@ -130,7 +148,12 @@ class Phases:
             self.lost.pop(rank, None)  # only the connection to this standby was gone
             self._alive[rank] = None
         if rank in self.lost:
-            self._commands.send([rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost[rank]}"))
+            self._commands.send(
+                [rank],
+                Leave(
+                    ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost[rank]}"
+                ),
+            )
         elif isinstance(message, Hello | Goodbye):
             self._handlers[type(message)](rank, message, now)
         elif rank not in self._hellos:
@@ -138,7 +161,9 @@ class Phases:
         elif self.state is State.STANDBY:
             self.generation = max(generation, self.generation)
         elif generation > self.generation:
-            self.generation = generation  # the coordinator before this one had begun to stop the job
+            self.generation = (
+                generation  # the coordinator before this one had begun to stop the job
+            )
             self._fault(f"rank {rank} was stopped already", now)
         elif isinstance(message, Trouble) or generation == self.generation:
             handler = self._handlers.get(type(message))
@@ -201,7 +226,11 @@ class Phases:
             silent = self._hearing.silent(self._alive, self._limits.silent_s, now)
             self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
         if self.state in (State.STOPPING, State.SETTLING, State.SAVING, State.PUBLISHING):
-            self._lose(self._dispensable(now), f"silent for {self._limits.stuck_s:g} s of a gasp, and others have what it has", now)
+            self._lose(
+                self._dispensable(now),
+                f"silent for {self._limits.stuck_s:g} s of a gasp, and others have what it has",
+                now,
+            )
         if self._stop_at is not None and now >= self._stop_at:
             self._stop(now)
         elif now >= self._patience.until:
@@ -269,7 +298,9 @@ class Phases:
             self._go(State.RUNNING)
             self._hearing.begin(self._alive, now)  # whoever registered first may have waited long
             self._commands.send(self._live, Protected())
-            self._tell("all ranks are registered", world=self.world, shards=len(self.layout.holders))
+            self._tell(
+                "all ranks are registered", world=self.world, shards=len(self.layout.holders)
+            )
 
     def _goodbye(self, rank: int, _: Goodbye, now: float) -> None:
         self._gone([rank])
@@ -301,11 +332,22 @@ class Phases:
             self._alive.pop(rank, None)
         if self.state is State.STANDBY:
             return
-        self._tell("ranks are lost", ranks=tuple(new), why=why, marks={rank: _marks(self.marks.get(rank)) for rank in new})
-        self._commands.send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
+        self._tell(
+            "ranks are lost",
+            ranks=tuple(new),
+            why=why,
+            marks={rank: _marks(self.marks.get(rank)) for rank in new},
+        )
+        self._commands.send(
+            new, Leave(ExitStatus.TAKEN_FOR_LOST, why)
+        )  # those that live: they hang, or were cut off for a while
         save = self._round.save
         needed = set() if save is None else {*save.savers, self._round.publisher}
-        if self.state in (State.SAVING, State.PUBLISHING) and save is not None and not needed & set(new):
+        if (
+            self.state in (State.SAVING, State.PUBLISHING)
+            and save is not None
+            and not needed & set(new)
+        ):
             return  # the cover is whole, and those who write do not need them
         self._fault(why, now)
 
@@ -351,9 +393,15 @@ class Phases:
             self._patience.end()
             self._commands.add(Finish())
             return
-        late = sorted(self._round.waiting if self._round.publisher is None else {self._round.publisher})
-        if not self.could_save(self._alive.keys() - set(late)) and (self._patience.is_left(now) or self._hearing.busy(late, now)):
-            self._patience.wait(now)  # nobody else has what it has, and a storage that stands still comes back
+        late = sorted(
+            self._round.waiting if self._round.publisher is None else {self._round.publisher}
+        )
+        if not self.could_save(self._alive.keys() - set(late)) and (
+            self._patience.is_left(now) or self._hearing.busy(late, now)
+        ):
+            self._patience.wait(
+                now
+            )  # nobody else has what it has, and a storage that stands still comes back
             return
         self._patience.end()
         if self.state is State.STOPPING:
@@ -377,16 +425,29 @@ class Phases:
         layout = self.layout
         if layout is None or self._round.waiting:
             return
-        parked = {rank: report for rank, report in self._round.stopped.items() if rank in self._alive}
-        published = [stopped.published for stopped in parked.values() if stopped.published is not None]
+        parked = {
+            rank: report for rank, report in self._round.stopped.items() if rank in self._alive
+        }
+        published = [
+            stopped.published for stopped in parked.values() if stopped.published is not None
+        ]
         if published:
-            self._leave(ExitStatus.SAVED, "the gasp is published", now, checkpoint_name(layout.name, max(published)))
+            self._leave(
+                ExitStatus.SAVED,
+                "the gasp is published",
+                now,
+                checkpoint_name(layout.name, max(published)),
+            )
             return
         found = meeting(layout, parked, self._unable)
         if isinstance(found, NoCover):
             self._leave(ExitStatus.NOT_SAVED, f"no survivor can write {_first(found.missing)}", now)
         elif found.step <= layout.begun:
-            self._leave(ExitStatus.NOT_SAVED, "no update was done since protection began: nothing is lost", now)
+            self._leave(
+                ExitStatus.NOT_SAVED,
+                "no update was done since protection began: nothing is lost",
+                now,
+            )
         else:
             self._settle(found, layout, now)
 
@@ -394,7 +455,13 @@ class Phases:
         self._round.meeting = found
         self._round.waiting = set(self._round.asked)
         self._go(State.SETTLING, now, self._limits.settle_s)
-        self._tell("survivors meet", step=found.step, there=len(found.there), coming=tuple(sorted(found.coming)), behind=len(found.behind))
+        self._tell(
+            "survivors meet",
+            step=found.step,
+            there=len(found.there),
+            coming=tuple(sorted(found.coming)),
+            behind=len(found.behind),
+        )
         self._commands.send(sorted(self._round.asked), Settle(found.step, found.gate))
         if self.lost and len(set(layout.nodes.values())) > 1:
             if self._witness:
@@ -404,7 +471,11 @@ class Phases:
                 self._round.claim = self._has_majority
 
     def _settled(self, rank: int, settled: Settled, now: float) -> None:
-        if self.state is State.SETTLING and self._round.meeting is not None and rank not in self._round.meeting.behind:
+        if (
+            self.state is State.SETTLING
+            and self._round.meeting is not None
+            and rank not in self._round.meeting.behind
+        ):
             self._round.settled[rank] = settled
             self._round.waiting.discard(rank)
             self._save_if_settled(now)
@@ -416,31 +487,61 @@ class Phases:
         if not self._round.claim:
             self._leave(ExitStatus.OTHER_SIDE, "the job is split, and this side may not save", now)
             return
-        different = differing(layout, {rank: settled.digests for rank, settled in self._round.settled.items()})
+        different = differing(
+            layout, {rank: settled.digests for rank, settled in self._round.settled.items()}
+        )
         if different:
             self._tell("copies of a shard differ", shards=different)
-        able = {rank for rank, settled in self._round.settled.items() if settled.done == found.step} - self._unable
+        able = {
+            rank for rank, settled in self._round.settled.items() if settled.done == found.step
+        } - self._unable
         chosen = cover(layout, able, found.torn | outvoted(different))
         if isinstance(chosen, NoCover):
-            self._leave(ExitStatus.NOT_SAVED, f"no survivor can write {_first(chosen.missing)} of step {found.step}", now)
+            self._leave(
+                ExitStatus.NOT_SAVED,
+                f"no survivor can write {_first(chosen.missing)} of step {found.step}",
+                now,
+            )
             return
-        name, savers, lost = checkpoint_name(layout.name, found.step), tuple(sorted(set(chosen.values()))), tuple(sorted(self.lost))
-        self._round.save = Save(found.step, chosen, savers, f"{name}.gasp-{self.generation}.tmp", name, lost)
+        name, savers, lost = (
+            checkpoint_name(layout.name, found.step),
+            tuple(sorted(set(chosen.values()))),
+            tuple(sorted(self.lost)),
+        )
+        self._round.save = Save(
+            found.step, chosen, savers, f"{name}.gasp-{self.generation}.tmp", name, lost
+        )
         nodes = tuple(sorted({layout.nodes[rank] for rank in savers}))
-        digests = {shard: digest for shard, rank in chosen.items() if (digest := self._round.settled[rank].digests.get(shard)) is not None}
-        self._round.manifest = Manifest(self._job, self.generation, found.step, lost, chosen, (), digests, nodes, different)
+        digests = {
+            shard: digest
+            for shard, rank in chosen.items()
+            if (digest := self._round.settled[rank].digests.get(shard)) is not None
+        }
+        self._round.manifest = Manifest(
+            self._job, self.generation, found.step, lost, chosen, (), digests, nodes, different
+        )
         self._round.waiting = set(savers)
         self._go(State.SAVING, now, self._limits.save_s)
         self._commands.send(self._live, self._round.save)
 
     def _saved(self, rank: int, saved: Saved, now: float) -> None:
         save, manifest = self._round.save, self._round.manifest
-        if self.state is not State.SAVING or save is None or manifest is None or rank not in save.savers:
+        if (
+            self.state is not State.SAVING
+            or save is None
+            or manifest is None
+            or rank not in save.savers
+        ):
             return
         self._round.saved[rank] = saved
         self._round.waiting.discard(rank)
         if not self._round.waiting:
-            files = tuple(sorted((file for one in self._round.saved.values() for file in one.files), key=lambda file: file.path))
+            files = tuple(
+                sorted(
+                    (file for one in self._round.saved.values() for file in one.files),
+                    key=lambda file: file.path,
+                )
+            )
             full = replace(manifest, files=files, lost=tuple(sorted(self.lost)))
             self._go(State.PUBLISHING, now, self._limits.publish_s)
             self._publish(Publish(full, save.directory, save.name), save)
@@ -449,15 +550,28 @@ class Phases:
         """On a node where somebody was asked to before, if one of its ranks is left: a rename of that one is seen there at once."""
         assert self.layout is not None
         nodes = self.layout.nodes
-        choices = [rank for rank in (*save.savers, *self._live) if nodes[rank] in self._naming and rank not in self._unable]
+        choices = [
+            rank
+            for rank in (*save.savers, *self._live)
+            if nodes[rank] in self._naming and rank not in self._unable
+        ]
         self._round.publisher = publisher = (*choices, *save.savers)[0]
         elsewhere = tuple(sorted(self._naming - {nodes[publisher]}))
         self._naming.add(nodes[publisher])
         self._commands.send([publisher], replace(order, elsewhere=elsewhere))
 
     def _published(self, rank: int, published: Published, now: float) -> None:
-        if self.state is State.PUBLISHING and self._round.save is not None and rank == self._round.publisher:
-            self._leave(ExitStatus.SAVED, f"the gasp of step {self._round.save.step} is published", now, published.path)
+        if (
+            self.state is State.PUBLISHING
+            and self._round.save is not None
+            and rank == self._round.publisher
+        ):
+            self._leave(
+                ExitStatus.SAVED,
+                f"the gasp of step {self._round.save.step} is published",
+                now,
+                published.path,
+            )
 
     def _leave(self, status: ExitStatus, text: str, now: float, gasp: str = "") -> None:
         if self._began is not None:
@@ -473,10 +587,26 @@ class Phases:
     def _record(self, status: ExitStatus, text: str, now: float, gasp: str) -> None:
         began, why = self._began or (now, "")
         marks = {rank: _marks(self.marks.get(rank)) for rank in sorted(self.lost)}
-        fields = {"generation": self.generation, "term": self.term, "world": self.world, "lost": self.lost, "marks": marks, "why": why}
+        fields = {
+            "generation": self.generation,
+            "term": self.term,
+            "world": self.world,
+            "lost": self.lost,
+            "marks": marks,
+            "why": why,
+        }
         step = self._round.meeting.step if self._round.meeting else None
         self._commands.add(
-            Record({**fields, "step": step, "status": status.name, "text": text, "gasp": gasp, "took_s": round(now - began, 3)})
+            Record(
+                {
+                    **fields,
+                    "step": step,
+                    "status": status.name,
+                    "text": text,
+                    "gasp": gasp,
+                    "took_s": round(now - began, 3),
+                }
+            )
         )
 
     @property
@@ -514,7 +644,11 @@ class Phases:
 
     @property
     def _unable(self) -> frozenset[int]:
-        return frozenset(rank for rank, count in self._failures.items() if count >= self._limits.rank_failures_max)
+        return frozenset(
+            rank
+            for rank, count in self._failures.items()
+            if count >= self._limits.rank_failures_max
+        )
 
     def _go(self, state: State, now: float = 0.0, patience_s: float = math.inf) -> None:
         """`patience_s`: how long this state may take."""
@@ -525,13 +659,17 @@ class Phases:
         self._patience.begin(now, patience_s)
 
     def _tell(self, event: str, **fields: object) -> None:
-        self._commands.add(Tell(event, {"generation": self.generation, "term": self.term, **fields}))
+        self._commands.add(
+            Tell(event, {"generation": self.generation, "term": self.term, **fields})
+        )
 
     def _done(self, now: float) -> list[Command]:
         """The commands of one event, and when to look again."""
         is_over = self.state is State.LEAVING and not self._alive
         beats = math.inf if self.state is State.STANDBY or not self._alive else self._look_at
-        self.wake_at = min(self._patience.until, beats, math.inf if self._stop_at is None else self._stop_at)
+        self.wake_at = min(
+            self._patience.until, beats, math.inf if self._stop_at is None else self._stop_at
+        )
         return self._commands.take(is_over=is_over)
 
 

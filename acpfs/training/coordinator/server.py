@@ -114,8 +114,17 @@ class Coordinator:
         self._standing = Standing(settings.number)
         self._connected = Connected(settings.job, settings.number, self._phases)
         limits = settings.limits
-        self._witness = Witness(settings.witness, limits.claim_s) if settings.witness is not None else None
-        self._elections = Elections(self._standing, self._phases, self._connected, self._witness, self._do, active_s=limits.active_s)
+        self._witness = (
+            Witness(settings.witness, limits.claim_s) if settings.witness is not None else None
+        )
+        self._elections = Elections(
+            self._standing,
+            self._phases,
+            self._connected,
+            self._witness,
+            self._do,
+            active_s=limits.active_s,
+        )
         self._addresses: dict[int, str] = dict(settings.peers)
         self._dialled: set[int] = set()
         self._processes = Processes()
@@ -126,7 +135,9 @@ class Coordinator:
         self._stall: Stall | None = None
         self._stacks: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
-        self._lingering = Lingering(trio.current_time(), knows_its_job=settings.first or settings.replaces)
+        self._lingering = Lingering(
+            trio.current_time(), knows_its_job=settings.first or settings.replaces
+        )
         self._look_again = trio.Event()
         self._nursery: trio.Nursery
         self._credentials: Credentials | None = None
@@ -136,7 +147,9 @@ class Coordinator:
         """Until the job ends. `announce` gets the address when members may come."""
         settings = self._settings
         self._credentials = await self._job_credentials() if settings.tls else None
-        listeners = await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=BACKLOG)
+        listeners = await trio.open_tcp_listeners(
+            settings.port, host=settings.host, backlog=BACKLOG
+        )
         port = listeners[0].socket.getsockname()[1]
         self.address = f"{settings.advertised or settings.host}:{port}"
         async with trio.open_nursery() as self._nursery:
@@ -148,7 +161,14 @@ class Coordinator:
             if settings.stands:
                 self._nursery.start_soon(self._elections.run)
             self._dial()
-            _log.info("coordinator", number=settings.number, address=self.address, tls=settings.tls, first=settings.first, pid=os.getpid())
+            _log.info(
+                "coordinator",
+                number=settings.number,
+                address=self.address,
+                tls=settings.tls,
+                first=settings.first,
+                pid=os.getpid(),
+            )
             if announce is not None:
                 await announce.send(self.address)
         if self._successors is not None:
@@ -220,7 +240,11 @@ class Coordinator:
         """Whoever has the certificate says who they are."""
         if first.header.job != self._settings.job:
             self._refuse("job", peer, first.header.job)
-            connection.post(self._connected.framed(Refused(f"this is the coordinator of job {self._settings.job}")))
+            connection.post(
+                self._connected.framed(
+                    Refused(f"this is the coordinator of job {self._settings.job}")
+                )
+            )
         elif isinstance(first.message, Hello):
             await self._member(connection, first.message, first)
         elif isinstance(first.message, Watch):
@@ -239,9 +263,14 @@ class Coordinator:
         why = "its connection ended"
         try:
             sent: Sent | None = first
-            while sent is not None and self._connected.members.get(rank) is connection:  # not the rank's process before this one
+            while (
+                sent is not None and self._connected.members.get(rank) is connection
+            ):  # not the rank's process before this one
                 self._from_member(rank, sent)
-                ends = isinstance(sent.message, Goodbye) or self._connected.members.get(rank) is not connection
+                ends = (
+                    isinstance(sent.message, Goodbye)
+                    or self._connected.members.get(rank) is not connection
+                )
                 sent = None if ends else await connection.receive()
         except LinkClosedError as error:
             why += "" if str(error) == "closed" else f": {error}"
@@ -262,14 +291,22 @@ class Coordinator:
             self._elections.voted(rank, message, sent.header.generation)
         elif isinstance(message, StoreAsk):
             late = sent.header.generation != self._phases.generation
-            self._answer([(rank, answer) for rank, answer in self._store.ask(rank, message, now)] if not late else [])
+            self._answer(
+                [(rank, answer) for rank, answer in self._store.ask(rank, message, now)]
+                if not late
+                else []
+            )
         elif isinstance(message, Stacks):
             self._stacks[rank] = message.text
             _log.warning("stacks", rank=rank, text=message.text)
         elif isinstance(message, FromMember):
             self._elections.hears(sent.header.term, None)
             self._do(self._phases.arrived(rank, sent.header.generation, message, now))
-            if isinstance(message, Beat) and self._standing.commands and rank in self._connected.members:
+            if (
+                isinstance(message, Beat)
+                and self._standing.commands
+                and rank in self._connected.members
+            ):
                 self._connected.to_members(self._elections.active(), [rank])
                 self._watchdog.heard(rank, message, now)
         else:
@@ -277,8 +314,14 @@ class Coordinator:
 
     async def _other(self, connection: Connection, watch: Watch) -> None:
         """A coordinator or watcher called."""
-        number = watch.coordinator if watch.coordinator is not None else -1 - len(self._connected.others)
-        if watch.coordinator is not None and watch.address and self._addresses.get(number) != watch.address:
+        number = (
+            watch.coordinator if watch.coordinator is not None else -1 - len(self._connected.others)
+        )
+        if (
+            watch.coordinator is not None
+            and watch.address
+            and self._addresses.get(number) != watch.address
+        ):
             self._addresses[number] = watch.address
             self._connected.to_members(self._welcome())
         connection.post(self._connected.framed(self._welcome()))
@@ -307,7 +350,11 @@ class Coordinator:
             self._dial()
         elif isinstance(message, Leave) and sent.header.term >= self._standing.term:
             self._phases.ended(message)
-        elif isinstance(message, Exiting) and message.pid and self._pid_of(message.rank) != message.pid:
+        elif (
+            isinstance(message, Exiting)
+            and message.pid
+            and self._pid_of(message.rank) != message.pid
+        ):
             self._counts["exit_of_another_process"] += 1
         elif isinstance(message, Vouching):
             self._phases.vouched(message.ranks, now)
@@ -321,7 +368,11 @@ class Coordinator:
     def _dial(self) -> None:
         """Call those that are known and have not called."""
         for number in self._addresses.keys() - self._dialled - {self._settings.number}:
-            if number in self._settings.peers or number < self._settings.number or not self._settings.stands:
+            if (
+                number in self._settings.peers
+                or number < self._settings.number
+                or not self._settings.stands
+            ):
                 self._dialled.add(number)
                 self._nursery.start_soon(self._keep_calling, number)
 
@@ -337,7 +388,9 @@ class Coordinator:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connection.send_all)
                 mine = self._settings.number if self._settings.stands else None
-                connection.post(self._connected.framed(Watch(self._settings.node, mine, self.address)))
+                connection.post(
+                    self._connected.framed(Watch(self._settings.node, mine, self.address))
+                )
                 await self._listen_to(connection, number)
                 connection.cut()
             await trio.sleep(REDIAL_S)
@@ -346,9 +399,17 @@ class Coordinator:
         while True:
             if self._standing.commands:
                 self._connected.to_others(self._elections.active())
-                if self._successors is not None and self._connected.members and not self._lingering.is_dismissed:
+                if (
+                    self._successors is not None
+                    and self._connected.members
+                    and not self._lingering.is_dismissed
+                ):
                     own = self._settings.number
-                    self._successors.look({**self._addresses, own: self.address}, (own, *self._connected.others), trio.current_time())
+                    self._successors.look(
+                        {**self._addresses, own: self.address},
+                        (own, *self._connected.others),
+                        trio.current_time(),
+                    )
             await trio.sleep(ACTIVE_EVERY_S)
 
     # -- clocks
@@ -392,11 +453,20 @@ class Coordinator:
         stall = self._watchdog.look(self._phases.live, now)
         if stall is not None:
             self._stall = stall
-            _log.warning("nothing moves", behind=stall.behind, group=stall.group, waited_s=round(stall.waited_s, 1))
+            _log.warning(
+                "nothing moves",
+                behind=stall.behind,
+                group=stall.group,
+                waited_s=round(stall.waited_s, 1),
+            )
             self._connected.to_members(ShowStacks(), stall.behind[:STACKS_MAX])
             if self._settings.stall_is_fault and len(stall.behind) < len(self._phases.live):
                 for rank in stall.behind:
-                    self._do(self._phases.lose(rank, f"it hangs: nothing moved for {stall.waited_s:.0f} s", now))
+                    self._do(
+                        self._phases.lose(
+                            rank, f"it hangs: nothing moved for {stall.waited_s:.0f} s", now
+                        )
+                    )
 
     async def _end_unused(self) -> None:
         """A standby ends behind the last member, and any coordinator that nobody needs."""
@@ -404,10 +474,14 @@ class Coordinator:
             await trio.sleep(1)
             now = trio.current_time()
             has_members, has_others = bool(self._connected.members), bool(self._connected.others)
-            if has_members and (self._standing.commands or self._processes.are_watched or self._phases.heard(now)):
+            if has_members and (
+                self._standing.commands or self._processes.are_watched or self._phases.heard(now)
+            ):
                 self._lingering.needed(now)
             alone_s = self._phases.alone_s if self._phases.world else None
-            if self._lingering.is_over(now, has_members=has_members, has_others=has_others, alone_s=alone_s):
+            if self._lingering.is_over(
+                now, has_members=has_members, has_others=has_others, alone_s=alone_s
+            ):
                 _log.info("nobody is left")
                 self._nursery.cancel_scope.cancel()
 
@@ -440,8 +514,12 @@ class Coordinator:
 
     async def _ask_witness(self, asked: AskWitness) -> None:
         claimant = Claimant(self._settings.number, self._standing.term, asked.majority)
-        owner = None if self._witness is None else await self._witness.owner(claimant, asked.generation)
-        self._do(self._phases.claimed(None if owner is None else owner == claimant, trio.current_time()))
+        owner = (
+            None if self._witness is None else await self._witness.owner(claimant, asked.generation)
+        )
+        self._do(
+            self._phases.claimed(None if owner is None else owner == claimant, trio.current_time())
+        )
 
     async def _finish(self) -> None:
         self._connected.cut()
@@ -453,7 +531,10 @@ class Coordinator:
             self._connected.to_members(answer, [rank])
 
     def _welcome(self) -> Welcome:
-        known = {**self._addresses, **({self._settings.number: self.address} if self._settings.stands else {})}
+        known = {
+            **self._addresses,
+            **({self._settings.number: self.address} if self._settings.stands else {}),
+        }
         return Welcome(self._settings.number, self._standing.commands, known)
 
     # -- status
@@ -484,7 +565,10 @@ class Coordinator:
             "gate": phases.layout.gate.value if phases.layout else None,
             "shards": len(phases.layout.holders) if phases.layout else None,
             "tls": self._settings.tls,
-            "coordinators": {str(number): address for number, address in sorted(self._welcome().coordinators.items())},
+            "coordinators": {
+                str(number): address
+                for number, address in sorted(self._welcome().coordinators.items())
+            },
             "counts": dict(self._counts),
             "text": phases.status,
             "stall": None if self._stall is None else to_json(self._stall),
@@ -493,4 +577,6 @@ class Coordinator:
 
 
 def _shown(beat: Any) -> dict[str, Any]:
-    return {} if beat is None else {"done": beat.done, "ready": beat.ready, "phase": beat.phase.value}
+    return (
+        {} if beat is None else {"done": beat.done, "ready": beat.ready, "phase": beat.phase.value}
+    )

@@ -43,7 +43,9 @@ class Berth(Enum):
 
 _FAULTY = frozenset({CrewState.PARKING, CrewState.ENDING, CrewState.STANDBY})
 CREW_TRANSITIONS: Mapping[CrewState, frozenset[CrewState]] = {
-    CrewState.STANDBY: frozenset({CrewState.GATHERING, CrewState.RUNNING, CrewState.PARKING, CrewState.ENDING}),
+    CrewState.STANDBY: frozenset(
+        {CrewState.GATHERING, CrewState.RUNNING, CrewState.PARKING, CrewState.ENDING}
+    ),
     CrewState.GATHERING: _FAULTY | {CrewState.REBUILDING},
     CrewState.REBUILDING: _FAULTY | {CrewState.RUNNING},
     CrewState.RUNNING: _FAULTY,

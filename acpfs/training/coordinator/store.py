@@ -48,8 +48,12 @@ class Store:
                 self._put(key, asked.value)
             answer = self._values.get(key, asked.expected)
         elif asked.verb is StoreVerb.ADD:
-            answer = str(_number(bytes.fromhex(self._values.get(key, "")).decode()) + _number(asked.value))
-            self._put(key, answer.encode().hex())  # as torch's own stores keep it: what get returns is the number in digits
+            answer = str(
+                _number(bytes.fromhex(self._values.get(key, "")).decode()) + _number(asked.value)
+            )
+            self._put(
+                key, answer.encode().hex()
+            )  # as torch's own stores keep it: what get returns is the number in digits
         else:
             self._put(key, asked.value)
         return StoreAnswer(asked.request, answer)
@@ -64,7 +68,11 @@ class Store:
         for waiting in self._waiting:
             rank, asked, _ = waiting
             if all(key in self._values for key in asked.keys):
-                value = self._values[asked.keys[0]] if asked.verb is StoreVerb.GET and asked.keys else ""
+                value = (
+                    self._values[asked.keys[0]]
+                    if asked.verb is StoreVerb.GET and asked.keys
+                    else ""
+                )
                 answers.append((rank, StoreAnswer(asked.request, value)))
             else:
                 left.append(waiting)

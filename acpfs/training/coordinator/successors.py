@@ -39,7 +39,14 @@ class Successors:
         due = sorted(number for number, since in self._gone_since.items() if now >= since + GONE_S)
         for number in due:
             self._gone_since[number] = now + AGAIN_S - GONE_S
-            self._start(number, [f"--peer={other}={address}" for other, address in known.items() if other not in gone])
+            self._start(
+                number,
+                [
+                    f"--peer={other}={address}"
+                    for other, address in known.items()
+                    if other not in gone
+                ],
+            )
         return due
 
     def dismiss(self) -> None:
@@ -52,7 +59,15 @@ class Successors:
         try:
             self._started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "acpfs.training.coordinator", *self.words, "--number", str(number), *peers],
+                    [
+                        sys.executable,
+                        "-m",
+                        "acpfs.training.coordinator",
+                        *self.words,
+                        "--number",
+                        str(number),
+                        *peers,
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

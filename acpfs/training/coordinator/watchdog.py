@@ -69,12 +69,19 @@ class Watchdog:
     def limit_s(self) -> float:
         """How long nothing may move now."""
         between = [after - before for before, after in pairwise(self._stepped)]
-        return max(self._patience.at_least_s, self._patience.steps * median(between) if between else 0.0)
+        return max(
+            self._patience.at_least_s, self._patience.steps * median(between) if between else 0.0
+        )
 
     def look(self, live: Iterable[int], now: float) -> Stall | None:
         """Whether the job hangs; told once, until something moves."""
         beats = {rank: self._beats[rank] for rank in live if rank in self._beats}
-        if self._told or self._moved is None or not self._stepped or any(beat.long_operation for beat in beats.values()):
+        if (
+            self._told
+            or self._moved is None
+            or not self._stepped
+            or any(beat.long_operation for beat in beats.values())
+        ):
             return None
         waited = now - self._moved
         if waited <= self.limit_s or not beats:

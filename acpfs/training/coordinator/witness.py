@@ -33,7 +33,9 @@ class Claimant:
     @property
     def name(self) -> str:
         """The file inside a claim."""
-        return f"coordinator-{self.coordinator}.term-{self.term}{'.majority' if self.majority else ''}"
+        return (
+            f"coordinator-{self.coordinator}.term-{self.term}{'.majority' if self.majority else ''}"
+        )
 
 
 class Witness:
@@ -48,7 +50,9 @@ class Witness:
         owner = None
         with trio.move_on_after(self._claim_s):
             try:
-                owner = await trio.to_thread.run_sync(owner_after, self._directory, generation, claimant, abandon_on_cancel=True)
+                owner = await trio.to_thread.run_sync(
+                    owner_after, self._directory, generation, claimant, abandon_on_cancel=True
+                )
             except OSError as error:
                 _log.error("the witness fails", error=str(error))
         _log.info("claim", claimant=claimant.name, owner=None if owner is None else owner.name)
@@ -72,7 +76,9 @@ def owner_after(directory: Path, generation: int, claimant: Claimant) -> Claiman
     wanted = directory / f"claim-{generation}"
     owner = _claim(directory, generation, claimant)
     same = owner.coordinator == claimant.coordinator and claimant.term >= owner.term
-    if owner == claimant or not (same or (owner.majority and claimant.majority and claimant.term > owner.term)):
+    if owner == claimant or not (
+        same or (owner.majority and claimant.majority and claimant.term > owner.term)
+    ):
         return owner
     try:  # of two who change a claim one does: it is one file
         (wanted / owner.name).rename(wanted / claimant.name)
@@ -83,7 +89,10 @@ def owner_after(directory: Path, generation: int, claimant: Claimant) -> Claiman
 
 def _claim(directory: Path, generation: int, claimant: Claimant) -> Claimant:
     """Whose it is, after trying to make it ours."""
-    wanted, made = directory / f"claim-{generation}", directory / f".claim-{generation}.{claimant.name}"
+    wanted, made = (
+        directory / f"claim-{generation}",
+        directory / f".claim-{generation}.{claimant.name}",
+    )
     if not wanted.exists():
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
         (made / claimant.name).touch(mode=0o600)

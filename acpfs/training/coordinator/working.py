@@ -55,7 +55,9 @@ class Working:
     def at_work(self, silent: Iterable[int], now: float) -> list[int]:
         """Those of these ranks that live and work; who is not asked for has spoken."""
         asked = set(silent)
-        self._silences = {rank: silence for rank, silence in self._silences.items() if rank in asked}
+        self._silences = {
+            rank: silence for rank, silence in self._silences.items() if rank in asked
+        }
         return sorted(rank for rank in asked if self._works(rank, now))
 
     def _works(self, rank: int, now: float) -> bool:

@@ -23,7 +23,9 @@ from acpfs.training.protection import Protection, protect
 @contextmanager
 def alone() -> Iterator[None]:
     """This process is number 0 of one, for accelerate and what is built on it."""
-    states = [state for state in (PartialState._shared_state, AcceleratorState._shared_state) if state]  # noqa: SLF001  # nothing else says it
+    # nothing else says it
+    states = [PartialState._shared_state, AcceleratorState._shared_state]  # noqa: SLF001
+    states = [state for state in states if state]
     kept = [dict(state) for state in states]
     for state in states:
         state.update(process_index=0, local_process_index=0, num_processes=1)
@@ -60,7 +62,9 @@ def copied_for_all(written: Path, pattern: str, world: int) -> None:
 
 def plain(wrapped: Any) -> Any:
     """torch's own optimizer or scheduler, behind accelerate's."""
-    return getattr(wrapped, "optimizer", wrapped) if hasattr(wrapped, "accelerator_state") else wrapped
+    return (
+        getattr(wrapped, "optimizer", wrapped) if hasattr(wrapped, "accelerator_state") else wrapped
+    )
 
 
 def refuse_scaler(accelerator: Any) -> None:
@@ -70,10 +74,14 @@ def refuse_scaler(accelerator: Any) -> None:
         ConfigError: there is a scaler.
     """
     if getattr(accelerator, "scaler", None) is not None:
-        raise ConfigError("fp16 with a loss scaler is not protected here: it skips steps that the framework counts; bf16 needs none")
+        raise ConfigError(
+            "fp16 with a loss scaler is not protected here: it skips steps that the framework counts; bf16 needs none"
+        )
 
 
-def protect_accelerator(accelerator: Any, directory: str | os.PathLike[str], *, model: Any, **options: Any) -> Protection:
+def protect_accelerator(
+    accelerator: Any, directory: str | os.PathLike[str], *, model: Any, **options: Any
+) -> Protection:
     """Protection of what `accelerator.prepare` was given; a gasp loads with `accelerator.load_state`.
 
     Schedulers step as accelerate steps them, once per update of all processes.
@@ -91,7 +99,10 @@ def protect_accelerator(accelerator: Any, directory: str | os.PathLike[str], *, 
     schedulers, world = list(accelerator._schedulers), dist.get_world_size()  # noqa: SLF001  # as save_state does
 
     def save(_step: int, path: Path) -> None:
-        with alone(), instead(accelerator.project_configuration, automatic_checkpoint_naming=False):  # that writes elsewhere, and deletes
+        with (
+            alone(),
+            instead(accelerator.project_configuration, automatic_checkpoint_naming=False),
+        ):  # that writes elsewhere, and deletes
             accelerator.save_state(str(path))
         copied_for_all(path / "random_states_0.pkl", "random_states_{}.pkl", world)
 
@@ -99,7 +110,10 @@ def protect_accelerator(accelerator: Any, directory: str | os.PathLike[str], *, 
         for scheduler in schedulers:
             scheduler.step()
 
-    registered = {f"registered{number}": part for number, part in enumerate(accelerator._custom_objects)}  # noqa: SLF001  # the same
+    registered = {
+        f"registered{number}": part
+        for number, part in enumerate(accelerator._custom_objects)  # noqa: SLF001  # the same
+    }
     given = {"save": save, "after_update": after_update, "scheduler": schedulers, **options}
     given["state"] = {**registered, **(given.get("state") or {})}
     optimizers = [plain(optimizer) for optimizer in accelerator._optimizers]  # noqa: SLF001  # the same

@@ -24,7 +24,11 @@ FILE = "gasp.ckpt"
 
 def newest(directory: str | os.PathLike[str]) -> Path | None:
     """The newest `.ckpt` below a directory, a gasp or Lightning's own, for `fit(…, ckpt_path=newest(…))`; None where there is none."""
-    found = [path for path in Path(directory).rglob("*.ckpt") if not any(part.endswith(".tmp") for part in path.parts)]
+    found = [
+        path
+        for path in Path(directory).rglob("*.ckpt")
+        if not any(part.endswith(".tmp") for part in path.parts)
+    ]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
@@ -35,7 +39,11 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
         """`directory`: where gasps go. `options`: of `protect`."""
         self._directory, self._options = Path(directory), options
         self._long = ExitStack()
-        self._random: dict[str, Part] = {"python": PythonRandom(), "numpy": NumpyRandom(), "torch": TorchRandom()}
+        self._random: dict[str, Part] = {
+            "python": PythonRandom(),
+            "numpy": NumpyRandom(),
+            "torch": TorchRandom(),
+        }
         self._loaded: dict[str, Any] | None = None
         self.protection: Protection | None = None
 
@@ -43,26 +51,42 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
-            raise ConfigError("manual optimization: call protect in the module; the callback cannot know what belongs to one update")
+            raise ConfigError(
+                "manual optimization: call protect in the module; the callback cannot know what belongs to one update"
+            )
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            raise ConfigError("16-mixed with a loss scaler is not protected here: bf16-mixed needs none")
+            raise ConfigError(
+                "16-mixed with a loss scaler is not protected here: bf16-mixed needs none"
+            )
         progress = _Progress(trainer)
         given = {"after_update": progress.end_of_step, "save": progress.save, **self._options}
         given["scheduler"] = [config.scheduler for config in trainer.lr_scheduler_configs]
         given["state"] = {"lightning": progress, **(given.get("state") or {})}
-        protection = protect(self._directory, model=trainer.strategy.model, optimizer=trainer.optimizers, step=trainer.global_step, **given)
+        protection = protect(
+            self._directory,
+            model=trainer.strategy.model,
+            optimizer=trainer.optimizers,
+            step=trainer.global_step,
+            **given,
+        )
         self.protection = protection.__enter__()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end(None)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         self._end(exception)
 
     def _end(self, error: BaseException | None) -> None:
         protection, self.protection = self.protection, None
         if protection is not None:
-            protection.__exit__(type(error) if error is not None else None, error, error.__traceback__ if error is not None else None)
+            protection.__exit__(
+                type(error) if error is not None else None,
+                error,
+                error.__traceback__ if error is not None else None,
+            )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.protection is not None:
@@ -79,7 +103,9 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         loaded, self._loaded = self._loaded, None
         for name, value in (loaded or {}).items():
             self._random[name].give(value)

@@ -39,7 +39,11 @@ from acpfs.training.torch.writers import write_host_state
 
 METADATA = {"distrib_optim_sharding_type": "dp_reshardable", "chained_optim_avoid_prefix": True}
 """What Megatron's loader asks a checkpoint for."""
-NAMING = {"name": "iter_{step:07d}", "tracker": "latest_checkpointed_iteration.txt", "tracker_text": "{step}"}
+NAMING = {
+    "name": "iter_{step:07d}",
+    "tracker": "latest_checkpointed_iteration.txt",
+    "tracker_text": "{step}",
+}
 CHECKPOINT_VERSION = 3.0
 Common = Callable[[int], Mapping[str, Any]]
 
@@ -89,7 +93,9 @@ def protect_megatron(
     policy = policy or Policy.from_environment(None, **{**NAMING, **settings})
     inner = [one.optimizer for one in held.optimizers]
     schedulers = [] if scheduler is None else [Schedule(scheduler)]
-    rank = TorchRank(None, inner, policy, step, schedulers=schedulers, after_update=after_update, held=held)
+    rank = TorchRank(
+        None, inner, policy, step, schedulers=schedulers, after_update=after_update, held=held
+    )
     return Protection(Path(directory), rank, policy, on_stopped, on_settled, on_saved)
 
 
@@ -118,14 +124,20 @@ def only_distributed(optimizer: Any) -> list[Any]:
     """
     found = getattr(optimizer, "chained_optimizers", [optimizer])
     for one in found:
-        if not isinstance(one, DistributedOptimizer) or one.is_stub_optimizer or one.ddp_config.use_megatron_fsdp:
+        if (
+            not isinstance(one, DistributedOptimizer)
+            or one.is_stub_optimizer
+            or one.ddp_config.use_megatron_fsdp
+        ):
             raise ConfigError(
                 f"{type(one).__name__}: only --use-distributed-optimizer is protected here, with trained parameters in each rank"
             )
         if one.grad_scaler is not None:
             raise ConfigError("fp16 with a loss scaler is not protected here: bf16 needs none")
         if one.ddp_config.num_distributed_optimizer_instances < 2:
-            raise ConfigError("one instance of the distributed optimizer has no copies: --num-distributed-optimizer-instances 2")
+            raise ConfigError(
+                "one instance of the distributed optimizer has no copies: --num-distributed-optimizer-instances 2"
+            )
     return list(found)
 
 
@@ -138,7 +150,11 @@ def give_steps_back(optimizer: Any) -> None:
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         inner = one.optimizer
         for group in inner.param_groups:
-            own = [inner.state[parameter] for parameter in group["params"] if "step" in inner.state.get(parameter, {})]
+            own = [
+                inner.state[parameter]
+                for parameter in group["params"]
+                if "step" in inner.state.get(parameter, {})
+            ]
             if own and "step" in group:
                 step = group.pop("step")
                 for state in own:
@@ -197,11 +213,16 @@ class Sharded:
 class MegatronShards:
     """This rank's shards, what they are called and who else has them. Made by all ranks at the same place; one collective."""
 
-    def __init__(self, chunks: Sequence[Any], optimizer: Any, scheduler: Any, common: Common) -> None:
+    def __init__(
+        self, chunks: Sequence[Any], optimizer: Any, scheduler: Any, common: Common
+    ) -> None:
         self.optimizers = only_distributed(optimizer)
         self.whole, self.chunks, self.scheduler, self.common = optimizer, chunks, scheduler, common
         of_experts = {id(buffer) for chunk in chunks for buffer in chunk.expert_parallel_buffers}
-        self.sharded = [Sharded(one, is_expert=any(id(buffer) in of_experts for buffer in one.buffers)) for one in self.optimizers]
+        self.sharded = [
+            Sharded(one, is_expert=any(id(buffer) in of_experts for buffer in one.buffers))
+            for one in self.optimizers
+        ]
         self.places: list[tuple[Place, ...]] = [()] * dist.get_world_size()
         """Of each rank."""
         dist.all_gather_object(self.places, tuple(one.place for one in self.sharded))
@@ -210,7 +231,11 @@ class MegatronShards:
         self.buffers: dict[str, Any] = {}
         for number, chunk in enumerate(chunks):
             kept = chunk.module.state_dict().keys()
-            self.buffers |= {f"{number}.{name}": value for name, value in chunk.module.named_buffers() if name in kept}
+            self.buffers |= {
+                f"{number}.{name}": value
+                for name, value in chunk.module.named_buffers()
+                if name in kept
+            }
 
     def holders(self, place: Place) -> tuple[int, ...]:
         return tuple(rank for rank, places in enumerate(self.places) if place in places)
@@ -218,13 +243,28 @@ class MegatronShards:
     def digest(self, shard: Shard) -> str:
         """Over main parameters and moments."""
         own = [one for one in self.sharded if shard_name(self.holders(one.place)) == shard]
-        return digest_of({f"{one.place.is_expert}.{name}": value for one in own for name, value in one.main_state()})
+        return digest_of(
+            {
+                f"{one.place.is_expert}.{name}": value
+                for one in own
+                for name, value in one.main_state()
+            }
+        )
 
     def state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What Megatron's checkpoint has of model and optimizer; asks Megatron's groups who this rank is."""
-        names = ["model"] if len(self.chunks) == 1 else [f"model{number}" for number in range(len(self.chunks))]
-        models = {name: chunk.module.sharded_state_dict(metadata=METADATA) for name, chunk in zip(names, self.chunks, strict=True)}
-        return models, self.whole.sharded_state_dict(models if len(models) > 1 else models["model"], metadata=METADATA)
+        names = (
+            ["model"]
+            if len(self.chunks) == 1
+            else [f"model{number}" for number in range(len(self.chunks))]
+        )
+        models = {
+            name: chunk.module.sharded_state_dict(metadata=METADATA)
+            for name, chunk in zip(names, self.chunks, strict=True)
+        }
+        return models, self.whole.sharded_state_dict(
+            models if len(models) > 1 else models["model"], metadata=METADATA
+        )
 
     def writer(self, host: HostState, rank: int) -> MegatronWriter:
         return MegatronWriter(self, host, rank)
@@ -243,7 +283,9 @@ class MegatronWriter:
             self._host.bring(step)  # hyperparameters are copied
             self._prepared = (step, *self._held.state_dicts())
 
-    def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+    def write(
+        self, directory: Path, order: Save, shards: tuple[Shard, ...]
+    ) -> tuple[SavedFile, ...]:
         assert self._prepared is not None
         step, models, optimizer = self._prepared
         if step != order.step:
@@ -252,15 +294,36 @@ class MegatronWriter:
         sharing = [self._sharing(one, order) for one in held.sharded]
         for one in held.sharded:
             one.cast()
-        writers = [fold(one.place.part, members, one.parameters) for one, members in zip(held.sharded, sharing, strict=True)]
-        state: dict[str, Any] = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": step, **held.common(step)}
+        writers = [
+            fold(one.place.part, members, one.parameters)
+            for one, members in zip(held.sharded, sharing, strict=True)
+        ]
+        state: dict[str, Any] = {
+            "checkpoint_version": CHECKPOINT_VERSION,
+            "iteration": step,
+            **held.common(step),
+        }
         if held.scheduler is not None:
             state["opt_param_scheduler"] = held.scheduler.state_dict()
-        state |= written_by_one(models, [(one.storages(), writer == member) for one, writer in zip(held.sharded, writers, strict=True)])
-        parts = [optimizer] if len(held.sharded) == 1 else [part for _, part in sorted(optimizer.items())]
+        state |= written_by_one(
+            models,
+            [
+                (one.storages(), writer == member)
+                for one, writer in zip(held.sharded, writers, strict=True)
+            ],
+        )
+        parts = (
+            [optimizer]
+            if len(held.sharded) == 1
+            else [part for _, part in sorted(optimizer.items())]
+        )
         written = [
-            optimizer_written_by(part, own=members.get(one.place.part) == member, shared=writer == member)
-            for one, part, members, writer in zip(held.sharded, parts, sharing, writers, strict=True)
+            optimizer_written_by(
+                part, own=members.get(one.place.part) == member, shared=writer == member
+            )
+            for one, part, members, writer in zip(
+                held.sharded, parts, sharing, writers, strict=True
+            )
         ]
         state["optimizer"] = written[0] if len(written) == 1 else dict(enumerate(written))
         directory.mkdir(parents=True, exist_ok=True)
@@ -276,8 +339,13 @@ class MegatronWriter:
         found = {}
         for places in self._held.places:
             for place in places:
-                if (place.is_expert, place.model_part) == (one.place.is_expert, one.place.model_part):
-                    found[place.part] = order.savers.index(order.cover[shard_name(self._held.holders(place))])
+                if (place.is_expert, place.model_part) == (
+                    one.place.is_expert,
+                    one.place.model_part,
+                ):
+                    found[place.part] = order.savers.index(
+                        order.cover[shard_name(self._held.holders(place))]
+                    )
         return found
 
 
@@ -304,14 +372,20 @@ def written_by_one(models: dict[str, Any], updated: Sequence[tuple[set[int], boo
     dict_list_map_outplace(collect, models)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, others)
-    first = {identity: member for member, identities in reversed(list(enumerate(found))) for identity in identities}
+    first = {
+        identity: member
+        for member, identities in reversed(list(enumerate(found)))
+        for identity in identities
+    }
 
     def replica(item: Any) -> Any:
         if not isinstance(item, ShardedBase):
             return item
         writes = updater(item)
         if writes is None:  # of those who have it, tensor-parallel ranks too, one is the first
-            return replace(item, replica_id=(0 if first[_identity(item)] == dist.get_rank() else 1, 0, 0))
+            return replace(
+                item, replica_id=(0 if first[_identity(item)] == dist.get_rank() else 1, 0, 0)
+            )
         return replace(item, replica_id=(*item.replica_id[:-1], 0 if writes else 1))
 
     return dict_list_map_outplace(replica, models)
@@ -328,6 +402,10 @@ def optimizer_written_by(optimizer: Any, *, own: bool, shared: bool) -> Any:
     def replica(item: Any) -> Any:
         if isinstance(item, ShardedObject):
             return replace(item, replica_id=(0 if shared else 1, 0, 0))
-        return replace(item, replica_id=(0 if own else 1, 0, 0)) if isinstance(item, ShardedBase) else item
+        return (
+            replace(item, replica_id=(0 if own else 1, 0, 0))
+            if isinstance(item, ShardedBase)
+            else item
+        )
 
     return dict_list_map_outplace(replica, optimizer)

@@ -75,8 +75,14 @@ class MegatronHolding:
         self.begun: int | None = begun
 
     def contents(self, shard: Shard) -> Contents:
-        own = [one for one in self._shards.sharded if shard_name(self._shards.holders(one.place)) == shard]
-        return pieces({prefix(one) + name: {"": value} for one in own for name, value in one.main_state()})
+        own = [
+            one
+            for one in self._shards.sharded
+            if shard_name(self._shards.holders(one.place)) == shard
+        ]
+        return pieces(
+            {prefix(one) + name: {"": value} for one in own for name, value in one.main_state()}
+        )
 
     def fill(self, contents: Contents) -> None:
         """In place: a fresh optimizer has no moments before its first step, so there are some first."""
@@ -107,4 +113,6 @@ class MegatronHolding:
         raise AssertionError("the function loads Megatron's checkpoints")
 
     def writer(self, host: HostState, rank: int) -> Writer:
-        raise ConfigError("snapshots of Megatron-Core are its own checkpoints: save as ever, and load before restore_megatron")
+        raise ConfigError(
+            "snapshots of Megatron-Core are its own checkpoints: save as ever, and load before restore_megatron"
+        )

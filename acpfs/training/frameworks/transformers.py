@@ -13,11 +13,19 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
 from acpfs.errors import ConfigError
-from acpfs.training.frameworks.accelerate import alone, copied_for_all, instead, plain, refuse_scaler
+from acpfs.training.frameworks.accelerate import (
+    alone,
+    copied_for_all,
+    instead,
+    plain,
+    refuse_scaler,
+)
 from acpfs.training.protection import Protection, protect
 
 
-def protect_trainer(trainer: Trainer, directory: str | os.PathLike[str] | None = None, **options: Any) -> TrainerProtection:
+def protect_trainer(
+    trainer: Trainer, directory: str | os.PathLike[str] | None = None, **options: Any
+) -> TrainerProtection:
     """From here on `trainer.train()` is protected.
 
     Args:
@@ -29,12 +37,16 @@ def protect_trainer(trainer: Trainer, directory: str | os.PathLike[str] | None =
         ConfigError: something that cannot be protected.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ConfigError("protect_trainer knows data parallel training with whole copies only, not FSDP or DeepSpeed below the Trainer")
+        raise ConfigError(
+            "protect_trainer knows data parallel training with whole copies only, not FSDP or DeepSpeed below the Trainer"
+        )
     if trainer.args.auto_find_batch_size:
         raise ConfigError(
             "auto_find_batch_size begins the loop anew inside of train(): find the size first, and protect the job that has it"
         )
-    Path(trainer.args.output_dir).mkdir(parents=True, exist_ok=True)  # in every rank: the first start looks there for a checkpoint, too
+    Path(trainer.args.output_dir).mkdir(
+        parents=True, exist_ok=True
+    )  # in every rank: the first start looks there for a checkpoint, too
     protection = TrainerProtection(trainer, Path(directory or trainer.args.output_dir), options)
     trainer.add_callback(protection)
     return protection
@@ -69,10 +81,19 @@ class TrainerProtection(TrainerCallback):  # type: ignore[misc]  # transformers 
         refuse_scaler(trainer.accelerator)
         progress = _Progress(trainer, kwargs["train_dataloader"])
         saver = _Saver(trainer, dist.get_world_size() if dist.is_initialized() else 1)
-        given = {"scheduler": trainer.lr_scheduler, "after_update": progress.end_of_step, "save": saver.save, **self._options}
+        given = {
+            "scheduler": trainer.lr_scheduler,
+            "after_update": progress.end_of_step,
+            "save": saver.save,
+            **self._options,
+        }
         given["state"] = {"trainer": progress, **(given.get("state") or {})}
         self.protection = protect(
-            self._directory, model=trainer.model_wrapped, optimizer=plain(trainer.optimizer), step=state.global_step, **given
+            self._directory,
+            model=trainer.model_wrapped,
+            optimizer=plain(trainer.optimizer),
+            step=state.global_step,
+            **given,
         )
         self._life.enter_context(self.protection)
 
@@ -87,19 +108,26 @@ class _Progress:
     def __init__(self, trainer: Trainer, loader: Any) -> None:
         self._trainer = trainer
         self._accumulated = trainer.args.gradient_accumulation_steps
-        self._batches = len(loader) if has_length(loader) else trainer.args.max_steps * self._accumulated
+        self._batches = (
+            len(loader) if has_length(loader) else trainer.args.max_steps * self._accumulated
+        )
         self._updates = max(-(-self._batches // self._accumulated), 1)
 
     def state_dict(self) -> dict[str, Any]:
         return {"global_step": self._trainer.state.global_step, "epoch": self._trainer.state.epoch}
 
     def load_state_dict(self, value: dict[str, Any]) -> None:
-        self._trainer.state.global_step, self._trainer.state.epoch = value["global_step"], value["epoch"]
+        self._trainer.state.global_step, self._trainer.state.epoch = (
+            value["global_step"],
+            value["epoch"],
+        )
 
     def end_of_step(self) -> None:
         """What the Trainer does from an update to the end of its step."""
         scheduler, state = self._trainer.lr_scheduler, self._trainer.state
-        if not isinstance(scheduler, ReduceLROnPlateau) and type(scheduler).__name__ != "GreedyLR":  # these step where it evaluates
+        if (
+            not isinstance(scheduler, ReduceLROnPlateau) and type(scheduler).__name__ != "GreedyLR"
+        ):  # these step where it evaluates
             scheduler.step()
         epochs, updates = divmod(state.global_step, self._updates)
         state.global_step += 1
@@ -114,7 +142,11 @@ class _Saver:
 
     def save(self, step: int, directory: Path) -> None:
         trainer = self._trainer
-        with alone(), instead(trainer, _get_output_dir=lambda **_: str(directory)), instead(trainer.args, push_to_hub=False):
+        with (
+            alone(),
+            instead(trainer, _get_output_dir=lambda **_: str(directory)),
+            instead(trainer.args, push_to_hub=False),
+        ):
             trainer._save_checkpoint(trainer.model_wrapped, trial=None)  # noqa: SLF001  # what the Trainer itself calls; there is no public one
         (written,) = directory.glob("checkpoint-*")
         for path in written.iterdir():

@@ -42,7 +42,9 @@ class Alone:
             self._name = message.name
             return launchers.registered(message, now)
         if isinstance(message, Exited):
-            return launchers.exited(self._name, message.rank, message.status, now, updated=message.updated)
+            return launchers.exited(
+                self._name, message.rank, message.status, now, updated=message.updated
+            )
         if isinstance(message, Idle):
             return launchers.idle(self._name, message.port, now)
         assert isinstance(message, Planned)

@@ -24,7 +24,9 @@ def job_name(options: Options, start: Start) -> str:
     return f"{options.run_id}-{start.name}".replace("/", "_")
 
 
-def variables(options: Options, start: Start, seat: Seat, error_file: str, outside: Mapping[str, str]) -> dict[str, str]:
+def variables(
+    options: Options, start: Start, seat: Seat, error_file: str, outside: Mapping[str, str]
+) -> dict[str, str]:
     """What is added to, or changed in, the launcher's own environment `outside`."""
     found = {
         "RANK": seat.rank,
@@ -49,5 +51,9 @@ def variables(options: Options, start: Start, seat: Seat, error_file: str, outsi
     }
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if options.per_node > 1:
-        defaults["OMP_NUM_THREADS"] = "1"  # as torchrun: else each rank would have a thread per processor
-    return {name: str(value) for name, value in found.items()} | {n: v for n, v in defaults.items() if n not in outside}
+        defaults["OMP_NUM_THREADS"] = (
+            "1"  # as torchrun: else each rank would have a thread per processor
+        )
+    return {name: str(value) for name, value in found.items()} | {
+        n: v for n, v in defaults.items() if n not in outside
+    }

@@ -25,7 +25,19 @@ from acpfs.training.launcher.environment import Seat, job_name, variables
 from acpfs.training.launcher.options import Options, accelerators
 from acpfs.training.launcher.rank_logs import RankLog, RankLogs, Shown
 from acpfs.training.launcher.ranks import RankProcess
-from acpfs.training.messages import Exited, ExitStatus, FromLauncher, Idle, Launcher, Over, Planned, Replace, Start, StopRanks, ToLauncher
+from acpfs.training.messages import (
+    Exited,
+    ExitStatus,
+    FromLauncher,
+    Idle,
+    Launcher,
+    Over,
+    Planned,
+    Replace,
+    Start,
+    StopRanks,
+    ToLauncher,
+)
 
 log = get_logger(__name__)
 SHOW_EVERY_S = 0.1
@@ -72,10 +84,21 @@ class Node:
     """One per launcher."""
 
     def __init__(
-        self, options: Options, conductor: Conductor, beginner: Beginner, logs: RankLogs, added: dict[str, str], updates: Listener
+        self,
+        options: Options,
+        conductor: Conductor,
+        beginner: Beginner,
+        logs: RankLogs,
+        added: dict[str, str],
+        updates: Listener,
     ) -> None:
         """`added`: variables for every rank, beside torchrun's. `updates`: where ranks say that they have done one."""
-        self._options, self._conductor, self._beginner, self._logs = options, conductor, beginner, logs
+        self._options, self._conductor, self._beginner, self._logs = (
+            options,
+            conductor,
+            beginner,
+            logs,
+        )
         self._added, self._updates = {**added, VARIABLE: updates.name}, updates
         self._running: dict[int, RankProcess] = {}
         """By pid."""
@@ -115,7 +138,14 @@ class Node:
         """All that a conductor needs. `host`: how other nodes reach this one."""
         options = self._options
         return Launcher(
-            *(self._name, socket.gethostname(), host, free_port(), options.per_node, options.node_rank),
+            *(
+                self._name,
+                socket.gethostname(),
+                host,
+                free_port(),
+                options.per_node,
+                options.node_rank,
+            ),
             nodes_min=options.nodes_min,
             nodes_max=options.nodes_max,
             restarts_max=options.restarts_max,
@@ -131,17 +161,29 @@ class Node:
 
     async def _obey(self, message: ToLauncher) -> None:
         if isinstance(message, Start):
-            log.info("ranks start", first=message.first_rank, world=message.world, attempt=message.attempt)
+            log.info(
+                "ranks start",
+                first=message.first_rank,
+                world=message.world,
+                attempt=message.attempt,
+            )
             self._dismiss_coordinators()
             self._start, self._ended, self._stopping, self._first_failure = message, {}, False, None
-            self._nobody_runs, self._replaced = trio.Event(), max(self._replaced, message.generation)
+            self._nobody_runs, self._replaced = (
+                trio.Event(),
+                max(self._replaced, message.generation),
+            )
             for local_rank in range(self._options.per_node):
-                self._begin_soon(Seat(message.first_rank + local_rank, local_rank, message.generation))
+                self._begin_soon(
+                    Seat(message.first_rank + local_rank, local_rank, message.generation)
+                )
         elif isinstance(message, Replace) and self._start is not None and not self._stopping:
             log.warning("a rank is replaced", rank=message.rank, generation=message.generation)
             self._replaced = max(self._replaced, message.generation)
             self._ended.pop(message.rank, None)
-            self._begin_soon(Seat(message.rank, message.rank - self._start.first_rank, message.generation))
+            self._begin_soon(
+                Seat(message.rank, message.rank - self._start.first_rank, message.generation)
+            )
         elif isinstance(message, StopRanks):
             self._stop(message.why)
         elif isinstance(message, Over):
@@ -155,13 +197,18 @@ class Node:
     async def _begin(self, seat: Seat, scope: trio.CancelScope) -> None:
         assert self._start is not None
         rank_log = self._logs.of(self._start.attempt, seat.local_rank, seat.generation)
-        added = {**self._added, **variables(self._options, self._start, seat, rank_log.error_file, os.environ)}
+        added = {
+            **self._added,
+            **variables(self._options, self._start, seat, rank_log.error_file, os.environ),
+        }
         status: int | None = None
         with scope:
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 pid = await self._beginner.begin(added, rank_log)
-                self._running[pid] = RankProcess(seat, pid, rank_log, Shown(rank_log, self._options.role, seat.local_rank))
+                self._running[pid] = RankProcess(
+                    seat, pid, rank_log, Shown(rank_log, self._options.role, seat.local_rank)
+                )
                 if self._stopping:
                     ranks.signal_rank(pid, signal.SIGTERM)
             except OSError as error:
@@ -203,7 +250,9 @@ class Node:
             await self._nobody_runs.wait()
         self._dismiss_coordinators()
         if over.status == NODE_LOST and ExitStatus.SAVED << 8 in self._ended.values():
-            over = Over(int(ExitStatus.SAVED), over.text)  # what the ranks here have saved is there, whoever is gone
+            over = Over(
+                int(ExitStatus.SAVED), over.text
+            )  # what the ranks here have saved is there, whoever is gone
         self._over = over
 
     def _dismiss_coordinators(self) -> None:
@@ -220,7 +269,11 @@ class Node:
                 for pid, status in ranks.reaped():
                     self._has_ended(pid, status)
             elif not self._planned:
-                log.warning("asked to end", signal=signal.Signals(number).name, deadline_s=self._options.stop_s)
+                log.warning(
+                    "asked to end",
+                    signal=signal.Signals(number).name,
+                    deadline_s=self._options.stop_s,
+                )
                 self._planned = True
                 self._conductor.tell(Planned())
             elif number == signal.SIGINT:  # whoever asks twice does not want to wait
@@ -292,7 +345,9 @@ class Node:
         lines = [f"acpfs-run: status {over.status}: {over.text}"]
         if self._first_failure is not None:
             ended, status = self._first_failure
-            lines.append(f"acpfs-run: rank {ended.seat.rank} of this node {told(status)} ({exit_status(status)}); {ended.log.directory}")
+            lines.append(
+                f"acpfs-run: rank {ended.seat.rank} of this node {told(status)} ({exit_status(status)}); {ended.log.directory}"
+            )
             lines += [f"    {line}" for line in ended.log.last_lines()]
         with contextlib.suppress(OSError):
             sys.stderr.write("\n".join(lines) + "\n")

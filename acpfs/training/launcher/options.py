@@ -29,7 +29,13 @@ STATUSES: Mapping[str, str] = {
     "another one": "of the first rank that failed: its own, or 128 and the signal's number",
 }
 """What a scheduler gets, and when."""
-_REFUSED = ("logs-specs", "numa-binding", "virtual-local-rank", "duplicate-stdout-filters", "duplicate-stderr-filters")
+_REFUSED = (
+    "logs-specs",
+    "numa-binding",
+    "virtual-local-rank",
+    "duplicate-stdout-filters",
+    "duplicate-stderr-filters",
+)
 _IGNORED = ("monitor-interval", "start-method", "event-log-handler", "rdzv-conf", "local-addr")
 """Processes are waited for and not polled; there is one way to start them, and one to meet."""
 
@@ -52,7 +58,12 @@ class Options:
     restarts_max: int = 0
     stop_s: float = 30.0
     """From SIGTERM to SIGKILL."""
-    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    signals: tuple[signal.Signals, ...] = (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    )
     role: str = "default"
     log_directory: Path | None = None
     streams: Streams = field(default_factory=Streams)
@@ -76,13 +87,25 @@ def parsed(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     """
     environment = os.environ if environment is None else environment
     parser = command_line()
-    known = {name.lstrip("-").replace("-", "_") for action in parser._actions for name in action.option_strings}  # noqa: SLF001
-    parser.set_defaults(**{name: value for name in known if (value := environment.get(f"PET_{name.upper()}")) not in (None, "", "0")})
+    known = {
+        name.lstrip("-").replace("-", "_")
+        for action in parser._actions  # noqa: SLF001
+        for name in action.option_strings
+    }
+    parser.set_defaults(
+        **{
+            name: value
+            for name in known
+            if (value := environment.get(f"PET_{name.upper()}")) not in (None, "", "0")
+        }
+    )
     own = _own(arguments, parser)
     given = parser.parse_args([_dashed(word) for word in own] + list(arguments[len(own) :]))
     for name in _REFUSED:
         if getattr(given, name.replace("-", "_")):
-            raise ConfigError(f"--{name}: acpfs-run has no such thing; start this job with torchrun")
+            raise ConfigError(
+                f"--{name}: acpfs-run has no such thing; start this job with torchrun"
+            )
     return _options(given)
 
 
@@ -91,13 +114,22 @@ def _options(given: argparse.Namespace) -> Options:
     if given.module and given.no_python:
         raise ConfigError("-m and --no-python exclude each other")
     if given.rdzv_backend not in ("static", "c10d", ""):
-        raise ConfigError(f"--rdzv-backend {given.rdzv_backend}: launchers meet at one of them; c10d or static")
-    spares, imports = int(given.spares), tuple(word for words in given.template_import for word in words.split(",") if word)
+        raise ConfigError(
+            f"--rdzv-backend {given.rdzv_backend}: launchers meet at one of them; c10d or static"
+        )
+    spares, imports = (
+        int(given.spares),
+        tuple(word for words in given.template_import for word in words.split(",") if word),
+    )
     if given.no_python and (spares or imports):
-        raise ConfigError("--spares and --template-import fork from Python; --no-python is something else")
+        raise ConfigError(
+            "--spares and --template-import fork from Python; --no-python is something else"
+        )
     several = nodes_max > 1
     if several and not (given.rdzv_endpoint or given.master_addr):
-        raise ConfigError("several nodes meet at --rdzv-endpoint HOST:PORT, or at --master-addr of node 0")
+        raise ConfigError(
+            "several nodes meet at --rdzv-endpoint HOST:PORT, or at --master-addr of node 0"
+        )
     static = several and not given.rdzv_endpoint
     if static and given.node_rank is None:
         raise ConfigError("--master-addr without --node-rank: which node is this?")
@@ -110,7 +142,9 @@ def _options(given: argparse.Namespace) -> Options:
         per_node=_per_node(given.nproc_per_node),
         node_rank=None if given.node_rank is None else int(given.node_rank),
         run_id=given.rdzv_id,
-        endpoint="" if not several else _endpoint(given.rdzv_endpoint or f"{given.master_addr}:{given.master_port or PORT}"),
+        endpoint=""
+        if not several
+        else _endpoint(given.rdzv_endpoint or f"{given.master_addr}:{given.master_port or PORT}"),
         restarts_max=int(given.max_restarts),
         stop_s=float(given.shutdown_timeout),
         signals=_signals(given.signals_to_handle),
@@ -131,41 +165,106 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="acpfs-run",
         description="Start the ranks of this node, as torchrun does; replace one that dies, or restart all.",
-        epilog="Exit status: " + "; ".join(f"{status}: {when}" for status, when in STATUSES.items()),
+        epilog="Exit status: "
+        + "; ".join(f"{status}: {when}" for status, when in STATUSES.items()),
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--nnodes", default="1", metavar="N|MIN:MAX", help="nodes, each with its launcher")
     add("--nproc-per-node", default="1", metavar="N|auto|cpu|gpu", help="ranks of this node")
-    add("--node-rank", metavar="N", help="which of them this is; without it, in the order in which they come")
+    add(
+        "--node-rank",
+        metavar="N",
+        help="which of them this is; without it, in the order in which they come",
+    )
     add("--rdzv-backend", default="static", help="c10d or static: both meet at the endpoint")
-    add("--rdzv-endpoint", default="", metavar="HOST[:PORT]", help=f"where launchers meet; port {PORT}")
+    add(
+        "--rdzv-endpoint",
+        default="",
+        metavar="HOST[:PORT]",
+        help=f"where launchers meet; port {PORT}",
+    )
     add("--rdzv-id", default="none", help="name of the job")
     add("--master-addr", default="", help="host of node 0")
     add("--master-port", default="", metavar="PORT", help=f"where launchers meet there; {PORT}")
     add("--standalone", action="store_true", help="one node, whatever else is said")
-    add("--max-restarts", default=0, metavar="N", help="so often all ranks start anew after one has failed")
-    add("--shutdown-timeout", default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL; a gasp has to be done by then")
-    add("--signals-to-handle", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", help="signals that are a planned end")
-    add("--role", default="default", metavar="NAME", help="before each line that is shown of a rank")
+    add(
+        "--max-restarts",
+        default=0,
+        metavar="N",
+        help="so often all ranks start anew after one has failed",
+    )
+    add(
+        "--shutdown-timeout",
+        default=30.0,
+        metavar="SECONDS",
+        help="from SIGTERM to SIGKILL; a gasp has to be done by then",
+    )
+    add(
+        "--signals-to-handle",
+        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        help="signals that are a planned end",
+    )
+    add(
+        "--role", default="default", metavar="NAME", help="before each line that is shown of a rank"
+    )
     add("-m", "--module", action="store_true", help="the program is a module's name")
     add("--no-python", action="store_true", help="the program is none of Python's")
     add("--run-path", action="store_true", help="as without it")
     add("--log-dir", metavar="DIR", help="where the files of ranks' output are; kept")
-    add("-r", "--redirects", default="0", help="what of a rank goes to files: 0 nothing, 1 stdout, 2 stderr, 3 both; or RANK:N,…")
+    add(
+        "-r",
+        "--redirects",
+        default="0",
+        help="what of a rank goes to files: 0 nothing, 1 stdout, 2 stderr, 3 both; or RANK:N,…",
+    )
     add("-t", "--tee", default="0", help="what goes to files and is shown all the same")
     add("--local-ranks-filter", default="", help="ranks of this node whose output is shown")
     for name in _REFUSED:
-        add(f"--{name}", help=argparse.SUPPRESS, default=None, **({"action": "store_true"} if name.startswith("virtual") else {}))  # type: ignore[arg-type]
+        add(
+            f"--{name}",
+            help=argparse.SUPPRESS,
+            default=None,
+            **({"action": "store_true"} if name.startswith("virtual") else {}),  # type: ignore[arg-type]
+        )
     for name in _IGNORED:
         add(f"--{name}", help=argparse.SUPPRESS)
     own = parser.add_argument_group("what torchrun has not")
-    own.add_argument("--on-fault", choices=("restart", "replace"), default="restart", help="all ranks, or the one that died")
-    own.add_argument("--spares", default=0, metavar="N", help="processes of this node that are ready to become a rank")
-    own.add_argument("--spare-memory", default="0", metavar="SIZE", help="what each of them holds ready for a rank's tensors, as 8G")
-    own.add_argument("--template-import", action="append", default=[], metavar="MODULE", help="what they have imported; torch")
-    own.add_argument("--cache", metavar="DIR", help="compile and kernel caches, in the mount, where they stay in RAM")
-    own.add_argument("--save-dir", metavar="DIR", help="what `protect` is given; launchers of several nodes find their certificate there")
+    own.add_argument(
+        "--on-fault",
+        choices=("restart", "replace"),
+        default="restart",
+        help="all ranks, or the one that died",
+    )
+    own.add_argument(
+        "--spares",
+        default=0,
+        metavar="N",
+        help="processes of this node that are ready to become a rank",
+    )
+    own.add_argument(
+        "--spare-memory",
+        default="0",
+        metavar="SIZE",
+        help="what each of them holds ready for a rank's tensors, as 8G",
+    )
+    own.add_argument(
+        "--template-import",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="what they have imported; torch",
+    )
+    own.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="compile and kernel caches, in the mount, where they stay in RAM",
+    )
+    own.add_argument(
+        "--save-dir",
+        metavar="DIR",
+        help="what `protect` is given; launchers of several nodes find their certificate there",
+    )
     add("program", help="script, module, or program")
     add("arguments", nargs=argparse.REMAINDER)
     return parser
@@ -173,7 +272,12 @@ def command_line() -> argparse.ArgumentParser:
 
 def _own(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """The words in front of the program: those behind it are its own, with all their underscores."""
-    with_value = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}  # noqa: SLF001
+    with_value = {
+        name
+        for action in parser._actions  # noqa: SLF001
+        if action.nargs != 0
+        for name in action.option_strings
+    }
     found: list[str] = []
     takes = False
     for word in arguments:
@@ -199,7 +303,9 @@ def _nodes(text: str) -> tuple[int, int]:
 
 def accelerators() -> int:
     """Of this node."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or len(list(Path("/dev").glob("davinci[0-9]*")))
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or len(
+        list(Path("/dev").glob("davinci[0-9]*"))
+    )
 
 
 def _per_node(text: str) -> int:

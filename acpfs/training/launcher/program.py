@@ -64,7 +64,12 @@ def _log_to_stderr() -> None:
     class Line(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             fields: dict[str, object] = getattr(record, FIELDS, {})
-            return " ".join([f"acpfs-run: {record.getMessage()}", *(f"{name}={value}" for name, value in fields.items())])
+            return " ".join(
+                [
+                    f"acpfs-run: {record.getMessage()}",
+                    *(f"{name}={value}" for name, value in fields.items()),
+                ]
+            )
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Line())

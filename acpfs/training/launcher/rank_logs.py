@@ -59,13 +59,19 @@ class RankLogs:
         Raises:
             OSError: it cannot be made.
         """
-        base = self._given if self._given is not None else Path(tempfile.mkdtemp(prefix="acpfs-run-"))
+        base = (
+            self._given if self._given is not None else Path(tempfile.mkdtemp(prefix="acpfs-run-"))
+        )
         self.directory = base / self._name
         self.directory.mkdir(parents=True)
 
     def of(self, attempt: int, local_rank: int, generation: int) -> RankLog:
         """For a process that is about to start."""
-        own = self.directory / f"attempt_{attempt}" / (f"{local_rank}" + (f".generation_{generation}" if generation else ""))
+        own = (
+            self.directory
+            / f"attempt_{attempt}"
+            / (f"{local_rank}" + (f".generation_{generation}" if generation else ""))
+        )
         own.mkdir(parents=True, exist_ok=True)
         kept = self._streams.to_file(local_rank)
         return RankLog(
@@ -82,7 +88,11 @@ class Shown:
     def __init__(self, log: RankLog, role: str, local_rank: int) -> None:
         self._prefix = f"[{role}{local_rank}]:".encode()
         chosen = ((log.out, Std.OUT, sys.stdout), (log.err, Std.ERR, sys.stderr))
-        self._files = {path.open("rb"): (stream, bytearray()) for path, which, stream in chosen if path is not None and log.shown & which}
+        self._files = {
+            path.open("rb"): (stream, bytearray())
+            for path, which, stream in chosen
+            if path is not None and log.shown & which
+        }
 
     def look(self, *, last: bool = False) -> None:
         """Show what is new, by whole lines. `last`: the rest, and close."""

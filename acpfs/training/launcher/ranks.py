@@ -94,7 +94,11 @@ def close(*descriptors: int | None) -> None:
 
 
 def _opened(path: Path | None) -> int | None:
-    return None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return (
+        None
+        if path is None
+        else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    )
 
 
 def reaped() -> list[tuple[int, int]]:
@@ -115,7 +119,9 @@ def reaped() -> list[tuple[int, int]]:
 def dismiss_coordinators(job: str) -> None:
     """Those of this node that ranks of the job have left: they would wait for ranks that come again, and keep the job's log open."""
     with contextlib.suppress(OSError):
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+        children = (
+            Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+        )
         for pid in map(int, children):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"acpfs.training.coordinator" in words and job.encode() in words:

@@ -108,12 +108,22 @@ class Forked:
     def _begin_template(self) -> socket.socket:
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python = os.environ.get("PYTHON_EXEC", sys.executable)
-        words = [python, str(Path(template.__file__)), str(its.fileno()), str(os.getpid()), json.dumps(self._options.imports)]
+        words = [
+            python,
+            str(Path(template.__file__)),
+            str(its.fileno()),
+            str(os.getpid()),
+            json.dumps(self._options.imports),
+        ]
         words.append(str(self._options.spare_bytes))
         with its:
             started = subprocess.Popen(
                 words,
-                env={**os.environ, **self._added, **({"OMP_NUM_THREADS": "1"} if self._limits_threads else {})},
+                env={
+                    **os.environ,
+                    **self._added,
+                    **({"OMP_NUM_THREADS": "1"} if self._limits_threads else {}),
+                },
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 pass_fds=[its.fileno()],
@@ -157,7 +167,11 @@ class Forked:
         }
         try:
             os.kill(spare.pid, 0)
-            _send_order(spare.link, json.dumps(order).encode(), [descriptor for descriptor in (out, err) if descriptor is not None])
+            _send_order(
+                spare.link,
+                json.dumps(order).encode(),
+                [descriptor for descriptor in (out, err) if descriptor is not None],
+            )
             return True
         except OSError as error:
             if error.errno == errno.EMSGSIZE:
@@ -197,5 +211,9 @@ def _send_order(link: socket.socket, data: bytes, descriptors: list[int]) -> Non
 
 
 def _send(link: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    rights = (
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        if descriptors
+        else []
+    )
     link.sendmsg([data], rights)

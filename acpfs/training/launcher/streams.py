@@ -37,7 +37,9 @@ class Streams:
         try:
             shown = frozenset(int(rank) for rank in ranks.split(",") if rank.strip())
         except ValueError:
-            raise ConfigError(f"--local-ranks-filter {ranks}: numbers, with commas between") from None
+            raise ConfigError(
+                f"--local-ranks-filter {ranks}: numbers, with commas between"
+            ) from None
         return cls(_by_rank("--redirects", redirects), _by_rank("--tee", tee), shown)
 
     def to_file(self, local_rank: int) -> Std:
@@ -47,7 +49,9 @@ class Streams:
 
     def also_shown(self, local_rank: int) -> Std:
         """What of that is shown, too."""
-        return _of(self.teed, local_rank) if not self.shown or local_rank in self.shown else Std.NONE
+        return (
+            _of(self.teed, local_rank) if not self.shown or local_rank in self.shown else Std.NONE
+        )
 
 
 def _of(chosen: Mapping[int, Std], local_rank: int) -> Std:

@@ -36,9 +36,25 @@ PIECE_BYTES, HUGE_BYTES = 4 << 20, 2 << 20
 """Who is told to be a rank waits for one piece at most: some milliseconds."""
 _ALSO = {
     "torch": (
-        *("torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo", "torch.distributed.device_mesh"),
-        *("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict"),
-        *("acpfs.training.resilience", "acpfs.training.torch.run", "acpfs.training.torch.device", "acpfs.training.torch.rendezvous"),
+        *(
+            "torch.distributed",
+            "torch.nn.parallel",
+            "torch.optim",
+            "torch._dynamo",
+            "torch.distributed.device_mesh",
+        ),
+        *(
+            "torch.distributed.tensor",
+            "torch.distributed.fsdp",
+            "torch.distributed.checkpoint",
+            "torch.distributed.checkpoint.state_dict",
+        ),
+        *(
+            "acpfs.training.resilience",
+            "acpfs.training.torch.run",
+            "acpfs.training.torch.device",
+            "acpfs.training.torch.rendezvous",
+        ),
     )
 }
 """What a first step imports, and what `resilient` does: as much of it as there is."""
@@ -102,7 +118,9 @@ def run(order: dict[str, Any]) -> None:
 def received(link: socket.socket) -> tuple[bytes, list[int]]:
     """A message, with the descriptors that came with it."""
     numbers = array.array("i")
-    data, further, _, _ = link.recvmsg(MESSAGE_BYTES_MAX, socket.CMSG_SPACE(4 * numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
+    data, further, _, _ = link.recvmsg(
+        MESSAGE_BYTES_MAX, socket.CMSG_SPACE(4 * numbers.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
     for level, kind, content in further:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
@@ -151,11 +169,15 @@ def _touching(size: int) -> Iterator[None]:
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, NEVER)
         libc.mallopt(M_ARENA_MAX, 1)
-    begin = libc.malloc(ctypes.c_size_t(size))  # here: another thread's arena has no such room, and would map it by itself
+    begin = libc.malloc(
+        ctypes.c_size_t(size)
+    )  # here: another thread's arena has no such room, and would map it by itself
     if not begin:
         yield
         return
-    thread = threading.Thread(target=_touch, args=(libc, begin, size, told), name="touch", daemon=True)
+    thread = threading.Thread(
+        target=_touch, args=(libc, begin, size, told), name="touch", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -169,18 +191,26 @@ def _touch(libc: ctypes.CDLL, begin: int, size: int, told: threading.Event) -> N
     """In its thread, behind whoever has work to do: of this thread alone Linux changes the priority."""
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     first = -(-begin // HUGE_BYTES) * HUGE_BYTES
-    libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t((begin + size - first) // HUGE_BYTES * HUGE_BYTES), MADV_HUGEPAGE)
+    libc.madvise(
+        ctypes.c_void_p(first),
+        ctypes.c_size_t((begin + size - first) // HUGE_BYTES * HUGE_BYTES),
+        MADV_HUGEPAGE,
+    )
     for offset in range(0, size, PIECE_BYTES):
         if told.is_set():
             break
-        libc.memset(ctypes.c_void_p(begin + offset), 0, ctypes.c_size_t(min(PIECE_BYTES, size - offset)))
+        libc.memset(
+            ctypes.c_void_p(begin + offset), 0, ctypes.c_size_t(min(PIECE_BYTES, size - offset))
+        )
 
 
 def _import(names: list[str]) -> None:
     for name in names:
         importlib.import_module(name)
         for further in _ALSO.get(name, ()):
-            with contextlib.suppress(ImportError):  # another torch, or an interpreter that has no acpfs
+            with contextlib.suppress(
+                ImportError
+            ):  # another torch, or an interpreter that has no acpfs
                 importlib.import_module(further)
 
 

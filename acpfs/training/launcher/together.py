@@ -53,7 +53,9 @@ class Together:
         self._host, _, port = options.endpoint.rpartition(":")
         self._port = int(port)
         save = options.save_directory
-        self._job_directory = None if save is None else save / JOBS / f"run-{options.run_id}".replace("/", "_")
+        self._job_directory = (
+            None if save is None else save / JOBS / f"run-{options.run_id}".replace("/", "_")
+        )
         self._hear: trio.MemorySendChannel[ToLauncher]
         self._heard: trio.MemoryReceiveChannel[ToLauncher]
         self._hear, self._heard = trio.open_memory_channel(1000)
@@ -90,7 +92,11 @@ class Together:
 
     def _hosts(self) -> bool:
         """Whether this node is the one where launchers meet."""
-        return self._options.node_rank == 0 if self._options.node_rank is not None else _is_here(self._host)
+        return (
+            self._options.node_rank == 0
+            if self._options.node_rank is not None
+            else _is_here(self._host)
+        )
 
     def _conduct(self, host: str, number: int) -> None:
         self._conducts = True
@@ -98,10 +104,21 @@ class Together:
 
     async def _keep_meeting(self, host: str, number: int) -> None:
         """Have it run, whoever kills it. Where two launchers of one host try, one of them has the port."""
-        words = [sys.executable, "-m", "acpfs.training.coordinator.meeting", "--job", self._options.run_id]
+        words = [
+            sys.executable,
+            "-m",
+            "acpfs.training.coordinator.meeting",
+            "--job",
+            self._options.run_id,
+        ]
         words += ["--listen", f"{host}:{self._port}", "--number", str(number)]
         if self._job_directory is not None:
-            words += ["--credentials", str(self._job_directory), "--save-dir", str(self._options.save_directory)]
+            words += [
+                "--credentials",
+                str(self._job_directory),
+                "--save-dir",
+                str(self._options.save_directory),
+            ]
         while True:
             started = subprocess.Popen(  # noqa: ASYNC220  # some milliseconds
                 words,
@@ -165,7 +182,9 @@ class Together:
             return None
         with trio.move_on_after(FILE_S):
             try:
-                return await trio.to_thread.run_sync(what, self._job_directory / PLACE, abandon_on_cancel=True)
+                return await trio.to_thread.run_sync(
+                    what, self._job_directory / PLACE, abandon_on_cancel=True
+                )
             except OSError as error:
                 log.info("no place is told", error=str(error))
         return None
@@ -174,8 +193,14 @@ class Together:
 
     def _places(self) -> list[str]:
         """Where the meeting may be, the likeliest first."""
-        later = [f"{host}:{self._port}" for host in self._start.hosts[1:]] if self._start is not None else []
-        return list(dict.fromkeys([*filter(None, [self._told_place]), f"{self._host}:{self._port}", *later]))
+        later = (
+            [f"{host}:{self._port}" for host in self._start.hosts[1:]]
+            if self._start is not None
+            else []
+        )
+        return list(
+            dict.fromkeys([*filter(None, [self._told_place]), f"{self._host}:{self._port}", *later])
+        )
 
     async def _keep_calling(self, introduce: Introduce) -> None:
         alone_since, patience = trio.current_time(), NODES_S
@@ -186,7 +211,9 @@ class Together:
                     break
             await self._conduct_if_next(trio.current_time() - alone_since)
             await trio.sleep(REDIAL_S)
-        await self._hear.send(Over(NODE_LOST, f"nobody conducts at {' or '.join(self._places())} for {patience:g} s"))
+        await self._hear.send(
+            Over(NODE_LOST, f"nobody conducts at {' or '.join(self._places())} for {patience:g} s")
+        )
 
     async def _called(self, place: str, introduce: Introduce) -> bool:
         """Whether somebody was there; returns when that is over."""
@@ -199,7 +226,13 @@ class Together:
                 notice_silence(stream.socket)
                 link = TrioLink(await self._secured(stream))
             await self._talk(link, introduce(own_host))
-        except (OSError, ValueError, RefusedError, trio.BrokenResourceError, trio.TooSlowError) as error:
+        except (
+            OSError,
+            ValueError,
+            RefusedError,
+            trio.BrokenResourceError,
+            trio.TooSlowError,
+        ) as error:
             log.info("nobody conducts", place=place, error=str(error))
         if link is None:
             return False
@@ -222,9 +255,13 @@ class Together:
                 nursery.cancel_scope.cancel()
         finally:
             self._outbox = None
-            await link.close()  # the meeting ends when nobody is connected any more, and its host waits for it
+            await (
+                link.close()
+            )  # the meeting ends when nobody is connected any more, and its host waits for it
 
-    async def _send_all(self, link: TrioLink, waiting: trio.MemoryReceiveChannel[FromLauncher]) -> None:
+    async def _send_all(
+        self, link: TrioLink, waiting: trio.MemoryReceiveChannel[FromLauncher]
+    ) -> None:
         with contextlib.suppress(LinkClosedError):  # who receives is told as well
             async for message in waiting:
                 await link.send(self._sent(message))
@@ -249,7 +286,9 @@ class Together:
 def _is_here(host: str) -> bool:
     """Whether one can listen there."""
     with contextlib.suppress(OSError):
-        for family, kind, number, _, address in socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM):
+        for family, kind, number, _, address in socket.getaddrinfo(
+            host.strip("[]"), 0, type=socket.SOCK_STREAM
+        ):
             with socket.socket(family, kind, number) as probe:
                 probe.bind(address)
                 return True

@@ -52,10 +52,15 @@ class Buddy:
             return
         fits = len(data) <= self._size - _LENGTH_BYTES
         out = torch.zeros(self._size, dtype=torch.uint8)
-        head = (len(data) if fits else 0).to_bytes(_LENGTH_BYTES, "little") + (data if fits else b"")
+        head = (len(data) if fits else 0).to_bytes(_LENGTH_BYTES, "little") + (
+            data if fits else b""
+        )
         out[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         found = torch.empty_like(out)
-        works = [dist.isend(out, self._to, group=self._group), dist.irecv(found, self.of, group=self._group)]
+        works = [
+            dist.isend(out, self._to, group=self._group),
+            dist.irecv(found, self.of, group=self._group),
+        ]
         for work in works:
             work.wait()
         text = found.numpy().tobytes()

@@ -63,7 +63,9 @@ class Npu:
         self._calls, self._number = calls, number
 
     def lost_memory(self, error: BaseException) -> bool:
-        return isinstance(error, DeviceMemoryError) or (isinstance(error, RuntimeError) and any(word in str(error) for word in self.WORDS))
+        return isinstance(error, DeviceMemoryError) or (
+            isinstance(error, RuntimeError) and any(word in str(error) for word in self.WORDS)
+        )
 
     def ends_process(self, error: BaseException) -> bool:
         return False
@@ -87,12 +89,22 @@ class Cuda(Processor):
             "device-side assert",
             "unspecified launch failure",
         ),
-        *("misaligned address", "illegal instruction", "invalid program counter", "hardware stack error", "unknown error"),
+        *(
+            "misaligned address",
+            "illegal instruction",
+            "invalid program counter",
+            "hardware stack error",
+            "unknown error",
+        ),
     )
 
     def ends_process(self, error: BaseException) -> bool:
         said = str(error)
-        return isinstance(error, RuntimeError) and "CUDA error" in said and any(word in said for word in self.WORDS)
+        return (
+            isinstance(error, RuntimeError)
+            and "CUDA error" in said
+            and any(word in said for word in self.WORDS)
+        )
 
 
 def device_named(name: str) -> Device:

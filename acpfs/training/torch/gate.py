@@ -60,7 +60,9 @@ class ExplicitGate:
         dist.all_reduce(self._sum, group=self._group)
         found, expected = int(self._sum.item()), step * dist.get_world_size(self._group)
         if found != expected:
-            raise RuntimeError(f"ranks do not do the same update: the sum of their numbers is {found}, and {expected} for update {step}")
+            raise RuntimeError(
+                f"ranks do not do the same update: the sum of their numbers is {found}, and {expected} for update {step}"
+            )
 
 
 @dataclass
@@ -89,4 +91,6 @@ class ImplicitGate:
 
     def wait(self, step: int) -> None:
         """Called where an update begins outside of `protection.gate()`."""
-        raise ConfigError(f"update {step} begins without its gate: put the collective into `with protection.gate():`")
+        raise ConfigError(
+            f"update {step} begins without its gate: put the collective into `with protection.gate():`"
+        )

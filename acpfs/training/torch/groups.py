@@ -37,7 +37,9 @@ class Groups:
     def learn(self) -> None:
         """Know the connections of all groups that there are; a collective."""
         mine = connections()
-        self._sockets.note_shared(mine, [ends for theirs in self.gathered(list(mine.values())) for ends in theirs])
+        self._sockets.note_shared(
+            mine, [ends for theirs in self.gathered(list(mine.values())) for ends in theirs]
+        )
 
     def gathered(self, value: Any) -> list[Any]:
         """Everybody's value, by rank; a collective."""
@@ -75,11 +77,17 @@ class Groups:
 
     def regroup(self, store: Any, rank: int, world: int) -> None:
         """Leave all groups, and be `rank` of a new default group of `world`."""
-        if (
-            not dist.is_initialized()
-        ):  # the making of a group was broken off: torch goes on counting, and its names would differ between ranks
+        if not dist.is_initialized():
+            # The making of a group was broken off: torch goes on counting, and its names would
+            # differ between ranks.
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self._left.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  # torch offers no list of groups
         dist.destroy_process_group()
         with self._sockets.noting():
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SAVERS_TIMEOUT_S))
+            dist.init_process_group(
+                "gloo",
+                store=store,
+                rank=rank,
+                world_size=world,
+                timeout=timedelta(seconds=SAVERS_TIMEOUT_S),
+            )

@@ -79,7 +79,9 @@ class TorchHolding:
         fill(self._parameters, self.optimizers, contents)
 
     def gradients(self) -> Contents | None:
-        return gradients(self._parameters, (name for names in self.layout.parameters.values() for name in names))
+        return gradients(
+            self._parameters, (name for names in self.layout.parameters.values() for name in names)
+        )
 
     def fill_gradients(self, contents: Contents) -> None:
         fill_gradients(self._parameters, contents)
@@ -91,7 +93,13 @@ class TorchHolding:
         if not any(wishes):
             return
         mine = [shard for shard, rank in givers.items() if rank == dist.get_rank()]
-        owners = gathered({name: dist.get_rank() for shard in mine for name in self.layout.parameters.get(shard, ())})
+        owners = gathered(
+            {
+                name: dist.get_rank()
+                for shard in mine
+                for name in self.layout.parameters.get(shard, ())
+            }
+        )
         owner = {name: rank for one in owners for name, rank in one.items()}
         for rank, names in enumerate(wishes):
             for name in names:

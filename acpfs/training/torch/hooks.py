@@ -24,9 +24,13 @@ def local_optimizer(optimizer: Any) -> Any:
         ConfigError: an optimizer whose update cannot be told from its communication.
     """
     if getattr(optimizer, "_overlap_with_ddp", False):
-        raise ConfigError("ZeroRedundancyOptimizer(overlap_with_ddp=True) updates during the reduction: there is no gate between the two")
+        raise ConfigError(
+            "ZeroRedundancyOptimizer(overlap_with_ddp=True) updates during the reduction: there is no gate between the two"
+        )
     inner = getattr(optimizer, "optim", None)
-    return inner if inner is not None and hasattr(optimizer, "consolidate_state_dict") else optimizer
+    return (
+        inner if inner is not None and hasattr(optimizer, "consolidate_state_dict") else optimizer
+    )
 
 
 class UpdateHooks:
@@ -59,7 +63,9 @@ class UpdateHooks:
     def install(self) -> None:
         for optimizer in self._optimizers:
             if not hasattr(optimizer, "register_step_pre_hook"):
-                raise ConfigError(f"{type(optimizer).__name__} has no hooks: call begin_update and end_update, and give update=")
+                raise ConfigError(
+                    f"{type(optimizer).__name__} has no hooks: call begin_update and end_update, and give update="
+                )
             _refuse_needed_closure(optimizer)
             self._handles.append(optimizer.register_step_pre_hook(self._before))
             self._handles.append(optimizer.register_step_post_hook(self._after))
@@ -69,12 +75,16 @@ class UpdateHooks:
             handle.remove()
         self._handles.clear()
 
-    def _before(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]] | None:
+    def _before(
+        self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]] | None:
         # the wrapper around `step` hands on the optimizer itself as the first argument
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if self._alone or self._marks.updating:
             if closure is not None:
-                raise ConfigError("step(closure) of a further optimizer computes gradients inside the update: nobody could do it alone")
+                raise ConfigError(
+                    "step(closure) of a further optimizer computes gradients inside the update: nobody could do it alone"
+                )
             if id(optimizer) in self._stepped:
                 raise ConfigError(
                     "an optimizer made two steps in one update: call begin_update and end_update around what belongs together"
@@ -91,7 +101,9 @@ class UpdateHooks:
 
         def gradients() -> Any:
             if self._marks.updating:
-                raise ConfigError("an optimizer that calls its closure more than once computes gradients inside the update")
+                raise ConfigError(
+                    "an optimizer that calls its closure more than once computes gradients inside the update"
+                )
             result = closure()
             self.begin()
             return result
@@ -124,7 +136,9 @@ class UpdateHooks:
             ConfigError: protection was made with another gate.
         """
         if not isinstance(self._gate, ImplicitGate):
-            raise ConfigError("protect was not told what to do with the result of this gate: give gate=")
+            raise ConfigError(
+                "protect was not told what to do with the result of this gate: give gate="
+            )
         self._at_ready(self._marks.now.done + 1)
         step, passage = self._marks.ready(), Passage()
         self._at("ready")
@@ -193,7 +207,9 @@ class UpdateHooks:
 def _refuse_needed_closure(optimizer: Any) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError(f"{type(optimizer).__name__} computes gradients inside the update, in its closure: nobody could do it alone")
+        raise ConfigError(
+            f"{type(optimizer).__name__} computes gradients inside the update, in its closure: nobody could do it alone"
+        )
 
 
 def refuse_several_with_scaler(optimizers: Sequence[Any], scaler: Any) -> None:
@@ -203,4 +219,6 @@ def refuse_several_with_scaler(optimizers: Sequence[Any], scaler: Any) -> None:
         ConfigError: there are several, and a scaler.
     """
     if scaler is not None and len(optimizers) > 1:
-        raise ConfigError("a loss scaler may skip one of several optimizers: call begin_update and end_update, and give update=")
+        raise ConfigError(
+            "a loss scaler may skip one of several optimizers: call begin_update and end_update, and give update="
+        )

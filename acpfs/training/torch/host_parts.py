@@ -30,7 +30,9 @@ class Buffers:
     def __init__(self, buffers: Mapping[str, Any], bytes_max: int) -> None:
         size = sum(value.numel() * value.element_size() for value in buffers.values())
         if size > bytes_max:
-            raise ConfigError(f"the model has {size} bytes of persistent buffers, and {bytes_max} are kept: raise buffers_bytes_max")
+            raise ConfigError(
+                f"the model has {size} bytes of persistent buffers, and {bytes_max} are kept: raise buffers_bytes_max"
+            )
         self._buffers = buffers
 
     def take(self) -> Any:
@@ -52,7 +54,10 @@ class Hyperparameters:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def take(self) -> Any:
-        return [{name: _copied(value) for name, value in group.items() if name != "params"} for group in self._groups()]
+        return [
+            {name: _copied(value) for name, value in group.items() if name != "params"}
+            for group in self._groups()
+        ]
 
     def give(self, value: Any) -> None:
         for group, kept in zip(self._groups(), value, strict=True):
@@ -76,7 +81,9 @@ class GoodStep:
         good = state["_growth_tracker"] + 1
         grown = good >= state["growth_interval"]
         scale = state["scale"] * (state["growth_factor"] if grown else 1.0)
-        self._scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": 0 if grown else good})
+        self._scaler.load_state_dict(
+            {**state, "scale": scale, "_growth_tracker": 0 if grown else good}
+        )
 
 
 def host_state(
@@ -94,7 +101,11 @@ def host_state(
     Raises:
         ConfigError: more buffers than are kept.
     """
-    parts: dict[str, Part] = {"python": PythonRandom(), "numpy": NumpyRandom(), "torch": TorchRandom()}
+    parts: dict[str, Part] = {
+        "python": PythonRandom(),
+        "numpy": NumpyRandom(),
+        "torch": TorchRandom(),
+    }
     parts["buffers"] = Buffers(buffers, buffers_bytes_max)
     parts["hyperparameters"] = Hyperparameters(optimizers)
     following: list[Callable[[], None]] = []

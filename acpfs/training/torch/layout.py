@@ -60,7 +60,11 @@ def plain_name(name: str) -> str:
 
 def named_parameters(model: Any) -> dict[str, Any]:
     """Parameters that are trained, by the names of the state dict."""
-    return {plain_name(name): value for name, value in plain_module(model).named_parameters() if value.requires_grad}
+    return {
+        plain_name(name): value
+        for name, value in plain_module(model).named_parameters()
+        if value.requires_grad
+    }
 
 
 def shard_name(holders: Holders) -> Shard:
@@ -76,14 +80,28 @@ def layout_of(model: Any, optimizers: Sequence[Any], copies: Copies | None = Non
     Raises:
         ConfigError: it cannot be told from the model and the optimizers.
     """
-    zero = {id(parameter): optimizer for optimizer in optimizers for parameter in _sharded_by_zero(optimizer)}
+    zero = {
+        id(parameter): optimizer
+        for optimizer in optimizers
+        for parameter in _sharded_by_zero(optimizer)
+    }
     held: dict[Holders, list[str]] = {}
     places: dict[str, Holders] = {}
     parameters = named_parameters(model)
     for name, parameter in parameters.items():
         is_zero = id(parameter) in zero
-        ranks = _zero_holders(zero[id(parameter)], parameter) if is_zero else _holders(name, parameter, model, copies or {})
-        place = _group_holders(model) if is_zero else mesh_ranks(parameter) if isinstance(parameter, DTensor) else ranks
+        ranks = (
+            _zero_holders(zero[id(parameter)], parameter)
+            if is_zero
+            else _holders(name, parameter, model, copies or {})
+        )
+        place = (
+            _group_holders(model)
+            if is_zero
+            else mesh_ranks(parameter)
+            if isinstance(parameter, DTensor)
+            else ranks
+        )
         if dist.get_rank() in place:
             places[name] = place
         if dist.get_rank() in ranks:
@@ -126,7 +144,9 @@ def _refuse_two_of_one_name(parameters: Mapping[str, Any], places: Mapping[str, 
             if name in found:
                 parts.setdefault(claims[rank][name].index(rank), set()).add(found[name])
         everyone = set[int]().union(*told[name])
-        if not any(everyone <= ranks for ranks in together) or any(len(found) > 1 or "" in found for found in parts.values()):
+        if not any(everyone <= ranks for ranks in together) or any(
+            len(found) > 1 or "" in found for found in parts.values()
+        ):
             raise ConfigError(
                 f"{name} is another parameter in other ranks ({', '.join(map(str, sorted(told[name])))}): "
                 "a checkpoint has one of each name, so call stages and experts by their number in the whole model"
@@ -154,7 +174,9 @@ def _holders(name: str, parameter: Any, model: Any, copies: Copies) -> Holders:
         return _group_holders(model)
     if dist.get_world_size() == 1:
         return (0,)
-    raise ConfigError(f"{name} is a plain tensor outside DistributedDataParallel: who else has the same cannot be told; copies= says it")
+    raise ConfigError(
+        f"{name} is a plain tensor outside DistributedDataParallel: who else has the same cannot be told; copies= says it"
+    )
 
 
 def _group_holders(model: Any) -> Holders:
@@ -176,7 +198,9 @@ def _mesh_holders(name: str, parameter: Any) -> Holders:
         return ()
     for dimension, placement in reversed(list(enumerate(parameter.placements))):
         if placement.is_partial():
-            raise ConfigError(f"{name} has a partial placement: it is no state, but a part of a sum")
+            raise ConfigError(
+                f"{name} has a partial placement: it is no state, but a part of a sum"
+            )
         if not placement.is_replicate():
             ranks = ranks.select(dimension, coordinate[dimension])
     return tuple(sorted(int(rank) for rank in ranks.flatten().tolist()))
@@ -191,5 +215,7 @@ def _sharded_by_zero(optimizer: Any) -> Iterable[Any]:
 def _zero_holders(optimizer: Any, parameter: Any) -> Holders:
     """The owner in each part of the group."""
     owner = optimizer._param_to_rank[parameter]  # noqa: SLF001  # torch offers nothing else that says it
-    parts = getattr(optimizer, "parts", None) or [dist.get_process_group_ranks(optimizer.process_group)]
+    parts = getattr(optimizer, "parts", None) or [
+        dist.get_process_group_ranks(optimizer.process_group)
+    ]
     return tuple(sorted(part[owner] for part in parts))

@@ -61,9 +61,13 @@ class State:
         """The generation is over, and the marks are there. `damaged`: nothing in this process's memory is what it was."""
         self.hooks.remove()
         was = self.stopped or now
-        if now.phase is Phase.UPDATING:  # also one that it was to do alone, to meet the others: it is torn
+        if (
+            now.phase is Phase.UPDATING
+        ):  # also one that it was to do alone, to meet the others: it is torn
             was = replace(was, phase=Phase.UPDATING)
-        elif was.phase is Phase.READY and now.done == was.ready:  # it has done that one, and did not come to say so
+        elif (
+            was.phase is Phase.READY and now.done == was.ready
+        ):  # it has done that one, and did not come to say so
             was = replace(was, done=was.ready, phase=Phase.COMPUTING)
         self.stopped = replace(was, damaged=tuple(self.holders)) if damaged else was
 
@@ -84,7 +88,9 @@ class _Head:
     gradients: Outlines
 
 
-def leave_state(name: str, state: State, marks: Marks, lineage: int, kept: Mapping[int, bytes]) -> int:
+def leave_state(
+    name: str, state: State, marks: Marks, lineage: int, kept: Mapping[int, bytes]
+) -> int:
     """Leave it to whoever asks at that name; how many bytes. Behind a STOP, and while nothing moves in it.
 
     Raises:
@@ -93,7 +99,9 @@ def leave_state(name: str, state: State, marks: Marks, lineage: int, kept: Mappi
     """
     now = marks.now
     stopped = state.stopped or Stopped(now.done, now.ready, now.phase)
-    if stopped.phase is Phase.READY and now.done == stopped.ready:  # it has done that update alone, and did not come to say so
+    if (
+        stopped.phase is Phase.READY and now.done == stopped.ready
+    ):  # it has done that update alone, and did not come to say so
         stopped = replace(stopped, done=stopped.ready, phase=Phase.COMPUTING)
     if not marks.held or marks.updating or stopped.phase is Phase.UPDATING:
         raise RefusedError("an update is under way: what this rank holds is of no step")
@@ -154,7 +162,9 @@ class LeftState:
     def _read(self, outlines: Outlines, first: int) -> Contents:
         numbers = count(first)
         try:
-            return filled(outlines, lambda room: self._left.read(next(numbers), memoryview(room.numpy())))
+            return filled(
+                outlines, lambda room: self._left.read(next(numbers), memoryview(room.numpy()))
+            )
         except GoneError:
             self.stopped = replace(self._head.stopped, damaged=tuple(self.holders))
             raise
@@ -181,4 +191,8 @@ class LeftState:
 
 def _spans(outlines: Outlines) -> int:
     """So many tensors with bytes are in it."""
-    return sum(isinstance(one, Outline) and 0 not in one.shape for values in outlines.values() for one in values.values())
+    return sum(
+        isinstance(one, Outline) and 0 not in one.shape
+        for values in outlines.values()
+        for one in values.values()
+    )

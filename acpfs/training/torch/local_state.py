@@ -35,10 +35,16 @@ class LocalState:
         self._parameters = named_parameters(model)
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._frozen = {
-            plain_name(name): value for name, value in plain_module(model).named_parameters() if plain_name(name) not in self._parameters
+            plain_name(name): value
+            for name, value in plain_module(model).named_parameters()
+            if plain_name(name) not in self._parameters
         }
         kept = plain_module(model).state_dict(keep_vars=True).keys()
-        self.buffers = {plain_name(name): value for name, value in plain_module(model).named_buffers() if name in kept}
+        self.buffers = {
+            plain_name(name): value
+            for name, value in plain_module(model).named_buffers()
+            if name in kept
+        }
         self._optimizers, self._names, self._layout = optimizers, names, layout
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -47,7 +53,10 @@ class LocalState:
 
     def shard(self, shard: Shard) -> dict[str, dict[str, Any]]:
         """Parameter's name → the parameter itself under "", and its optimizer state."""
-        return {name: {"": self._parameters[name].detach(), **self._moments(name)} for name in self._layout.parameters[shard]}
+        return {
+            name: {"": self._parameters[name].detach(), **self._moments(name)}
+            for name in self._layout.parameters[shard]
+        }
 
     def _moments(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -57,7 +66,13 @@ class LocalState:
 
     def digest(self, shard: Shard) -> str:
         """xxh3-128 over all numbers of a shard in the order of their names: equal copies have equal digests."""
-        return digest_of({f"{name}\0{key}": value for name, values in self.shard(shard).items() for key, value in values.items()})
+        return digest_of(
+            {
+                f"{name}\0{key}": value
+                for name, values in self.shard(shard).items()
+                for key, value in values.items()
+            }
+        )
 
     def checkpoint(self, shards: Iterable[Shard]) -> dict[str, Any]:
         """What `torch.distributed.checkpoint.state_dict` makes of model and optimizer, as far as these shards have it."""

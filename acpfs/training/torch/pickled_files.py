@@ -19,7 +19,9 @@ def load(path: str, map_location: Any, weights_only: bool) -> Any:
     return torch.load(path, map_location=map_location, weights_only=weights_only)
 
 
-def load_rewritten(rewrite: Callable[[IO[bytes]], None], map_location: Any, weights_only: bool) -> Any:
+def load_rewritten(
+    rewrite: Callable[[IO[bytes]], None], map_location: Any, weights_only: bool
+) -> Any:
     """What `rewrite` writes as a torch file, loaded; the file is gone afterwards."""
     with tempfile.TemporaryFile() as file:
         rewrite(file)

@@ -84,14 +84,24 @@ class TorchRank:
             refuse_several_with_scaler(optimizers, scaler)
         self.groups = Groups()
         self.number, self.world = dist.get_rank(), dist.get_world_size()
-        self.layout = held.layout if held is not None else layout_of(model, optimizers, copies) if own is None else everywhere()
+        self.layout = (
+            held.layout
+            if held is not None
+            else layout_of(model, optimizers, copies)
+            if own is None
+            else everywhere()
+        )
         if use is not None:
             self.layout = replace(self.layout, gate=messages.Gate.IMPLICIT)
         if self.world > 1 and self.layout.copies < 2:
             shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
-            raise ConfigError(f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); docs/TRAINING.md says how")
+            raise ConfigError(
+                f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); docs/TRAINING.md says how"
+            )
         self._state: LocalState | OwnState | Held
-        self._state = held or (LocalState(model, optimizers, self.layout) if own is None else OwnState(own))
+        self._state = held or (
+            LocalState(model, optimizers, self.layout) if own is None else OwnState(own)
+        )
         self._host = host_state(
             optimizers,
             self._state.buffers,
@@ -106,7 +116,9 @@ class TorchRank:
         self.groups.learn()
         self._gate = self._made_gate(use)
         self.points = Points()
-        self.hooks = UpdateHooks(optimizers, self.marks, self._gate, self._host.take, at=self.points, update=update)
+        self.hooks = UpdateHooks(
+            optimizers, self.marks, self._gate, self._host.take, at=self.points, update=update
+        )
         self._by_hand = update is not None
 
     def _made_writer(self, save: Callable[[int, Path], None] | None) -> Writer:
@@ -121,7 +133,9 @@ class TorchRank:
     def _made_gate(self, use: Callable[[tuple[float, ...]], None] | None) -> Gate:
         if use is not None:
             return ImplicitGate(use)
-        return NoGate() if self.layout.gate is messages.Gate.NONE else ExplicitGate(self.groups.make())
+        return (
+            NoGate() if self.layout.gate is messages.Gate.NONE else ExplicitGate(self.groups.make())
+        )
 
     def install(self) -> None:
         """From here on updates move the marks."""
@@ -157,7 +171,11 @@ class TorchRank:
         self.groups.regroup(LinkStore(ask), member, len(order.savers))
         self._host.bring(order.step)
         with own_failures(member):
-            return self._writer.write(directory, order, tuple(shard for shard, rank in order.cover.items() if rank == self.number))
+            return self._writer.write(
+                directory,
+                order,
+                tuple(shard for shard, rank in order.cover.items() if rank == self.number),
+            )
 
 
 def trouble_kind(error: BaseException) -> TroubleKind:
@@ -165,7 +183,11 @@ def trouble_kind(error: BaseException) -> TroubleKind:
 
     What was raised while one of these was handled is of the same kind: a loop that wraps it, or that fails to tidy up after it.
     """
-    return TroubleKind.COLLECTIVE if any(_is_of_others(one) for one in _chain(error)) else TroubleKind.ERROR
+    return (
+        TroubleKind.COLLECTIVE
+        if any(_is_of_others(one) for one in _chain(error))
+        else TroubleKind.ERROR
+    )
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

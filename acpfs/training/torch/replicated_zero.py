@@ -17,7 +17,14 @@ from acpfs.errors import ConfigError
 class ReplicatedZero(ZeroRedundancyOptimizer):  # type: ignore[misc]  # torch is Any where types are checked
     """Made by all ranks of the default group at the same place, like any group."""
 
-    def __init__(self, params: Iterable[Any], optimizer_class: type[Any], *, replicas: int = 2, **defaults: Any) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[Any],
+        *,
+        replicas: int = 2,
+        **defaults: Any,
+    ) -> None:
         """`replicas`: copies of each shard; they have to divide the number of ranks.
 
         Raises:
@@ -29,4 +36,6 @@ class ReplicatedZero(ZeroRedundancyOptimizer):  # type: ignore[misc]  # torch is
         size = world // replicas
         self.parts = [tuple(range(begin, begin + size)) for begin in range(0, world, size)]
         groups = [dist.new_group(list(part)) for part in self.parts]
-        super().__init__(params, optimizer_class, process_group=groups[dist.get_rank() // size], **defaults)
+        super().__init__(
+            params, optimizer_class, process_group=groups[dist.get_rank() // size], **defaults
+        )

@@ -44,7 +44,14 @@ class Run:
     """One per process."""
 
     def __init__(
-        self, directory: Path, job: str, rank: int, world: int, marks: Marks, policy: Policy, on_update: Callable[[], None]
+        self,
+        directory: Path,
+        job: str,
+        rank: int,
+        world: int,
+        marks: Marks,
+        policy: Policy,
+        on_update: Callable[[], None],
     ) -> None:
         """`on_update`: called behind each update."""
         self.directory, self.rank, self.world = directory, rank, world
@@ -91,7 +98,9 @@ class Run:
             ConfigError: something that cannot be told from the model and the optimizers.
         """
         held = TorchHolding(model, several(optimizer))
-        return self.restore_held(held, several(scheduler), scaler=scaler, further=state, after_update=after_update)
+        return self.restore_held(
+            held, several(scheduler), scaler=scaler, further=state, after_update=after_update
+        )
 
     def restore_held(
         self,
@@ -111,7 +120,13 @@ class Run:
             after_update=after_update,
         )
         group = dist.new_group(backend="gloo")
-        fresh = State(held, host, UpdateHooks(held.optimizers, self._marks, ExplicitGate(group), self._ready(host), at=self._at))
+        fresh = State(
+            held,
+            host,
+            UpdateHooks(
+                held.optimizers, self._marks, ExplicitGate(group), self._ready(host), at=self._at
+            ),
+        )
         found = self._found_out(fresh)
         self.at("restoring")
         before = self._state
@@ -178,8 +193,14 @@ class Run:
             OSError: the system has no process for that.
         """
         if not isinstance(self._state, State):
-            raise RefusedError("it has no state" if self._state is None else "what the one before has left stays where it is")
-        return leave_state(self._left_name, self._state, self._marks, self._lineage, self._buddy.kept)
+            raise RefusedError(
+                "it has no state"
+                if self._state is None
+                else "what the one before has left stays where it is"
+            )
+        return leave_state(
+            self._left_name, self._state, self._marks, self._lineage, self._buddy.kept
+        )
 
     def rendezvous(self, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
         """For `init_process_group` without a store."""
@@ -225,7 +246,9 @@ class Run:
         found = sources(dict(enumerate(gathered(mine))))
         if found.origin is not Origin.MEMORY and fresh.held.begun is not None:
             return Sources(Origin.BEGINNING, fresh.held.begun)
-        if found.origin is Origin.MEMORY or not self._policy.tracker:  # what is in memory is never older: nobody waits for a file
+        if (
+            found.origin is Origin.MEMORY or not self._policy.tracker
+        ):  # what is in memory is never older: nobody waits for a file
             return found
         seen = snapshot.newest(self.directory, self._policy.tracker, self._policy.files_s)
         return sources(dict(enumerate(gathered(replace(mine, mount=seen)))))
@@ -259,12 +282,20 @@ class Run:
                 fresh.host.adopt(found.step, self._state.taken(found.step))
             elif giver == self.rank:
                 assert self._state is not None
-                send_bytes(packed(self._state.taken(found.step)) if source is None else self._buddy.kept[found.step], rank)
+                send_bytes(
+                    packed(self._state.taken(found.step))
+                    if source is None
+                    else self._buddy.kept[found.step],
+                    rank,
+                )
             elif rank == self.rank:
                 fresh.host.adopt(found.step, unpacked(receive_bytes(giver)))
         fresh.host.bring(found.step)
         if found.hosts[self.rank] is None:
-            log.warning("random numbers of this rank are lost with its buddy: they begin anew", step=found.step)
+            log.warning(
+                "random numbers of this rank are lost with its buddy: they begin anew",
+                step=found.step,
+            )
             torch.manual_seed(hash((found.step, self.rank)))
 
     def _load(self, found: Sources, fresh: State) -> None:

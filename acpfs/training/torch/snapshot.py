@@ -57,11 +57,15 @@ def of_step(directory: Path, step: int, name: str, patience_s: float) -> Path:
 
     path = _first(directory, there, patience_s)
     if path is None:
-        raise RefusedError(f"this rank cannot read {checkpoint_name(name, step)} in {directory}, at which all were to begin")
+        raise RefusedError(
+            f"this rank cannot read {checkpoint_name(name, step)} in {directory}, at which all were to begin"
+        )
     return path
 
 
-def _first(directory: Path, look: Callable[[Path], Found | None], patience_s: float) -> Found | None:
+def _first(
+    directory: Path, look: Callable[[Path], Found | None], patience_s: float
+) -> Found | None:
     """What is found in the mount; where that does not answer, or is dead, in the storage below it.
 
     What a living mount has not is not looked for below it: a process with a thread in a storage that hangs cannot end, and nobody could
@@ -139,10 +143,20 @@ def save(
     if not any(is_named for _, _, is_named in shares):
         own = tuple(shard for shard, writer in chosen.items() if writer == rank)
         with own_failures(rank):
-            found = writer.write(directory / written, Save(step, chosen, tuple(range(len(shares))), written, name), own)
-        files = tuple(sorted((file for files in gathered(found) for file in files), key=lambda file: file.path))
+            found = writer.write(
+                directory / written,
+                Save(step, chosen, tuple(range(len(shares))), written, name),
+                own,
+            )
+        files = tuple(
+            sorted(
+                (file for files in gathered(found) for file in files), key=lambda file: file.path
+            )
+        )
     if rank == 0:  # what others wrote is awaited, and the tracker waits for them
-        manifest = named or Manifest(job, generation, step, (), chosen, files, {}, tuple(sorted(set(nodes))))
+        manifest = named or Manifest(
+            job, generation, step, (), chosen, files, {}, tuple(sorted(set(nodes)))
+        )
         publish(directory, Publish(manifest, written, name), policy.tracker, policy.files_s)
     gathered(None)
     return directory / name
@@ -151,7 +165,10 @@ def save(
 def _chosen(shares: Sequence[Mapping[Shard, tuple[int, ...]]], name: str) -> Cover:
     """Who writes what."""
     holders = {shard: ranks for share in shares for shard, ranks in share.items()}
-    chosen = cover(Held(len(shares), Gate.EXPLICIT, name, 0, holders, dict.fromkeys(range(len(shares)), "")), range(len(shares)))
+    chosen = cover(
+        Held(len(shares), Gate.EXPLICIT, name, 0, holders, dict.fromkeys(range(len(shares)), "")),
+        range(len(shares)),
+    )
     assert not isinstance(chosen, NoCover), "all ranks are there"
     return chosen
 
@@ -162,7 +179,12 @@ def _named(final: Path, job: str, generation: int, step: int) -> Manifest | None
         found = read_manifest(final)
     except (GaspError, OSError):
         return None
-    return found if found is not None and (found.job, found.generation, found.step) == (job, generation, step) else None
+    return (
+        found
+        if found is not None
+        and (found.job, found.generation, found.step) == (job, generation, step)
+        else None
+    )
 
 
 def _remove_broken_off(directory: Path, begun_here: str, generation: int, written: str) -> None:
@@ -184,7 +206,12 @@ def _remove_broken_off(directory: Path, begun_here: str, generation: int, writte
 
 
 def load(
-    path: Path, rank: int, parameters: Mapping[str, Any], owned: set[str], optimizers: Sequence[Any], buffers: Mapping[str, Any]
+    path: Path,
+    rank: int,
+    parameters: Mapping[str, Any],
+    owned: set[str],
+    optimizers: Sequence[Any],
+    buffers: Mapping[str, Any],
 ) -> Any:
     """Into model and optimizers; this rank's host state, or None where it has none there. A collective of all ranks.
 
@@ -192,16 +219,24 @@ def load(
     """
     stored = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
     wanted: dict[str, Any] = {f"model.{name}": value.detach() for name, value in parameters.items()}
-    wanted |= {f"model.{name}": value for name, value in buffers.items() if f"model.{name}" in stored}
+    wanted |= {
+        f"model.{name}": value for name, value in buffers.items() if f"model.{name}" in stored
+    }
     states: dict[str, dict[str, Any]] = {}
     for name in sorted(owned):
         prefix = f"optim.state.{name}."
         for key, kept in stored.items():
             if key.startswith(prefix) and isinstance(kept, TensorStorageMetadata):
-                states.setdefault(name, {})[key.removeprefix(prefix)] = wanted[key] = _room(kept, parameters[name])
+                states.setdefault(name, {})[key.removeprefix(prefix)] = wanted[key] = _room(
+                    kept, parameters[name]
+                )
     checkpoint.load(wanted, checkpoint_id=path)
     contents = {
-        name: {"": Piece(_here(parameters[name])), **{key: Piece(value) for key, value in state.items()}} for name, state in states.items()
+        name: {
+            "": Piece(_here(parameters[name])),
+            **{key: Piece(value) for key, value in state.items()},
+        }
+        for name, state in states.items()
     }
     fill(parameters, optimizers, contents)
     for place in (path / HOST_STATE / f"rank-{rank}.pt",):

@@ -49,13 +49,19 @@ def _duplicate(descriptor: int, identity: Identity) -> Iterator[socket.socket | 
 
 def _connection(connected: socket.socket) -> Connection | None:
     """Both ends of a TCP connection; None for anything else."""
-    if connected.family not in (socket.AF_INET, socket.AF_INET6) or connected.type != socket.SOCK_STREAM:
+    if (
+        connected.family not in (socket.AF_INET, socket.AF_INET6)
+        or connected.type != socket.SOCK_STREAM
+    ):
         return None
     try:
         here, there = connected.getsockname(), connected.getpeername()
     except OSError:
         return None
-    return (str(here[0]).removeprefix(_MAPPED), here[1]), (str(there[0]).removeprefix(_MAPPED), there[1])
+    return (str(here[0]).removeprefix(_MAPPED), here[1]), (
+        str(there[0]).removeprefix(_MAPPED),
+        there[1],
+    )
 
 
 def connections() -> dict[Identity, Connection]:

@@ -24,8 +24,17 @@ class LinkStore(dist.Store):  # type: ignore[misc]  # torch is Any where types a
         self._ask = ask
         self._timeout_s = DEFAULT_TIMEOUT_S
 
-    def _said(self, verb: StoreVerb, keys: Sequence[str], value: str = "", expected: str = "", timeout_s: float | None = None) -> str:
-        answer = self._ask(verb, tuple(keys), value, expected, self._timeout_s if timeout_s is None else timeout_s)
+    def _said(
+        self,
+        verb: StoreVerb,
+        keys: Sequence[str],
+        value: str = "",
+        expected: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        answer = self._ask(
+            verb, tuple(keys), value, expected, self._timeout_s if timeout_s is None else timeout_s
+        )
         if answer.late:
             raise dist.DistStoreError(f"nobody has set {', '.join(keys)} in time")
         return answer.value
@@ -40,13 +49,17 @@ class LinkStore(dist.Store):  # type: ignore[misc]  # torch is Any where types a
         return int(self._said(StoreVerb.ADD, [key], str(amount)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._said(StoreVerb.WAIT, keys, timeout_s=None if timeout is None else timeout.total_seconds())
+        self._said(
+            StoreVerb.WAIT, keys, timeout_s=None if timeout is None else timeout.total_seconds()
+        )
 
     def check(self, keys: Sequence[str]) -> bool:
         return self._said(StoreVerb.CHECK, keys) == "1"
 
     def compare_set(self, key: str, expected: Any, value: Any) -> bytes:
-        return bytes.fromhex(self._said(StoreVerb.COMPARE_SET, [key], _bytes(value).hex(), _bytes(expected).hex()))
+        return bytes.fromhex(
+            self._said(StoreVerb.COMPARE_SET, [key], _bytes(value).hex(), _bytes(expected).hex())
+        )
 
     def delete_key(self, key: str) -> bool:
         return self._said(StoreVerb.DELETE, [key]) == "1"

@@ -40,7 +40,9 @@ Outlines = Mapping[str, Mapping[str, Outline | Piece]]
 
 def pieces(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Piece]]:
     """Of what `LocalState.shard` gives; nothing is copied."""
-    return {name: {key: _piece(value) for key, value in one.items()} for name, one in values.items()}
+    return {
+        name: {key: _piece(value) for key, value in one.items()} for name, one in values.items()
+    }
 
 
 def _piece(value: Any) -> Piece:
@@ -57,7 +59,12 @@ def local(parameter: Any) -> Any:
 
 def fill(parameters: Mapping[str, Any], optimizers: Sequence[Any], contents: Contents) -> None:
     """Into a model and its optimizers: parameters are copied, optimizer state is taken as it is."""
-    owner = {id(parameter): optimizer for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}
+    owner = {
+        id(parameter): optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     with torch.no_grad():
         for name, values in contents.items():
             parameter = parameters[name]
@@ -69,7 +76,11 @@ def fill(parameters: Mapping[str, Any], optimizers: Sequence[Any], contents: Con
 
 def gradients(parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Piece]]:
     """Of those parameters that have one; nothing is copied."""
-    return {name: {"": _piece(parameters[name].grad)} for name in names if parameters[name].grad is not None}
+    return {
+        name: {"": _piece(parameters[name].grad)}
+        for name in names
+        if parameters[name].grad is not None
+    }
 
 
 def fill_gradients(parameters: Mapping[str, Any], contents: Contents) -> None:
@@ -82,14 +93,23 @@ def _like(parameter: Any, piece: Piece) -> Any:
     if not piece.distributed:
         return piece.value
     mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(piece.value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        piece.value,
+        mesh,
+        placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def outline(contents: Contents) -> Outlines:
     """All of it but the tensors' bytes."""
     return {
         name: {
-            key: Outline(tuple(piece.value.shape), piece.value.dtype, piece.distributed) if isinstance(piece.value, torch.Tensor) else piece
+            key: Outline(tuple(piece.value.shape), piece.value.dtype, piece.distributed)
+            if isinstance(piece.value, torch.Tensor)
+            else piece
             for key, piece in values.items()
         }
         for name, values in contents.items()
@@ -102,7 +122,11 @@ def filled(outlines: Outlines, read: Callable[[Any], object]) -> dict[str, dict[
     for name, values in outlines.items():
         found[name] = {}
         for key, one in values.items():
-            piece = Piece(torch.empty(one.shape, dtype=one.dtype), one.distributed) if isinstance(one, Outline) else one
+            piece = (
+                Piece(torch.empty(one.shape, dtype=one.dtype), one.distributed)
+                if isinstance(one, Outline)
+                else one
+            )
             for room in _flat([piece.value]):
                 read(room)
             found[name][key] = piece

@@ -40,7 +40,9 @@ def own_failures(member: int) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        told = "; ".join(f"{type(why).__name__}: {why} (saver {who})" for who, (why, _) in error.failures.items())
+        told = "; ".join(
+            f"{type(why).__name__}: {why} (saver {who})" for who, (why, _) in error.failures.items()
+        )
         raise (NotWrittenError if member in error.failures else OthersFailedError)(told) from error
 
 
@@ -50,7 +52,9 @@ class Writer(Protocol):
     def prepare(self, step: int) -> None:
         """The job's groups are left next, if they were not before; nobody can be spoken to in them, but they still say who is who."""
 
-    def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+    def write(
+        self, directory: Path, order: Save, shards: tuple[Shard, ...]
+    ) -> tuple[SavedFile, ...]:
         """Write what this rank stands for; what it wrote, closed."""
 
 
@@ -64,14 +68,18 @@ class DistributedWriter:
     def prepare(self, step: int) -> None:
         """Nothing depends on them."""
 
-    def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+    def write(
+        self, directory: Path, order: Save, shards: tuple[Shard, ...]
+    ) -> tuple[SavedFile, ...]:
         directory.mkdir(parents=True, exist_ok=True)
         state = self._state.checkpoint(shards)
         state["optim"]["param_groups"] = _groups_of_all(state["optim"]["param_groups"])
         checkpoint.save(state, checkpoint_id=directory)
         own = write_host_state(directory, order.step, self._host, self._rank)
         member = dist.get_rank()
-        written = sorted(directory.glob(f"__{member}_*")) + ([directory / ".metadata"] if member == 0 else [])
+        written = sorted(directory.glob(f"__{member}_*")) + (
+            [directory / ".metadata"] if member == 0 else []
+        )
         return tuple(saved_file(directory, path) for path in (*written, own))
 
 
@@ -81,7 +89,10 @@ def _groups_of_all(own: list[dict[str, Any]]) -> list[dict[str, Any]]:
     dist.all_gather_object(found, [group["params"] for group in own])
     if any(len(names) != len(own) for names in found):
         return own  # their loader knows what to make of ranks with other optimizers
-    return [{**group, "params": list(dict.fromkeys(name for names in found for name in names[number]))} for number, group in enumerate(own)]
+    return [
+        {**group, "params": list(dict.fromkeys(name for names in found for name in names[number]))}
+        for number, group in enumerate(own)
+    ]
 
 
 def write_host_state(directory: Path, step: int, host: HostState, rank: int) -> Path:
@@ -90,7 +101,9 @@ def write_host_state(directory: Path, step: int, host: HostState, rank: int) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     written = io.BytesIO()
     torch.save({"step": step, **loadable(host.now())}, written)
-    path.write_bytes(written.getbuffer())  # torch holds the interpreter while it opens a file: a mount that waits would silence the member
+    path.write_bytes(
+        written.getbuffer()
+    )  # torch holds the interpreter while it opens a file: a mount that waits would silence the member
     return path
 
 
@@ -99,7 +112,11 @@ def loadable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: loadable(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(loadable(item) for item in value) if type(value) in (tuple, list) else [loadable(item) for item in value]
+        return (
+            type(value)(loadable(item) for item in value)
+            if type(value) in (tuple, list)
+            else [loadable(item) for item in value]
+        )
     return value.tolist() if type(value).__module__ == "numpy" else value
 
 
@@ -121,9 +138,13 @@ class SingleWriter:
     def prepare(self, step: int) -> None:
         """Nothing depends on them."""
 
-    def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+    def write(
+        self, directory: Path, order: Save, shards: tuple[Shard, ...]
+    ) -> tuple[SavedFile, ...]:
         if not shards:
             return ()
         directory.mkdir(parents=True, exist_ok=True)
         self._save(order.step, directory)
-        return tuple(saved_file(directory, directory / name) for name in sorted(files_in(directory)))
+        return tuple(
+            saved_file(directory, directory / name) for name in sorted(files_in(directory))
+        )

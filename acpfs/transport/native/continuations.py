@@ -97,9 +97,18 @@ class Continuations:
         with self._lock:
             return list(self._waiting.values())
 
-    def suspend(self, operation: Operation, request: Request, call: Call[Any], future: Future[Any], since_s: float | None = None) -> None:
+    def suspend(
+        self,
+        operation: Operation,
+        request: Request,
+        call: Call[Any],
+        future: Future[Any],
+        since_s: float | None = None,
+    ) -> None:
         """Continue the call when the future is done. `since_s`: when it began to wait, if that was for another future."""
-        waiting = SuspendedCall(operation, request, call, future, time.monotonic() if since_s is None else since_s)
+        waiting = SuspendedCall(
+            operation, request, call, future, time.monotonic() if since_s is None else since_s
+        )
         with self._lock:
             self._waiting[request.unique] = waiting
             overtaken = self._early.pop(request.unique, None)
@@ -134,7 +143,11 @@ class Continuations:
 
     def _next(self) -> SuspendedCall | None:
         """What is to be done: `_LOOK` also when that is due, since a queue that never runs empty must not keep the dying waiting."""
-        left_s = self._looked_at + DYING_CHECK_INTERVAL_S - time.monotonic() if self._interrupted else None
+        left_s = (
+            self._looked_at + DYING_CHECK_INTERVAL_S - time.monotonic()
+            if self._interrupted
+            else None
+        )
         with suppress(Empty):
             if left_s is None or left_s > 0:
                 return self._done.get(timeout=left_s)
@@ -166,7 +179,9 @@ class Continuations:
         self._looked_at = time.monotonic()
         unseen_until = self._looked_at - UNSEEN_PATIENCE_S
         with self._lock:
-            self._interrupted = {unique: at for unique, at in self._interrupted.items() if unique in self._waiting}
+            self._interrupted = {
+                unique: at for unique, at in self._interrupted.items() if unique in self._waiting
+            }
             candidates = [(self._waiting[unique], at) for unique, at in self._interrupted.items()]
         for waiting, interrupted_at in candidates:
             fate = fate_of(waiting.request.pid)

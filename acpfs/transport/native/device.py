@@ -78,7 +78,9 @@ class Device:
         Raises:
             OSError: no CAP_SYS_ADMIN, a file system stacked too deep, or no passthrough in this session.
         """
-        return int(fcntl.ioctl(self._fd, DEV_IOC_BACKING_OPEN, bytearray(BACKING_MAP.pack(fd, 0, 0))))
+        return int(
+            fcntl.ioctl(self._fd, DEV_IOC_BACKING_OPEN, bytearray(BACKING_MAP.pack(fd, 0, 0)))
+        )
 
     def backing_close(self, backing_id: int) -> None:
         """Let go of a registered file; opens that use it keep it."""
@@ -92,7 +94,9 @@ class Device:
 
     def notify_delete(self, parent: int, child: int, name: bytes) -> None:
         """A name is gone; whoever watches it with inotify is told."""
-        self._notify(Notify.DELETE, NOTIFY_DELETE_OUT.pack(parent, child, len(name), 0) + name + b"\0")
+        self._notify(
+            Notify.DELETE, NOTIFY_DELETE_OUT.pack(parent, child, len(name), 0) + name + b"\0"
+        )
 
     def resend(self) -> None:
         """Make the kernel queue again every request that was read and not answered (needs HAS_RESEND)."""

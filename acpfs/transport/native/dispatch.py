@@ -32,7 +32,9 @@ GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ECONNABORTED})
 class Dispatch:
     """Handles requests."""
 
-    def __init__(self, fs: FileSystem, kept: Kept, calls: Calls, replies: Replies, undo: Undo) -> None:
+    def __init__(
+        self, fs: FileSystem, kept: Kept, calls: Calls, replies: Replies, undo: Undo
+    ) -> None:
         self._step = fs.steps.step
         self.resent = ResentRequests(fs, kept)
         self._operations = operations(calls, replies, undo)
@@ -104,7 +106,9 @@ class Dispatch:
         """The call failed: tell the kernel why, and the log if it is a bug."""
         number = errno_of(error)
         if number is None:
-            log.error("bug in a file system call", opcode=request.opcode, ino=request.ino, exc_info=error)
+            log.error(
+                "bug in a file system call", opcode=request.opcode, ino=request.ino, exc_info=error
+            )
             number = errno.EIO
         self._refuse(request, number)
 

@@ -162,8 +162,13 @@ class Locks:
         fd = -1
         try:
             fd = os.dup(self._files[ino])
-            threading.Thread(target=self._hold if is_first else self._hold_once, args=(ino, fd), daemon=True).start()
-        except (OSError, RuntimeError) as failed:  # no descriptor, no thread: the worker asks again soon
+            threading.Thread(
+                target=self._hold if is_first else self._hold_once, args=(ino, fd), daemon=True
+            ).start()
+        except (
+            OSError,
+            RuntimeError,
+        ) as failed:  # no descriptor, no thread: the worker asks again soon
             if fd >= 0:
                 os.close(fd)
             self._ended(ino, is_first)
@@ -217,7 +222,9 @@ def serve(channel: socket.socket, locks: Locks) -> None:
             within_s = None  # until it is heard of again
             continue
         try:
-            data, fds, _flags, _address = socket.recv_fds(channel, PACKET_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _flags, _address = socket.recv_fds(
+                channel, PACKET_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+            )
         except ConnectionResetError:
             return
         if not data:

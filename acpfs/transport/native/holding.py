@@ -67,11 +67,15 @@ def net() -> Net:
 class HoldProcess:
     """One process that takes locks."""
 
-    def __init__(self, channel: socket.socket, pidfd: int, child: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(
+        self, channel: socket.socket, pidfd: int, child: subprocess.Popen[bytes] | None = None
+    ) -> None:
         """Of this worker (`child`), or of an earlier one."""
         channel.setblocking(False)
         self._channel, self.pidfd, self._child = channel, pidfd, child
-        told = re.search(r"^Pid:\s*(\d+)", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE)
+        told = re.search(
+            r"^Pid:\s*(\d+)", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE
+        )
         self.pid = int(told[1]) if told else 0
         self.watched: frozenset[Ino] | None = frozenset() if child is not None else None
         """What it was told to watch; None: an earlier worker told it something."""
@@ -85,14 +89,28 @@ class HoldProcess:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-I", "-S", os.fspath(Path(hold_process.__file__)), str(theirs.fileno())]
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], cwd="/")
+            command = [
+                sys.executable,
+                "-I",
+                "-S",
+                os.fspath(Path(hold_process.__file__)),
+                str(theirs.fileno()),
+            ]
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+            )
         return cls(ours, os.pidfd_open(child.pid), child)
 
     @classmethod
     def kept(cls, fds: Sequence[int]) -> HoldProcess | None:
         """One that an earlier worker started, from copies of what was kept of it; None: it has ended."""
-        copies = sorted((os.dup(fd) for fd in fds), key=lambda fd: not stat.S_ISSOCK(os.fstat(fd).st_mode))
+        copies = sorted(
+            (os.dup(fd) for fd in fds), key=lambda fd: not stat.S_ISSOCK(os.fstat(fd).st_mode)
+        )
         with contextlib.suppress(OSError, ValueError):
             channel, pidfd = copies
             process = cls(socket.socket(fileno=channel), pidfd)
@@ -135,7 +153,12 @@ class HoldProcess:
 class Holding:
     """Holds files, for one session."""
 
-    def __init__(self, fs: FileSystem, kept: Sequence[Sequence[int]] = (), keep: Keep = lambda _number, _fds: None) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        kept: Sequence[Sequence[int]] = (),
+        keep: Keep = lambda _number, _fds: None,
+    ) -> None:
         """Starts nothing; `start` does. `kept`: descriptors of an earlier worker's processes."""
         self._fs = fs
         self._keep = keep
@@ -185,7 +208,10 @@ class Holding:
 
     def is_ours(self, pid: int) -> bool:
         """Whether a thread belongs to a process that takes locks."""
-        return pid != 0 and any(one is not None and os.path.exists(f"/proc/{one.pid}/task/{pid}") for one in self._processes)
+        return pid != 0 and any(
+            one is not None and os.path.exists(f"/proc/{one.pid}/task/{pid}")
+            for one in self._processes
+        )
 
     # -- the thread
 
@@ -216,7 +242,11 @@ class Holding:
         with self._fs.lock:
             wait_s = self._fs.tick()
             watched = frozenset(self._fs.watched_writers()[:WATCHED_MAX])
-            ended = [number for number, process in enumerate(self._processes) if process is not None and process.has_ended()]
+            ended = [
+                number
+                for number, process in enumerate(self._processes)
+                if process is not None and process.has_ended()
+            ]
             if ended:
                 self._wanted.extend(self._fs.held_files())
         for number in ended:
@@ -228,10 +258,14 @@ class Holding:
         if is_due:
             self._begin_at = math.inf  # tried once; what ends later is needed with a writer
         if self._processes[0] is None and (watched or is_due):
-            self._begin(0)  # before the first writer: it takes 50 ms, in which one fills 300 MiB, and more on a crowded machine
+            self._begin(
+                0
+            )  # before the first writer: it takes 50 ms, in which one fills 300 MiB, and more on a crowded machine
         within_s = None if math.isinf(wait_s) else wait_s + GRACE_S
         for number, process in enumerate(self._processes):
-            if process is not None and not self._tell_watched(process, watched, within_s if number == 0 else None):
+            if process is not None and not self._tell_watched(
+                process, watched, within_s if number == 0 else None
+            ):
                 wait_s = min(wait_s, TELL_AGAIN_S)
         if self._wanted and not self._tell_wanted(watched):
             wait_s = min(wait_s, TELL_AGAIN_S)
@@ -248,7 +282,9 @@ class Holding:
             self._begin(1)  # afterwards: it takes a while
         return True
 
-    def _tell_watched(self, process: HoldProcess, watched: frozenset[Ino], within_s: float | None) -> bool:
+    def _tell_watched(
+        self, process: HoldProcess, watched: frozenset[Ino], within_s: float | None
+    ) -> bool:
         """Whether it had room for the message.
 
         One that is never told that nothing is left to watch would keep its copy of the mount, and with that the session, beyond the
@@ -260,7 +296,9 @@ class Holding:
         message["watch"] = sorted(watched)
         trees = []
         if watched and not process.watched:
-            with contextlib.suppress(OSError):  # the mount was taken away: the process says what that means
+            with contextlib.suppress(
+                OSError
+            ):  # the mount was taken away: the process says what that means
                 trees = [clone(self._mountpoint)]
         try:
             if not process.tell(message, trees):

@@ -56,7 +56,9 @@ class KernelLanes:
         self.refused = 0
         """Files that the kernel did not take for passthrough."""
         self._take_over()
-        fs.offer_lanes(Lane.DIRECT, passthrough=negotiated.has(InitFlag.PASSTHROUGH) and self._permitted())
+        fs.offer_lanes(
+            Lane.DIRECT, passthrough=negotiated.has(InitFlag.PASSTHROUGH) and self._permitted()
+        )
 
     def _take_over(self) -> None:
         """Backing files that the last worker registered: used on as long as their files are open."""
@@ -129,7 +131,9 @@ class KernelLanes:
                     return 0
             if file.handle not in self._by_handle:
                 slot = self._record(file.handle, ino, backing.number)
-                if slot == NO_SLOT and not backing.handles:  # the next worker would give the kernel another file beside it
+                if (
+                    slot == NO_SLOT and not backing.handles
+                ):  # the next worker would give the kernel another file beside it
                     self._close(backing)
                     return 0
                 self._by_node[ino] = backing
@@ -145,7 +149,9 @@ class KernelLanes:
             return NO_SLOT
 
     def _close(self, backing: Backing) -> None:
-        with contextlib.suppress(OSError):  # ENOENT: closed by the last worker, which did not live to note it
+        with contextlib.suppress(
+            OSError
+        ):  # ENOENT: closed by the last worker, which did not live to note it
             self._device.backing_close(backing.number)
 
     def _new_backing(self, file: OpenFile) -> Backing | None:
@@ -153,7 +159,10 @@ class KernelLanes:
             return Backing(self._device.backing_open(file.backing_fd))
         except OSError as error:
             self.refused += 1
-            log.warning("the kernel does not take a file for passthrough", error=errno.errorcode.get(error.errno or 0, str(error)))
+            log.warning(
+                "the kernel does not take a file for passthrough",
+                error=errno.errorcode.get(error.errno or 0, str(error)),
+            )
             return None
 
     def released(self, handle: HandleId) -> None:

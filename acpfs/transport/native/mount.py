@@ -35,7 +35,12 @@ class MountOptions:
 
     def kernel_text(self, fd: int, root_mode: int) -> str:
         """Options for mount(2)."""
-        words = [f"fd={fd}", f"rootmode={stat.S_IFMT(root_mode):o}", f"user_id={os.getuid()}", f"group_id={os.getgid()}"]
+        words = [
+            f"fd={fd}",
+            f"rootmode={stat.S_IFMT(root_mode):o}",
+            f"user_id={os.getuid()}",
+            f"group_id={os.getgid()}",
+        ]
         words.append("default_permissions")
         if self.allow_other:
             words.append("allow_other")
@@ -43,7 +48,11 @@ class MountOptions:
 
     def fusermount_text(self) -> str:
         """Options for fusermount3; it adds descriptor, mode and ids itself."""
-        words = ["default_permissions", "subtype=acpfs", "fsname=" + self.source.replace("\\", "\\\\").replace(",", "\\,")]
+        words = [
+            "default_permissions",
+            "subtype=acpfs",
+            "fsname=" + self.source.replace("\\", "\\\\").replace(",", "\\,"),
+        ]
         if self.allow_other:
             words.append("allow_other")
         return ",".join(words)
@@ -92,7 +101,12 @@ def mount_with_helper(mountpoint: Path, options: MountOptions) -> int:
         environment = {**os.environ, "_FUSE_COMMFD": str(theirs.fileno())}
         try:
             done = subprocess.run(
-                command, env=environment, pass_fds=[theirs.fileno()], capture_output=True, timeout=FUSERMOUNT_TIMEOUT_S, check=False
+                command,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                capture_output=True,
+                timeout=FUSERMOUNT_TIMEOUT_S,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             message = f"cannot mount on {mountpoint}: not permitted to mount, and fusermount3 is not usable ({error})"
@@ -123,4 +137,8 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
     command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
     done = subprocess.run(command, capture_output=True, timeout=FUSERMOUNT_TIMEOUT_S, check=False)
     if done.returncode != 0:
-        raise OSError(errno.EBUSY, done.stderr.decode(errors="replace").strip() or os.strerror(errno.EBUSY), str(mountpoint))
+        raise OSError(
+            errno.EBUSY,
+            done.stderr.decode(errors="replace").strip() or os.strerror(errno.EBUSY),
+            str(mountpoint),
+        )

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from acpfs.transport.native.protocol import INIT_IN, INIT_IN_V7_31, INIT_OUT, MAJOR, MINOR_MAX, MINOR_MIN, PAGE_BYTES, InitFlag
+from acpfs.transport.native.protocol import (
+    INIT_IN,
+    INIT_IN_V7_31,
+    INIT_OUT,
+    MAJOR,
+    MINOR_MAX,
+    MINOR_MIN,
+    PAGE_BYTES,
+    InitFlag,
+)
 
 WANTED = (
     InitFlag.ASYNC_READ
@@ -104,7 +113,9 @@ def answer_init(body: bytes, feature_mask: int, pages_limit: int, timeout_s: int
     """
     major, minor, max_readahead, flags = INIT_IN_V7_31.unpack_from(body)
     if major < MAJOR or (major == MAJOR and minor < MINOR_MIN):
-        message = f"the kernel speaks FUSE {major}.{minor}, {MAJOR}.{MINOR_MIN} (Linux 5.2) is needed"
+        message = (
+            f"the kernel speaks FUSE {major}.{minor}, {MAJOR}.{MINOR_MIN} (Linux 5.2) is needed"
+        )
         raise ProtocolError(message)
     if major > MAJOR:
         return InitReply(INIT_OUT.pack(MAJOR, MINOR_MAX, *[0] * (len(_INIT_OUT_ZEROS) - 2)), None)
@@ -139,5 +150,9 @@ def _negotiate(minor: int, offered: int, pages_limit: int, wanted: int) -> Negot
     taken = wanted & offered
     if not offered & InitFlag.INIT_EXT:
         taken &= 0xFFFFFFFF
-    pages = min(pages_limit, MAX_WRITE_BYTES_MAX // PAGE_BYTES) if taken & InitFlag.MAX_PAGES else MAX_PAGES_DEFAULT
+    pages = (
+        min(pages_limit, MAX_WRITE_BYTES_MAX // PAGE_BYTES)
+        if taken & InitFlag.MAX_PAGES
+        else MAX_PAGES_DEFAULT
+    )
     return Negotiated(min(minor, MINOR_MAX), offered, taken, pages * PAGE_BYTES)

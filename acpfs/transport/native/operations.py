@@ -45,9 +45,15 @@ TIME_NS_MIN, TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
 _BODY = IN_HEADER.size
 _FORGET = int(Opcode.FORGET)
 
-_MODE, _UID, _GID, _SIZE = (int(f) for f in (SetattrFlag.MODE, SetattrFlag.UID, SetattrFlag.GID, SetattrFlag.SIZE))
+_MODE, _UID, _GID, _SIZE = (
+    int(f) for f in (SetattrFlag.MODE, SetattrFlag.UID, SetattrFlag.GID, SetattrFlag.SIZE)
+)
 _ATIME, _MTIME, _FH = int(SetattrFlag.ATIME), int(SetattrFlag.MTIME), int(SetattrFlag.FH)
-_ATIME_NOW, _MTIME_NOW, _KILL = int(SetattrFlag.ATIME_NOW), int(SetattrFlag.MTIME_NOW), int(SetattrFlag.KILL_SUIDGID)
+_ATIME_NOW, _MTIME_NOW, _KILL = (
+    int(SetattrFlag.ATIME_NOW),
+    int(SetattrFlag.MTIME_NOW),
+    int(SetattrFlag.KILL_SUIDGID),
+)
 
 # -- layouts that only their operation knows
 
@@ -63,7 +69,9 @@ SETATTR_IN = Layout(
     "u32 valid, u32 padding, u64 fh, u64 size, u64 lock_owner, i64 atime, i64 mtime, i64 ctime, "
     "u32 atimensec, u32 mtimensec, u32 ctimensec, u32 mode, u32 unused4, u32 uid, u32 gid, u32 unused5",
 )
-STATX_IN = Layout("fuse_statx_in", 24, "u32 getattr_flags, u32 reserved, u64 fh, u32 sx_flags, u32 sx_mask")
+STATX_IN = Layout(
+    "fuse_statx_in", 24, "u32 getattr_flags, u32 reserved, u64 fh, u32 sx_flags, u32 sx_mask"
+)
 
 # changes of names; the names themselves follow, each ended by a zero byte
 
@@ -81,11 +89,15 @@ WRITE_OUT = Layout("fuse_write_out", 8, "u32 size, u32 padding")
 FLUSH_IN = Layout("fuse_flush_in", 24, "u64 fh, u32 unused, u32 padding, u64 lock_owner")
 RELEASE_IN = Layout("fuse_release_in", 24, "u64 fh, u32 flags, u32 release_flags, u64 lock_owner")
 FSYNC_IN = Layout("fuse_fsync_in", 16, "u64 fh, u32 fsync_flags, u32 padding")
-FALLOCATE_IN = Layout("fuse_fallocate_in", 32, "u64 fh, u64 offset, u64 length, u32 mode, u32 padding")
+FALLOCATE_IN = Layout(
+    "fuse_fallocate_in", 32, "u64 fh, u64 offset, u64 length, u32 mode, u32 padding"
+)
 LSEEK_IN = Layout("fuse_lseek_in", 24, "u64 fh, u64 offset, u32 whence, u32 padding")
 LSEEK_OUT = Layout("fuse_lseek_out", 8, "u64 offset")
 COPY_FILE_RANGE_IN = Layout(
-    "fuse_copy_file_range_in", 56, "u64 fh_in, u64 off_in, u64 nodeid_out, u64 fh_out, u64 off_out, u64 len, u64 flags"
+    "fuse_copy_file_range_in",
+    56,
+    "u64 fh_in, u64 off_in, u64 nodeid_out, u64 fh_out, u64 off_out, u64 len, u64 flags",
 )
 COPY_FILE_RANGE_OUT = Layout("fuse_copy_file_range_out", 8, "u64 bytes_copied")
 
@@ -145,7 +157,9 @@ class Operation(NamedTuple):
 class Calls:
     """From request to coroutine."""
 
-    def __init__(self, fs: FileSystem, negotiated: Negotiated, lanes: KernelLanes, holding: Holding) -> None:
+    def __init__(
+        self, fs: FileSystem, negotiated: Negotiated, lanes: KernelLanes, holding: Holding
+    ) -> None:
         """`negotiated` decides how SETXATTR is laid out and who takes set-uid away.
 
         `lanes` is told what is released; `holding` knows who holds writers.
@@ -154,7 +168,9 @@ class Calls:
         self._fs = fs
         self._released = lanes.released
         self._kills = negotiated.has(InitFlag.HANDLE_KILLPRIV_V2)
-        self._setxattr_in = SETXATTR_IN if negotiated.has(InitFlag.SETXATTR_EXT) else SETXATTR_IN_COMPAT
+        self._setxattr_in = (
+            SETXATTR_IN if negotiated.has(InitFlag.SETXATTR_EXT) else SETXATTR_IN_COMPAT
+        )
 
     # -- nodes and attributes
 
@@ -186,7 +202,9 @@ class Calls:
         return self._fs.getattr(Ino(request.ino), HandleId(handle) if flags & GETATTR_FH else None)
 
     def setattr(self, request: Request) -> Call[Attributes]:
-        valid, _, fh, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = SETATTR_IN.unpack_from(request.body())
+        valid, _, fh, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = (
+            SETATTR_IN.unpack_from(request.body())
+        )
         if not valid and self._holding.is_ours(request.pid):
             return self._fs.hold_taken(Ino(request.ino))
         now = time.time_ns() if valid & (_ATIME_NOW | _MTIME_NOW) else 0
@@ -195,8 +213,12 @@ class Calls:
             uid=uid if valid & _UID else None,
             gid=gid if valid & _GID else None,
             size=size if valid & _SIZE else None,
-            atime_ns=(now if valid & _ATIME_NOW else time_ns(atime, atime_ns)) if valid & _ATIME else None,
-            mtime_ns=(now if valid & _MTIME_NOW else time_ns(mtime, mtime_ns)) if valid & _MTIME else None,
+            atime_ns=(now if valid & _ATIME_NOW else time_ns(atime, atime_ns))
+            if valid & _ATIME
+            else None,
+            mtime_ns=(now if valid & _MTIME_NOW else time_ns(mtime, mtime_ns))
+            if valid & _MTIME
+            else None,
         )
         handle = HandleId(fh) if valid & _FH else None
         call = self._fs.setattr(Ino(request.ino), change, handle, caller_of(request))
@@ -214,12 +236,16 @@ class Calls:
     def mknod(self, request: Request) -> Call[Attributes]:
         body = request.body()
         mode, rdev, umask, _ = MKNOD_IN.unpack_from(body)
-        return self._fs.mknod(Ino(request.ino), name_in(body, MKNOD_IN.size), mode, rdev, caller_of(request, umask))
+        return self._fs.mknod(
+            Ino(request.ino), name_in(body, MKNOD_IN.size), mode, rdev, caller_of(request, umask)
+        )
 
     def mkdir(self, request: Request) -> Call[Attributes]:
         body = request.body()
         mode, umask = MKDIR_IN.unpack_from(body)
-        return self._fs.mkdir(Ino(request.ino), name_in(body, MKDIR_IN.size), mode, caller_of(request, umask))
+        return self._fs.mkdir(
+            Ino(request.ino), name_in(body, MKDIR_IN.size), mode, caller_of(request, umask)
+        )
 
     def symlink(self, request: Request) -> Call[Attributes]:
         name, target = two_names(request.body())
@@ -246,7 +272,9 @@ class Calls:
         new_parent, flags, _ = RENAME2_IN.unpack_from(body)
         return self._rename(request, body, RENAME2_IN.size, new_parent, flags)
 
-    def _rename(self, request: Request, body: bytes, start: int, new_parent: int, flags: int) -> Call[None]:
+    def _rename(
+        self, request: Request, body: bytes, start: int, new_parent: int, flags: int
+    ) -> Call[None]:
         name, new_name = two_names(body, start)
         return self._fs.rename(Ino(request.ino), name, Ino(new_parent), new_name, flags)
 
@@ -257,14 +285,18 @@ class Calls:
         request.argument = flags
         caller = caller_of(request)
         call = self._fs.open(Ino(request.ino), flags, caller)
-        kill = open_flags & OPEN_KILL_SUIDGID if self._kills else truncates_unprivileged(flags, caller)
+        kill = (
+            open_flags & OPEN_KILL_SUIDGID if self._kills else truncates_unprivileged(flags, caller)
+        )
         return self._and_kill(request, call) if kill else call
 
     def create(self, request: Request) -> Call[tuple[OpenFile, Attributes]]:
         body = request.body()
         flags, mode, umask, _ = CREATE_IN.unpack_from(body)
         request.argument = flags
-        return self._fs.create(Ino(request.ino), name_in(body, CREATE_IN.size), mode, flags, caller_of(request, umask))
+        return self._fs.create(
+            Ino(request.ino), name_in(body, CREATE_IN.size), mode, flags, caller_of(request, umask)
+        )
 
     def tmpfile(self, request: Request) -> Call[tuple[OpenFile, Attributes]]:
         flags, mode, umask, _ = CREATE_IN.unpack_from(request.body())
@@ -301,7 +333,9 @@ class Calls:
         return self._fs.lseek(HandleId(handle), offset, whence)
 
     def copy_file_range(self, request: Request) -> Call[int]:
-        source, source_offset, _, handle, offset, size, flags = COPY_FILE_RANGE_IN.unpack_from(request.body())
+        source, source_offset, _, handle, offset, size, flags = COPY_FILE_RANGE_IN.unpack_from(
+            request.body()
+        )
         if flags:
             message = f"unknown flags {flags:#x}"
             raise ValueError(message)
@@ -321,7 +355,12 @@ class Calls:
 
     def readdirplus(self, request: Request) -> Call[list[DirEntry]]:
         handle, offset, request.argument, _, _, _, _ = READ_IN.unpack_from(request.body())
-        return self._fs.readdir(HandleId(handle), offset, with_attributes=True, fitting=partial(with_room, room=request.argument))
+        return self._fs.readdir(
+            HandleId(handle),
+            offset,
+            with_attributes=True,
+            fitting=partial(with_room, room=request.argument),
+        )
 
     def releasedir(self, request: Request) -> Call[None]:
         return self._fs.releasedir(HandleId(RELEASE_IN.unpack_from(request.body())[0]))
@@ -381,7 +420,21 @@ def opened_directory(_request: Request, handle: int) -> bytes:
 def space(_request: Request, s: SpaceInfo) -> bytes:
     size = s.block_bytes
     return STATFS_OUT.pack(
-        s.blocks, s.blocks_free, s.blocks_available, s.files, s.files_free, size, s.name_bytes_max, size, 0, 0, 0, 0, 0, 0, 0
+        s.blocks,
+        s.blocks_free,
+        s.blocks_available,
+        s.files,
+        s.files_free,
+        size,
+        s.name_bytes_max,
+        size,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
     )
 
 

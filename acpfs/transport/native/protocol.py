@@ -196,14 +196,22 @@ class Layout(struct.Struct):
 
 
 IN_HEADER = Layout(
-    "fuse_in_header", 40, "u32 len, u32 opcode, u64 unique, u64 nodeid, u32 uid, u32 gid, u32 pid, u16 total_extlen, u16 padding"
+    "fuse_in_header",
+    40,
+    "u32 len, u32 opcode, u64 unique, u64 nodeid, u32 uid, u32 gid, u32 pid, u16 total_extlen, u16 padding",
 )
 OUT_HEADER = Layout("fuse_out_header", 16, "u32 len, i32 error, u64 unique")
 
 # -- session
 
-INIT_IN_V7_31 = Layout("fuse_init_in before 7.36", 16, "u32 major, u32 minor, u32 max_readahead, u32 flags")
-INIT_IN = Layout("fuse_init_in", 64, "u32 major, u32 minor, u32 max_readahead, u32 flags, u32 flags2, u32*11 unused")
+INIT_IN_V7_31 = Layout(
+    "fuse_init_in before 7.36", 16, "u32 major, u32 minor, u32 max_readahead, u32 flags"
+)
+INIT_IN = Layout(
+    "fuse_init_in",
+    64,
+    "u32 major, u32 minor, u32 max_readahead, u32 flags, u32 flags2, u32*11 unused",
+)
 INIT_OUT = Layout(
     "fuse_init_out",
     64,
@@ -222,7 +230,9 @@ ATTR_FIELDS = (
 ATTR = Layout("fuse_attr", 88, ATTR_FIELDS)
 ENTRY_FIELDS = f"u64 nodeid, u64 generation, u64 entry_valid, u64 attr_valid, u32 entry_valid_nsec, u32 attr_valid_nsec, {ATTR_FIELDS}"
 ENTRY_OUT = Layout("fuse_entry_out", 128, ENTRY_FIELDS)
-ATTR_OUT = Layout("fuse_attr_out", 104, f"u64 attr_valid, u32 attr_valid_nsec, u32 dummy, {ATTR_FIELDS}")
+ATTR_OUT = Layout(
+    "fuse_attr_out", 104, f"u64 attr_valid, u32 attr_valid_nsec, u32 dummy, {ATTR_FIELDS}"
+)
 STATX_OUT = Layout(
     "fuse_statx_out",
     288,
@@ -238,8 +248,16 @@ ACCESS_IN = Layout("fuse_access_in", 8, "u32 mask, u32 padding")
 # -- files
 
 OPEN_OUT = Layout("fuse_open_out", 16, "u64 fh, u32 open_flags, i32 backing_id")
-READ_IN = Layout("fuse_read_in", 40, "u64 fh, u64 offset, u32 size, u32 read_flags, u64 lock_owner, u32 flags, u32 padding")
-WRITE_IN = Layout("fuse_write_in", 40, "u64 fh, u64 offset, u32 size, u32 write_flags, u64 lock_owner, u32 flags, u32 padding")
+READ_IN = Layout(
+    "fuse_read_in",
+    40,
+    "u64 fh, u64 offset, u32 size, u32 read_flags, u64 lock_owner, u32 flags, u32 padding",
+)
+WRITE_IN = Layout(
+    "fuse_write_in",
+    40,
+    "u64 fh, u64 offset, u32 size, u32 write_flags, u64 lock_owner, u32 flags, u32 padding",
+)
 
 # -- extended attributes
 
@@ -253,6 +271,10 @@ RECORD_ALIGNMENT = 8
 # -- notifications and ioctls on the device
 
 NOTIFY_INVAL_INODE_OUT = Layout("fuse_notify_inval_inode_out", 24, "u64 ino, i64 off, i64 len")
-NOTIFY_INVAL_ENTRY_OUT = Layout("fuse_notify_inval_entry_out", 16, "u64 parent, u32 namelen, u32 flags")
-NOTIFY_DELETE_OUT = Layout("fuse_notify_delete_out", 24, "u64 parent, u64 child, u32 namelen, u32 padding")
+NOTIFY_INVAL_ENTRY_OUT = Layout(
+    "fuse_notify_inval_entry_out", 16, "u64 parent, u32 namelen, u32 flags"
+)
+NOTIFY_DELETE_OUT = Layout(
+    "fuse_notify_delete_out", 24, "u64 parent, u64 child, u32 namelen, u32 padding"
+)
 BACKING_MAP = Layout("fuse_backing_map", 16, "i32 fd, u32 flags, u64 padding")

@@ -53,7 +53,9 @@ def is_bulk_read(header: memoryview) -> bool:
 class Readers:
     """The reader threads of a session."""
 
-    def __init__(self, dispatch: Dispatch, fds: list[int], payload_bytes: int, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, dispatch: Dispatch, fds: list[int], payload_bytes: int, ended: Callable[[], None]
+    ) -> None:
         """`fds`: one per thread; `ended`: called once, from the last thread, when the mount has ended."""
         self._dispatch = dispatch
         self._payload_bytes = payload_bytes
@@ -65,7 +67,10 @@ class Readers:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held by the thread that reads requests."""
-        self._threads = [threading.Thread(target=self._run, args=(fd, n), name=f"fuse-{fd}", daemon=True) for n, fd in enumerate(fds)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(fd, n), name=f"fuse-{fd}", daemon=True)
+            for n, fd in enumerate(fds)
+        ]
 
     def start(self) -> None:
         """Begin to serve."""

@@ -41,7 +41,9 @@ class References:
                     slots.set(slot, _COUNT, slots.get(slot, _COUNT) + 1)
 
     def _first(self, ino: int) -> None:
-        with contextlib.suppress(OSError):  # no page is left: the next worker looks the name up again when it is asked
+        with contextlib.suppress(
+            OSError
+        ):  # no page is left: the next worker looks the name up again when it is asked
             self._by_node[ino] = self._slots.add(ino, 1)
 
     def taken_back(self, counts: Iterable[tuple[int, int]]) -> None:

@@ -37,7 +37,9 @@ _READDIRPLUS = int(Opcode.READDIRPLUS)
 class Replies:
     """From a call's value to bytes."""
 
-    def __init__(self, lanes: KernelLanes, undo: Undo, references: References, attr_timeout_s: float) -> None:
+    def __init__(
+        self, lanes: KernelLanes, undo: Undo, references: References, attr_timeout_s: float
+    ) -> None:
         """`undo`: takes back entries that did not fit; `references`: told of those that did.
 
         `attr_timeout_s`: how long the kernel may use names and attributes unasked.
@@ -83,7 +85,20 @@ class Replies:
         ctime, ctime_ns = divmod(a.ctime_ns, NS)
         return STATX_OUT.pack(
             *(self._valid_s, self._valid_ns, 0, 0, 0),
-            *(STATX_BASIC_STATS, BLOCK_SIZE_BYTES, 0, a.nlink, a.uid, a.gid, a.mode, 0, a.ino, a.size, a.blocks, 0),
+            *(
+                STATX_BASIC_STATS,
+                BLOCK_SIZE_BYTES,
+                0,
+                a.nlink,
+                a.uid,
+                a.gid,
+                a.mode,
+                0,
+                a.ino,
+                a.size,
+                a.blocks,
+                0,
+            ),
             *(atime, atime_ns, 0, 0, 0, 0, ctime, ctime_ns, 0, mtime, mtime_ns, 0),
             *(os.major(a.rdev), os.minor(a.rdev), 0, 0),
             *[0] * 14,
@@ -141,19 +156,27 @@ class Replies:
                 break
             parts.append(record)
         if plus:
-            self._given([entry.ino for entry in entries[: len(parts)] if entry.attributes is not None])
+            self._given(
+                [entry.ino for entry in entries[: len(parts)] if entry.attributes is not None]
+            )
             if len(parts) < len(entries):
                 self._undo.entries(entries[len(parts) :])
         return b"".join(parts)
 
     def _record_plus(self, entry: DirEntry) -> bytes:
-        return (self._entry(entry.attributes) if entry.attributes is not None else bytes(ENTRY_OUT.size)) + _record(entry)
+        return (
+            self._entry(entry.attributes) if entry.attributes is not None else bytes(ENTRY_OUT.size)
+        ) + _record(entry)
 
 
 def _record(entry: DirEntry) -> bytes:
     name = entry.name
     length = len(name)
-    return DIRENT.pack(entry.ino, entry.next_offset, length, entry.mode >> 12) + name + _PADDING[length % RECORD_ALIGNMENT]
+    return (
+        DIRENT.pack(entry.ino, entry.next_offset, length, entry.mode >> 12)
+        + name
+        + _PADDING[length % RECORD_ALIGNMENT]
+    )
 
 
 _PADDING = [b"\0" * (-length % RECORD_ALIGNMENT) for length in range(RECORD_ALIGNMENT)]

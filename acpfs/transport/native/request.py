@@ -42,7 +42,11 @@ class RequestBuffers:
 
     def renew(self) -> None:
         """New ones: the view of the old payload now belongs to a WRITE that is answered later."""
-        whole = memoryview(mmap.mmap(-1, mmap.PAGESIZE + self._payload_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+        whole = memoryview(
+            mmap.mmap(
+                -1, mmap.PAGESIZE + self._payload_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
+            )
+        )
         self.header = whole[:HEADER_BYTES]
         self.payload = whole[mmap.PAGESIZE :]
         self.vector = (self.header, self.payload)
@@ -51,7 +55,18 @@ class RequestBuffers:
 class Request:
     """Decoded header, and the way back to the kernel."""
 
-    __slots__ = ("argument", "buffers", "fd", "gid", "ino", "length", "opcode", "pid", "uid", "unique")
+    __slots__ = (
+        "argument",
+        "buffers",
+        "fd",
+        "gid",
+        "ino",
+        "length",
+        "opcode",
+        "pid",
+        "uid",
+        "unique",
+    )
 
     def __init__(self, fd: int, buffers: RequestBuffers, length: int) -> None:
         """`fd`: where it was read from and must be answered; `length`: bytes read, header included.
@@ -59,7 +74,9 @@ class Request:
         Raises:
             ValueError: shorter than a header, or not as long as its header says.
         """
-        said, self.opcode, self.unique, self.ino, self.uid, self.gid, self.pid, _extensions, _ = IN_HEADER.unpack_from(buffers.header)
+        said, self.opcode, self.unique, self.ino, self.uid, self.gid, self.pid, _extensions, _ = (
+            IN_HEADER.unpack_from(buffers.header)
+        )
         self.fd = fd
         self.buffers = buffers
         self.length = length
@@ -74,7 +91,9 @@ class Request:
         length, buffers = self.length, self.buffers
         if length <= HEADER_BYTES:
             return bytes(buffers.header[IN_HEADER.size : length])
-        return bytes(buffers.header[IN_HEADER.size :]) + bytes(buffers.payload[: length - HEADER_BYTES])
+        return bytes(buffers.header[IN_HEADER.size :]) + bytes(
+            buffers.payload[: length - HEADER_BYTES]
+        )
 
     def payload(self, size: int) -> memoryview:
         """The bytes of a WRITE, where they are.

@@ -18,7 +18,14 @@ from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.filesystem.records import Attributes
 from acpfs.filesystem.steps import Call
 from acpfs.ram.kept import Kept
-from acpfs.transport.native.operations import LINK_IN, MKDIR_IN, MKNOD_IN, RENAME2_IN, name_in, two_names
+from acpfs.transport.native.operations import (
+    LINK_IN,
+    MKDIR_IN,
+    MKNOD_IN,
+    RENAME2_IN,
+    name_in,
+    two_names,
+)
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.request import Request, plain
 from acpfs.types import NO_INO, Ino
@@ -68,7 +75,9 @@ class ResentRequests:
         """The call's value; it is made if it was not."""
         unique = plain(request.unique)
         try:
-            if unique != request.unique and unique in self._done:  # the kernel marks what it sends again in the number itself
+            if (
+                unique != request.unique and unique in self._done
+            ):  # the kernel marks what it sends again in the number itself
                 return await self._again(request, call, self._done.pop(unique))
             moved = await self._exchanged(request)
             value = await call
@@ -121,7 +130,11 @@ class ResentRequests:
             return NO_INO
         body = request.body()
         _new_parent, flags, _ = RENAME2_IN.unpack_from(body)
-        moved = await self._found(Ino(request.ino), two_names(body, RENAME2_IN.size)[0]) if flags & RENAME_EXCHANGE else None
+        moved = (
+            await self._found(Ino(request.ino), two_names(body, RENAME2_IN.size)[0])
+            if flags & RENAME_EXCHANGE
+            else None
+        )
         if moved is None:
             return NO_INO
         self._fs.forget([(moved.ino, 1)])

@@ -41,7 +41,13 @@ def make_session(settings: Settings) -> list[int]:
     Raises:
         MachineError: FUSE is not permitted here.
     """
-    return clones(mount(settings.mountpoint, MountOptions(os.fspath(settings.backing), allow_other=settings.allow_other)), reader_count())
+    return clones(
+        mount(
+            settings.mountpoint,
+            MountOptions(os.fspath(settings.backing), allow_other=settings.allow_other),
+        ),
+        reader_count(),
+    )
 
 
 async def serve_kept(
@@ -63,9 +69,13 @@ async def serve_kept(
         ProtocolError: the kernel is too old.
     """
     if negotiated is None:
-        session = await trio.to_thread.run_sync(partial(Session.begin, fs, kept, fds, feature_mask=_mask(), holding=holding))
+        session = await trio.to_thread.run_sync(
+            partial(Session.begin, fs, kept, fds, feature_mask=_mask(), holding=holding)
+        )
     else:
-        session = await trio.to_thread.run_sync(partial(Session.take_over, fs, kept, fds, negotiated, holding=holding))
+        session = await trio.to_thread.run_sync(
+            partial(Session.take_over, fs, kept, fds, negotiated, holding=holding)
+        )
     session.start()
     ready(session)
     await settled(session.ended)

@@ -59,7 +59,9 @@ def negotiate(fd: int, feature_mask: int = ALL_FEATURES) -> Negotiated:
             message = f"the kernel began with opcode {request.opcode}, not with INIT"
             raise ProtocolError(message)
         try:
-            answer = answer_init(request.body(), feature_mask, max_pages_limit(), RequestTimeouts.read().to_ask_for_s)
+            answer = answer_init(
+                request.body(), feature_mask, max_pages_limit(), RequestTimeouts.read().to_ask_for_s
+            )
         except (ProtocolError, struct.error):
             request.refuse(errno.EPROTO)
             raise
@@ -72,7 +74,14 @@ class Session:
     """A file system served over one /dev/fuse session."""
 
     def __init__(
-        self, fs: FileSystem, kept: Kept, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0, holding: Holding | None = None
+        self,
+        fs: FileSystem,
+        kept: Kept,
+        fds: Sequence[int],
+        negotiated: Negotiated,
+        *,
+        readers: int = 0,
+        holding: Holding | None = None,
     ) -> None:
         """`fds`: the session's descriptor and clones, owned from now on; readers share them.
 
@@ -97,7 +106,12 @@ class Session:
         self._dispatch = Dispatch(fs, kept, calls, replies, undo)
         shared = own or fds
         of_readers = [shared[n % len(shared)] for n in range(count)]
-        self._readers = Readers(self._dispatch, of_readers, negotiated.max_write_bytes, lambda: self.ended.set_result(None))
+        self._readers = Readers(
+            self._dispatch,
+            of_readers,
+            negotiated.max_write_bytes,
+            lambda: self.ended.set_result(None),
+        )
 
     @classmethod
     def begin(
@@ -115,14 +129,23 @@ class Session:
 
     @classmethod
     def take_over(
-        cls, fs: FileSystem, kept: Kept, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0, holding: Holding | None = None
+        cls,
+        fs: FileSystem,
+        kept: Kept,
+        fds: Sequence[int],
+        negotiated: Negotiated,
+        *,
+        readers: int = 0,
+        holding: Holding | None = None,
     ) -> Session:
         """A session that another worker has left, over descriptors that were kept; asks the kernel again for what was under way."""
         session = cls(fs, kept, fds, negotiated, readers=readers, holding=holding)
         if negotiated.has(InitFlag.HAS_RESEND):
             session.device.resend()
         else:
-            log.warning("the kernel cannot resend requests: calls that were under way when the last worker died have failed")
+            log.warning(
+                "the kernel cannot resend requests: calls that were under way when the last worker died have failed"
+            )
         return session
 
     def start(self) -> None:
@@ -143,7 +166,15 @@ class Session:
     def waiting(self) -> list[tuple[str, Ino, int, float]]:
         """(call, inode, process, monotonic time since when) of the calls that wait."""
         waiting = self._dispatch.continuations.waiting()
-        return [(Opcode(one.request.opcode).name.lower(), Ino(one.request.ino), one.request.pid, one.since_s) for one in waiting]
+        return [
+            (
+                Opcode(one.request.opcode).name.lower(),
+                Ino(one.request.ino),
+                one.request.pid,
+                one.since_s,
+            )
+            for one in waiting
+        ]
 
     def current(self) -> list[int]:
         """Per thread: the number of the request that it serves, 0 when it waits for one."""

@@ -59,8 +59,19 @@ class Committer:
         for the next, as the mirror's journal needs it.
         """
         self._parts, self._placing, self._before, self._manifest = parts, placing, before, manifest
-        self._lower, self._tree, self._log, self._state, self._lock = parts.lower, parts.tree, parts.log, parts.state, parts.lock
-        self._applied, self._conflicts, self._spares, self._there = applied, conflicts, spares, there
+        self._lower, self._tree, self._log, self._state, self._lock = (
+            parts.lower,
+            parts.tree,
+            parts.log,
+            parts.state,
+            parts.lock,
+        )
+        self._applied, self._conflicts, self._spares, self._there = (
+            applied,
+            conflicts,
+            spares,
+            there,
+        )
         self._listings = absence.Listings(parts.lower)
         self._given_back = GivenBack(parts, conflicts)
         self._changed = False
@@ -71,7 +82,10 @@ class Committer:
         """Inode numbers of what the group has made: the file system is told when all of it is persisted."""
         self.stopped = False
         """Set to end a group early; what was not begun stays queued."""
-        self._stores, self._one_by_one = StoreRuns(parts, manifest, applied, conflicts, spares, lambda: self.stopped), one_by_one
+        self._stores, self._one_by_one = (
+            StoreRuns(parts, manifest, applied, conflicts, spares, lambda: self.stopped),
+            one_by_one,
+        )
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._make_entry,
@@ -129,7 +143,9 @@ class Committer:
             return 0
         self._done(op, st, outcome)
         if op.kind is OpKind.STORE:
-            outcome.synced.update(dict.fromkeys(directory for directory, _name in self._parts.places(op.ino)))
+            outcome.synced.update(
+                dict.fromkeys(directory for directory, _name in self._parts.places(op.ino))
+            )
         return 1
 
     def _done(self, op: Op, st: LowerStat | None, outcome: GroupOutcome) -> None:
@@ -148,7 +164,9 @@ class Committer:
             self._leave(op)
             return None
         if self._conflicts.total > conflicts:
-            self._before(op)  # its place is beside now: a journal without that would have it stored beside that once more
+            self._before(
+                op
+            )  # its place is beside now: a journal without that would have it stored beside that once more
         st = self._kinds[op.kind](op)
         self._conflicts.noted(op, st)
         return st
@@ -197,7 +215,10 @@ class Committer:
         with self._lock:
             if self._log.get(op.seq) is not op:
                 return False
-            if op.version is not None and op.version.state not in (VersionState.STAGED, VersionState.COMMITTED):
+            if op.version is not None and op.version.state not in (
+                VersionState.STAGED,
+                VersionState.COMMITTED,
+            ):
                 return False
             self._log.mark_begun(op)
             self._state.must_commit()  # else a next worker would take it for one that nothing was done for
@@ -291,7 +312,9 @@ class Committer:
         assert version.staging_name
         places = self._places(op.ino)
         with self._lock:
-            targets = [self._path_at(*place) for place in places] or [self._path_at(*self.place_of(op))]
+            targets = [self._path_at(*place) for place in places] or [
+                self._path_at(*self.place_of(op))
+            ]
         staging, first = self._lower.staging_path(version.staging_name), targets[0]
         if is_linked(version):
             self._placing.check_linked(version, staging)
@@ -303,7 +326,9 @@ class Committer:
         if st.size != version.size:
             raise StagingLostError
         if self._placing.has_left(staging, st, version.staging_ino) or is_linked(version):
-            self._lower.remove_staging(version.staging_name)  # both were names of one file: that rename does nothing
+            self._lower.remove_staging(
+                version.staging_name
+            )  # both were names of one file: that rename does nothing
             st = self._lower.lstat(first)
         for target in targets[1:]:
             if self._placing.add_name(op, first, target, st.ino):
@@ -320,7 +345,13 @@ class Committer:
         meta = Metadata()
         if replaced is not None and self._lower.features.xattrs:
             with suppress(FileNotFoundError):
-                meta.xattrs.update({name: value for name, value in self._lower.xattrs(replaced).items() if name not in op.meta.xattrs})
+                meta.xattrs.update(
+                    {
+                        name: value
+                        for name, value in self._lower.xattrs(replaced).items()
+                        if name not in op.meta.xattrs
+                    }
+                )
         if self._applied.get(op.version.vid) != op.meta.to_json():
             later = Metadata.from_json(op.meta.to_json())
             later.xattrs.update(meta.xattrs)
@@ -418,7 +449,9 @@ class Committer:
         """Of what was moved aside; when paths are at rest again, for it may take a while."""
         kept = self._parts.path(op.ino) if op.moved_for else None
         if kept is not None and stat.S_ISDIR(self._lower.lstat(kept).mode):
-            self._given_back.give(op.ino, kept, self._parts.path(op.moved_for) or self._path_at(*self.place_of(op)))
+            self._given_back.give(
+                op.ino, kept, self._parts.path(op.moved_for) or self._path_at(*self.place_of(op))
+            )
 
     def _exchange(self, op: Op) -> LowerStat:
         """Not idempotent by nature: the inode numbers before it are noted in the operation first."""
@@ -429,11 +462,15 @@ class Committer:
                 op.payload = noted
                 self._log.save(op)
                 self._state.must_commit()
-            self._before(op)  # it is another operation now: without the numbers it would be carried out twice, which undoes it
+            self._before(
+                op
+            )  # it is another operation now: without the numbers it would be carried out twice, which undoes it
         ino_a, ino_b = (int(part) for part in op.payload.split())
         with self._moving():
             now_a, now_b = self._parts.look(a), self._parts.look(b)
-            if now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a):  # one may have been stored again
+            if (
+                now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a)
+            ):  # one may have been stored again
                 self._changed = True  # where names cannot be exchanged it is three renames, and a refusal may come after the first
                 self._lower.exchange(a, b)
             st = self._lower.lstat(b)
@@ -450,7 +487,9 @@ class Committer:
         st: LowerStat | None = None
         if path is not None:
             try:
-                self._lower.apply(path, with_note(self._lower, path, op.meta, doubtful=self._doubtful))
+                self._lower.apply(
+                    path, with_note(self._lower, path, op.meta, doubtful=self._doubtful)
+                )
                 st = self._lower.lstat(path)
             except FileNotFoundError:
                 absence.make_sure(self._lower, path)

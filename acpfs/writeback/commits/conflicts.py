@@ -48,7 +48,12 @@ class Conflicts:
     def __init__(self, parts: DrainParts) -> None:
         """Takes up what an earlier worker knew."""
         self._parts, self._left_as = parts, parts.listener.left_as
-        self._lower, self._tree, self._lock, self._state = parts.lower, parts.tree, parts.lock, (state := parts.state)
+        self._lower, self._tree, self._lock, self._state = (
+            parts.lower,
+            parts.tree,
+            parts.lock,
+            (state := parts.state),
+        )
         self._checks: dict[OpKind, Callable[[Op], LowerPath | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._make,
@@ -66,7 +71,10 @@ class Conflicts:
         rows = state.rows("SELECT value FROM guard WHERE name = 'until'")
         self._until = Seq(rows[0][0] if rows else 0)
         self._inos: frozenset[Ino] = frozenset()
-        self._aside: dict[Place, bytes] = {(Ino(p), name): aside for p, name, aside in state.rows("SELECT parent, name, aside FROM aside")}
+        self._aside: dict[Place, bytes] = {
+            (Ino(p), name): aside
+            for p, name, aside in state.rows("SELECT parent, name, aside FROM aside")
+        }
         self._seen: dict[Ino, Look] = {}
         self._seen_in_group: dict[Ino, Look] = {}
         """The file system is told of a group when all of it is persisted."""
@@ -186,7 +194,12 @@ class Conflicts:
     def _attributes(self, op: Op) -> LowerPath | None:
         for place in self._parts.places(op.ino):
             path, st = self._look(place)
-            if path is not None and st is not None and self.is_foreign(place, st) and st.mtime_ns != op.meta.mtime_ns:
+            if (
+                path is not None
+                and st is not None
+                and self.is_foreign(place, st)
+                and st.mtime_ns != op.meta.mtime_ns
+            ):
                 return path
         return None
 
@@ -196,12 +209,20 @@ class Conflicts:
             return foreign
         target = self.place(op, op.parent, op.name)
         path, st = self._look(target)
-        if path is not None and st is not None and not self._is_node(op.ino, st) and self.is_foreign(target, st):
+        if (
+            path is not None
+            and st is not None
+            and not self._is_node(op.ino, st)
+            and self.is_foreign(target, st)
+        ):
             self._put_aside(op, target, path)
         return None
 
     def _rename(self, op: Op) -> LowerPath | None:
-        source, target = self.place(op, op.parent, op.name), self.place(op, op.new_parent, op.new_name)
+        source, target = (
+            self.place(op, op.parent, op.name),
+            self.place(op, op.new_parent, op.new_name),
+        )
         source_path, source_st = self._look(source)
         path, st = self._look(target)
         if source_st is None:  # done before, or taken away natively
@@ -215,9 +236,16 @@ class Conflicts:
         return None
 
     def _exchange(self, op: Op) -> LowerPath | None:
-        for place in (self.place(op, op.parent, op.name), self.place(op, op.new_parent, op.new_name)):
+        for place in (
+            self.place(op, op.parent, op.name),
+            self.place(op, op.new_parent, op.new_name),
+        ):
             path, st = self._look(place)
-            if st is not None and not self._is_node(op.ino, st) and not self._is_node(op.victim, st):
+            if (
+                st is not None
+                and not self._is_node(op.ino, st)
+                and not self._is_node(op.victim, st)
+            ):
                 return path
         return None
 
@@ -261,11 +289,19 @@ class Conflicts:
         with self._lock:
             self.total += 1
             self.told = [*self.told[1 - CONFLICTS_TOLD_MAX :], _report(*values)]
-            self._state.change("INSERT INTO conflict (path, kind, kept_as, at) VALUES (?, ?, ?, ?)", values)
+            self._state.change(
+                "INSERT INTO conflict (path, kind, kept_as, at) VALUES (?, ?, ?, ?)", values
+            )
             self._state.commit()
-        why = "changed natively while the mount was away" if self.covers(op) else "changed by others since it was deleted here"
+        why = (
+            "changed natively while the mount was away"
+            if self.covers(op)
+            else "changed by others since it was deleted here"
+        )
         what = "the mount's is kept beside" if kept_as else "left as it is"
-        told = {"path": shown(b"/".join(path)), "kind": op.kind.value} | ({"kept_as": shown(kept_as)} if kept_as else {})
+        told = {"path": shown(b"/".join(path)), "kind": op.kind.value} | (
+            {"kept_as": shown(kept_as)} if kept_as else {}
+        )
         _log.warning(f"conflict: {why}; {what}", **told)
 
 

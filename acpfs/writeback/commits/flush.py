@@ -44,10 +44,17 @@ class _Task:
 class Flusher:
     """Flushes what commit groups touched."""
 
-    def __init__(self, parts: DrainParts, retry: RetryPolicy, recheck: Callable[[GroupOutcome], bool]) -> None:
+    def __init__(
+        self, parts: DrainParts, retry: RetryPolicy, recheck: Callable[[GroupOutcome], bool]
+    ) -> None:
         """`recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
         self._parts, self._retry, self._recheck = parts, retry, recheck
-        self._lower, self._tree, self._log, self._pool = parts.lower, parts.tree, parts.log, parts.calls.syncs
+        self._lower, self._tree, self._log, self._pool = (
+            parts.lower,
+            parts.tree,
+            parts.log,
+            parts.calls.syncs,
+        )
         self._untimed: dict[Ino, bool] = {}
         """And whether it was out of reach: others may have changed it since, so the mount is not to take it for what it left there."""
         self._unreached: dict[Ino, None] = {}
@@ -75,30 +82,48 @@ class Flusher:
         while tasks:
             failed, error = await self._attempt(tasks, group, refusals)
             remade = False
-            while error is not None:  # until it is known again what there is: a flush that succeeds before says nothing
+            while (
+                error is not None
+            ):  # until it is known again what there is: a flush that succeeds before says nothing
                 tries += 1
                 self._note(group, error)
                 await trio.sleep(self._retry.delay_s(tries))
                 looking = self._pool.submit("recheck", self._recheck, group)
                 error = await self._error(looking)
                 remade = error is None and looking.result()
-            tasks = all_tasks if remade else failed  # what was made again is flushed again, wherever it is
+            tasks = (
+                all_tasks if remade else failed
+            )  # what was made again is flushed again, wherever it is
 
     def _note(self, group: GroupOutcome, error: OSError) -> None:
         with self._parts.lock:
             self._parts.counters.retries += 1
             for op, _stat in group.done:
-                op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
+                op.tries, op.last_error, op.last_detail = (
+                    op.tries + 1,
+                    error.errno,
+                    error.strerror or str(error),
+                )
 
-    async def _attempt(self, tasks: list[_Task], group: GroupOutcome, refusals: Counter[_Task]) -> tuple[list[_Task], OSError | None]:
+    async def _attempt(
+        self, tasks: list[_Task], group: GroupOutcome, refusals: Counter[_Task]
+    ) -> tuple[list[_Task], OSError | None]:
         """Those that failed, and why. `refusals`: how often in a row each could not be reached."""
         futures = [self._pool.submit("flush", self._carry_out, task, group) for task in tasks]
-        errors = {task: await self._error(future) for task, future in zip(tasks, futures, strict=True)}
+        errors = {
+            task: await self._error(future) for task, future in zip(tasks, futures, strict=True)
+        }
         for task, error in errors.items():
-            refusals[task] = refusals[task] + 1 if error is not None and error.errno in UNREACHABLE else 0
+            refusals[task] = (
+                refusals[task] + 1 if error is not None and error.errno in UNREACHABLE else 0
+            )
         left = [task for task in tasks if refusals[task] >= (PERMANENT_TRIES if group.done else 1)]
         if left and group.done:  # else only times were to come
-            refused = await self._error(self._pool.submit("flush", self._lower.sync_file_systems, [task.path for task in left]))
+            refused = await self._error(
+                self._pool.submit(
+                    "flush", self._lower.sync_file_systems, [task.path for task in left]
+                )
+            )
             if refused is not None:
                 return [task for task in tasks if errors[task] is not None], refused
         for task in left:
@@ -107,7 +132,9 @@ class Flusher:
                 self._unreached[task.ino] = None
             if error is not None and group.done:
                 path, why = shown(b"/".join(task.path)), errno_name(error.errno)
-                _log.error("cannot be reached any more: flushed with its file system", path=path, error=why)
+                _log.error(
+                    "cannot be reached any more: flushed with its file system", path=path, error=why
+                )
         failed = {task: error for task, error in errors.items() if error is not None}
         return list(failed), next(iter(failed.values()), None)
 
@@ -130,7 +157,9 @@ class Flusher:
             if task.times is not None and (group.done or task.ino not in group.synced):
                 group.settled.append((task.ino, self._lower.lstat(task.path)))
         except FileNotFoundError:
-            absence.make_sure(self._lower, task.path)  # removed from outside: there is nothing to flush
+            absence.make_sure(
+                self._lower, task.path
+            )  # removed from outside: there is nothing to flush
 
     def _tasks(self, group: GroupOutcome) -> list[_Task]:
         tasks = []

@@ -30,7 +30,9 @@ class Garbage:
         """Remove it on a thread of the pool."""
         with self._lock:
             self._under_way += 1
-        self._pool.submit("remove staging", self.remove, name).add_done_callback(lambda _future: self._done())
+        self._pool.submit("remove staging", self.remove, name).add_done_callback(
+            lambda _future: self._done()
+        )
 
     def _done(self) -> None:
         with self._lock:

@@ -23,7 +23,9 @@ MODE = 0o755
 """Of a directory that is made ahead of its MKDIR, which gives it its own, or again after others removed it: what it had is not known."""
 
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
-_NO_LINK = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_NO_LINK = frozenset(
+    {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+)
 _log = get_logger(__name__)
 
 
@@ -44,7 +46,11 @@ class GivenBack:
             directory, kept, to = todo.pop()
             moved = False
             for entry in self._lower.listdir(kept):
-                source, target, place = (*kept, entry.name), (*to, entry.name), (directory, entry.name)
+                source, target, place = (
+                    (*kept, entry.name),
+                    (*to, entry.name),
+                    (directory, entry.name),
+                )
                 st = self._lower.lstat(source)
                 if self._conflicts.is_foreign(place, st):
                     moved = self._move(source, target, st) or moved
@@ -67,9 +73,15 @@ class GivenBack:
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise
-            _log.warning("another node wrote this into a checkpoint that was deleted here: its name is taken", path=shown(source))
+            _log.warning(
+                "another node wrote this into a checkpoint that was deleted here: its name is taken",
+                path=shown(source),
+            )
             return False
-        _log.info("another node wrote this into a checkpoint that was deleted here: it goes to the new one", path=shown(target))
+        _log.info(
+            "another node wrote this into a checkpoint that was deleted here: it goes to the new one",
+            path=shown(target),
+        )
         return True
 
     def _put(self, source: LowerPath, target: LowerPath, st: LowerStat) -> None:
@@ -87,7 +99,9 @@ class GivenBack:
         try:
             self._lower.link(source, target)
         except FileExistsError:
-            if self._lower.lstat(target).ino != st.ino:  # linked before an earlier attempt was cut off
+            if (
+                self._lower.lstat(target).ino != st.ino
+            ):  # linked before an earlier attempt was cut off
                 raise
         except OSError as error:
             if error.errno not in _NO_LINK:

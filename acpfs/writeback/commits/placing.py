@@ -28,7 +28,13 @@ class Placing:
     """See above."""
 
     def __init__(self, parts: DrainParts) -> None:
-        self._parts, self._lower, self._log, self._state, self._lock = parts, parts.lower, parts.log, parts.state, parts.lock
+        self._parts, self._lower, self._log, self._state, self._lock = (
+            parts,
+            parts.lower,
+            parts.log,
+            parts.state,
+            parts.lock,
+        )
 
     def repaired(self) -> None:
         """Something that others did was put right."""
@@ -71,7 +77,10 @@ class Placing:
             return stat.S_ISDIR(present.mode)
         if op.kind is OpKind.SYMLINK:
             return stat.S_ISLNK(present.mode) and self._lower.readlink(path) == op.payload
-        return stat.S_IFMT(present.mode) == stat.S_IFMT(op.meta.mode or 0) and present.rdev == op.meta.rdev
+        return (
+            stat.S_IFMT(present.mode) == stat.S_IFMT(op.meta.mode or 0)
+            and present.rdev == op.meta.rdev
+        )
 
     def put_in_place(self, op: Op, target: LowerPath) -> None:
         """Make an entry under a name that another has taken from outside: beside it first, then over it."""
@@ -194,6 +203,8 @@ class Placing:
         if still is None:
             return False
         is_same = still.ino == st.ino  # else the new name shows what it showed before
-        if (is_same and (stat.S_ISDIR(st.mode) or still.nlink == 1)) or (not is_same and still.ino == moved):
+        if (is_same and (stat.S_ISDIR(st.mode) or still.nlink == 1)) or (
+            not is_same and still.ino == moved
+        ):
             raise OSError(errno.ESTALE, "said to be renamed, and still under its old name")
         return is_same

@@ -37,8 +37,16 @@ _log = get_logger(__name__)
 class Recheck:
     """Looks at commit groups again."""
 
-    def __init__(self, parts: DrainParts, committer: Committer, placing: Placing, there: Whereabouts) -> None:
-        self._parts, self._lower, self._committer, self._placing, self._there = parts, parts.lower, committer, placing, there
+    def __init__(
+        self, parts: DrainParts, committer: Committer, placing: Placing, there: Whereabouts
+    ) -> None:
+        self._parts, self._lower, self._committer, self._placing, self._there = (
+            parts,
+            parts.lower,
+            committer,
+            placing,
+            there,
+        )
 
     def look(self, group: GroupOutcome) -> bool:
         """Put right what is missing; contents that are not there any more go to `group.undone`. True: all of it is to be flushed anew.
@@ -46,9 +54,13 @@ class Recheck:
         Raises:
             OSError: the backing directory does not say, or refuses: what it has is not known.
         """
-        known = [(op, st) for op, st in group.done if st is not None]  # None: it removed something, or left something foreign alone
+        known = [
+            (op, st) for op, st in group.done if st is not None
+        ]  # None: it removed something, or left something foreign alone
         entry = partial(self._entry, group)
-        moved = [op for op, st in known if self._tried(self._name, op, st)]  # a directory that is moved comes first in its group
+        moved = [
+            op for op, st in known if self._tried(self._name, op, st)
+        ]  # a directory that is moved comes first in its group
         made = [op for op, st in known if self._tried(entry, op, st)]
         return bool(moved or made)
 
@@ -61,7 +73,12 @@ class Recheck:
             if error.errno not in _REFUSALS:
                 raise
             name, why = shown(op.new_name or op.name), errno_name(error.errno)
-            _log.error("the backing directory lost this, and refuses to have it again", kind=op.kind.value, name=name, error=why)
+            _log.error(
+                "the backing directory lost this, and refuses to have it again",
+                kind=op.kind.value,
+                name=name,
+                error=why,
+            )
             return False
 
     def _find(self, path: LowerPath) -> LowerPath | None:
@@ -84,7 +101,9 @@ class Recheck:
         there, here = self._parts.look(target), self._parts.look(source)
         if here is None or (there is not None and there.ino == st.ino):
             return False
-        is_lost = there is None and self._parts.node_at(to) == op.ino and self._parts.node_at(at) is None
+        is_lost = (
+            there is None and self._parts.node_at(to) == op.ino and self._parts.node_at(at) is None
+        )
         if not (is_lost or here.ino == st.ino):
             return False  # another file has that name by now
         if self._placing.move(source, target):
@@ -96,7 +115,9 @@ class Recheck:
     def _exchange(self, op: Op, a: tuple[Place, LowerPath], b: tuple[Place, LowerPath]) -> bool:
         if (self._parts.node_at(a[0]), self._parts.node_at(b[0])) != (op.victim, op.ino):
             return False  # another operation of the group has moved them on
-        found = [found.ino for path in (a[1], b[1]) if (found := self._parts.look(path)) is not None]
+        found = [
+            found.ino for path in (a[1], b[1]) if (found := self._parts.look(path)) is not None
+        ]
         if found != [int(part) for part in op.payload.split()]:
             return False
         self._lower.exchange(a[1], b[1])
@@ -107,7 +128,13 @@ class Recheck:
 
     def _entry(self, group: GroupOutcome, op: Op, st: LowerStat) -> bool:
         found = [self._parts.path_at(place) for place in self._parts.places(op.ino)]
-        paths = list(dict.fromkeys(there for path in found if path is not None and (there := self._find(path)) is not None))
+        paths = list(
+            dict.fromkeys(
+                there
+                for path in found
+                if path is not None and (there := self._find(path)) is not None
+            )
+        )
         if not paths:
             return False  # removed by a later operation of the group
         if op.kind is OpKind.STORE:
@@ -119,7 +146,9 @@ class Recheck:
         if op.kind is OpKind.MKDIR and self._parts.look(paths[0]) is None:
             self._placing.with_parents(paths[0], lambda: self._placing.make(op, paths[0]))
             self._placing.repaired()
-        return (op.kind is OpKind.MKDIR or op.kind in _ATTRIBUTES) and self._attributes(op, paths[0])
+        return (op.kind is OpKind.MKDIR or op.kind in _ATTRIBUTES) and self._attributes(
+            op, paths[0]
+        )
 
     def _content(self, group: GroupOutcome, op: Op, paths: list[LowerPath]) -> bool:
         after = [later for later, _st in group.done if later.ino == op.ino and later.seq > op.seq]
@@ -163,5 +192,7 @@ class Recheck:
         """Of directories all but their times, which the flush gives them."""
         with suppress(FileNotFoundError):  # taken away by others
             is_directory = stat.S_ISDIR(self._lower.lstat(path).mode)
-            self._lower.apply(path, replace(op.meta, atime_ns=None, mtime_ns=None) if is_directory else op.meta)
+            self._lower.apply(
+                path, replace(op.meta, atime_ns=None, mtime_ns=None) if is_directory else op.meta
+            )
         return True

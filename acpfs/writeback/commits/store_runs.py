@@ -60,8 +60,19 @@ class StoreRuns:
         is_stopped: Callable[[], bool],
     ) -> None:
         """`applied`: see `Streamer.applied`; `is_stopped`: whether the group is to end early."""
-        self._lower, self._tree, self._log, self._state, self._lock = parts.lower, parts.tree, parts.log, parts.state, parts.lock
-        self._manifest, self._applied, self._conflicts, self._spares = manifest, applied, conflicts, spares
+        self._lower, self._tree, self._log, self._state, self._lock = (
+            parts.lower,
+            parts.tree,
+            parts.log,
+            parts.state,
+            parts.lock,
+        )
+        self._manifest, self._applied, self._conflicts, self._spares = (
+            manifest,
+            applied,
+            conflicts,
+            spares,
+        )
         self._parts, self._is_stopped = parts, is_stopped
 
     def carry_out(self, ops: list[Op], before: Callable[[Op], None]) -> GroupOutcome:
@@ -78,7 +89,9 @@ class StoreRuns:
 
     # -- beginning
 
-    def _begin(self, ops: list[Op], run: GroupOutcome, before: Callable[[Op], None]) -> list[_Store]:
+    def _begin(
+        self, ops: list[Op], run: GroupOutcome, before: Callable[[Op], None]
+    ) -> list[_Store]:
         with self._lock:
             stores = self._plain(ops)
             if len(stores) < 2:
@@ -96,7 +109,9 @@ class StoreRuns:
                 return self._given_up(stores, store, error, run)
         return stores
 
-    def _given_up(self, stores: list[_Store], failed: _Store, error: OSError, run: GroupOutcome) -> list[_Store]:
+    def _given_up(
+        self, stores: list[_Store], failed: _Store, error: OSError, run: GroupOutcome
+    ) -> list[_Store]:
         _take_back(store for store in stores if store is not failed)
         self._failed(failed.op, error, run)
         return []
@@ -118,9 +133,20 @@ class StoreRuns:
     def _plain_one(self, op: Op, bases: dict[Ino, LowerPath | None]) -> _Store | None:
         """None: it is not plain, and something of what `Committer` does with a single store may have to be done."""
         version = op.version
-        if op.kind is not OpKind.STORE or version is None or op.begun or op.victim or self._log.get(op.seq) is not op:
+        if (
+            op.kind is not OpKind.STORE
+            or version is None
+            or op.begun
+            or op.victim
+            or self._log.get(op.seq) is not op
+        ):
             return None
-        if version.state is not VersionState.STAGED or not version.is_local or version.size >= SPARE_BYTES_MIN or is_linked(version):
+        if (
+            version.state is not VersionState.STAGED
+            or not version.is_local
+            or version.size >= SPARE_BYTES_MIN
+            or is_linked(version)
+        ):
             return None
         # `covers` is all that `concerns` means for a store: what it leaves out replaces others' files, alone as in a run.
         if self._conflicts.covers(op) or self._applied.get(version.vid) != op.meta.to_json():
@@ -131,7 +157,17 @@ class StoreRuns:
         if place[0] not in bases:
             bases[place[0]] = self._tree.path(place[0])
         base = bases[place[0]]
-        return None if base is None else _Store(op, version, place, self._lower.staging_path(version.staging_name), (*base, place[1]))
+        return (
+            None
+            if base is None
+            else _Store(
+                op,
+                version,
+                place,
+                self._lower.staging_path(version.staging_name),
+                (*base, place[1]),
+            )
+        )
 
     # -- the calls
 
@@ -206,7 +242,12 @@ class StoreRuns:
 def ours(lower: Lower, op: Op, st: LowerStat) -> LowerStat:
     """What was put there, also where another member has put its own over it by the time that it was looked at: that is to be noticed."""
     given_ns, granularity_ns = op.meta.mtime_ns, lower.features.time_granularity_ns
-    if op.version is None or st.ino == op.version.staging_ino or given_ns is None or abs(st.mtime_ns - given_ns) < granularity_ns:
+    if (
+        op.version is None
+        or st.ino == op.version.staging_ino
+        or given_ns is None
+        or abs(st.mtime_ns - given_ns) < granularity_ns
+    ):
         return st  # with the time that it was given it is ours, on a file system that numbers files anew
     return st._replace(ino=op.version.staging_ino, mtime_ns=given_ns)
 

@@ -36,7 +36,9 @@ class Listings:
             make_sure(self._lower, path, self._names)
 
 
-def make_sure(lower: Lower, path: LowerPath, found: dict[LowerPath, frozenset[bytes]] | None = None) -> None:
+def make_sure(
+    lower: Lower, path: LowerPath, found: dict[LowerPath, frozenset[bytes]] | None = None
+) -> None:
     """Return when nothing lies at `path`, by the listing of the nearest directory above it that there is. `found`: takes it.
 
     Raises:

@@ -45,12 +45,17 @@ class OnlyCopyError(OSError):
     """
 
 
-def digest_of(lower: Lower, path: LowerPath, progress: Callable[[], None] = lambda: None) -> tuple[str, int]:
+def digest_of(
+    lower: Lower, path: LowerPath, progress: Callable[[], None] = lambda: None
+) -> tuple[str, int]:
     """xxh3-128 and size of what the backing file system has, not of what is cached of it."""
     fd = lower.open_uncached(path)
     try:
         pages = lower.stat_fd(fd).size // mmap.PAGESIZE + 1
-        with mmap.mmap(-1, min(BUFFER_BYTES, pages * mmap.PAGESIZE)) as memory, memoryview(memory) as buffer:
+        with (
+            mmap.mmap(-1, min(BUFFER_BYTES, pages * mmap.PAGESIZE)) as memory,
+            memoryview(memory) as buffer,
+        ):
             return of_reads(partial(lower.read, fd), buffer, passed=lambda _count: progress())
     finally:
         lower.close(fd)
@@ -59,7 +64,13 @@ def digest_of(lower: Lower, path: LowerPath, progress: Callable[[], None] = lamb
 class Verifier:
     """Compares the backing directory with what was recorded."""
 
-    def __init__(self, manifest: Recorded, lower: Lower, lock: RLock, is_moving: Callable[[LowerPath], bool] = lambda _path: False) -> None:
+    def __init__(
+        self,
+        manifest: Recorded,
+        lower: Lower,
+        lock: RLock,
+        is_moving: Callable[[LowerPath], bool] = lambda _path: False,
+    ) -> None:
         """`is_moving`: whether an operation under way takes a path from where it lies; called under the lock."""
         self._manifest, self._lower, self._lock, self._is_moving = manifest, lower, lock, is_moving
 
@@ -94,7 +105,11 @@ class Verifier:
             if stat.S_ISREG(mode):
                 yield path
             # what is no directory needs no look of its own
-            found = [((*path, e.name), e.mode & stat.S_IFREG) for e in entries if e.mode in (0, stat.S_IFDIR, stat.S_IFREG)]
+            found = [
+                ((*path, e.name), e.mode & stat.S_IFREG)
+                for e in entries
+                if e.mode in (0, stat.S_IFDIR, stat.S_IFREG)
+            ]
             todo += sorted(found, reverse=True)
 
     def _file(self, path: LowerPath) -> Iterator[Verification]:
@@ -126,9 +141,13 @@ class Verifier:
             status = "missing" if error.errno in _GONE else "unreadable"
             return Verification(name, status, 0, expected or None, None, error.strerror)
         if found == expected or (noted and found == noted):
-            return Verification(name, "ok", size, found, found)  # the file's own note is newer where another member stored it later
+            return Verification(
+                name, "ok", size, found, found
+            )  # the file's own note is newer where another member stored it later
         expected = expected or noted
-        return Verification(name, "mismatch" if expected else "unknown", size, expected or None, found)
+        return Verification(
+            name, "mismatch" if expected else "unknown", size, expected or None, found
+        )
 
     def _digest(self, path: LowerPath) -> tuple[str, int]:
         """As `digest_of`; a handle that is stale is none to complain of: the file is gone, or another one by now."""

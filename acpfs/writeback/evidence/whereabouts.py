@@ -34,10 +34,21 @@ class Whereabouts:
     """Questions about paths of the committed tree, asked where things are."""
 
     def __init__(
-        self, lower: Lower, tree: LowerTree, log: OperationLog, lock: RLock, left_as: Callable[[Ino], tuple[int, int, int, int] | None]
+        self,
+        lower: Lower,
+        tree: LowerTree,
+        log: OperationLog,
+        lock: RLock,
+        left_as: Callable[[Ino], tuple[int, int, int, int] | None],
     ) -> None:
         """`left_as`: `Listener.left_as`."""
-        self._lower, self._tree, self._log, self._lock, self._left_as = lower, tree, log, lock, left_as
+        self._lower, self._tree, self._log, self._lock, self._left_as = (
+            lower,
+            tree,
+            log,
+            lock,
+            left_as,
+        )
 
     # -- questions, as `Lower` has them
 
@@ -97,7 +108,11 @@ class Whereabouts:
     def moved(self, op: Op) -> list[Op]:
         """Others in doubt that were carried out, and have moved what the operation is about."""
         with self._lock:
-            moves = [move for other in self._log.in_doubt() if other is not op and (move := self._move(other)) is not None]
+            moves = [
+                move
+                for other in self._log.in_doubt()
+                if other is not op and (move := self._move(other)) is not None
+            ]
             if not moves:
                 return []
             places = {*self._tree.places(op.ino), *op.touches()}
@@ -109,14 +124,21 @@ class Whereabouts:
         ends = (source, target) if op.kind is OpKind.EXCHANGE else (source,)
         if not any(path[: len(end)] == end for end in ends):
             return False  # what an exchange brought to one end says that it was made, though the other may have been lost since
-        return any(self._through(move, end) == other for end, other in ((source, target), (target, source))[: len(ends)])
+        return any(
+            self._through(move, end) == other
+            for end, other in ((source, target), (target, source))[: len(ends)]
+        )
 
     def _by_another_name(self, path: LowerPath, doubtful: list[Op]) -> LowerPath:
         """A file has another name that nothing is to be done with: it lies there for certain."""
         touched = {place: op for op in doubtful for place in op.touches()}
         for place, op in touched.items():
             node = self._tree.node_at(*place)
-            if node is None or (node == op.ino and op.kind not in TAKING) or self._tree.path_at(*place) != path:
+            if (
+                node is None
+                or (node == op.ino and op.kind not in TAKING)
+                or self._tree.path_at(*place) != path
+            ):
                 continue
             for other in self._tree.places(node):
                 found = self._tree.path_at(*other)
@@ -127,7 +149,11 @@ class Whereabouts:
     def _move(self, op: Op) -> Move | None:
         if op.kind not in MOVING:
             return None
-        place = (op.parent, op.name) if self._tree.node_at(op.parent, op.name) == op.ino else self._tree.place(op.ino)
+        place = (
+            (op.parent, op.name)
+            if self._tree.node_at(op.parent, op.name) == op.ino
+            else self._tree.place(op.ino)
+        )
         source = None if place is None else self._tree.path_at(*place)
         target = self._tree.path_at(op.new_parent, op.new_name)
         if source is None or target is None:
@@ -147,7 +173,9 @@ class Whereabouts:
                 number = int(op.payload.split()[1]) if op.payload else None
                 return self._end(op, number, target, source) + path[len(target) :]
             if self._end(op, number, source, target) == target:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # what lay there was replaced
+                raise FileNotFoundError(
+                    errno.ENOENT, os.strerror(errno.ENOENT)
+                )  # what lay there was replaced
         return path
 
     def _end(self, op: Op, number: int | None, before: LowerPath, after: LowerPath) -> LowerPath:

@@ -30,9 +30,17 @@ TRIED_AT_ONCE, TRIED_EVERY_S = 64, 10.0
 class Failures:
     """Notes failures."""
 
-    def __init__(self, parts: DrainParts, queue: StreamQueue, retry: RetryPolicy, due: dict[Seq, float]) -> None:
+    def __init__(
+        self, parts: DrainParts, queue: StreamQueue, retry: RetryPolicy, due: dict[Seq, float]
+    ) -> None:
         """`due`: when operations that failed are to be tried again."""
-        self._parts, self._ops, self._queue, self._retry, self._due = parts, parts.log, queue, retry, due
+        self._parts, self._ops, self._queue, self._retry, self._due = (
+            parts,
+            parts.log,
+            queue,
+            retry,
+            due,
+        )
         self._parked_until: dict[Seq, float] = {}
         """Parked operations that are tried again by themselves, and when, on trio's clock."""
         self._look_at = math.inf
@@ -47,7 +55,11 @@ class Failures:
         if op.version is not None and op.version.state is VersionState.STREAMING:
             op.version.state = VersionState.COMPLETE
         if delay_s is None:
-            until_s = None if isinstance(error, (OnlyCopyError, MisreadError)) else self._retry.parked_delay_s(op)
+            until_s = (
+                None
+                if isinstance(error, (OnlyCopyError, MisreadError))
+                else self._retry.parked_delay_s(op)
+            )
             if until_s is not None:
                 self._put_aside(op.seq, trio.current_time() + until_s)
             self._ops.park(op)
@@ -85,7 +97,11 @@ class Failures:
         for seq in due[:TRIED_AT_ONCE]:
             del self._parked_until[seq]
         self._look_at = min(self._parked_until.values(), default=math.inf)
-        self.unpark(op for seq in due[:TRIED_AT_ONCE] if (op := self._ops.get(seq)) is not None and op.parked)
+        self.unpark(
+            op
+            for seq in due[:TRIED_AT_ONCE]
+            if (op := self._ops.get(seq)) is not None and op.parked
+        )
         return bool(due)
 
     def unpark(self, ops: Iterable[Op]) -> None:
@@ -99,7 +115,13 @@ class Failures:
     def persisted(self, op: Op) -> None:
         """What was refused has been done: those that were refused for the same reason are tried at once."""
         if self._parked_until and self._retry.was_parked(op):
-            self.unpark([other for other in self._ops.parked() if other.seq in self._parked_until and other.last_error == op.last_error])
+            self.unpark(
+                [
+                    other
+                    for other in self._ops.parked()
+                    if other.seq in self._parked_until and other.last_error == op.last_error
+                ]
+            )
 
     def forget(self, op: Op) -> None:
         """The operation is done, or starts afresh."""
@@ -117,8 +139,14 @@ class Failures:
             self.failed(op, OSError(errno.EIO, "the staging file is gone"))
         else:
             # Its bytes left RAM and the backing directory lost them: only an alarm can help.
-            error = OSError(errno.EIO, "the staging file is gone, and its bytes are not in RAM any more")
-            op.last_error, op.last_detail, op.next_attempt_at = error.errno, error.strerror or "", 0.0
+            error = OSError(
+                errno.EIO, "the staging file is gone, and its bytes are not in RAM any more"
+            )
+            op.last_error, op.last_detail, op.next_attempt_at = (
+                error.errno,
+                error.strerror or "",
+                0.0,
+            )
             self._ops.park(op)
             self._tell(op, error, parked=True)
 
@@ -133,4 +161,11 @@ class Failures:
             elif parked:
                 event = "backing directory refuses; kept, until retry or discard"
                 event += "" if op.next_attempt_at else ", and not tried again by itself"
-            level(event, path=path, kind=op.kind.value, error=errno_name(op.last_error), detail=error.strerror, tries=op.tries)
+            level(
+                event,
+                path=path,
+                kind=op.kind.value,
+                error=errno_name(op.last_error),
+                detail=error.strerror,
+                tries=op.tries,
+            )

@@ -27,7 +27,13 @@ _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 """ENOENT reaches us only when repair did not help: the place is gone and cannot be made again."""
 
 
-_ENDING = _REFUSALS - {errno.EFBIG, errno.EMLINK, errno.ENAMETOOLONG, errno.EINVAL, errno.EOPNOTSUPP}
+_ENDING = _REFUSALS - {
+    errno.EFBIG,
+    errno.EMLINK,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+}
 """Refusals that somebody may end: a file system becomes writable again, a permission is given, a foreign file removed.
 
 The others are for good, and to try them again may take a stream of the whole file."""
@@ -64,7 +70,10 @@ class RetryPolicy:
         if op.last_error in _REFUSALS or isinstance(error, MisreadError):
             reason, times = self._refusals.get(op.seq, (op.last_error, 0))
             self._refusals[op.seq] = (op.last_error, times + 1 if reason == op.last_error else 1)
-            if self._refusals[op.seq][1] >= PERMANENT_TRIES or self._parked.get(op.seq, (0, 0))[0] == op.last_error:
+            if (
+                self._refusals[op.seq][1] >= PERMANENT_TRIES
+                or self._parked.get(op.seq, (0, 0))[0] == op.last_error
+            ):
                 self._refusals.pop(op.seq, None)
                 op.next_attempt_at = 0.0
                 return None
@@ -81,7 +90,9 @@ class RetryPolicy:
         number, times = self._parked.get(op.seq, (0, 0))
         times = times + 1 if number == op.last_error else 1
         self._parked[op.seq] = (op.last_error, times)
-        delay_s = min(PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S * 2.0 ** (times - 1)) * self._random.uniform(1.0, 1.25)
+        delay_s = min(
+            PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S * 2.0 ** (times - 1)
+        ) * self._random.uniform(1.0, 1.25)
         op.next_attempt_at = self._wall_clock() + delay_s
         return delay_s
 

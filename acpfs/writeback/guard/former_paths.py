@@ -34,13 +34,16 @@ class FormerPaths:
         self._tree, self._state = tree, state
         state.create(DDL)
         self._paths: dict[Ino, LowerPath] = {
-            Ino(ino): tuple(path.split(b"/")) for ino, path in state.rows("SELECT ino, path FROM former_path")
+            Ino(ino): tuple(path.split(b"/"))
+            for ino, path in state.rows("SELECT ino, path FROM former_path")
         }
 
     def remember(self, ino: Ino, path: LowerPath) -> None:
         """The node was known by that path."""
         self._paths[ino] = path
-        self._state.change("INSERT OR REPLACE INTO former_path VALUES (?, ?)", (ino, b"/".join(path)))
+        self._state.change(
+            "INSERT OR REPLACE INTO former_path VALUES (?, ?)", (ino, b"/".join(path))
+        )
 
     def forget(self, ino: Ino) -> None:
         """It is gone, or is known by the path that it has."""

@@ -62,7 +62,12 @@ class Guard:
 
     def __init__(self, parts: DrainParts, gate: Gate) -> None:
         """`gate`: lets go in two steps what other members' pointers may name."""
-        self._log, self._tree, self._lower, self._listener = parts.log, parts.tree, parts.lower, parts.listener
+        self._log, self._tree, self._lower, self._listener = (
+            parts.log,
+            parts.tree,
+            parts.lower,
+            parts.listener,
+        )
         self._section, self._pool, settings = parts.section, parts.calls.syncs, parts.settings
         self._on, self._time_s = settings.keep_last_persisted, settings.guard_time_s
         self._recogniser = Checkpoints(settings.checkpoint_patterns)
@@ -126,7 +131,10 @@ class Guard:
         if op.kind is OpKind.STORE and op.ino in self._nodes:
             self._detach(op.ino)
         if op.victim in self._above:
-            self._release([held for held in self._held.values() if self._lies_below(held, op.victim)], "needed")
+            self._release(
+                [held for held in self._held.values() if self._lies_below(held, op.victim)],
+                "needed",
+            )
             return False
         made: Place | None = None
         if op.kind in _MAKING:
@@ -136,15 +144,23 @@ class Guard:
         held = self._places.get(made) if made is not None else None
         if held is None:
             return True
-        if held.ino == op.ino:  # a name comes back to its file: nothing is lost by removing it first
+        if (
+            held.ino == op.ino
+        ):  # a name comes back to its file: nothing is lost by removing it first
             self._unindex(held)
             self._log.let_go(held)
             self._log.bring_back([held])
             return False
-        if held.kind is OpKind.UNLINK and op.kind is not OpKind.MKDIR and not self._listener.is_directory(op.ino):
+        if (
+            held.kind is OpKind.UNLINK
+            and op.kind is not OpKind.MKDIR
+            and not self._listener.is_directory(op.ino)
+        ):
             self._replace(held, op)
             return True
-        takes_on = held.kind is OpKind.RMDIR and (op.kind is OpKind.MKDIR or self._listener.is_directory(op.ino))
+        takes_on = held.kind is OpKind.RMDIR and (
+            op.kind is OpKind.MKDIR or self._listener.is_directory(op.ino)
+        )
         self._move_aside(held, op.ino if takes_on else NO_INO)
         return False
 
@@ -177,11 +193,18 @@ class Guard:
     def _kept_directory(self, held: Op) -> Ino:
         """On the same file system. The numbers are nobody else's: nodes have positive ones."""
         kept = self._lower.kept_path(self._tree.path_at(held.parent, held.name) or ())
-        parent = next((above for above in self._upwards(held.parent) if self._tree.path(above) == kept[:-3]), ROOT)
+        parent = next(
+            (above for above in self._upwards(held.parent) if self._tree.path(above) == kept[:-3]),
+            ROOT,
+        )
         for name in kept[-3:]:
             ino = self._tree.node_at(parent, name)
             if ino is None:
-                ino = next(number for number in map(Ino, itertools.count(-2, -1)) if number not in self._tree)
+                ino = next(
+                    number
+                    for number in map(Ino, itertools.count(-2, -1))
+                    if number not in self._tree
+                )
                 self._tree.add(ino, parent, name)
             parent = ino
         return parent
@@ -250,7 +273,11 @@ class Guard:
 
     def found_kept(self, paths: Iterable[LowerPath]) -> None:
         """What lies in `.acpfs/kept` of this node: what no operation speaks of is left of a RAM tier that was lost."""
-        mine = {op.new_name or op.name for op in [*self._log, *self._log.all_aside()] if op.parent < 0 or op.new_parent < 0}
+        mine = {
+            op.new_name or op.name
+            for op in [*self._log, *self._log.all_aside()]
+            if op.parent < 0 or op.new_parent < 0
+        }
         self._orphans = tuple(path for path in paths if path[-1] not in mine)
 
     def finishing(self, op: Op) -> None:
@@ -267,15 +294,24 @@ class Guard:
             return
         if op.let_go and op.new_parent < 0:  # moved aside: what it was to do is still to be done
             kind = OpKind(op.payload.partition(b" ")[0].decode())
-            self._log.append(kind, op.ino, parent=op.new_parent, name=op.new_name, logged_at=op.logged_at)
+            self._log.append(
+                kind, op.ino, parent=op.new_parent, name=op.new_name, logged_at=op.logged_at
+            )
             old, new = map(shown, paths)
-            _log.warning("an old checkpoint was made again before a newer one was persisted; it is kept", path=old, kept=new)
+            _log.warning(
+                "an old checkpoint was made again before a newer one was persisted; it is kept",
+                path=old,
+                kept=new,
+            )
         if any(ino in self._nodes or ino in self._above for ino in (op.ino, op.victim)):
             self._sort_anew()
 
     def _note_move(self, op: Op) -> tuple[LowerPath, LowerPath] | None:
         """Remember by what path something was known that lies elsewhere now (also when a killed worker had moved it, and not flushed)."""
-        trace, new = self._former.trace(op.parent, op.name), self._tree.path_at(op.new_parent, op.new_name)
+        trace, new = (
+            self._former.trace(op.parent, op.name),
+            self._tree.path_at(op.new_parent, op.new_name),
+        )
         if trace is None or new is None:
             return None
         if op.let_go and op.new_parent < 0:
@@ -313,7 +349,10 @@ class Guard:
     def is_settled(self) -> bool:
         """Whether the backing directory was looked at since the last change (or does not answer)."""
         now = time.monotonic()
-        return all(held.asked_since is None or now - held.asked_since > PATIENCE_S for held in self._held.values())
+        return all(
+            held.asked_since is None or now - held.asked_since > PATIENCE_S
+            for held in self._held.values()
+        )
 
     async def decided(self) -> None:
         """Wait for that."""
@@ -339,11 +378,17 @@ class Guard:
                 continue
             began = time.monotonic()
             try:
-                answer: Survey | OSError = await outcome(self._pool.submit("survey", look, self._lower, self._recogniser, question))
+                answer: Survey | OSError = await outcome(
+                    self._pool.submit("survey", look, self._lower, self._recogniser, question)
+                )
             except OSError as error:
                 answer = error
             with self._section():
-                held.looked(trio.current_time(), max(PAUSE_S, PAUSE_SHARE * (time.monotonic() - began)), POLL_S)
+                held.looked(
+                    trio.current_time(),
+                    max(PAUSE_S, PAUSE_SHARE * (time.monotonic() - began)),
+                    POLL_S,
+                )
                 if isinstance(answer, OSError):
                     held.why = f"the backing directory does not say what it has: {answer.strerror}"
                 elif self._tree.epoch % 2 or self._question(held) != question:
@@ -373,7 +418,9 @@ class Guard:
     def _expire(self, now: float) -> float:
         """Let go whose time is up, or what takes the space of the next one; when to look again."""
         clock = self._log.clock.now()  # the deletions are stamped with it, and it does not step
-        self._release([held for held in self._held.values() if clock >= held.newest_at + self._time_s], "time")
+        self._release(
+            [held for held in self._held.values() if clock >= held.newest_at + self._time_s], "time"
+        )
         if self._held and self._space.is_due(now):
             self._release([min(self._held.values(), key=lambda held: held.since)], "space")
         ends = [now + held.newest_at + self._time_s - clock for held in self._held.values()]
@@ -384,7 +431,9 @@ class Guard:
         if not own.is_there:
             held.why = "it is not where it should be: removed by others?"
             return
-        is_other = held.checkpoint.name.isdigit() and (own.size_bytes < NUMBER_BYTES_MIN or not own.has_state)
+        is_other = held.checkpoint.name.isdigit() and (
+            own.size_bytes < NUMBER_BYTES_MIN or not own.has_state
+        )
         if not own.size_bytes or is_other:
             self._release_in_turn(held, "small")
             return
@@ -398,11 +447,15 @@ class Guard:
                     return
                 lacks[shown(other.checkpoint.name)] = lack
         if lacks:
-            held.why = "not whole yet: " + "; ".join(f"{name}: {lack}" for name, lack in lacks.items())
+            held.why = "not whole yet: " + "; ".join(
+                f"{name}: {lack}" for name, lack in lacks.items()
+            )
 
     def _lack(self, held: Guarded, other: Inventory, own: Inventory) -> str:
         lack = other.lacks(own)
-        if lack and not (other.has_bytes_of(own) and held.quiet_s(other, trio.current_time()) >= QUIET_S):
+        if lack and not (
+            other.has_bytes_of(own) and held.quiet_s(other, trio.current_time()) >= QUIET_S
+        ):
             return lack
         return "" if all(map(self._listener.is_settled, other.roots)) else "it is being written"
 
@@ -411,7 +464,11 @@ class Guard:
     def release(self, prefix: LowerPath) -> int:
         """Let go what is held at and below a path; how many checkpoints."""
         with self._section():
-            chosen = [held for held in self._held.values() if any(self._is_below(op, prefix) for op in held.ops.values())]
+            chosen = [
+                held
+                for held in self._held.values()
+                if any(self._is_below(op, prefix) for op in held.ops.values())
+            ]
             self._release(chosen, "operator")
         return len(chosen)
 
@@ -436,8 +493,15 @@ class Guard:
             return
         for held in chosen:
             self.released[why] += 1
-            tell = {"space": _log.error, "time": _log.warning, "operator": _log.warning}.get(why, _log.info)
-            tell("held deletions are carried out", checkpoint=shown(held.checkpoint.path), why=why, operations=len(held.ops))
+            tell = {"space": _log.error, "time": _log.warning, "operator": _log.warning}.get(
+                why, _log.info
+            )
+            tell(
+                "held deletions are carried out",
+                checkpoint=shown(held.checkpoint.path),
+                why=why,
+                operations=len(held.ops),
+            )
         self._bring_back([op for held in chosen for op in held.ops.values()])
 
     def _bring_back(self, ops: list[Op]) -> None:
@@ -454,8 +518,16 @@ class Guard:
     def statistics(self) -> GuardStatistics:
         """What `status`, the metrics and the tests see."""
         tell = partial(_told, time_s=self._time_s)
-        told = [tell(held, moved=self._tree.path(moved)) for (_checkpoint, moved), held in self._held.items()]
-        return GuardStatistics(tuple(sorted(told, key=lambda t: t.since)), len(self._log.all_aside()), dict(self.released), self._orphans)
+        told = [
+            tell(held, moved=self._tree.path(moved))
+            for (_checkpoint, moved), held in self._held.items()
+        ]
+        return GuardStatistics(
+            tuple(sorted(told, key=lambda t: t.since)),
+            len(self._log.all_aside()),
+            dict(self.released),
+            self._orphans,
+        )
 
 
 def _told(held: Guarded, *, moved: LowerPath | None, time_s: float) -> GuardedReport:

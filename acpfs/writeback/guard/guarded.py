@@ -53,7 +53,10 @@ class Guarded:
 
     def add(self, op: Op) -> None:
         self.ops[op.seq] = op
-        self.since, self.newest_at = min(self.since, op.logged_at), max(self.newest_at, op.logged_at)
+        self.since, self.newest_at = (
+            min(self.since, op.logged_at),
+            max(self.newest_at, op.logged_at),
+        )
         self.look_soon()
 
     def look_soon(self) -> None:
@@ -69,7 +72,12 @@ class Guarded:
     def take_over(self, other: Guarded) -> None:
         """The same one, sorted anew: that alone is nothing to look at again for."""
         self.asked_since = other.asked_since
-        self.inventory, self.why, self.due, self.earliest = other.inventory, other.why, other.due, other.earliest
+        self.inventory, self.why, self.due, self.earliest = (
+            other.inventory,
+            other.why,
+            other.due,
+            other.earliest,
+        )
         self._seen = other._seen
 
     def quiet_s(self, other: Inventory, now: float) -> float:
@@ -110,4 +118,7 @@ class SpaceWatch:
     def _wants(self, op: Op) -> bool:
         if self._log.get(op.seq) is not op or op.last_error not in FULL_ERRNOS:
             return False
-        return op.version is None or op.version.state not in (VersionState.STAGED, VersionState.COMMITTED)
+        return op.version is None or op.version.state not in (
+            VersionState.STAGED,
+            VersionState.COMMITTED,
+        )

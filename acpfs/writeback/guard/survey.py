@@ -67,8 +67,14 @@ class Inventory:
         if missing:
             named = ", ".join(shown(name) for name in missing[:_NAMES_TOLD_MAX])
             named += ", …" if len(missing) > _NAMES_TOLD_MAX else ""
-            return f"{(of.names - self.names).total()} of {of.files} files are not there yet ({named})"
-        return "" if self.has_bytes_of(of) else f"it has {self.size_bytes} bytes, the one before {of.size_bytes}"
+            return (
+                f"{(of.names - self.names).total()} of {of.files} files are not there yet ({named})"
+            )
+        return (
+            ""
+            if self.has_bytes_of(of)
+            else f"it has {self.size_bytes} bytes, the one before {of.size_bytes}"
+        )
 
     def has_bytes_of(self, of: Inventory) -> bool:
         """Whether it is about as large."""
@@ -116,16 +122,27 @@ def look(lower: Lower, recogniser: Checkpoints, question: Question) -> Survey:
                 _take(lower, own, path, path)
         else:
             _take(lower, others.setdefault(found, Inventory(found)), path, path)
-    return Survey(own, tuple(sorted(others.values(), key=lambda other: other.newest_ns, reverse=True)))
+    return Survey(
+        own, tuple(sorted(others.values(), key=lambda other: other.newest_ns, reverse=True))
+    )
 
 
 def _directories(checkpoint: Checkpoint) -> list[re.Pattern[bytes]]:
     """What directories between save_dir and checkpoint are called: `rank_*`."""
     above = checkpoint.name.split(b"/")[:-1]
-    return [re.compile(fnmatch.translate(name.decode(errors="surrogateescape")).encode(errors="surrogateescape")) for name in above]
+    return [
+        re.compile(
+            fnmatch.translate(name.decode(errors="surrogateescape")).encode(
+                errors="surrogateescape"
+            )
+        )
+        for name in above
+    ]
 
 
-def _entries(lower: Lower, directory: LowerPath, below: list[re.Pattern[bytes]]) -> Iterator[LowerPath]:
+def _entries(
+    lower: Lower, directory: LowerPath, below: list[re.Pattern[bytes]]
+) -> Iterator[LowerPath]:
     for name in _names(lower, directory):
         path = (*directory, name)
         if not below:
@@ -164,5 +181,8 @@ def _take(lower: Lower, into: Inventory, path: LowerPath, former: LowerPath) -> 
             todo += [((*path, name), (*former, name)) for name in _names(lower, path)]
         elif stat.S_ISREG(st.mode):
             # a checkpoint that is a file, or several, is known by its own name
-            name = b"/".join(former[parts:] or former[into.checkpoint.save_dir.count(b"/") + bool(into.checkpoint.save_dir) :])
+            name = b"/".join(
+                former[parts:]
+                or former[into.checkpoint.save_dir.count(b"/") + bool(into.checkpoint.save_dir) :]
+            )
             into.add(name, st.size, st.mtime_ns)

@@ -59,7 +59,9 @@ class OperationLog:
     def __init__(self, state: StateDatabase) -> None:
         """Load what the last worker left. Versions that were streaming are complete again."""
         self._state = state
-        self._ops: OrderedDict[Seq, Op] = OrderedDict()  # a plain dict slows down when it is emptied from the front
+        self._ops: OrderedDict[Seq, Op] = (
+            OrderedDict()
+        )  # a plain dict slows down when it is emptied from the front
         self._by_node: dict[Ino, list[Op]] = {}
         self._victims: Counter[Ino] = Counter()
         self._by_directory: Counter[Ino] = Counter()
@@ -108,7 +110,9 @@ class OperationLog:
     def line(self, count: int) -> list[Op]:
         """The oldest `count` operations that are neither parked nor put off."""
         if self._line is None:
-            self._line = OrderedDict((seq, op) for seq, op in self._ops.items() if op.aside in IN_LINE)
+            self._line = OrderedDict(
+                (seq, op) for seq, op in self._ops.items() if op.aside in IN_LINE
+            )
         return list(itertools.islice(self._line.values(), count))
 
     def first(self) -> Op | None:
@@ -172,7 +176,9 @@ class OperationLog:
 
     # -- following
 
-    def follow(self, appended: Callable[[Op], None], awakened: Callable[[], None] = lambda: None) -> None:
+    def follow(
+        self, appended: Callable[[Op], None], awakened: Callable[[], None] = lambda: None
+    ) -> None:
         """Have these called, under the lock, where `on_append` and `wake` are."""
         self._followers.append((appended, awakened))
 
@@ -207,9 +213,17 @@ class OperationLog:
     def fold(self, ino: Ino, meta: Metadata) -> bool:
         """Fold a change of attributes into the newest operation on the node, if that carries attributes and has not been carried out."""
         op = self.last_of(ino)
-        if op is None or op.started or op.kind in REMOVING or op.kind in (OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK):
+        if (
+            op is None
+            or op.started
+            or op.kind in REMOVING
+            or op.kind in (OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK)
+        ):
             return False
-        if op.version is not None and op.version.state in (VersionState.STAGED, VersionState.COMMITTED):
+        if op.version is not None and op.version.state in (
+            VersionState.STAGED,
+            VersionState.COMMITTED,
+        ):
             return False  # its staging file has its attributes already
         if op.kind is OpKind.MKDIR and self._by_directory[ino]:
             return False  # a mode without write permission must not come before what is to be made in the directory
@@ -304,7 +318,9 @@ class OperationLog:
             self.remove(op)
 
     def _stand_for(self, heir: Op, op: Op) -> None:
-        since = min(self._replaced.get(op.seq, op.logged_at), self._replaced.get(heir.seq, heir.logged_at))
+        since = min(
+            self._replaced.get(op.seq, op.logged_at), self._replaced.get(heir.seq, heir.logged_at)
+        )
         self._replaced[heir.seq] = since
         self._state.change("INSERT OR REPLACE INTO replaces VALUES (?, ?)", (heir.seq, since))
 
@@ -490,7 +506,11 @@ class OperationLog:
                 survivor = op
             if end - start.seq > WINDOW_OPS_MAX:
                 return []
-        if survivor is not None and survivor.victim and any(op.ino == survivor.victim for op in left_out):
+        if (
+            survivor is not None
+            and survivor.victim
+            and any(op.ino == survivor.victim for op in left_out)
+        ):
             return []
         return left_out
 
@@ -503,7 +523,9 @@ class OperationLog:
         if last is None:
             return True
         return self._survivors is not None and all(
-            start.seq < op.seq <= last and self._ops.get(op.seq) is op and self._cancelled_until(op, start.seq) is None
+            start.seq < op.seq <= last
+            and self._ops.get(op.seq) is op
+            and self._cancelled_until(op, start.seq) is None
             for op in self._survivors
         )
 
@@ -513,7 +535,12 @@ class OperationLog:
             return None
         ops = self._by_node[op.ino]
         first, last = ops[0], ops[-1]
-        if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._never_was(ops):
+        if (
+            first.seq in self._creates
+            and first.seq >= window_start
+            and last.kind in REMOVING
+            and self._never_was(ops)
+        ):
             return last.seq
         heir = self.replacement(op)
         if heir is None or heir.stage is not Stage.LOGGED:
@@ -560,15 +587,22 @@ class OperationLog:
             self._state.change_many("INSERT OR REPLACE INTO counter VALUES (?, ?)", rows)
 
     def _load(self) -> None:
-        versions: dict[int, Version] = {row[0]: version_from_row(row) for row in self._state.rows(LOAD_VERSIONS)}
+        versions: dict[int, Version] = {
+            row[0]: version_from_row(row) for row in self._state.rows(LOAD_VERSIONS)
+        }
         for row in self._state.rows("SELECT * FROM op ORDER BY seq"):
             self._index(*op_from_row(row, versions))
             self.clock.not_before(next(reversed(self._ops.values())).logged_at)
-        replaced = self._state.rows("SELECT seq, since FROM replaces WHERE seq IN (SELECT seq FROM op)")  # a salvaged log ends earlier
+        replaced = self._state.rows(
+            "SELECT seq, since FROM replaces WHERE seq IN (SELECT seq FROM op)"
+        )  # a salvaged log ends earlier
         self._replaced = {Seq(seq): since for seq, since in replaced}
         counters: dict[str, int] = dict(self._state.rows("SELECT name, value FROM counter"))
         self._saved_counters = (counters.get("seq", 0), counters.get("vid", 0))
-        self._last_seq, self._last_vid = max(self._saved_counters[0], 0, *self._ops), max(self._saved_counters[1], 0, *versions)
+        self._last_seq, self._last_vid = (
+            max(self._saved_counters[0], 0, *self._ops),
+            max(self._saved_counters[1], 0, *versions),
+        )
 
 
 def _place(ops: list[Op], op: Op) -> int:

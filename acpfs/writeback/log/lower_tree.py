@@ -76,7 +76,14 @@ class LowerTree:
 
     def place(self, ino: Ino) -> Place | None:
         """The place that `path` goes by."""
-        return next((place for place in self._places.get(ino, ()) if self._directory_path(place[0]) is not None), None)
+        return next(
+            (
+                place
+                for place in self._places.get(ino, ())
+                if self._directory_path(place[0]) is not None
+            ),
+            None,
+        )
 
     def _directory_path(self, ino: Ino) -> LowerPath | None:
         names: list[bytes] = []

@@ -43,8 +43,14 @@ class Needs:
         self._state = state
         state.create(DDL)
         state.change("DELETE FROM op_needs WHERE seq NOT IN (SELECT seq FROM op)")
-        self._told = {Ino(ino): tuple(nodes.split(",")) for ino, nodes in state.rows("SELECT ino, nodes FROM needs")}
-        self._taken = {Seq(seq): tuple(filter(None, nodes.split(","))) for seq, nodes in state.rows("SELECT seq, nodes FROM op_needs")}
+        self._told = {
+            Ino(ino): tuple(nodes.split(","))
+            for ino, nodes in state.rows("SELECT ino, nodes FROM needs")
+        }
+        self._taken = {
+            Seq(seq): tuple(filter(None, nodes.split(",")))
+            for seq, nodes in state.rows("SELECT seq, nodes FROM op_needs")
+        }
 
     def told(self, ino: Ino) -> tuple[str, ...] | None:
         """What the next pointer of a node needs; None: nothing was said."""
@@ -71,7 +77,9 @@ class Needs:
         Where nothing was said of them it has what was said of the nearest directory above, which keeps it.
         """
         nodes = (op.ino, op.victim) if op.kind is OpKind.EXCHANGE else (op.ino,)
-        said = [self._told[ino] for ino in nodes if ino in self._told] or self._told_above(op, directory_of)
+        said = [self._told[ino] for ino in nodes if ino in self._told] or self._told_above(
+            op, directory_of
+        )
         for ino in nodes:
             if ino in self._told:
                 self.tell(ino, None)

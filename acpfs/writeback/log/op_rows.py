@@ -14,7 +14,9 @@ COMMITTED = 2
 PARKED, LET_GO = 1, 2
 """Bits in the column `parked`."""
 SAVE_OP = "INSERT OR REPLACE INTO op VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-LOAD_VERSIONS = "SELECT vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest FROM version"
+LOAD_VERSIONS = (
+    "SELECT vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest FROM version"
+)
 """`spilled`: the copy in the spill directory has the bytes, and no tier file."""
 SAVE_VERSION = """INSERT OR REPLACE INTO version (vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest)
   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -36,7 +38,22 @@ def op_row(op: Op, creates: bool) -> tuple[object, ...]:
 
 def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[Op, bool]:
     """The operation, and whether it creates its node."""
-    seq, kind, ino, parent, name, new_parent, new_name, victim, meta, payload, vid, logged_at, creates, *failure = row
+    (
+        seq,
+        kind,
+        ino,
+        parent,
+        name,
+        new_parent,
+        new_name,
+        victim,
+        meta,
+        payload,
+        vid,
+        logged_at,
+        creates,
+        *failure,
+    ) = row
     tries, last_error, next_attempt_at, parked, committed = failure
     op = Op(
         Seq(seq),  # type: ignore[arg-type]
@@ -73,4 +90,6 @@ def version_from_row(row: tuple[Any, ...]) -> Version:
     known = VersionState(state)
     known = VersionState.COMPLETE if known is VersionState.STREAMING else known
     place = VersionId(vid), Ino(ino), TierId(tier_id), size
-    return Version(*place, known, staging_name, int(staging_ino), digest=digest, spilled=bool(spilled))
+    return Version(
+        *place, known, staging_name, int(staging_ino), digest=digest, spilled=bool(spilled)
+    )

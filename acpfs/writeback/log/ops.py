@@ -74,12 +74,16 @@ class Metadata:
             numbers = [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev]
             return f"[{', '.join(['null' if number is None else str(number) for number in numbers])}, {{}}]"
         xattrs = {k.hex(): None if v is None else v.hex() for k, v in self.xattrs.items()}
-        return json.dumps([self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev, xattrs])
+        return json.dumps(
+            [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev, xattrs]
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Metadata:
         mode, uid, gid, atime_ns, mtime_ns, rdev, xattrs = json.loads(text)
-        decoded = {bytes.fromhex(k): None if v is None else bytes.fromhex(v) for k, v in xattrs.items()}
+        decoded = {
+            bytes.fromhex(k): None if v is None else bytes.fromhex(v) for k, v in xattrs.items()
+        }
         return cls(mode, uid, gid, atime_ns, mtime_ns, rdev, decoded)
 
 
@@ -183,7 +187,9 @@ class Op:
         """
         stage = TABLE.get((self.stage, step))
         if stage is None:
-            raise IllegalStepError(f"operation {self.seq}, {self.kind.value}, {self.stage.name}: {step.value}")
+            raise IllegalStepError(
+                f"operation {self.seq}, {self.kind.value}, {self.stage.name}: {step.value}"
+            )
         self.stage = stage
 
     @property
@@ -218,7 +224,9 @@ class Op:
             IllegalStepError: not from where it is.
         """
         if aside not in WAYS[self.aside]:
-            raise IllegalStepError(f"operation {self.seq}, {self.kind.value}: from {self.aside.value} to {aside.value}")
+            raise IllegalStepError(
+                f"operation {self.seq}, {self.kind.value}: from {self.aside.value} to {aside.value}"
+            )
         self.aside = aside
 
     @property

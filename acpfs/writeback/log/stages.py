@@ -67,16 +67,25 @@ TABLE: dict[tuple[Stage, Step], Stage] = {
     (Stage.TENTATIVE, Step.CONFIRMED): Stage.LOGGED,
     (Stage.TENTATIVE_UNSEALED, Step.CONFIRMED): Stage.UNSEALED,
     (Stage.LOGGED, Step.OUTGROWN): Stage.UNSEALED,
-    (Stage.TENTATIVE, Step.OUTGROWN): Stage.TENTATIVE_UNSEALED,  # a new worker sees that after the close
+    (
+        Stage.TENTATIVE,
+        Step.OUTGROWN,
+    ): Stage.TENTATIVE_UNSEALED,  # a new worker sees that after the close
     (Stage.UNSEALED, Step.SEALED): Stage.LOGGED,
     (Stage.TENTATIVE_UNSEALED, Step.SEALED): Stage.TENTATIVE,
     (Stage.LOGGED, Step.BEGUN): Stage.UNDER_WAY,
     (Stage.IN_DOUBT, Step.BEGUN): Stage.UNDER_WAY,
-    (Stage.UNDER_WAY, Step.BEGUN): Stage.UNDER_WAY,  # of a run, and alone now; or a group that nobody has heard of again
+    (
+        Stage.UNDER_WAY,
+        Step.BEGUN,
+    ): Stage.UNDER_WAY,  # of a run, and alone now; or a group that nobody has heard of again
     (Stage.COMMITTED, Step.BEGUN): Stage.COMMITTED,  # to be flushed
     (Stage.UNDER_WAY, Step.TAKEN_BACK): Stage.LOGGED,
     (Stage.UNDER_WAY, Step.FAILED): Stage.IN_DOUBT,
-    (Stage.COMMITTED, Step.FAILED): Stage.COMMITTED,  # what is folded into one that is carried out would never be given
+    (
+        Stage.COMMITTED,
+        Step.FAILED,
+    ): Stage.COMMITTED,  # what is folded into one that is carried out would never be given
     (Stage.UNDER_WAY, Step.CARRIED_OUT): Stage.COMMITTED,
     (Stage.IN_DOUBT, Step.CARRIED_OUT): Stage.COMMITTED,  # that is seen by where its file lies
     (Stage.COMMITTED, Step.LOST): Stage.IN_DOUBT,
@@ -85,6 +94,8 @@ TABLE: dict[tuple[Stage, Step], Stage] = {
 WAYS: dict[Aside, frozenset[Aside]] = {
     Aside.NONE: frozenset(Aside) - {Aside.NONE},
     Aside.HELD: frozenset(Aside) - {Aside.HELD, Aside.PUT_OFF},
-    **dict.fromkeys((Aside.PUT_OFF, Aside.WITHHELD, Aside.PARKED, Aside.GUARDED), frozenset({Aside.NONE})),
+    **dict.fromkeys(
+        (Aside.PUT_OFF, Aside.WITHHELD, Aside.PARKED, Aside.GUARDED), frozenset({Aside.NONE})
+    ),
 }
 """From one to another: only the order, or what is held in it, is set aside, and what is aside comes back first."""

@@ -28,5 +28,10 @@ class Why(enum.Enum):
     NAMES_REFUSED = "it may name what was refused"
 
 
-OF_ASIDE = {Aside.PARKED: Why.REFUSED, Aside.WITHHELD: Why.MISSING, Aside.PUT_OFF: Why.OTHERS, Aside.GUARDED: Why.GUARDED}
+OF_ASIDE = {
+    Aside.PARKED: Why.REFUSED,
+    Aside.WITHHELD: Why.MISSING,
+    Aside.PUT_OFF: Why.OTHERS,
+    Aside.GUARDED: Why.GUARDED,
+}
 """One that is held has its own."""

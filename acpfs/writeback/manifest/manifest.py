@@ -36,7 +36,14 @@ _UNWRITABLE = (b"\n", b"\\", b"\r")
 class Manifest:
     """The table and its written form."""
 
-    def __init__(self, state: StateDatabase, lower: Lower, lock: RLock, node_id: str, part_lines: int = PART_LINES) -> None:
+    def __init__(
+        self,
+        state: StateDatabase,
+        lower: Lower,
+        lock: RLock,
+        node_id: str,
+        part_lines: int = PART_LINES,
+    ) -> None:
         """Touches only the state database; `load` reads the written manifest.
 
         `part_lines`: of a part when it is made by a split; it is split again at twice, and joined with another one at a quarter of that.
@@ -68,7 +75,9 @@ class Manifest:
 
     def copy(self, source: LowerPath, target: LowerPath) -> None:
         """An additional name of a file."""
-        rows = self._state.rows("SELECT digest, size FROM checksum WHERE path = ?", (b"/".join(source),))
+        rows = self._state.rows(
+            "SELECT digest, size FROM checksum WHERE path = ?", (b"/".join(source),)
+        )
         if rows:
             self.put(target, *rows[0])
         else:
@@ -106,7 +115,10 @@ class Manifest:
 
     def _rename(self, old: bytes, new: bytes) -> None:
         """'0' is the character after '/': the range holds all that begins with the path and a slash."""
-        rows = self._state.rows("SELECT path FROM checksum WHERE path = ? OR (path > ? AND path < ?)", (old, old + b"/", old + b"0"))
+        rows = self._state.rows(
+            "SELECT path FROM checksum WHERE path = ? OR (path > ? AND path < ?)",
+            (old, old + b"/", old + b"0"),
+        )
         if rows:
             moved = [(new + path[len(old) :], path) for (path,) in rows]
             self._state.change_many("UPDATE checksum SET path = ? WHERE path = ?", moved)
@@ -118,7 +130,9 @@ class Manifest:
         """The next rows after a path, at and below another one, in order of path."""
         prefix = b"/".join(below)
         if not prefix:
-            return self._state.rows("SELECT * FROM checksum WHERE path > ? ORDER BY path LIMIT ?", (after, PAGE_ROWS))
+            return self._state.rows(
+                "SELECT * FROM checksum WHERE path > ? ORDER BY path LIMIT ?", (after, PAGE_ROWS)
+            )
         sql = "SELECT * FROM checksum WHERE path > ? AND (path = ? OR (path > ? AND path < ?)) ORDER BY path LIMIT ?"
         return self._state.rows(sql, (after, prefix, prefix + b"/", prefix + b"0", PAGE_ROWS))
 
@@ -178,7 +192,11 @@ class Manifest:
         for number in sorted(self._look()):
             with contextlib.suppress(FileNotFoundError):
                 content = self._lower.read_own((*_DIRECTORY, self._parts.name(number)))
-                part = [(match[1], match[2]) for line in content.split(b"\n") if (match := _LINE.fullmatch(line))]
+                part = [
+                    (match[1], match[2])
+                    for line in content.split(b"\n")
+                    if (match := _LINE.fullmatch(line))
+                ]
                 lines += part
                 if part:
                     found[number] = (min(part, key=_path)[1], max(part, key=_path)[1])
@@ -188,7 +206,9 @@ class Manifest:
         """The written parts as they are. After a cut in the middle of a split two say the same: then all are written anew."""
         ranges = sorted(found.values())
         overlap = any(one[1] >= other[0] for one, other in itertools.pairwise(ranges))
-        self._parts.restart({number: first for number, (first, _last) in found.items()}, stale=overlap)
+        self._parts.restart(
+            {number: first for number, (first, _last) in found.items()}, stale=overlap
+        )
 
     def _look(self) -> set[int]:
         """Which parts have files."""
@@ -206,7 +226,9 @@ class Manifest:
             with contextlib.suppress(OSError):  # gone, or not to be had now: asked again next time
                 found = self._lower.lstat(tuple(key.split(b"/")))
                 with self._lock:
-                    known = "UPDATE checksum SET size = ? WHERE path = ? AND digest = ? AND size < 0"
+                    known = (
+                        "UPDATE checksum SET size = ? WHERE path = ? AND digest = ? AND size < 0"
+                    )
                     self._state.change(known, (found.size, key, digest))
                     self._state.commit()
         with self._lock:
@@ -255,15 +277,26 @@ class Manifest:
             if not self._parts.has(part):
                 return []
             noted, end = part.changes, self._parts.end(part)
-        lines = [(key, b"%s  %s\n" % (digest.encode(), key)) for key, digest, _size in self._between(part.first, end) if _is_writable(key)]
+        lines = [
+            (key, b"%s  %s\n" % (digest.encode(), key))
+            for key, digest, _size in self._between(part.first, end)
+            if _is_writable(key)
+        ]
         with self._lock:
             if len(lines) > 2 * self._part_lines:
                 count = len(lines) // self._part_lines
-                return self._parts.split(part, [lines[len(lines) * index // count][0] for index in range(1, count)])
-            if len(lines) < self._part_lines // 4 and (before := self._parts.join(part)) is not None:
+                return self._parts.split(
+                    part, [lines[len(lines) * index // count][0] for index in range(1, count)]
+                )
+            if (
+                len(lines) < self._part_lines // 4
+                and (before := self._parts.join(part)) is not None
+            ):
                 return [before]
         if lines:
-            self._lower.write_own((*_DIRECTORY, self._parts.name(part.number)), b"".join(line for _key, line in lines))
+            self._lower.write_own(
+                (*_DIRECTORY, self._parts.name(part.number)), b"".join(line for _key, line in lines)
+            )
             seen.add(part.number)
         else:
             self._remove_file(part.number, seen)
@@ -274,7 +307,9 @@ class Manifest:
 
     def _between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, str, int]]:
         """Rows of a range, page by page, the lock free in between. b"" is no path."""
-        sql = "SELECT * FROM checksum WHERE path >= ? AND (? = x'' OR path < ?) ORDER BY path LIMIT ?"
+        sql = (
+            "SELECT * FROM checksum WHERE path >= ? AND (? = x'' OR path < ?) ORDER BY path LIMIT ?"
+        )
         while True:
             with self._lock:
                 page = self._state.rows(sql, (first, end, end, PAGE_ROWS))

@@ -37,10 +37,14 @@ class ManifestParts:
     def __init__(self, state: StateDatabase, node_id: str) -> None:
         self._state = state
         self._node = node_id.encode()
-        self._pattern = re.compile(rb"%s(?:\+(\d+))?%s" % (re.escape(self._node), re.escape(_SUFFIX)))
+        self._pattern = re.compile(
+            rb"%s(?:\+(\d+))?%s" % (re.escape(self._node), re.escape(_SUFFIX))
+        )
         state.create(DDL)
         rows = state.rows("SELECT first, number, stale FROM manifest_part ORDER BY first")
-        self._parts = [ManifestPart(first, number, bool(stale)) for first, number, stale in rows] or [ManifestPart(b"", 0, stale=True)]
+        self._parts = [
+            ManifestPart(first, number, bool(stale)) for first, number, stale in rows
+        ] or [ManifestPart(b"", 0, stale=True)]
         self._firsts = [part.first for part in self._parts]
         if not rows:
             self._save(self._parts[0])
@@ -88,13 +92,19 @@ class ManifestParts:
             self._save(part)
 
     def _save(self, part: ManifestPart) -> None:
-        self._state.change("INSERT OR REPLACE INTO manifest_part VALUES (?, ?, ?)", (part.first, part.number, part.stale))
+        self._state.change(
+            "INSERT OR REPLACE INTO manifest_part VALUES (?, ?, ?)",
+            (part.first, part.number, part.stale),
+        )
 
     def restart(self, firsts: dict[int, bytes], *, stale: bool) -> None:
         """The parts are those that were found: number → first path."""
         self._state.change("DELETE FROM manifest_part", ())
         ordered = sorted((first, number) for number, first in firsts.items()) or [(b"", 0)]
-        self._parts = [ManifestPart(first if index else b"", number, stale) for index, (first, number) in enumerate(ordered)]
+        self._parts = [
+            ManifestPart(first if index else b"", number, stale)
+            for index, (first, number) in enumerate(ordered)
+        ]
         self._firsts = [part.first for part in self._parts]
         for part in self._parts:
             self._save(part)

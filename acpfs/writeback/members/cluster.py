@@ -93,9 +93,17 @@ class Cluster:
         `names`: learns what others have pending. `pending`: what is so here; called under the lock.
         """
         self._monotonic = monotonic
-        self._records, self._who, self._gate, self._log, self._settings = records, who, gate, log, settings
+        self._records, self._who, self._gate, self._log, self._settings = (
+            records,
+            who,
+            gate,
+            log,
+            settings,
+        )
         self._pool, self._section, self._wake, self._coherent = pool, section, wake, coherent
-        self._own = Incarnation(who.node, state, section, lambda: self._call("read", records.read, who.node))
+        self._own = Incarnation(
+            who.node, state, section, lambda: self._call("read", records.read, who.node)
+        )
         self._names, self._pending = names or PeerNames(settings), pending
         self._names.known = self._listed = False
         self._beat = secrets.randbits(40)
@@ -185,7 +193,10 @@ class Cluster:
         if self._writes % BEATS_PER_LISTING == BEATS_PER_LISTING - 1:
             await self._quietly(self._own.look_for_rival)
         with self._section():
-            record, pending = self._observe(), NOTHING if self._listed and not self._peers else self._pending()
+            record, pending = (
+                self._observe(),
+                NOTHING if self._listed and not self._peers else self._pending(),
+            )
             self._pace.writes(self._log.last_seq, behind=record.watermark < record.clock)
         record = replace(record, pending=pending.to_text(record.beat))
         self._writes += 1
@@ -235,7 +246,9 @@ class Cluster:
 
     async def _list(self) -> list[str]:
         """All other members that have a record."""
-        names = [name for name in await self._call("list", self._records.names) if name != self._who.node]
+        names = [
+            name for name in await self._call("list", self._records.names) if name != self._who.node
+        ]
         now = self._monotonic()
         with self._section():
             for name in names:
@@ -296,7 +309,9 @@ class Cluster:
             self._names.tell()
             return
         with self._section():
-            longest_ago = sorted(self._peers.values(), key=lambda peer: peer.asked_at)[: self._pace.reads(HEARD_MAX)]
+            longest_ago = sorted(self._peers.values(), key=lambda peer: peer.asked_at)[
+                : self._pace.reads(HEARD_MAX)
+            ]
             wanted = dict.fromkeys([*self._names.sources(), *(peer.node for peer in longest_ago)])
         await self._read(wanted)
 
@@ -323,7 +338,9 @@ class Cluster:
             self._has_looked()
             if not goes_on:
                 pointers = any(one.op.kind not in REMOVING and not one.op.withheld for one in gated)
-                pause_s = self._pace.heartbeat_s if only_guarded else self._pace.look_s(pointers=pointers)
+                pause_s = (
+                    self._pace.heartbeat_s if only_guarded else self._pace.look_s(pointers=pointers)
+                )
                 await self._bell.heard(began + pause_s)
 
     def _has_looked(self) -> None:
@@ -347,11 +364,16 @@ class Cluster:
         told = await self._told_since(unknown)
         with self._section():
             to_read = self._to_read(gated)
-        changes = any(peer.absent for peer in self._peers.values()) or any(one.unknown for one in gated)
+        changes = any(peer.absent for peer in self._peers.values()) or any(
+            one.unknown for one in gated
+        )
         if told or changes or (to_read and not self._coherent):
             # also before each reading: a client remembers for seconds which file a name was, and learns from a listing that it is another
             names = await self._list()
-            required, listed_at = dict.fromkeys(names), self._monotonic()  # one for all: there may be 100,000 removals, and as many nodes
+            required, listed_at = (
+                dict.fromkeys(names),
+                self._monotonic(),
+            )  # one for all: there may be 100,000 removals, and as many nodes
             with self._section():
                 for one in told:
                     one.listed_at = listed_at
@@ -368,15 +390,27 @@ class Cluster:
             return unknown
         for one in unknown:
             one.writes_before = self._writes if one.writes_before is None else one.writes_before
-        if self._write_done <= max(one.writes_before or 0 for one in unknown) and not self._pace.until_write_s():
+        if (
+            self._write_done <= max(one.writes_before or 0 for one in unknown)
+            and not self._pace.until_write_s()
+        ):
             await self._publish_after(BETWEEN_WRITES)
         return [one for one in unknown if self._write_done > (one.writes_before or 0)]
 
     def _to_read(self, gated: list[Gated]) -> set[str]:
         """Nodes that something waits for, and whose next record may be there. Under the lock."""
         terms, clock = self.terms(), self._log.clock.now()
-        wanted = {name for one in gated for name in one.required or () if self._verdict(name, one, terms) is not Verdict.PASSES}
-        return {name for name in wanted if (peer := self._peers.get(name)) is not None and peer.may_have_written(clock, terms)}
+        wanted = {
+            name
+            for one in gated
+            for name in one.required or ()
+            if self._verdict(name, one, terms) is not Verdict.PASSES
+        }
+        return {
+            name
+            for name in wanted
+            if (peer := self._peers.get(name)) is not None and peer.may_have_written(clock, terms)
+        }
 
     def _judge(self, gated: list[Gated]) -> bool:
         """Open the gate for what may pass; whether that changed anything: then there may be more to look at than was. Under the lock."""
@@ -385,7 +419,11 @@ class Cluster:
             if one.required is None or self._gate.is_open(one.op):
                 continue
             verdicts = {name: self._verdict(name, one, terms) for name in one.required}
-            one.missing = {name: verdict.value for name, verdict in verdicts.items() if verdict is not Verdict.PASSES}
+            one.missing = {
+                name: verdict.value
+                for name, verdict in verdicts.items()
+                if verdict is not Verdict.PASSES
+            }
             one.required = dict.fromkeys(one.missing)
             if not one.missing:
                 self.pointers_passed += 1
@@ -405,7 +443,9 @@ class Cluster:
         one.unknown.discard(name)
         removes, yields = one.op.kind in REMOVING, self._gate.yields(one.op)
         mark = peer.mark(one.marks, one.listed_at, terms)
-        return peer.judge(one.op.logged_at, terms, removes=removes, yields=yields, since=one.listed_at, mark=mark)
+        return peer.judge(
+            one.op.logged_at, terms, removes=removes, yields=yields, since=one.listed_at, mark=mark
+        )
 
     def _withhold(self, one: Gated) -> bool:
         """Whether it was not yet, and is now."""
@@ -456,16 +496,31 @@ class Cluster:
             if behind is None or behind:
                 await trio.sleep(self._pace.look_s(pointers=True))
 
-    def _behind(self, names: list[str], closed_at: float, since: float, marks: dict[str, float]) -> list[str]:
+    def _behind(
+        self, names: list[str], closed_at: float, since: float, marks: dict[str, float]
+    ) -> list[str]:
         """Under the lock."""
-        terms, peers = self.terms(), [peer for name in names if (peer := self._peers.get(name)) is not None]
-        return [peer.node for peer in peers if peer.may_have(closed_at, terms, since, peer.mark(marks, since, terms))]
+        terms, peers = (
+            self.terms(),
+            [peer for name in names if (peer := self._peers.get(name)) is not None],
+        )
+        return [
+            peer.node
+            for peer in peers
+            if peer.may_have(closed_at, terms, since, peer.mark(marks, since, terms))
+        ]
 
     def terms(self) -> Terms:
         """What nodes are judged by at the moment."""
         settings = self._settings
         drift_s = self._log.clock.drift_s
-        return Terms(self._who.node, settings.clock_bound_s, drift_s, settings.node_timeout_s, settings.node_forget_after_s)
+        return Terms(
+            self._who.node,
+            settings.clock_bound_s,
+            drift_s,
+            settings.node_timeout_s,
+            settings.node_forget_after_s,
+        )
 
     # -- for operators
 
@@ -514,7 +569,11 @@ class Cluster:
 
     def place(self) -> float:
         """0: the first of the nodes that live, by name; near 1 the last. One that died without a word leaves a gap. Under the lock."""
-        live = [peer.node for peer in self._peers.values() if peer.record is None or peer.record.state is NodeState.LIVE]
+        live = [
+            peer.node
+            for peer in self._peers.values()
+            if peer.record is None or peer.record.state is NodeState.LIVE
+        ]
         return sum(node < self._who.node for node in live) / (len(live) + 1)
 
     def statistics(self) -> ClusterStatistics:
@@ -527,14 +586,19 @@ class Cluster:
         ]
         return ClusterStatistics(
             node=self._who.node,
-            peers=tuple(_told(peer, terms) for peer in sorted(self._peers.values(), key=lambda peer: peer.node)),
+            peers=tuple(
+                _told(peer, terms)
+                for peer in sorted(self._peers.values(), key=lambda peer: peer.node)
+            ),
             waiting=tuple(waiting),
             published=self.published,
             published_age_s=now - self._published_at if self._published_at else None,
             passed=self.pointers_passed,
             withheld_total=self.pointers_withheld,
             waited_s_max=self.waited_s_max,
-            clock_bound_s=max([terms.clock_bound_s, *(peer.bound_s(terms) for peer in self._peers.values())]),
+            clock_bound_s=max(
+                [terms.clock_bound_s, *(peer.bound_s(terms) for peer in self._peers.values())]
+            ),
             drift_s=terms.drift_s,
             lost=self._own.lost,
             awaited=tuple(self._names.awaited),

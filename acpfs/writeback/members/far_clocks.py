@@ -21,8 +21,16 @@ class FarClocks:
 
     def look(self, peers: Iterable[Peer], terms: Terms) -> None:
         """Others' records were read."""
-        waits = {peer.node: peer.clock_wait_s(terms) for peer in peers if peer.record is not None and not peer.is_missing(terms)}
+        waits = {
+            peer.node: peer.clock_wait_s(terms)
+            for peer in peers
+            if peer.record is not None and not peer.is_missing(terms)
+        }
         far = frozenset(node for node, wait_s in waits.items() if wait_s >= TOLD_S)
         for node in far - self._told:
-            _log.warning("wall clocks hold pointer files up: `acpfs-ctl status` says what helps", node=node, up_to_s=round(waits[node], 1))
+            _log.warning(
+                "wall clocks hold pointer files up: `acpfs-ctl status` says what helps",
+                node=node,
+                up_to_s=round(waits[node], 1),
+            )
         self._told = far

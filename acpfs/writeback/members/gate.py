@@ -113,7 +113,12 @@ class Gate:
         `directory_of`: in which directory a node lies.
         """
         self._freed, self._directory_of = freed, directory_of
-        self._log, self._is_pointer, self._takes_pointer, self._order = log, is_pointer, takes_pointer, order
+        self._log, self._is_pointer, self._takes_pointer, self._order = (
+            log,
+            is_pointer,
+            takes_pointer,
+            order,
+        )
         self._begun, self._newest_seq = False, log.last_seq
         self._gated: dict[Seq, Gated] = {}
         self._yielding, self._others = ToCome(self._is_waiting), ToCome(self._is_waiting)
@@ -139,7 +144,9 @@ class Gate:
 
     def note(self, op: Op) -> None:
         """It was logged. One that was handed to the backing directory already has passed."""
-        if op.seq > self._newest_seq:  # not one that is noted again: what was said since is for the next
+        if (
+            op.seq > self._newest_seq
+        ):  # not one that is noted again: what was said since is for the next
             self._newest_seq = op.seq
             if self._log.needs and self._is_pointer(op):
                 self._log.needs.take(op, self._directory_of)
@@ -172,7 +179,12 @@ class Gate:
 
     def yields(self, op: Op) -> bool:
         """Whether it is a removal that nobody waits for, and that waits for all pointers which others may have closed or removed before."""
-        if self._order is not ClusterOrder.POINTERS or op.kind not in REMOVING or op.parent < 0 or self._takes_pointer(op):
+        if (
+            self._order is not ClusterOrder.POINTERS
+            or op.kind not in REMOVING
+            or op.parent < 0
+            or self._takes_pointer(op)
+        ):
             return False
         gated = self._gated.get(op.seq)
         return gated is None or not gated.needed
@@ -189,7 +201,9 @@ class Gate:
     def put_off_after(self, count: int) -> list[Op]:
         """Those that were put off after the first `count`, in the order in which they were; a count is good as long as none has left."""
         if not count:
-            self._put_off = {seq: op for seq, op in self._put_off.items() if self._log.get(seq) is op}
+            self._put_off = {
+                seq: op for seq, op in self._put_off.items() if self._log.get(seq) is op
+            }
         return list(itertools.islice(self._put_off.values(), count, None))
 
     def need(self, ops: Iterable[Op]) -> None:
@@ -222,7 +236,11 @@ class Gate:
         """The oldest operations that wait, oldest first; so many that are withheld, or yield, hide none that nobody has looked at."""
         yielding = (self._gated[op.seq] for op in self._yielding if not op.withheld)
         others = (self._gated[op.seq] for op in self._others if not op.withheld)
-        chosen = [one for ones in (self.withheld(), yielding, others) for one in itertools.islice(ones, LOOKED_AT_OPS_MAX)]
+        chosen = [
+            one
+            for ones in (self.withheld(), yielding, others)
+            for one in itertools.islice(ones, LOOKED_AT_OPS_MAX)
+        ]
         return sorted(chosen, key=lambda one: one.op.seq)
 
     def _is_waiting(self, op: Op) -> bool:
@@ -236,7 +254,9 @@ class Gate:
     def asks(self, gated: Gated, nodes: dict[str, None], us: str) -> None:
         """It is known now which other members there are. Those that a pointer's writer named stand for all, there or not."""
         needs = self._log.needs.of(gated.op)
-        gated.required = nodes if needs is None else dict.fromkeys(node for node in needs if node != us)
+        gated.required = (
+            nodes if needs is None else dict.fromkeys(node for node in needs if node != us)
+        )
         gated.unknown = set() if needs is None else set(gated.required) - nodes.keys()
 
     def needs(self, op: Op) -> tuple[str, ...] | None:
@@ -258,7 +278,11 @@ class Gate:
 
     def withheld(self) -> list[Gated]:
         """Those that wait for nodes that do not answer."""
-        return [self._gated[op.seq] for op in self._log.parked() if op.withheld and op.seq in self._gated]
+        return [
+            self._gated[op.seq]
+            for op in self._log.parked()
+            if op.withheld and op.seq in self._gated
+        ]
 
     def passes(self, gated: Gated) -> None:
         """All other members have what it needs."""
@@ -304,9 +328,21 @@ class Gate:
         if self._order is ClusterOrder.ALL:
             return self.watermark(now)
         if self._pointers is None:
-            self._pointers = {op.seq: op for op in (*self._log, *self._log.all_aside()) if self._is_of_pointers(op)}
+            self._pointers = {
+                op.seq: op
+                for op in (*self._log, *self._log.all_aside())
+                if self._is_of_pointers(op)
+            }
         self._pointers = {seq: op for seq, op in self._pointers.items() if self._is_to_come(op)}
-        return min(now, *(self._log.stands_since(op) for op in self._pointers.values() if not self._is_superseded(op)), now)
+        return min(
+            now,
+            *(
+                self._log.stands_since(op)
+                for op in self._pointers.values()
+                if not self._is_superseded(op)
+            ),
+            now,
+        )
 
     def _is_superseded(self, op: Op) -> bool:
         """A withheld pointer that may be so for ever; the newest ones are others by now (as for removals here, see `Order`)."""
@@ -315,7 +351,13 @@ class Gate:
     def head(self) -> float | None:
         """When the operation was logged that is next, and waits for the gate alone."""
         first = self._first()
-        if first is None or self.is_open(first) or first.is_stuck or first.tentative or not is_staged(first):
+        if (
+            first is None
+            or self.is_open(first)
+            or first.is_stuck
+            or first.tentative
+            or not is_staged(first)
+        ):
             return None
         return first.logged_at
 
@@ -325,13 +367,17 @@ class Gate:
             for op in sorted((*self._log, *self._log.all_aside()), key=lambda op: op.seq):
                 if not self.yields(op):
                     self._counting.add(op)
-        return next((op for op in self._counting if self._log.get(op.seq) is op and self._counts(op)), None)
+        return next(
+            (op for op in self._counting if self._log.get(op.seq) is op and self._counts(op)), None
+        )
 
     def _counts(self, op: Op) -> bool:
         """Whether other members' pointers wait for it: not for what is withheld or held back, and not for removals that yield."""
         if op.withheld or (op.new_parent < 0 and self.is_open(op)):
             return False
-        return op.kind not in REMOVING or not (op.aside is Aside.HELD or op.parent < 0 or self.yields(op))
+        return op.kind not in REMOVING or not (
+            op.aside is Aside.HELD or op.parent < 0 or self.yields(op)
+        )
 
 
 def is_staged(op: Op) -> bool:

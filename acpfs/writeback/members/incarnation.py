@@ -56,22 +56,36 @@ class Incarnation:
         rival = await self.other()
         before, self.rivalry = self.rivalry, in_use(rival) if rival is not None else ""
         if self.rivalry and not before:
-            _log.error("two mounts have the same node id, and remove one another's files: unmount one of them", detail=self.rivalry)
+            _log.error(
+                "two mounts have the same node id, and remove one another's files: unmount one of them",
+                detail=self.rivalry,
+            )
 
     def follows(self, earlier: NodeRecord, now: float) -> None:
         """An earlier incarnation had the node id. One interval for all that was lost: only pointers that still wait are held against it."""
         if earlier.state is NodeState.LEFT:
             self.set_lost(earlier.lost)
         else:
-            self.set_lost((min(earlier.watermark, earlier.lost[0]) if earlier.lost else earlier.watermark, now))
+            self.set_lost(
+                (
+                    min(earlier.watermark, earlier.lost[0]) if earlier.lost else earlier.watermark,
+                    now,
+                )
+            )
 
     def set_lost(self, lost: tuple[float, float] | None) -> None:
         """What was closed between these times may be lost; None: nothing (any more)."""
         with self._section():
             self.lost = lost
-            self._state.change("UPDATE incarnation SET lost_from = ?, lost_until = ?", lost or (None, None))
+            self._state.change(
+                "UPDATE incarnation SET lost_from = ?, lost_until = ?", lost or (None, None)
+            )
         if lost is not None:
-            _log.error("what this node had not persisted may be lost: pointers of that time are withheld", node=self._node, times=lost)
+            _log.error(
+                "what this node had not persisted may be lost: pointers of that time are withheld",
+                node=self._node,
+                times=lost,
+            )
 
 
 def in_use(rival: NodeRecord) -> str:
@@ -82,7 +96,9 @@ def in_use(rival: NodeRecord) -> str:
 def _loaded(state: StateDatabase) -> tuple[str, tuple[float, float] | None]:
     """Of the RAM tier, and what was lost with the one before."""
     state.create(DDL)
-    for name, lost_from, lost_until in state.rows("SELECT name, lost_from, lost_until FROM incarnation"):
+    for name, lost_from, lost_until in state.rows(
+        "SELECT name, lost_from, lost_until FROM incarnation"
+    ):
         return str(name), None if lost_from is None else (lost_from, lost_until)
     name = secrets.token_hex(8)
     state.change("INSERT INTO incarnation VALUES (1, ?, NULL, NULL)", (name,))

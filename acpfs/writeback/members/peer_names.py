@@ -66,7 +66,12 @@ class PeerNames:
         """A node's record was looked for; None: there is none any more."""
         self._filters.pop(node, None)
         record = peer.record if peer is not None else None
-        if peer is None or record is None or record.state is not NodeState.LIVE or peer.is_missing(terms):
+        if (
+            peer is None
+            or record is None
+            or record.state is not NodeState.LIVE
+            or peer.is_missing(terms)
+        ):
             return
         names = NameFilter.from_text(record.pending)
         if names is not None:
@@ -74,11 +79,17 @@ class PeerNames:
 
     def may_come(self, directory: bytes, name: bytes) -> bool:
         """Whether some live node may have the name, and not have persisted it."""
-        return not self.known or any(names.may_have(directory, name) for names in self._filters.values())
+        return not self.known or any(
+            names.may_have(directory, name) for names in self._filters.values()
+        )
 
     def sources(self) -> list[str]:
         """Nodes that may have what somebody waits for."""
-        return [node for node, names in self._filters.items() if any(names.may_have(*place) for place in self._awaited)]
+        return [
+            node
+            for node, names in self._filters.items()
+            if any(names.may_have(*place) for place in self._awaited)
+        ]
 
     # -- waiting
 
@@ -101,7 +112,9 @@ class PeerNames:
         if len(self._awaited) >= WAITING_MAX:
             return None
         now, patience_s = self._monotonic(), self._settings.wait_for_peers_s
-        self._until = {place: until for place, until in self._until.items() if now < until + patience_s}
+        self._until = {
+            place: until for place, until in self._until.items() if now < until + patience_s
+        }
         self._awaited.append(place)
         return self._until.setdefault(place, now + patience_s)
 
@@ -115,12 +128,16 @@ class PeerNames:
         self.waits += waited
         self.waits_in_vain += waited and not found
         if self._monotonic() < self._until.get(place, 0.0):
-            del self._until[place]  # it is there, nobody has it any more, or who asked was killed: that says nothing of the next one
+            del self._until[
+                place
+            ]  # it is there, nobody has it any more, or who asked was killed: that says nothing of the next one
 
     def news(self, until: float) -> Future[None]:
         """Done when records have been read, or at a time (monotonic, seconds). Of its own for each who waits, so that one may cancel it."""
         bell: Future[None] = Future()
-        self._bells[bell] = call_later(max(0.0, until - self._monotonic()), lambda: self._ring(bell))
+        self._bells[bell] = call_later(
+            max(0.0, until - self._monotonic()), lambda: self._ring(bell)
+        )
         return bell
 
     def tell(self) -> None:

@@ -83,17 +83,24 @@ class Peer:
     _newer: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     """Records, each newer than all before: monotonic seconds when its reading began, and what it says of its node's clock."""
 
-    def saw(self, record: NodeRecord, clock: float, monotonic: float, began: float = math.inf) -> None:
+    def saw(
+        self, record: NodeRecord, clock: float, monotonic: float, began: float = math.inf
+    ) -> None:
         """Its record was read; `clock`: this node's, afterwards. `began`: monotonic, when the reading did, if that is known."""
         self.error, self.absent = "", 0
-        if self.record is not None and (self.record.incarnation, self.record.beat) == (record.incarnation, record.beat):
+        if self.record is not None and (self.record.incarnation, self.record.beat) == (
+            record.incarnation,
+            record.beat,
+        ):
             return
         if self.record is None or self.record.incarnation != record.incarnation:
             self._ahead.clear()
             self._newer.clear()
             self.came_at = clock
         self.record, self.heard_at = record, monotonic
-        if not self._newer or record.clock > self._newer[-1][1]:  # one of two readings at a time may bring an older one
+        if (
+            not self._newer or record.clock > self._newer[-1][1]
+        ):  # one of two readings at a time may bring an older one
             self._newer.append((min(began, monotonic), record.clock))
         self._ahead.append(record.clock - clock)
 
@@ -114,11 +121,18 @@ class Peer:
 
     def bound_s(self, terms: Terms) -> float:
         """How much its clock may be ahead of ours. What the operator says holds until it is measured to be wrong, or nearly."""
-        bound_s = terms.clock_bound_s + abs(terms.drift_s) + (abs(self.record.drift_s) if self.record is not None else 0.0)
+        bound_s = (
+            terms.clock_bound_s
+            + abs(terms.drift_s)
+            + (abs(self.record.drift_s) if self.record is not None else 0.0)
+        )
         if self.ahead_s_min > terms.clock_bound_s / 2:
             most = self.ahead_s_max(terms.node)
             beat_s = self.record.heartbeat_s if self.record is not None else 0.0
-            bound_s = max(bound_s, most if math.isfinite(most) else self.ahead_s_min + beat_s + terms.clock_bound_s)
+            bound_s = max(
+                bound_s,
+                most if math.isfinite(most) else self.ahead_s_min + beat_s + terms.clock_bound_s,
+            )
         return bound_s
 
     def closed_before(self, since: float, terms: Terms) -> float:
@@ -128,7 +142,11 @@ class Peer:
         """
         fresh = since + longest_cached_s(terms)
         clocks = [clock for began, clock in self._newer if began >= fresh]
-        return clocks[RECORDS_AFTER - 1] if math.isfinite(fresh) and len(clocks) >= RECORDS_AFTER else math.inf
+        return (
+            clocks[RECORDS_AFTER - 1]
+            if math.isfinite(fresh) and len(clocks) >= RECORDS_AFTER
+            else math.inf
+        )
 
     def mark(self, marks: dict[str, float], since: float, terms: Terms) -> float:
         """`closed_before`, found once and kept in `marks` by node: the earlier it is, the sooner it is passed."""
@@ -143,7 +161,10 @@ class Peer:
         """How much longer our pointers wait for it than they would if clocks were equal; about, and at most."""
         beat_s = self.record.heartbeat_s if self.record is not None else 0.0
         ahead_s = self.ahead_s_min if math.isfinite(self.ahead_s_min) else 0.0
-        return min(self.bound_s(terms) - min(0.0, ahead_s), longest_cached_s(terms) + RECORDS_AFTER * beat_s)
+        return min(
+            self.bound_s(terms) - min(0.0, ahead_s),
+            longest_cached_s(terms) + RECORDS_AFTER * beat_s,
+        )
 
     @property
     def silent_s(self) -> float:
@@ -160,7 +181,9 @@ class Peer:
 
     def is_dispensable(self, terms: Terms) -> bool:
         """Whether an operator may decide to go on without it: it is missing, or has left and holds removals of pointers back."""
-        return self.is_missing(terms) or (self.record is not None and self.record.state is NodeState.LEFT)
+        return self.is_missing(terms) or (
+            self.record is not None and self.record.state is NodeState.LEFT
+        )
 
     def is_forgotten(self, terms: Terms) -> bool:
         """Whether that is so for so long that the operator's standing decision holds."""
@@ -180,7 +203,9 @@ class Peer:
     def _has_ended(self, record: NodeRecord) -> bool:
         return record.state in (NodeState.LEFT, NodeState.GONE) and not self.error
 
-    def may_have(self, closed_at: float, terms: Terms, since: float, mark: float = math.inf) -> bool:
+    def may_have(
+        self, closed_at: float, terms: Terms, since: float, mark: float = math.inf
+    ) -> bool:
         """Whether it lives, and may not have persisted all that it had closed before `closed_at` by our clock.
 
         `since`, `mark`: as for `judge`.
@@ -197,7 +222,11 @@ class Peer:
     def _may_have_lost(self, lost: tuple[float, float], closed_at: float, terms: Terms) -> bool:
         """Whether the pointer was closed while what it names may have been in the RAM tier that is lost."""
         bound_s = self.bound_s(terms)
-        return closed_at <= self.came_at and closed_at + bound_s >= lost[0] and closed_at - bound_s < lost[1]
+        return (
+            closed_at <= self.came_at
+            and closed_at + bound_s >= lost[0]
+            and closed_at - bound_s < lost[1]
+        )
 
     def judge(
         self,
@@ -222,13 +251,25 @@ class Peer:
             return Verdict.PASSES
         if record is not None:
             until = closed_at + self.bound_s(terms)
-            if not removes and record.lost is not None and self._may_have_lost(record.lost, closed_at, terms):
+            if (
+                not removes
+                and record.lost is not None
+                and self._may_have_lost(record.lost, closed_at, terms)
+            ):
                 return Verdict.LOST
             told = record.pointers if yields and record.pointers is not None else record.watermark
             if told > min(until, mark):
                 return Verdict.PASSES
             if is_fresh and self._has_ended(record):
-                return Verdict.MISSING if yields and record.pointers is not None and told < record.clock else Verdict.PASSES
-            if not yields and record.gated is not None and (record.gated, record.node) > (closed_at, terms.node):
+                return (
+                    Verdict.MISSING
+                    if yields and record.pointers is not None and told < record.clock
+                    else Verdict.PASSES
+                )
+            if (
+                not yields
+                and record.gated is not None
+                and (record.gated, record.node) > (closed_at, terms.node)
+            ):
                 return Verdict.PASSES  # else both would wait for each other
         return Verdict.MISSING if self.is_missing(terms) else Verdict.WAITS

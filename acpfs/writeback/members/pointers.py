@@ -17,7 +17,9 @@ class Pointers:
     """Knows them by name. Each is asked for once: names of operations do not change."""
 
     def __init__(self, patterns: Iterable[str], is_directory: Callable[[Ino], bool]) -> None:
-        self._pattern = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)")
+        self._pattern = re.compile(
+            "|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)"
+        )
         self._is_directory = is_directory
 
     def makes(self, op: Op) -> bool:
@@ -47,5 +49,7 @@ class Pointers:
     def takes(self, op: Op) -> bool:
         """Whether it removes or replaces one."""
         if op.takes_pointer is None:
-            op.takes_pointer = op.parent > 0 and op.kind in _TAKING and self._is_pointers_name(op.name)
+            op.takes_pointer = (
+                op.parent > 0 and op.kind in _TAKING and self._is_pointers_name(op.name)
+            )
         return op.takes_pointer

@@ -75,7 +75,9 @@ class Order:
         for op in self._candidates():
             if self._log.get(op.seq) is not op or self._elide(op):
                 continue
-            if self.gate.is_to_wait(op) and not (self._guard.concerns(op) or self._guard.is_too_early(op)):
+            if self.gate.is_to_wait(op) and not (
+                self._guard.concerns(op) or self._guard.is_too_early(op)
+            ):
                 self.gate.put_off(op)
                 put_off = True
                 continue
@@ -120,7 +122,12 @@ class Order:
 
     def _may_pass(self, op: Op, now: float) -> bool:
         """Whether it removes what lies there now and nobody else needs: no pointer, and no other member's pointer is still to come."""
-        if op.kind not in REMOVING or op.parent < 0 or self._pointers.takes(op) or not self._tree.has_what_it_removes(op):
+        if (
+            op.kind not in REMOVING
+            or op.parent < 0
+            or self._pointers.takes(op)
+            or not self._tree.has_what_it_removes(op)
+        ):
             return False
         return self.gate.is_open(op) and self._due.get(op.seq, 0.0) <= now
 
@@ -135,7 +142,11 @@ class Order:
             return Why.AGAIN
         if self._is_shut(op):
             return Why.OTHERS
-        return Why.READY if op.version is None or op.committed or op.version.state is VersionState.STAGED else Why.BYTES
+        return (
+            Why.READY
+            if op.version is None or op.committed or op.version.state is VersionState.STAGED
+            else Why.BYTES
+        )
 
     def why(self, op: Op) -> Why:
         """What people are told: the verdict by which it was passed over, or would be."""
@@ -146,7 +157,9 @@ class Order:
     def has_work(self) -> bool:
         """Whether the oldest operation only waits for its turn. Where some are set apart nobody can tell at a glance: then it has none."""
         first = self._log.first()
-        return first is not None and not (self._parked or self._put_off) and self.is_ready(first, 0.0)
+        return (
+            first is not None and not (self._parked or self._put_off) and self.is_ready(first, 0.0)
+        )
 
     def _is_shut(self, op: Op) -> bool:
         """Whether it waits for other members. What the guard will set aside does so there."""

@@ -53,9 +53,15 @@ class Touched:
             return True
         if any(self._places.get(place, _NEVER) < op.seq for place in op.touches()):
             return True
-        if op.kind in _OF_ALL_BELOW and any(self._above.get(node, _NEVER) < op.seq for node in nodes):
+        if op.kind in _OF_ALL_BELOW and any(
+            self._above.get(node, _NEVER) < op.seq for node in nodes
+        ):
             return True
-        return any(self._below.get(ino, _NEVER) < op.seq for directory, _name in op.touches() for ino in self._upwards(directory))
+        return any(
+            self._below.get(ino, _NEVER) < op.seq
+            for directory, _name in op.touches()
+            for ino in self._upwards(directory)
+        )
 
     def _upwards(self, directory: Ino) -> Iterator[Ino]:
         while directory != ROOT:
@@ -120,7 +126,9 @@ class Parked:
             self._begin_anew()
         for op in (*self._stores, *self._after(self._count)):
             if self._log.get(op.seq) is op:
-                self._elide(op)  # superseded while it was on its way here, or by what may stand for it only now
+                self._elide(
+                    op
+                )  # superseded while it was on its way here, or by what may stand for it only now
         if not self._is_known():
             self._begin_anew()
         self._known = (self._log.unparked, self._tree.epoch)

@@ -56,7 +56,9 @@ class WantOfRoom:
     def is_wanted_by(self, op: Op, now: float) -> bool:
         """Whether the operation, on which all others wait, has no room, and there has been none for so long that removals may pass it."""
         self._look(now)
-        if not self._is_to_do(op) or (op.version is not None and op.version.state is not VersionState.COMPLETE):
+        if not self._is_to_do(op) or (
+            op.version is not None and op.version.state is not VersionState.COMPLETE
+        ):
             return False  # it is done, or being tried
         return self._wanting.get(op.seq) is op and now >= self._since + SPACE_PATIENCE_S
 

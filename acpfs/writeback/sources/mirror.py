@@ -87,7 +87,13 @@ class Mirror:
         patience_s: float = PATIENCE_S,
     ) -> None:
         """Begins nothing; `begin` does."""
-        self._directory, self._state, self._operations, self._lower, self._patience_s = directory, state, operations, lower, patience_s
+        self._directory, self._state, self._operations, self._lower, self._patience_s = (
+            directory,
+            state,
+            operations,
+            lower,
+            patience_s,
+        )
         self._mark = mark_path(node_id)
         self._marked, self._may_be_marked = "", True
         self._marking = threading.Lock()
@@ -117,7 +123,9 @@ class Mirror:
             self._token, self._why, self._seeded = token, "", False
             self._pending, self._pending_statements = [], 0
             self._synced, self._changes = self._logged, self._state.changes
-        threading.Thread(target=self._run, args=(token, snapshot), name="mirror", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(token, snapshot), name="mirror", daemon=True
+        ).start()
 
     def look(self) -> None:
         """Begin anew after a failure, when its rest is over; under the lock, about once a second."""
@@ -128,11 +136,17 @@ class Mirror:
 
     def _mark_soon(self, token: str) -> None:
         """In a thread of its own: the backing directory may hang, and the journal must go on."""
-        threading.Thread(target=self._try_mark, args=(token,), name="mirror mark", daemon=True).start()
+        threading.Thread(
+            target=self._try_mark, args=(token,), name="mirror mark", daemon=True
+        ).start()
 
     def _try_mark(self, token: str) -> None:
         with self._marking, contextlib.suppress(OSError):  # then `look` or `before` tries again
-            if token == self._token and self._marked != token and self._wait(token, self._knows_all):
+            if (
+                token == self._token
+                and self._marked != token
+                and self._wait(token, self._knows_all)
+            ):
                 self._set_mark(token)
 
     def _record(self, statements: list[Statement]) -> None:
@@ -178,7 +192,9 @@ class Mirror:
 
     def _next(self, token: str) -> list[list[Statement]] | None:
         with self._changed:
-            while not self._pending and not self._closing and token == self._token and not self._why:
+            while (
+                not self._pending and not self._closing and token == self._token and not self._why
+            ):
                 self._changed.wait()
             if token != self._token or self._why or (self._closing and not self._pending):
                 return None
@@ -210,7 +226,10 @@ class Mirror:
         self._why, self._seeded = why or "?", False
         self._pending, self._pending_statements = [], 0
         self._rest_until = time.monotonic() + REST_S
-        log.warning("the mirror in the spill directory failed: what is not drained would not survive a reboot", error=why)
+        log.warning(
+            "the mirror in the spill directory failed: what is not drained would not survive a reboot",
+            error=why,
+        )
         self._changed.notify_all()
 
     def when_safe(self, action: Callable[[], None]) -> None:
@@ -226,8 +245,16 @@ class Mirror:
         with self._changed:
             if self._may_be_marked and (self._why or self._marked != self._token):
                 return  # an older journal, or the one that failed, may count still
-            done = [action for number, action in self._after if number <= self._synced or not self._may_be_marked]
-            self._after = [(number, action) for number, action in self._after if number > self._synced and self._may_be_marked]
+            done = [
+                action
+                for number, action in self._after
+                if number <= self._synced or not self._may_be_marked
+            ]
+            self._after = [
+                (number, action)
+                for number, action in self._after
+                if number > self._synced and self._may_be_marked
+            ]
         for action in done:
             action()
 
@@ -264,9 +291,15 @@ class Mirror:
         """
         if self._operations.changed(op) > self._known_changes:
             return True
-        if self._unknown_alone or op.kind not in REPEATABLE or len(self._unknown_nodes) >= UNKNOWN_OPS_MAX:
+        if (
+            self._unknown_alone
+            or op.kind not in REPEATABLE
+            or len(self._unknown_nodes) >= UNKNOWN_OPS_MAX
+        ):
             return True
-        return op.ino in self._unknown_nodes or any(name in self._unknown_names for name in op.touches())
+        return op.ino in self._unknown_nodes or any(
+            name in self._unknown_names for name in op.touches()
+        )
 
     def _note(self, op: Op) -> None:
         self._unknown_nodes.add(op.ino)
@@ -290,13 +323,19 @@ class Mirror:
     def _wait(self, token: str, condition: Callable[[], bool]) -> bool:
         """Whether the journal of that token came so far; one that was begun meanwhile says nothing of it, and is not to blame for it."""
         with self._changed:
-            met = self._changed.wait_for(lambda: token != self._token or bool(self._why) or condition(), self._patience_s)
+            met = self._changed.wait_for(
+                lambda: token != self._token or bool(self._why) or condition(), self._patience_s
+            )
             if not met:
                 self._fail_locked(token, "the disk does not answer")
             return token == self._token and not self._why
 
     def _set_mark(self, token: str) -> None:
-        content = {"token": token, "spill": str(self._directory.path.parent), "directory": str(self._directory.path)}
+        content = {
+            "token": token,
+            "spill": str(self._directory.path.parent),
+            "directory": str(self._directory.path),
+        }
         self._lower.write_own(self._mark, json.dumps(content).encode() + b"\n")
         self._marked, self._may_be_marked = token, True
         self._unknown_alone = True  # the operation that is being carried out now, if any
@@ -333,7 +372,9 @@ class Mirror:
             self._closing = True
             self._changed.notify_all()
             if not self._why and self._seeded:
-                self._changed.wait_for(lambda: bool(self._why) or self._synced >= self._logged, self._patience_s)
+                self._changed.wait_for(
+                    lambda: bool(self._why) or self._synced >= self._logged, self._patience_s
+                )
         if nothing_left:
             withdraw(self._lower, self._mark)
             with contextlib.suppress(FileNotFoundError):

@@ -54,8 +54,16 @@ class Spilled(Protocol):
 class Source:
     """A version's bytes, piece by piece."""
 
-    def __init__(self, reading: Reading, tier: Tier, lock: RLock, buffer: memoryview, spilled: Spilled | None) -> None:
-        self._reading, self._tier, self._lock, self._buffer, self._spilled = reading, tier, lock, buffer, spilled
+    def __init__(
+        self, reading: Reading, tier: Tier, lock: RLock, buffer: memoryview, spilled: Spilled | None
+    ) -> None:
+        self._reading, self._tier, self._lock, self._buffer, self._spilled = (
+            reading,
+            tier,
+            lock,
+            buffer,
+            spilled,
+        )
         self.reread_chunks = 0
         self.spilled = False
         """Whether some of the bytes came from the spill directory."""
@@ -84,7 +92,9 @@ class Source:
         st = os.fstat(self._fd)
         if st.st_size < size:
             self.close()
-            raise OSError(errno.EIO, "the RAM tier holds fewer bytes than the version has")  # never a hole for acknowledged data
+            raise OSError(
+                errno.EIO, "the RAM tier holds fewer bytes than the version has"
+            )  # never a hole for acknowledged data
         holes_bytes = size - st.st_blocks * BLOCK_BYTES
         self._sparse, self.hashes_holes = holes_bytes > 0, holes_bytes <= HOLES_HASHED_BYTES_MAX
 

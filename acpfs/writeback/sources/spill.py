@@ -193,31 +193,42 @@ class Spill:
         self._closed = closed
         self.making: dict[VersionId, Making] = {}
         self._fresh: set[str] = set()
-        self._failures = self._failed_in_a_row = self._mismatches = self._copied_files = self._copied_bytes = 0
+        self._failures = self._failed_in_a_row = self._mismatches = self._copied_files = (
+            self._copied_bytes
+        ) = 0
         self._rest_until, self._last_error = 0.0, ""
         self.mirror = mirror
         self._when_safe = state.after_commit if mirror is None else mirror.when_safe
         """Puts the end of a copy off until no state that a next worker could find names it."""
         state.create(DDL)
         rows = state.rows("SELECT vid, name, size, digest FROM spilled")
-        self.copies = {VersionId(vid): Copy(VersionId(vid), name, size, digest) for vid, name, size, digest in rows}
+        self.copies = {
+            VersionId(vid): Copy(VersionId(vid), name, size, digest)
+            for vid, name, size, digest in rows
+        }
         self.used_bytes = sum(copy.size for copy in self.copies.values())
         self._state.change("DELETE FROM spill_place")
-        self._state.change("INSERT INTO spill_place VALUES (?)", (os.fspath(directory.path.parent),))
+        self._state.change(
+            "INSERT INTO spill_place VALUES (?)", (os.fspath(directory.path.parent),)
+        )
         self._state.commit()
 
     # -- the disk
 
     def start(self) -> None:
         """Look at the disk, behind whoever starts: it may hang."""
-        self.calls.submit("look", self._begin).add_done_callback(lambda done: self._begun(done.exception()))
+        self.calls.submit("look", self._begin).add_done_callback(
+            lambda done: self._begun(done.exception())
+        )
 
     def _begin(self) -> None:
         """What earlier workers left and no row names goes; then the budget. The journal that counts may be an earlier worker's, too."""
         found = self.directory.names()
         with self._lock:
             needed = {copy.name for copy in self.copies.values()} | self._fresh
-            left = [name for name in found if name not in needed and not name.startswith(MIRROR_PREFIX)]
+            left = [
+                name for name in found if name not in needed and not name.startswith(MIRROR_PREFIX)
+            ]
             if self.mirror is not None:
                 for name in left:
                     self._when_safe(partial(self._remove, name))
@@ -327,7 +338,10 @@ class Spill:
             with self._lock:
                 if making.abandoned:
                     raise AbandonedError
-                if making.listener.still_frozen(making.version) and making.version.renewals == renewals:
+                if (
+                    making.listener.still_frozen(making.version)
+                    and making.version.renewals == renewals
+                ):
                     return digest
             os.ftruncate(fd, 0)
         raise UnsteadyError
@@ -371,7 +385,10 @@ class Spill:
         self._copied_bytes += copy.size
         self.copies[copy.vid] = copy
         self.used_bytes += copy.size
-        self._state.change("INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?)", (copy.vid, copy.name, copy.size, copy.digest))
+        self._state.change(
+            "INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?)",
+            (copy.vid, copy.name, copy.size, copy.digest),
+        )
         making.listener.copied(making.version)
 
     def forget(self, version: Version) -> None:
@@ -419,7 +436,9 @@ class Spill:
             return _File(self, self.patient(future))
         except SpillError:
             if not future.cancel():
-                future.add_done_callback(lambda done: None if done.exception() else os.close(done.result()))
+                future.add_done_callback(
+                    lambda done: None if done.exception() else os.close(done.result())
+                )
             raise
 
     def check(self, version: Version, digest: str) -> None:
@@ -449,7 +468,9 @@ class Spill:
         copy = self.copies.get(vid)
         if copy is None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return self.reads.patient(self.reads.submit("read", self._read, copy.name, offset, size), PATIENCE_S)
+        return self.reads.patient(
+            self.reads.submit("read", self._read, copy.name, offset, size), PATIENCE_S
+        )
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
         fd = self.directory.open(name)

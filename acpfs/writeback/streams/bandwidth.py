@@ -59,7 +59,10 @@ class TokenBucket:
         """How much to write at a time: whole pages, as direct writes need them."""
         if not self._rate:
             return SLICE_MAX_BYTES
-        return max(SLICE_MIN_BYTES, min(SLICE_MAX_BYTES, int(self._rate * SLICE_S) // PAGE_BYTES * PAGE_BYTES))
+        return max(
+            SLICE_MIN_BYTES,
+            min(SLICE_MAX_BYTES, int(self._rate * SLICE_S) // PAGE_BYTES * PAGE_BYTES),
+        )
 
     def take_nowait(self, count: int) -> float:
         """Take, and say for how long the taker should not go on."""
@@ -83,5 +86,7 @@ class TokenBucket:
 
     def _fill(self) -> None:
         now = self._clock()
-        self._tokens = min(self._rate * BURST_S, self._tokens + (now - self._filled_at) * self._rate)
+        self._tokens = min(
+            self._rate * BURST_S, self._tokens + (now - self._filled_at) * self._rate
+        )
         self._filled_at = now

@@ -51,7 +51,12 @@ class WaitingChecksums:
     """One task, one thread at a time."""
 
     def __init__(self, parts: DrainParts, give_way: GiveWay) -> None:
-        self._log, self._tier, self._lock, self._listener = parts.log, parts.tier, parts.lock, parts.listener
+        self._log, self._tier, self._lock, self._listener = (
+            parts.log,
+            parts.tier,
+            parts.lock,
+            parts.listener,
+        )
         self._pool, self._section, self._give_way = parts.calls.streams, parts.section, give_way
         self._bell = Bell()
         self._noted = 0
@@ -105,7 +110,9 @@ class WaitingChecksums:
         return not (version.digest or version.spilled or self._tier.is_lost(version.tier_id))
 
     def _may_change(self, op: Op) -> bool:
-        return op.stage < Stage.LOGGED or (op.version is not None and self._listener.version_of_open_file(op.version))
+        return op.stage < Stage.LOGGED or (
+            op.version is not None and self._listener.version_of_open_file(op.version)
+        )
 
     def _read(self, batch: list[Op]) -> None:
         """On a thread. Many small ones are one transaction."""
@@ -119,11 +126,19 @@ class WaitingChecksums:
                     continue
                 with self._lock:
                     before = version.renewals, version.size
-                with suppress(OSError, AbandonedError):  # given up, or moved to the spill directory meanwhile
-                    found.append((op, version, before, self._digest(op, version, before[1], buffer)))
+                with suppress(
+                    OSError, AbandonedError
+                ):  # given up, or moved to the spill directory meanwhile
+                    found.append(
+                        (op, version, before, self._digest(op, version, before[1], buffer))
+                    )
         with self._section():
             for op, version, before, digest in found:
-                if self._is_wanted(op) and not self._may_change(op) and before == (version.renewals, version.size):
+                if (
+                    self._is_wanted(op)
+                    and not self._may_change(op)
+                    and before == (version.renewals, version.size)
+                ):
                     version.digest = digest
                     self._log.save_version(version)
 
@@ -131,11 +146,18 @@ class WaitingChecksums:
         def stand_back() -> None:
             self._give_way.wait(self._log.clock.now(), lambda: self._log.get(op.seq) is not op)
 
-        return digest_in_ram(version, size, self._tier, self._lock, buffer, lambda _count: stand_back())
+        return digest_in_ram(
+            version, size, self._tier, self._lock, buffer, lambda _count: stand_back()
+        )
 
 
 def digest_in_ram(
-    version: Version, size: int, tier: Tier, lock: RLock, buffer: memoryview, before_piece: Callable[[int], None] = lambda _count: None
+    version: Version,
+    size: int,
+    tier: Tier,
+    lock: RLock,
+    buffer: memoryview,
+    before_piece: Callable[[int], None] = lambda _count: None,
 ) -> str:
     """xxh3-128 of the first bytes of a version, in pieces as large as the buffer; `before_piece` gets the size of each.
 

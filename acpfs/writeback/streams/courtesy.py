@@ -27,7 +27,12 @@ LAG_S_MAX = 10.0
 class Courtesy:
     """Says how long small work is to wait."""
 
-    def __init__(self, idle_s: Callable[[], float], is_awaited: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        idle_s: Callable[[], float],
+        is_awaited: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`idle_s`: seconds since the last request; `is_awaited`: whether somebody waits for operations to be persisted, or for room."""
         self._clock = clock
         self._idle_s = idle_s
@@ -44,6 +49,10 @@ class Courtesy:
         if self._since is None:
             self._since = now
         elapsed = now - self._since
-        if self._is_awaited() or elapsed > LAG_S_MAX or (elapsed > BURST_S and elapsed % PERIOD_S > STAND_BACK_S):
+        if (
+            self._is_awaited()
+            or elapsed > LAG_S_MAX
+            or (elapsed > BURST_S and elapsed % PERIOD_S > STAND_BACK_S)
+        ):
             return 0.0
         return QUIET_S - idle_s

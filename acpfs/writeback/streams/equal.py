@@ -47,13 +47,20 @@ def is_as_noted(lower: Lower, path: LowerPath, digest: str, size: int) -> bool:
         note, st = lower.noted(fd), lower.stat_fd(fd)
     finally:
         lower.close(fd)
-    return note is not None and note.digest == digest and st.size == size and note.is_about(st, lower.features.time_granularity_ns)
+    return (
+        note is not None
+        and note.digest == digest
+        and st.size == size
+        and note.is_about(st, lower.features.time_granularity_ns)
+    )
 
 
 class EqualFiles:
     """Finds them."""
 
-    def __init__(self, parts: DrainParts, recorded: Callable[[LowerPath], str], has_peers: Callable[[], bool]) -> None:
+    def __init__(
+        self, parts: DrainParts, recorded: Callable[[LowerPath], str], has_peers: Callable[[], bool]
+    ) -> None:
         """`recorded`: the checksum of what this node stored at a path: its own files are not asked about. `has_peers`: other members."""
         self._lower, self._tree, self._lock = parts.lower, parts.tree, parts.lock
         self._recorded, self._has_peers = recorded, has_peers
@@ -74,7 +81,13 @@ class EqualFiles:
 
     def _look(self, op: Op, version: Version, path: LowerPath, recorded: str) -> Candidate | None:
         st, meta = self._lower.lstat(path), op.meta
-        same = (st.size, stat.S_IMODE(st.mode), st.uid, st.gid, st.nlink) == (version.size, meta.mode, meta.uid, meta.gid, 1)
+        same = (st.size, stat.S_IMODE(st.mode), st.uid, st.gid, st.nlink) == (
+            version.size,
+            meta.mode,
+            meta.uid,
+            meta.gid,
+            1,
+        )
         if not (stat.S_ISREG(st.mode) and same):
             return None
         digest = self._lower.digest(path)

@@ -30,7 +30,9 @@ def with_note(lower: Lower, path: LowerPath, meta: Metadata, *, doubtful: bool) 
     if note.is_about(st, granularity_ns) or given_before:
         after = Note(note.digest, meta.mtime_ns)
     elif note.mtime_ns // granularity_ns == meta.mtime_ns // granularity_ns:
-        after = Note(note.digest)  # others wrote to the file since: it must not come to hold for their bytes
+        after = Note(
+            note.digest
+        )  # others wrote to the file since: it must not come to hold for their bytes
     else:
         return meta
     noted = Metadata.from_json(meta.to_json())

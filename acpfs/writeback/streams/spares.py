@@ -85,7 +85,11 @@ class Growth:
 
     def until(self, position: int, size: int) -> int:
         """How far to read from a position on before `passed` is called."""
-        sizes = [self.kept_bytes, size] if self._shown is None else [self.kept_bytes, self._shown.size, size]
+        sizes = (
+            [self.kept_bytes, size]
+            if self._shown is None
+            else [self.kept_bytes, self._shown.size, size]
+        )
         return min(one for one in sizes if one > position)
 
     def passed(self, position: int, hasher: Checksum) -> None:
@@ -96,7 +100,11 @@ class Growth:
         """
         if self._shown is not None and position == self._shown.size:
             self.has_grown = hasher.hexdigest() == self._shown.digest
-        if self.spare is not None and position == self.kept_bytes and hasher.hexdigest() != self.spare.start.digest:
+        if (
+            self.spare is not None
+            and position == self.kept_bytes
+            and hasher.hexdigest() != self.spare.start.digest
+        ):
             raise NotGrownError
 
 
@@ -110,7 +118,11 @@ class Spares:
 
     def __init__(self, parts: DrainParts, remove: Callable[[str], None]) -> None:
         """`remove`: has a staging file removed, on another thread."""
-        self._lower, self._lock, self._is_open = parts.lower, parts.lock, parts.listener.version_of_open_file
+        self._lower, self._lock, self._is_open = (
+            parts.lower,
+            parts.lock,
+            parts.listener.version_of_open_file,
+        )
         self._remove, self._clock = remove, time.monotonic
         self._spares: dict[Ino, Spare] = {}
         self._shown: dict[Ino, _Shown] = {}
@@ -134,7 +146,9 @@ class Spares:
             return
         if SPARE_BYTES_MIN <= st.size <= version.size:
             with self._lock:
-                self._shown.setdefault(version.ino, _Shown(_EARLIER, Start(st.size, note.digest), look_of(st)))
+                self._shown.setdefault(
+                    version.ino, _Shown(_EARLIER, Start(st.size, note.digest), look_of(st))
+                )
                 self._used.setdefault(version.ino, (version, self._clock()))
 
     def take(self, version: Version) -> Growth:
@@ -165,7 +179,9 @@ class Spares:
         if version.size >= SPARE_BYTES_MIN:
             shown = self._shown.get(version.ino)
             before = shown.vid if shown is not None and growth.has_grown else VersionId(0)
-            spare = Spare(Start(version.size, version.digest), version.staging_name, look_of(st), VersionId(0))
+            spare = Spare(
+                Start(version.size, version.digest), version.staging_name, look_of(st), VersionId(0)
+            )
             self._staged[version.vid] = spare, before
 
     # -- commits
@@ -183,7 +199,9 @@ class Spares:
         if present is not None and present.start.size >= shown.start.size:
             return
         try:
-            name = self._lower.stage_near(f"{_PREFIX}{version.vid}-{secrets.token_hex(6)}", path[:-1])
+            name = self._lower.stage_near(
+                f"{_PREFIX}{version.vid}-{secrets.token_hex(6)}", path[:-1]
+            )
         except OSError:
             return
         spare = Spare(shown.start, name, shown.look, version.vid)
@@ -202,7 +220,9 @@ class Spares:
         """The version lies under its name. Under the lock."""
         self._staged.pop(version.vid, None)
         if version.size >= SPARE_BYTES_MIN:
-            self._shown[version.ino] = _Shown(version.vid, Start(version.size, version.digest), look_of(st))
+            self._shown[version.ino] = _Shown(
+                version.vid, Start(version.size, version.digest), look_of(st)
+            )
             self._used[version.ino] = version, self._clock()
         else:
             self._shown.pop(version.ino, None)
@@ -239,7 +259,12 @@ class Spares:
             del self._spares[version.ino]  # it still lies there itself, or may come back
             self._remove(spare.name)
         staged, before = self._staged.pop(version.vid, (None, 0))
-        if staged is None or not before or staged.name != version.staging_name or version.ino not in self._shown:
+        if (
+            staged is None
+            or not before
+            or staged.name != version.staging_name
+            or version.ino not in self._shown
+        ):
             return False
         self._put(version.ino, staged)
         return True
@@ -260,7 +285,11 @@ class Spares:
         """Let go of what nobody goes on writing; returns in how many seconds to come again."""
         with self._lock:
             long_ago = self._clock() - REST_S
-            for ino in [ino for ino, (version, used_at) in self._used.items() if used_at < long_ago and not self._is_open(version)]:
+            for ino in [
+                ino
+                for ino, (version, used_at) in self._used.items()
+                if used_at < long_ago and not self._is_open(version)
+            ]:
                 self._forget(ino)
             return SWEEP_EVERY_S if self._used else math.inf
 

@@ -31,7 +31,12 @@ LOOK_AGAIN_S = 0.25
 class Stagger:
     """Delays, and measures what came of it."""
 
-    def __init__(self, window_s: float, place: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        window_s: float,
+        place: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`window_s`: the last node begins at most so long after the first; 0: all at once.
 
         `place`: this node's place among those that live: 0 the first, near 1 the last.

@@ -35,7 +35,13 @@ LOOK_AHEAD = 64
 class StreamQueue:
     """Versions that wait to be streamed, and those that are."""
 
-    def __init__(self, log: OperationLog, due: dict[Seq, float], is_open: Callable[[Version], bool], streams_max: int) -> None:
+    def __init__(
+        self,
+        log: OperationLog,
+        due: dict[Seq, float],
+        is_open: Callable[[Version], bool],
+        streams_max: int,
+    ) -> None:
         """`due`: when operations that failed are to be tried again. `is_open`: whether the version's file is still being written."""
         self._log, self._due, self._is_open = log, due, is_open
         self.set_streams(streams_max)
@@ -70,7 +76,11 @@ class StreamQueue:
     def next_due(self, now: float) -> float:
         """When to look again, on trio's clock, as is `now`."""
         due = self._sleeping[0][0] if self._sleeping else math.inf
-        return min(due, now + QUICK_FOR_S) if self._heap and self._small_max() < self.threads_max else due
+        return (
+            min(due, now + QUICK_FOR_S)
+            if self._heap and self._small_max() < self.threads_max
+            else due
+        )
 
     def next(self, now: float, *, small: bool = True, large: bool = True) -> Op | None:
         """Take the next one that may start; of small ones and large ones, only those that are wanted."""
@@ -79,19 +89,29 @@ class StreamQueue:
         passed: list[Op] = []
         put_back: list[Op] = []
         chosen: Op | None = None
-        while self._heap and chosen is None and len(passed) + len(put_back) < LOOK_AHEAD and self._has_room(0):
+        while (
+            self._heap
+            and chosen is None
+            and len(passed) + len(put_back) < LOOK_AHEAD
+            and self._has_room(0)
+        ):
             op = self._log.get(heapq.heappop(self._heap))
             if op is None or not self._is_waiting(op):
                 continue
             assert op.version is not None
-            if op.stage < Stage.LOGGED or not (large if op.version.size > SMALL_BYTES_MAX else small):
+            if op.stage < Stage.LOGGED or not (
+                large if op.version.size > SMALL_BYTES_MAX else small
+            ):
                 put_back.append(op)
             elif self._has_room(op.version.size) and not self._is_open(op.version):
                 chosen = op
             else:
                 passed.append(op)
         if chosen is None:
-            chosen = next((op for op in passed if op.version is not None and self._has_room(op.version.size)), None)
+            chosen = next(
+                (op for op in passed if op.version is not None and self._has_room(op.version.size)),
+                None,
+            )
         for op in passed + put_back:
             if op is not chosen:
                 heapq.heappush(self._heap, op.seq)
@@ -99,7 +119,12 @@ class StreamQueue:
 
     def _is_waiting(self, op: Op) -> bool:
         version = op.version
-        return version is not None and version.state is VersionState.COMPLETE and not op.parked and op.seq not in self.active
+        return (
+            version is not None
+            and version.state is VersionState.COMPLETE
+            and not op.parked
+            and op.seq not in self.active
+        )
 
     def _has_room(self, size: int) -> bool:
         if size > SMALL_BYTES_MAX and len(self._large) >= self.streams_max:
@@ -110,7 +135,11 @@ class StreamQueue:
 
     def _small_max(self) -> int:
         """Small files at a time."""
-        return min(self.threads_max, QUICK_STREAMS) if time.monotonic() < self._quick_until else self.threads_max
+        return (
+            min(self.threads_max, QUICK_STREAMS)
+            if time.monotonic() < self._quick_until
+            else self.threads_max
+        )
 
     def start(self, op: Op) -> Stream:
         """The operation's version is being streamed from now on."""

@@ -84,7 +84,12 @@ class Streamer:
         streamed. `on_staged`: told under the lock, in the transaction that says that a version is staged.
         """
         self._parts, self.counters, self._listener = parts, parts.counters, parts.listener
-        self._lower, self._tree, self._tier, self._log = parts.lower, parts.tree, parts.tier, parts.log
+        self._lower, self._tree, self._tier, self._log = (
+            parts.lower,
+            parts.tree,
+            parts.tier,
+            parts.log,
+        )
         self._state, self._lock = parts.state, parts.lock
         self._bucket, self._discard, self._give_way = bucket, discard, give_way
         self._spares, self._spill, self._equal, self._on_staged = spares, spill, equal, on_staged
@@ -105,7 +110,9 @@ class Streamer:
         if not stream.version.is_local:
             self._seal(stream)
             return
-        name = self._lower.stage_near(f"{stream.version.vid}-{secrets.token_hex(6)}", self._directory(stream.op))
+        name = self._lower.stage_near(
+            f"{stream.version.vid}-{secrets.token_hex(6)}", self._directory(stream.op)
+        )
         if self._take_equal(stream, linked_name(name)):
             return
         self._recall(stream)
@@ -133,7 +140,14 @@ class Streamer:
             place = self._tree.place(op.ino)
             directory = op.parent if place is None else place[0]
             while (path := self._tree.path(directory)) is None:
-                made = next((pending for pending in self._log.pending_of(directory) if pending.kind is OpKind.MKDIR), None)
+                made = next(
+                    (
+                        pending
+                        for pending in self._log.pending_of(directory)
+                        if pending.kind is OpKind.MKDIR
+                    ),
+                    None,
+                )
                 if made is None:
                     return ()
                 directory = made.parent
@@ -166,14 +180,23 @@ class Streamer:
         except OSError:
             self._discard(spare.name)
 
-    def _fill(self, stream: Stream, name: str, fd: int, growth: Growth, former: Iterable[bytes] | None = None) -> None:
+    def _fill(
+        self,
+        stream: Stream,
+        name: str,
+        fd: int,
+        growth: Growth,
+        former: Iterable[bytes] | None = None,
+    ) -> None:
         """All that a staging file needs; closes the descriptor. `former`: an older version's xattrs, where it is made of one."""
         try:
             digest = self._copy(stream, fd, growth)
             st, applied = self._finish(stream, fd, digest, former)
         except BaseException as error:
             if former is None and isinstance(error, OSError) and error.errno in FULL_ERRNOS:
-                with contextlib.suppress(OSError):  # a client of MooseFS keeps the bytes of a file that it removed for eleven minutes
+                with contextlib.suppress(
+                    OSError
+                ):  # a client of MooseFS keeps the bytes of a file that it removed for eleven minutes
                     self._lower.truncate(fd, 0)
             with contextlib.suppress(OSError):
                 self._lower.close(fd)
@@ -252,7 +275,9 @@ class Streamer:
                 self._state.commit()
         if found < version.size and version.vid not in self._told_short:
             self._told_short.add(version.vid)
-            raise OnlyCopyError(errno.EIO, f"the staging file has only {found} of {version.size} bytes")
+            raise OnlyCopyError(
+                errno.EIO, f"the staging file has only {found} of {version.size} bytes"
+            )
         if found != version.size:
             self._lower.truncate(fd, version.size)
         self._told_short.discard(version.vid)
@@ -265,7 +290,9 @@ class Streamer:
 
     def _hash(self, stream: Stream, fd: int) -> str:
         with self._buffer(max(1, stream.version.size)) as buffer:
-            return of_reads(partial(self._lower.read, fd), buffer, passed=lambda _count: stream.progress())[0]
+            return of_reads(
+                partial(self._lower.read, fd), buffer, passed=lambda _count: stream.progress()
+            )[0]
 
     # -- bytes
 
@@ -299,7 +326,10 @@ class Streamer:
                 renewals, size = stream.version.renewals, stream.version.size
             digest = self._copy_once(stream, fd, growth)
             with self._lock:
-                still = self._listener.still_frozen(stream.version) and stream.version.renewals == renewals
+                still = (
+                    self._listener.still_frozen(stream.version)
+                    and stream.version.renewals == renewals
+                )
                 if still and (not digest or stream.version.digest in ("", digest)):
                     return digest  # nearly always: no further turn at the lock for that
             still = still or self._has_only_grown(stream, size, digest)
@@ -311,7 +341,9 @@ class Streamer:
                         stream.version.digest = ""
                         self._log.save_version(stream.version)
                         self._state.commit()
-                        raise OnlyCopyError(errno.EIO, "its bytes in RAM are not those that were closed")
+                        raise OnlyCopyError(
+                            errno.EIO, "its bytes in RAM are not those that were closed"
+                        )
                     differed = True
                 self.counters.restarted_streams += 1
             if fd is not None:
@@ -324,7 +356,11 @@ class Streamer:
         changed. But bytes that are still the same after all of them were read have been there at one moment.
         """
         with self._lock:
-            if not digest or not self._listener.only_appended(stream.version) or stream.version.size < size:
+            if (
+                not digest
+                or not self._listener.only_appended(stream.version)
+                or stream.version.size < size
+            ):
                 return False
         if self._copy_once(stream, None, Growth(), size) != digest:
             return False
@@ -332,14 +368,19 @@ class Streamer:
             stream.version.size = size
         return True
 
-    def _copy_once(self, stream: Stream, fd: int | None, growth: Growth, first_bytes: int | None = None) -> str:
+    def _copy_once(
+        self, stream: Stream, fd: int | None, growth: Growth, first_bytes: int | None = None
+    ) -> str:
         """`first_bytes`: no more than these."""
         hasher, position, end, hashed = Checksum(), 0, growth.kept_bytes, True
         size = stream.version.size if first_bytes is None else first_bytes
         if size < end:
             raise NotGrownError
         if size:
-            with self._buffer(size) as buffer, contextlib.closing(self._source(stream, buffer)) as source:
+            with (
+                self._buffer(size) as buffer,
+                contextlib.closing(self._source(stream, buffer)) as source,
+            ):
                 hashed = source.hashes_holes
                 if size - end > SMALL_BYTES_MAX and fd is not None:
                     self._lower.expect_bulk(fd)
@@ -347,7 +388,9 @@ class Streamer:
                     if size > SMALL_BYTES_MAX:
                         self._stand_back(stream)
                     until = growth.until(position, size)
-                    count, is_hole = source.read(position, min(self._bucket.slice_bytes(), until - position, len(buffer)))
+                    count, is_hole = source.read(
+                        position, min(self._bucket.slice_bytes(), until - position, len(buffer))
+                    )
                     if is_hole and hashed:
                         hash_zeros(hasher, count)
                     elif not is_hole:
@@ -401,7 +444,9 @@ class Streamer:
 
     # -- attributes and the end
 
-    def _finish(self, stream: Stream, fd: int, digest: str, former: Iterable[bytes] | None = None) -> tuple[LowerStat, str]:
+    def _finish(
+        self, stream: Stream, fd: int, digest: str, former: Iterable[bytes] | None = None
+    ) -> tuple[LowerStat, str]:
         """Attributes, fsync, size; attributes that change meanwhile are given again. Returns what it is now, and the attributes given."""
         while True:
             with self._lock:
@@ -429,7 +474,9 @@ class Streamer:
         for name in former or ():
             meta.xattrs.setdefault(name, None)
         if self._lower.features.xattrs and digest:
-            meta.xattrs[DIGEST_XATTR] = Note(digest, -1 if meta.mtime_ns is None else meta.mtime_ns).encode()
+            meta.xattrs[DIGEST_XATTR] = Note(
+                digest, -1 if meta.mtime_ns is None else meta.mtime_ns
+            ).encode()
         elif self._lower.features.xattrs and former is not None:
             meta.xattrs[DIGEST_XATTR] = None
         return meta
@@ -444,7 +491,13 @@ class Streamer:
             raise MisreadError(errno.EIO, "what was written reads back differently")
 
     def _staged(
-        self, stream: Stream, name: str, staging_ino: int, digest: str, applied: str | None, grown: tuple[Growth, LowerStat] | None = None
+        self,
+        stream: Stream,
+        name: str,
+        staging_ino: int,
+        digest: str,
+        applied: str | None,
+        grown: tuple[Growth, LowerStat] | None = None,
     ) -> None:
         with self._lock:
             if stream.abandoned:

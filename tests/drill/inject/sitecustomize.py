@@ -9,7 +9,10 @@ if "ACPFS_CLOCK" in os.environ:
     from tests.drill import clock
 
     clock.install()
-if ("ACPFS_DRILL" in os.environ or "ACPFS_MUTANT" in os.environ) and not {"-c", "acpfs.supervisor.supervisor"} & set(sys.orig_argv):
+if ("ACPFS_DRILL" in os.environ or "ACPFS_MUTANT" in os.environ) and not {
+    "-c",
+    "acpfs.supervisor.supervisor",
+} & set(sys.orig_argv):
     # `-c`: the commands, which need none of it and start twice as fast
     if "ACPFS_MUTANT" in os.environ:
         from tests.drill import mutants

@@ -48,7 +48,9 @@ WORK = {"save": save, "async": save_async, "load": load}
 
 def run(rank: int, case: str, directory: str, meeting: str) -> None:
     """One rank."""
-    dist.init_process_group("gloo", init_method=f"file://{meeting}/ranks", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}/ranks", rank=rank, world_size=RANKS
+    )
     try:
         WORK[case](rank, directory)
     finally:
@@ -59,4 +61,6 @@ if __name__ == "__main__":
     for case in sys.argv[2:]:
         with tempfile.TemporaryDirectory() as meeting:
             words = (case, str(Path(sys.argv[1]) / "step-1"), meeting)
-            mp.start_processes(run, words, nprocs=RANKS, start_method="fork")  # `spawn` would have each rank load torch anew
+            mp.start_processes(
+                run, words, nprocs=RANKS, start_method="fork"
+            )  # `spawn` would have each rank load torch anew

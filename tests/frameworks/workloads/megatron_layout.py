@@ -48,7 +48,10 @@ def load(directory: Path) -> int:
     for rank in range(RANKS):
         loaded = torch.load(checkpoint(directory, iteration, rank))
         assert loaded["iteration"] == iteration
-        assert all(torch.equal(loaded["model"][n], t) for n, t in state(iteration, rank)["model"].items())  # type: ignore[attr-defined]
+        assert all(
+            torch.equal(loaded["model"][n], t)
+            for n, t in state(iteration, rank)["model"].items()  # type: ignore[attr-defined]
+        )
     return iteration
 
 

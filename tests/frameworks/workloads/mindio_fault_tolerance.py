@@ -40,7 +40,9 @@ class DoubleOfADevice:
         real, parallel = ms.context.get_context, ms.context.get_auto_parallel_context
         said = {"device_target": "Ascend", "device_id": 0}
         ms.context.get_context = lambda name: said[name] if name in said else real(name)
-        ms.context.get_auto_parallel_context = lambda name: "data_parallel" if name == "parallel_mode" else parallel(name)
+        ms.context.get_auto_parallel_context = lambda name: (
+            "data_parallel" if name == "parallel_mode" else parallel(name)
+        )
         _train_fault_tolerance.get_rank = lambda: rank
         _train_fault_tolerance.get_group_size = lambda: WORLD
 
@@ -50,7 +52,9 @@ class DoubleOfADevice:
 
         place = next(iter(mindio_ttp.__path__))
         ctypes.CDLL(f"{place}/framework_ttp/libttp_framework.so", mode=os.RTLD_LAZY)
-        self.begin = ctypes.CDLL(f"{place}/mindspore_api/libttp_c_api.so", mode=os.RTLD_LAZY).MindioTtpSetOptimStatusUpdating
+        self.begin = ctypes.CDLL(
+            f"{place}/mindspore_api/libttp_c_api.so", mode=os.RTLD_LAZY
+        ).MindioTtpSetOptimStatusUpdating
         self.begin.argtypes = [ctypes.c_int64]
 
 
@@ -67,7 +71,9 @@ def job() -> tuple[nn.Cell, WithFlag]:
 
 def train_step(network: nn.Cell, step: int) -> ms.Tensor:
     values = np.random.default_rng(1000 + step)
-    data, label = (ms.Tensor(values.standard_normal(shape).astype(np.float32)) for shape in ((8, 16), (8, 4)))
+    data, label = (
+        ms.Tensor(values.standard_normal(shape).astype(np.float32)) for shape in ((8, 16), (8, 4))
+    )
     return network(data, label)
 
 

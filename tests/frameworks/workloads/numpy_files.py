@@ -25,7 +25,9 @@ def arrays(directory: Path, data: np.ndarray) -> None:
 
 def mapped(directory: Path, data: np.ndarray) -> None:
     """A shared, writable mapping, flushed, changed again and read by another mapping."""
-    target = np.lib.format.open_memmap(directory / "m.npy", mode="w+", dtype=data.dtype, shape=data.shape)
+    target = np.lib.format.open_memmap(
+        directory / "m.npy", mode="w+", dtype=data.dtype, shape=data.shape
+    )
     target[:] = data
     target.flush()
     target[3] = -1.0

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 def tensors(seed: int) -> dict[str, torch.Tensor]:
     """48 MiB."""
     generator = torch.Generator().manual_seed(seed)
-    return {f"w{n}": torch.randn(1024, 1024, generator=generator) for n in range(12)} | {"b": torch.ones(3)}
+    return {f"w{n}": torch.randn(1024, 1024, generator=generator) for n in range(12)} | {
+        "b": torch.ones(3)
+    }
 
 
 def main(directory: Path) -> None:

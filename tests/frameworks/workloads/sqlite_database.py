@@ -14,7 +14,9 @@ def fill(path: Path, journal: str) -> None:
     database.execute("CREATE TABLE sample (id INTEGER PRIMARY KEY, text TEXT)")
     for batch in range(10):
         database.execute("BEGIN")
-        database.executemany("INSERT INTO sample (text) VALUES (?)", [(f"{batch}-{n}" * 20,) for n in range(500)])
+        database.executemany(
+            "INSERT INTO sample (text) VALUES (?)", [(f"{batch}-{n}" * 20,) for n in range(500)]
+        )
         database.execute("ROLLBACK" if batch == 4 else "COMMIT")
     reader = sqlite3.connect(path)
     assert reader.execute("SELECT count(*) FROM sample").fetchone() == (4500,)

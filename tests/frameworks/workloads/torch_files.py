@@ -17,7 +17,12 @@ def state(seed: int) -> State:
     big = torch.randn(4, 1024, 1024, generator=generator)
     tensors = {f"layer.{n}.weight": torch.randn(1024, 1024, generator=generator) for n in range(20)}
     tensors |= {f"layer.{n}.bias": torch.randn(7, generator=generator) for n in range(200)}
-    return tensors | {"big": big, "view": big[1:3], "empty": torch.empty(0), "half": big[0].to(torch.bfloat16)}
+    return tensors | {
+        "big": big,
+        "view": big[1:3],
+        "empty": torch.empty(0),
+        "half": big[0].to(torch.bfloat16),
+    }
 
 
 def same(a: State, b: State) -> None:

@@ -6,7 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", WANDB_DISABLED="true", HF_HUB_DISABLE_TELEMETRY="1")
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    WANDB_DISABLED="true",
+    HF_HUB_DISABLE_TELEMETRY="1",
+)
 
 import torch
 from torch.utils.data import Dataset
@@ -30,7 +35,9 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc]  # torch i
 def trainer(directory: Path, steps: int) -> Trainer:
     """A trainer that keeps two checkpoints and saves every third step."""
     set_seed(1)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=16, n_embd=64, n_layer=2, n_head=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=128, n_positions=16, n_embd=64, n_layer=2, n_head=2)
+    )
     arguments = TrainingArguments(
         output_dir=str(directory),
         max_steps=steps,
@@ -59,7 +66,10 @@ def resume(directory: Path) -> None:
     resumed = trainer(directory, 2 * STEPS)
     resumed.train(resume_from_checkpoint=last)
     assert resumed.state.global_step == 2 * STEPS
-    assert sorted(p.name for p in directory.glob("checkpoint-*")) == ["checkpoint-21", "checkpoint-24"]
+    assert sorted(p.name for p in directory.glob("checkpoint-*")) == [
+        "checkpoint-21",
+        "checkpoint-24",
+    ]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,12 @@ die_at = int(sys.argv[3]) if len(sys.argv) > 3 else -1
 
 torch.set_num_threads(1)
 torch.manual_seed(7)
-model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH))
+model = torch.nn.Sequential(
+    torch.nn.Linear(WIDTH, WIDTH),
+    torch.nn.Dropout(0.2),
+    torch.nn.ReLU(),
+    torch.nn.Linear(WIDTH, WIDTH),
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
@@ -60,6 +65,10 @@ for step in range(first + 1, steps + 1):
         os.kill(os.getpid(), signal.SIGKILL)
 digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
 for parameter in model.parameters():
-    for tensor in (parameter, optimizer.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg_sq"]):
+    for tensor in (
+        parameter,
+        optimizer.state[parameter]["exp_avg"],
+        optimizer.state[parameter]["exp_avg_sq"],
+    ):
         digest.update(tensor.detach().numpy().tobytes())
 print(digest.hexdigest())

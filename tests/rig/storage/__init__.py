@@ -25,9 +25,22 @@ PROGRAMS = {
 UNCACHED = {
     "glusterfs": (
         *(f"--{what}-timeout=0" for what in ("attribute", "entry", "negative")),
-        *(f"--xlator-option=*{cache}=0" for cache in ("md-cache.md-cache-timeout", "quick-read.cache-timeout", "io-cache.cache-timeout")),
+        *(
+            f"--xlator-option=*{cache}=0"
+            for cache in (
+                "md-cache.md-cache-timeout",
+                "quick-read.cache-timeout",
+                "io-cache.cache-timeout",
+            )
+        ),
     ),
-    "moosefs": ("mfsattrcacheto=0", "mfsentrycacheto=0", "mfsdirentrycacheto=0", "mfsnegentrycacheto=0", "mfscachemode=NEVER"),
+    "moosefs": (
+        "mfsattrcacheto=0",
+        "mfsentrycacheto=0",
+        "mfsdirentrycacheto=0",
+        "mfsnegentrycacheto=0",
+        "mfscachemode=NEVER",
+    ),
     "cephfs": (),  # its clients' caches are coherent
 }
 """Client options with which each look asks the servers."""
@@ -35,10 +48,18 @@ UNCACHED = {
 
 def why_not(kind: str) -> str | None:
     """What this machine lacks for a kind of storage, or None."""
-    missing = [program for program in (*PROGRAMS[kind], "ip", "unshare", "nsenter") if shutil.which(program) is None]
+    missing = [
+        program
+        for program in (*PROGRAMS[kind], "ip", "unshare", "nsenter")
+        if shutil.which(program) is None
+    ]
     if not missing:
         return None
-    how = "`tools/test --setup storage` installs them" if kind in IN_EVERY_RUN else "docs/CONFORMANCE.md names the packages"
+    how = (
+        "`tools/test --setup storage` installs them"
+        if kind in IN_EVERY_RUN
+        else "docs/CONFORMANCE.md names the packages"
+    )
     return f"needs {', '.join(missing)}; {how}"
 
 

@@ -38,8 +38,26 @@ class CephFs(Storage):
         for directory in ("mon", "mgr", "mds"):
             (self.base / directory).mkdir()
         addresses = f"[v2:{ADDRESS}:3300,v1:{ADDRESS}:6789]"
-        self.servers.run("monmaptool", "--create", "--fsid", fsid, "--addv", "a", addresses, str(self.base / "monmap"))
-        self.servers.run("ceph-mon", "-c", str(self.conf), "--mkfs", "-i", "a", "--monmap", str(self.base / "monmap"))
+        self.servers.run(
+            "monmaptool",
+            "--create",
+            "--fsid",
+            fsid,
+            "--addv",
+            "a",
+            addresses,
+            str(self.base / "monmap"),
+        )
+        self.servers.run(
+            "ceph-mon",
+            "-c",
+            str(self.conf),
+            "--mkfs",
+            "-i",
+            "a",
+            "--monmap",
+            str(self.base / "monmap"),
+        )
         self._start("mon", "a")
         until(lambda: self._order("status", check=False) == 0, "the monitor answers")
         self._start("mgr", "x")
@@ -49,7 +67,11 @@ class CephFs(Storage):
             self._order("osd", "pool", "create", pool, GROUPS)
         self._order("fs", "new", NAME, METADATA, DATA)
         self._start("mds", "m")
-        until(lambda: "up:active" in json.dumps(self._json("mds", "stat")), "the metadata server is at work", SLOW_S)
+        until(
+            lambda: "up:active" in json.dumps(self._json("mds", "stat")),
+            "the metadata server is at work",
+            SLOW_S,
+        )
         self._first_client()
 
     def _settings(self, fsid: str) -> str:
@@ -79,11 +101,15 @@ class CephFs(Storage):
         (self.base / f"osd{number}").mkdir()
         named = str(uuid.uuid4())
         self._order("osd", "new", named)  # numbers are given from 0 on
-        self.servers.run("ceph-osd", "-c", str(self.conf), "-i", str(number), "--mkfs", "--osd-uuid", named)
+        self.servers.run(
+            "ceph-osd", "-c", str(self.conf), "-i", str(number), "--mkfs", "--osd-uuid", named
+        )
         self._start("osd", str(number))
 
     def _start(self, what: str, name: str) -> None:
-        self.servers.start(f"{what}.{name}.output", f"ceph-{what}", "-f", "-c", str(self.conf), "-i", name)
+        self.servers.start(
+            f"{what}.{name}.output", f"ceph-{what}", "-f", "-c", str(self.conf), "-i", name
+        )
 
     def _first_client(self) -> None:
         """Until the metadata server is at work and the manager knows how much room there is."""
@@ -99,7 +125,16 @@ class CephFs(Storage):
         until(lambda: self._try_mount(path, *options) == 0, "the client is mounted", SLOW_S)
 
     def _try_mount(self, path: Path, *options: str) -> int:
-        words = ["-c", str(self.conf), "--client_mountpoint", "/", "--client_mount_timeout", "20", *options, str(path)]
+        words = [
+            "-c",
+            str(self.conf),
+            "--client_mountpoint",
+            "/",
+            "--client_mount_timeout",
+            "20",
+            *options,
+            str(path),
+        ]
         return self.servers.run("ceph-fuse", *words, check=False, hosts_mounts=True).returncode
 
     def servers_of_data(self) -> list[int]:
@@ -118,7 +153,10 @@ class CephFs(Storage):
                 self._start("osd", str(number))
         if not self.master():
             self._start("mds", "m")
-        until(lambda: bool(self.master()) and len(self.servers_of_data()) == self.data_servers, "all servers live")
+        until(
+            lambda: bool(self.master()) and len(self.servers_of_data()) == self.data_servers,
+            "all servers live",
+        )
 
     def quota(self, size: int) -> None:
         """The file system is full at so many bytes; at NO_QUOTA at the size of its disks."""
@@ -131,12 +169,20 @@ class CephFs(Storage):
 
     def _session_of(self, path: Path) -> int:
         sessions = self._json("tell", "mds.m", "client", "ls")
-        return next(int(one["id"]) for one in sessions if one["client_metadata"]["mount_point"] == str(path))
+        return next(
+            int(one["id"]) for one in sessions if one["client_metadata"]["mount_point"] == str(path)
+        )
 
     def _json(self, *words: str) -> Any:
         """What an order answers, without what is told beside it."""
         quiet = ["sh", "-c", 'exec "$@" 2>/dev/null', "sh"]
-        return json.loads(self.servers.run(*quiet, "ceph", "-c", str(self.conf), "--format", "json", *words).stdout)
+        return json.loads(
+            self.servers.run(
+                *quiet, "ceph", "-c", str(self.conf), "--format", "json", *words
+            ).stdout
+        )
 
     def _order(self, *words: str, check: bool = True) -> int:
-        return self.servers.run("ceph", "-c", str(self.conf), "--connect-timeout", "10", *words, check=check).returncode
+        return self.servers.run(
+            "ceph", "-c", str(self.conf), "--connect-timeout", "10", *words, check=check
+        ).returncode

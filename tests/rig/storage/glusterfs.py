@@ -24,10 +24,21 @@ class GlusterFs(Storage):
     def start(self) -> None:
         work = self.base / "glusterd"
         work.mkdir()
-        text = Path("/etc/glusterfs/glusterd.vol").read_text().replace("/var/lib/glusterd", str(work))
+        text = (
+            Path("/etc/glusterfs/glusterd.vol").read_text().replace("/var/lib/glusterd", str(work))
+        )
         (self.base / "glusterd.vol").write_text(text)
-        words = ["-f", str(self.base / "glusterd.vol"), "-p", str(self.base / "glusterd.pid"), "-l", str(self.base / "glusterd.log")]
-        self.servers.run("sh", "-c", "mkdir -p /run/log && mount --bind /run/log /var/log/glusterfs")
+        words = [
+            "-f",
+            str(self.base / "glusterd.vol"),
+            "-p",
+            str(self.base / "glusterd.pid"),
+            "-l",
+            str(self.base / "glusterd.log"),
+        ]
+        self.servers.run(
+            "sh", "-c", "mkdir -p /run/log && mount --bind /run/log /var/log/glusterfs"
+        )
         self.servers.start("glusterd.output", "glusterd", "-N", *words)
         until(lambda: self._order("volume", "list", check=False) == 0, "glusterd answers")
         bricks = [f"{ADDRESS}:{self._brick(number)}" for number in range(self.data_servers)]
@@ -39,11 +50,19 @@ class GlusterFs(Storage):
         place = self.base / f"brick{number}"
         place.mkdir()
         if self.server_bytes is not None:
-            self.servers.run("mount", "-t", "tmpfs", "-o", f"size={self.server_bytes}", "none", str(place))
+            self.servers.run(
+                "mount", "-t", "tmpfs", "-o", f"size={self.server_bytes}", "none", str(place)
+            )
         return place / "files"
 
     def _mount(self, path: Path, *options: str) -> None:
-        words = [f"--volfile-server={ADDRESS}", f"--volfile-id={VOLUME}", f"--log-file={path}.log", *options, str(path)]
+        words = [
+            f"--volfile-server={ADDRESS}",
+            f"--volfile-id={VOLUME}",
+            f"--log-file={path}.log",
+            *options,
+            str(path),
+        ]
         self.servers.run("glusterfs", *words, hosts_mounts=True)
 
     def servers_of_data(self) -> list[int]:

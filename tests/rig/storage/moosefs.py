@@ -49,17 +49,31 @@ class MooseFs(Storage):
         disk.mkdir()
         data.mkdir()
         if self.server_bytes is not None:
-            self.servers.run("mount", "-t", "tmpfs", "-o", f"size={self.server_bytes}", "none", str(disk))
+            self.servers.run(
+                "mount", "-t", "tmpfs", "-o", f"size={self.server_bytes}", "none", str(disk)
+            )
         self._write(f"disk{number}", f"{disk}\n")
         listen = f"CSSERV_LISTEN_HOST={ADDRESS}\nCSSERV_LISTEN_PORT={FIRST_PORT + number}\n"
         where = f"DATA_PATH={data}\nHDD_CONF_FILENAME={self.base}/cfg/disk{number}\nHDD_LEAVE_SPACE_DEFAULT=8MiB\n"
-        self._write(f"chunks{number}.cfg", f"{AS_ROOT}{where}MASTER_HOST={ADDRESS}\nMASTER_RECONNECTION_DELAY=1\n{listen}")
+        self._write(
+            f"chunks{number}.cfg",
+            f"{AS_ROOT}{where}MASTER_HOST={ADDRESS}\nMASTER_RECONNECTION_DELAY=1\n{listen}",
+        )
 
     def _start_master(self) -> None:
-        self.servers.start("master", "mfsmaster", "-a", "-f", "-c", f"{self.base}/cfg/master.cfg", "start")
+        self.servers.start(
+            "master", "mfsmaster", "-a", "-f", "-c", f"{self.base}/cfg/master.cfg", "start"
+        )
 
     def _start_chunks(self, number: int) -> None:
-        self.servers.start(f"chunks{number}", "mfschunkserver", "-f", "-c", f"{self.base}/cfg/chunks{number}.cfg", "start")
+        self.servers.start(
+            f"chunks{number}",
+            "mfschunkserver",
+            "-f",
+            "-c",
+            f"{self.base}/cfg/chunks{number}.cfg",
+            "start",
+        )
 
     def _first_client(self) -> None:
         """Goal 2 and no trash (a day by default) for all that will be there, and wait until both servers have told their room."""
@@ -67,9 +81,14 @@ class MooseFs(Storage):
         root.mkdir()
         until(lambda: self._try_mount(root) == 0, "the master answers")
         try:
-            self.servers.run("mfssetgoal", "-r", str(self.data_servers), str(root), hosts_mounts=True)
+            self.servers.run(
+                "mfssetgoal", "-r", str(self.data_servers), str(root), hosts_mounts=True
+            )
             self.servers.run("mfssettrashtime", "-r", "0", str(root), hosts_mounts=True)
-            until(lambda: self._chunk_servers(root) == self.data_servers, "the chunk servers are known")
+            until(
+                lambda: self._chunk_servers(root) == self.data_servers,
+                "the chunk servers are known",
+            )
         finally:
             self.unmount(root)
 
@@ -85,7 +104,9 @@ class MooseFs(Storage):
 
     def _try_mount(self, path: Path, *options: str) -> int:
         words = ",".join([f"mfsmaster={ADDRESS}", "mfsallowoomkiller", "mfsnice=0", *options])
-        return self.servers.run("mfsmount", str(path), "-o", words, check=False, hosts_mounts=True).returncode
+        return self.servers.run(
+            "mfsmount", str(path), "-o", words, check=False, hosts_mounts=True
+        ).returncode
 
     def free_bytes(self, client: Path) -> int:
         """It tells the room for copies."""
@@ -107,4 +128,7 @@ class MooseFs(Storage):
         for number in range(self.data_servers):
             if not self.server(number):
                 self._start_chunks(number)
-        until(lambda: bool(self.master()) and len(self.servers_of_data()) == self.data_servers, "all servers live")
+        until(
+            lambda: bool(self.master()) and len(self.servers_of_data()) == self.data_servers,
+            "all servers live",
+        )

@@ -43,7 +43,18 @@ class Servers:
         """`base`: where output goes, as NAME.log."""
         self._base = base
         self._starter: subprocess.Popen[bytes] | None = None
-        words = ["unshare", "--net", "--pid", "--mount", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", _FIRST_PROCESS]
+        words = [
+            "unshare",
+            "--net",
+            "--pid",
+            "--mount",
+            "--fork",
+            "--kill-child=KILL",
+            "--mount-proc",
+            "sh",
+            "-c",
+            _FIRST_PROCESS,
+        ]
         self._holder = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != b"ready\n":
@@ -53,7 +64,9 @@ class Servers:
         self._first = children.split()[0]
         self._space = os.readlink(f"/proc/{self._first}/ns/pid")
         reaped = ["env", "--ignore-signal=CHLD", "sh"]
-        self._starter = subprocess.Popen(self._words(reaped, hosts_mounts=False), stdin=subprocess.PIPE)
+        self._starter = subprocess.Popen(
+            self._words(reaped, hosts_mounts=False), stdin=subprocess.PIPE
+        )
 
     def close(self) -> None:
         """End all that runs there."""
@@ -74,15 +87,26 @@ class Servers:
         spaces = ["--net", "--pid"] if hosts_mounts else ["--net", "--pid", "--mount"]
         return ["nsenter", "-t", self._first, *spaces, *words]
 
-    def run(self, *words: str, check: bool = True, hosts_mounts: bool = False) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, check: bool = True, hosts_mounts: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end; with `hosts_mounts` what it mounts is there for all of this machine.
 
         Raises:
             RuntimeError: another exit code than 0, with what it said.
         """
-        with open(self._base / "out", "w+", encoding="utf-8") as out:  # a daemon may keep a pipe open
+        with open(
+            self._base / "out", "w+", encoding="utf-8"
+        ) as out:  # a daemon may keep a pipe open
             command = self._words(words, hosts_mounts=hosts_mounts)
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=TIMEOUT_S, check=False)
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
             out.seek(0)
             said = out.read()
         if check and done.returncode != 0:
@@ -106,7 +130,9 @@ class Servers:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if os.readlink(entry / "ns" / "pid") == self._space and all(p in _command(entry) for p in parts):
+                    if os.readlink(entry / "ns" / "pid") == self._space and all(
+                        p in _command(entry) for p in parts
+                    ):
                         found.append(int(entry.name))
         return sorted(found)
 
@@ -194,7 +220,9 @@ class Storage(abc.ABC):
 
     def unmount(self, path: Path) -> None:
         """Away from the host's table, whoever uses it, and its process ends."""
-        subprocess.run(["umount", "-l", str(path)], check=False, timeout=120, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["umount", "-l", str(path)], check=False, timeout=120, stderr=subprocess.DEVNULL
+        )
         kill(self.client_pids(path))
 
     def remount(self, path: Path) -> None:

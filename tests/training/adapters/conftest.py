@@ -4,4 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
-collect_ignore_glob = [] if all(importlib.util.find_spec(name) for name in ("torch", "transformers", "lightning")) else ["*.py"]
+collect_ignore_glob = (
+    []
+    if all(importlib.util.find_spec(name) for name in ("torch", "transformers", "lightning"))
+    else ["*.py"]
+)

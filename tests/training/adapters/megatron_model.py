@@ -22,7 +22,9 @@ class Pair(MegatronModule):  # type: ignore[misc]  # megatron is Any where types
         super().__init__(config)
         common = {"config": config, "init_method": torch.nn.init.xavier_normal_}
         self.up = ColumnParallelLinear(width, 2 * width, gather_output=False, **common)
-        self.down = RowParallelLinear(2 * width, width, bias=True, input_is_parallel=True, skip_bias_add=False, **common)
+        self.down = RowParallelLinear(
+            2 * width, width, bias=True, input_is_parallel=True, skip_bias_add=False, **common
+        )
         self.norm = torch.nn.LayerNorm(width)
 
     def forward(self, values: Any) -> Any:
@@ -34,14 +36,22 @@ class Network(MegatronModule):  # type: ignore[misc]
 
     def __init__(self, config: Any, width: int, stage: int) -> None:
         super().__init__(config)
-        setattr(self, f"stage{stage}", Pair(config, width))  # Megatron does not look into a ModuleDict
+        setattr(
+            self, f"stage{stage}", Pair(config, width)
+        )  # Megatron does not look into a ModuleDict
         self.stage = f"stage{stage}"
         self.experts = None
         if config.num_moe_experts:
-            self.experts = build_module(get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts), config=config)
+            self.experts = build_module(
+                get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts), config=config
+            )
         self.from_before: Any = None
         self.model_type = ModelType.encoder_or_decoder
-        self.pre_process, self.post_process, self.share_embeddings_and_output_weights = stage == 0, True, False
+        self.pre_process, self.post_process, self.share_embeddings_and_output_weights = (
+            stage == 0,
+            True,
+            False,
+        )
 
     def set_input_tensor(self, values: Any) -> None:
         """What the stage before has sent."""

@@ -41,7 +41,9 @@ def _here(make: Any) -> Any:
     return made
 
 
-def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # Megatron's signature
+def _to_host(
+    tensor: Any, as_numpy: bool = False, record_stream: bool = False
+) -> Any:  # Megatron's signature
     """It is there already."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
@@ -61,4 +63,6 @@ def stand_in() -> None:
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
     token_dispatcher.maybe_move_tensor_to_cpu = _to_host
-    moe_utils.te_general_gemm = None  # 0.16.1 looks at this name also where Transformer Engine is not installed
+    moe_utils.te_general_gemm = (
+        None  # 0.16.1 looks at this name also where Transformer Engine is not installed
+    )

@@ -34,7 +34,11 @@ MARKS = {
 
 def example(kind: str, directory: Path) -> Any:
     """The block of the page, compiled."""
-    (block,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if MARKS[kind] in block)
+    (block,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+        if MARKS[kind] in block
+    )
     return compile(block.replace(SHOWN, str(directory)), "TRAINING.md", "exec")
 
 
@@ -56,12 +60,20 @@ class Notes:
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         from acpfs.training.torch.digest import digest_of
 
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         state = {f"{number:04}": parameter for number, parameter in enumerate(parameters)}
-        state |= {f"{number:04}.{key}": value for number, one in enumerate(parameters) for key, value in optimizer.state[one].items()}
+        state |= {
+            f"{number:04}.{key}": value
+            for number, one in enumerate(parameters)
+            for key, value in optimizer.state[one].items()
+        }
         update = int(optimizer.state[parameters[0]]["step"])
         line = {"update": update, "loss": self._loss, "state": digest_of(state), "pid": os.getpid()}
-        self._file.write(json.dumps({**line, "attempt": int(os.environ["TORCHELASTIC_RESTART_COUNT"])}) + "\n")
+        self._file.write(
+            json.dumps({**line, "attempt": int(os.environ["TORCHELASTIC_RESTART_COUNT"])}) + "\n"
+        )
 
 
 def trainer(directory: Path, steps: int) -> dict[str, Any]:
@@ -70,11 +82,31 @@ def trainer(directory: Path, steps: int) -> dict[str, Any]:
 
     torch.manual_seed(3)
     tokens = torch.randint(0, 32, (64, 6))
-    settings = {"max_steps": steps, "save_steps": 50, "per_device_train_batch_size": 2, "learning_rate": 0.01}
-    arguments = TrainingArguments(str(directory), use_cpu=True, ddp_backend="gloo", report_to=[], disable_tqdm=True, **settings)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=6, n_embd=16, n_layer=1, n_head=2))
+    settings = {
+        "max_steps": steps,
+        "save_steps": 50,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 0.01,
+    }
+    arguments = TrainingArguments(
+        str(directory),
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to=[],
+        disable_tqdm=True,
+        **settings,
+    )
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_positions=6, n_embd=16, n_layer=1, n_head=2)
+    )
     data = [{"input_ids": row, "labels": row} for row in tokens]
-    return {"Trainer": Trainer, "model": model, "arguments": arguments, "data": data, "get_last_checkpoint": get_last_checkpoint}
+    return {
+        "Trainer": Trainer,
+        "model": model,
+        "arguments": arguments,
+        "data": data,
+        "get_last_checkpoint": get_last_checkpoint,
+    }
 
 
 def lightning(directory: Path, steps: int) -> dict[str, Any]:
@@ -84,11 +116,26 @@ def lightning(directory: Path, steps: int) -> dict[str, Any]:
     from tests.training.adapters.test_lightning import Batches, Module
 
     world = int(os.environ["WORLD_SIZE"])
-    settings = {"accelerator": "cpu", "devices": world, "strategy": DDPStrategy(process_group_backend="gloo"), "max_steps": steps}
-    settings |= {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    settings = {
+        "accelerator": "cpu",
+        "devices": world,
+        "strategy": DDPStrategy(process_group_backend="gloo"),
+        "max_steps": steps,
+    }
+    settings |= {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     module = Module()
     torch.manual_seed(11)
-    return {"Trainer": Trainer, "settings": {**settings, "use_distributed_sampler": False}, "module": module, "loader": Batches()}
+    return {
+        "Trainer": Trainer,
+        "settings": {**settings, "use_distributed_sampler": False},
+        "module": module,
+        "loader": Batches(),
+    }
 
 
 def accelerate(directory: Path, steps: int) -> dict[str, Any]:
@@ -99,12 +146,24 @@ def accelerate(directory: Path, steps: int) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
     loader = torch.utils.data.DataLoader(torch.randn(64, WIDTH), batch_size=BATCH)
-    names: dict[str, Any] = {"accelerator": made, "model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+    names: dict[str, Any] = {
+        "accelerator": made,
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "loader": loader,
+    }
 
     def train() -> None:
         scheduler = names["scheduler"]
-        for update in range(scheduler.scheduler.last_epoch // made.num_processes + 1, steps + 1):  # which is in the checkpoint
-            batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1000 * update + made.process_index))
+        for update in range(
+            scheduler.scheduler.last_epoch // made.num_processes + 1, steps + 1
+        ):  # which is in the checkpoint
+            batch = torch.randn(
+                BATCH,
+                WIDTH,
+                generator=torch.Generator().manual_seed(1000 * update + made.process_index),
+            )
             made.backward((names["model"](batch) - batch).square().mean())
             names["optimizer"].step()
             scheduler.step()
@@ -128,12 +187,24 @@ def megatron(directory: Path, steps: int) -> dict[str, Any]:
 
     def train() -> None:
         for update in range(training.done + 1, steps + 1):
-            torch.manual_seed(1000 * update + dist.get_rank())  # Megatron's loader gives no random numbers back
+            torch.manual_seed(
+                1000 * update + dist.get_rank()
+            )  # Megatron's loader gives no random numbers back
             training.step()
             training.end_of_step()
 
-    made = {"model": [training.model], "optimizer": training.optimizer, "opt_param_scheduler": training.scheduler}
-    return {**made, "global_batch_size": 1, "iteration": training.done, "args": "arguments", "train": train}
+    made = {
+        "model": [training.model],
+        "optimizer": training.optimizer,
+        "opt_param_scheduler": training.scheduler,
+    }
+    return {
+        **made,
+        "global_batch_size": 1,
+        "iteration": training.done,
+        "args": "arguments",
+        "train": train,
+    }
 
 
 NAMES: dict[str, Callable[[Path, int], dict[str, Any]]] = {

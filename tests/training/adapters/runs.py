@@ -52,9 +52,18 @@ Script = Callable[[int, Run], Any]
 
 def as_rank(rank: int, script: Script, run: Run, store: Path) -> None:
     """As torchrun would have started it."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1")
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(WORLD),
+        LOCAL_WORLD_SIZE=str(WORLD),
+        MASTER_ADDR="127.0.0.1",
+    )
     join_group(rank, WORLD, store)
-    torch.save(script(rank, run), run.directory.parent / f"end-{rank}{'-resumed' if run.resumed else ''}.pt")
+    torch.save(
+        script(rank, run),
+        run.directory.parent / f"end-{rank}{'-resumed' if run.resumed else ''}.pt",
+    )
 
 
 def run_all(script: Script, run: Run, name: str) -> Ranks:
@@ -87,7 +96,9 @@ def ends(script: Script, place: Path) -> list[Any]:
     """What a run from the checkpoint below `place / "run"` comes to, by rank."""
     with run_all(script, Run(place / "run", resumed=True), "resumed") as ranks:
         assert ranks.statuses() == [0] * WORLD, ranks.said()
-    return [torch.load(place / f"end-{rank}-resumed.pt", weights_only=False) for rank in range(WORLD)]
+    return [
+        torch.load(place / f"end-{rank}-resumed.pt", weights_only=False) for rank in range(WORLD)
+    ]
 
 
 def assert_resumes(script: Script, place: Path, gasp: Path, whole: Path) -> Manifest:
@@ -95,7 +106,9 @@ def assert_resumes(script: Script, place: Path, gasp: Path, whole: Path) -> Mani
     manifest = verify(gasp)
     assert manifest.step in (DIES - 1, DIES)
     for rank, found in enumerate(ends(script, place)):
-        assert_same(found, torch.load(whole.parent / f"end-{rank}.pt", weights_only=False), f"rank {rank}")
+        assert_same(
+            found, torch.load(whole.parent / f"end-{rank}.pt", weights_only=False), f"rank {rank}"
+        )
     return manifest
 
 

@@ -12,7 +12,15 @@ from accelerate.utils import ProjectConfiguration
 from torch.utils.data import DataLoader, TensorDataset
 
 from acpfs.training.frameworks.accelerate import protect_accelerator
-from tests.training.adapters.runs import STEPS, WIDTH, Run, assert_resumes_as_from, network, with_fault, without_fault
+from tests.training.adapters.runs import (
+    STEPS,
+    WIDTH,
+    Run,
+    assert_resumes_as_from,
+    network,
+    with_fault,
+    without_fault,
+)
 from tests.training.ranks.jobs import assert_same
 
 pytestmark = pytest.mark.long
@@ -34,10 +42,14 @@ class Counter:
 
 
 def script(rank: int, run: Run) -> Any:
-    elsewhere = ProjectConfiguration(str(run.directory / "project"), automatic_checkpoint_naming=run.protected, total_limit=1)
+    elsewhere = ProjectConfiguration(
+        str(run.directory / "project"), automatic_checkpoint_naming=run.protected, total_limit=1
+    )
     accelerator, counter = Accelerator(cpu=True, project_config=elsewhere), Counter()
     torch.manual_seed(3)
-    loader = DataLoader(TensorDataset(torch.randn(EPOCH * 3 * 2, WIDTH)), batch_size=2, shuffle=True)
+    loader = DataLoader(
+        TensorDataset(torch.randn(EPOCH * 3 * 2, WIDTH)), batch_size=2, shuffle=True
+    )
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
@@ -70,11 +82,17 @@ def script(rank: int, run: Run) -> Any:
             scheduler.step()
             counter.done += 1
 
-        with protect_accelerator(accelerator, run.directory, model=model, after_update=after_update):
+        with protect_accelerator(
+            accelerator, run.directory, model=model, after_update=after_update
+        ):
             train()
     else:
         train()
-    ends = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "random": torch.get_rng_state()}
+    ends = {
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "random": torch.get_rng_state(),
+    }
     return {**ends, "model": accelerator.unwrap_model(model).state_dict(), "done": counter.done}
 
 
@@ -88,8 +106,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None:
     gasp = with_fault(script, tmp_path, {rank: point})
     own = whole / gasp.name
-    assert {path.name for path in gasp.iterdir()} == {path.name for path in own.iterdir()} | {"gasp.json"}
+    assert {path.name for path in gasp.iterdir()} == {path.name for path in own.iterdir()} | {
+        "gasp.json"
+    }
     assert (gasp / "model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
     for name in ("optimizer.bin", "scheduler.bin"):
-        assert_same(*(torch.load(checkpoint / name, weights_only=False) for checkpoint in (gasp, own)))
+        assert_same(
+            *(torch.load(checkpoint / name, weights_only=False) for checkpoint in (gasp, own))
+        )
     assert_resumes_as_from(own, script, tmp_path, gasp)

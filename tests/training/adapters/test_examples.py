@@ -20,7 +20,11 @@ from tests.training.ranks.forked import Ranks, join_group
 pytestmark = pytest.mark.long
 PAGE = (Path(__file__).parents[3] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
 DIRECTORY, WORLD = "/mnt/acp/run1", 2
-BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if DIRECTORY in block and "@resilient" not in block]
+BLOCKS = [
+    block
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    if DIRECTORY in block and "@resilient" not in block
+]
 
 
 class Trained:
@@ -43,7 +47,12 @@ class Trained:
 
 def plain_torch() -> dict[str, Any]:
     made = Trained()
-    return {"model": made.model, "optimizer": made.optimizer, "scheduler": made.scheduler, "train": made.train}
+    return {
+        "model": made.model,
+        "optimizer": made.optimizer,
+        "scheduler": made.scheduler,
+        "train": made.train,
+    }
 
 
 def own_gate() -> dict[str, Any]:
@@ -55,18 +64,39 @@ def own_gate() -> dict[str, Any]:
         for parameter in made.plain.parameters():
             parameter.grad.div_(values[0])
 
-    return {"model": made.model, "optimizer": optimizer, "protect": protect, "clip": clip, "norm_over_all_ranks": lambda model: 2.0}
+    return {
+        "model": made.model,
+        "optimizer": optimizer,
+        "protect": protect,
+        "clip": clip,
+        "norm_over_all_ranks": lambda model: 2.0,
+    }
 
 
 def trainer() -> dict[str, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
 
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=4, n_embd=16, n_layer=1, n_head=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_positions=4, n_embd=16, n_layer=1, n_head=2)
+    )
     data = [{"input_ids": torch.arange(4), "labels": torch.arange(4)}] * 8
     os.makedirs("out", exist_ok=True)
-    arguments = TrainingArguments(output_dir="out", use_cpu=True, max_steps=2, report_to=[], disable_tqdm=True, save_strategy="no")
-    return {"Trainer": Trainer, "model": model, "arguments": arguments, "data": data, "get_last_checkpoint": get_last_checkpoint}
+    arguments = TrainingArguments(
+        output_dir="out",
+        use_cpu=True,
+        max_steps=2,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    return {
+        "Trainer": Trainer,
+        "model": model,
+        "arguments": arguments,
+        "data": data,
+        "get_last_checkpoint": get_last_checkpoint,
+    }
 
 
 def lightning() -> dict[str, Any]:
@@ -75,9 +105,21 @@ def lightning() -> dict[str, Any]:
 
     from tests.training.adapters.test_lightning import Batches, Module
 
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     strategy = DDPStrategy(process_group_backend="gloo")
-    settings = {"accelerator": "cpu", "devices": WORLD, "strategy": strategy, "max_steps": 2, "use_distributed_sampler": False, **quiet}
+    settings = {
+        "accelerator": "cpu",
+        "devices": WORLD,
+        "strategy": strategy,
+        "max_steps": 2,
+        "use_distributed_sampler": False,
+        **quiet,
+    }
     return {"Trainer": Trainer, "settings": settings, "module": Module(), "loader": Batches()}
 
 
@@ -88,7 +130,13 @@ def accelerate() -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     loader = torch.utils.data.DataLoader(torch.randn(8, WIDTH))
-    names = {"accelerator": Accelerator(cpu=True), "model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+    names = {
+        "accelerator": Accelerator(cpu=True),
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "loader": loader,
+    }
     return {**names, "Path": Path, "train": lambda: None}
 
 
@@ -98,7 +146,11 @@ def megatron() -> dict[str, Any]:
 
     megatron_on_processors.stand_in()
     training = Training(dist.get_rank(), Run(Path("run")))
-    made = {"model": [training.model], "optimizer": training.optimizer, "opt_param_scheduler": training.scheduler}
+    made = {
+        "model": [training.model],
+        "optimizer": training.optimizer,
+        "opt_param_scheduler": training.scheduler,
+    }
 
     def train() -> None:
         training.step()
@@ -127,7 +179,13 @@ NAMES = {
 
 
 def carry_out(rank: int, block: str, directory: Path) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1")
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(WORLD),
+        LOCAL_WORLD_SIZE=str(WORLD),
+        MASTER_ADDR="127.0.0.1",
+    )
     os.chdir(directory)
     join_group(rank, WORLD, directory / "store")
     (names,) = [made for mark, made in NAMES.items() if mark in block]

@@ -14,7 +14,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
 from acpfs.training.frameworks.lightning import FILE, Protect, newest
-from tests.training.adapters.runs import STEPS, WIDTH, WORLD, Run, assert_resumes_as_from, network, with_fault, without_fault
+from tests.training.adapters.runs import (
+    STEPS,
+    WIDTH,
+    WORLD,
+    Run,
+    assert_resumes_as_from,
+    network,
+    with_fault,
+    without_fault,
+)
 from tests.training.ranks.jobs import BATCH, assert_same
 
 pytestmark = pytest.mark.long
@@ -36,7 +45,9 @@ class Batches:
             self.epoch, self.position = self.epoch + 1, 0
         while self.position < BATCHES:
             self.position += 1
-            made = torch.Generator().manual_seed(1000 * self.epoch + 10 * self.position + dist.get_rank())
+            made = torch.Generator().manual_seed(
+                1000 * self.epoch + 10 * self.position + dist.get_rank()
+            )
             yield torch.randn(BATCH, WIDTH, generator=made)
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,20 +68,27 @@ class Module(LightningModule):  # type: ignore[misc]  # lightning is Any where t
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 class Points(Callback):  # type: ignore[misc]  # lightning is Any where types are checked
     def __init__(self, rank: int, run: Run) -> None:
         self.rank, self.run = rank, run
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.run.at(self.rank, "begin", trainer.global_step + 1)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self.run.at(self.rank, "reduced", trainer.global_step + 1)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.run.at(self.rank, "end", trainer.global_step)
 
 
@@ -78,7 +96,9 @@ def script(rank: int, run: Run) -> Any:
     """Dropout, clipping, accumulation, two epochs."""
     callbacks: list[Any] = [Points(rank, run), Protect(run.directory)]
     if not (run.protected or run.resumed):
-        callbacks += [ModelCheckpoint(run.directory, filename="{step}", every_n_train_steps=1, save_top_k=-1)]
+        callbacks += [
+            ModelCheckpoint(run.directory, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        ]
     trainer = Trainer(
         accelerator="cpu",
         devices=WORLD,
@@ -96,8 +116,16 @@ def script(rank: int, run: Run) -> Any:
     module = Module()
     torch.manual_seed(11)
     trainer.fit(module, Batches(), ckpt_path=newest(run.directory) if run.resumed else None)
-    ends = {"model": module.state_dict(), "optimizer": trainer.optimizers[0].state_dict(), "step": trainer.global_step}
-    return {**ends, "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(), "random": torch.get_rng_state()}
+    ends = {
+        "model": module.state_dict(),
+        "optimizer": trainer.optimizers[0].state_dict(),
+        "step": trainer.global_step,
+    }
+    return {
+        **ends,
+        "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
+        "random": torch.get_rng_state(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +139,9 @@ def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None
     gasp = with_fault(script, tmp_path, {rank: point})
     assert {path.name for path in gasp.iterdir()} == {FILE, "gasp.json"}
     step = int(gasp.name.removeprefix("step-"))
-    found, own = (torch.load(path, weights_only=False) for path in (gasp / FILE, whole / f"step={step}.ckpt"))
+    found, own = (
+        torch.load(path, weights_only=False) for path in (gasp / FILE, whole / f"step={step}.ckpt")
+    )
     assert found.keys() == own.keys()
     for name in ("epoch", "global_step", "state_dict", "optimizer_states", "lr_schedulers"):
         assert_same(found[name], own[name], name)

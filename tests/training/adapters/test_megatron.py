@@ -32,7 +32,10 @@ EXPERTS: dict[str, Any] = {
     "expert_model_parallel_size": 2,
     "add_bias_linear": False,
 }
-PARTS = {1: "shards of two ranks in each instance", 2: "two model-parallel parts, one rank of each in each instance"}
+PARTS = {
+    1: "shards of two ranks in each instance",
+    2: "two model-parallel parts, one rank of each in each instance",
+}
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,25 @@ class Training:
         stage = parallel_state.get_pipeline_model_parallel_rank()
         torch.manual_seed(5 + stage)
         self.config, self.run = config, run
-        ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, num_distributed_optimizer_instances=2)
+        ddp = DistributedDataParallelConfig(
+            use_distributed_optimizer=True, num_distributed_optimizer_instances=2
+        )
         network = Network(config, WIDTH, stage).to(run.precision)
         self.model = DistributedDataParallel(config, ddp, network)
         self.model.broadcast_params()
         settings = OptimizerConfig(
-            optimizer="adam", lr=1e-2, min_lr=1e-4, weight_decay=0.01, clip_grad=1.0, use_distributed_optimizer=True, **halved
+            optimizer="adam",
+            lr=1e-2,
+            min_lr=1e-4,
+            weight_decay=0.01,
+            clip_grad=1.0,
+            use_distributed_optimizer=True,
+            **halved,
         )
         self.optimizer = get_megatron_optimizer(settings, [self.model])
-        self.scheduler = OptimizerParamScheduler(self.optimizer, 0.0, 1e-2, 1e-4, 2, 20, "cosine", 0.01, 0.01, 20, "constant")
+        self.scheduler = OptimizerParamScheduler(
+            self.optimizer, 0.0, 1e-2, 1e-4, 2, 20, "cosine", 0.01, 0.01, 20, "constant"
+        )
         self.chain = self.optimizer.chained_optimizers
         assert len(self.chain) == (2 if run.experts else 1)
         self.precision, self.done = run.precision, 0
@@ -109,7 +122,10 @@ class Training:
 
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        batches = [torch.randn(TOKENS, 1, WIDTH).to(self.precision).chunk(self.parts)[self.part] for _ in range(self.run.pipeline)]
+        batches = [
+            torch.randn(TOKENS, 1, WIDTH).to(self.precision).chunk(self.parts)[self.part]
+            for _ in range(self.run.pipeline)
+        ]
 
         def forward(data: Any, model: Any) -> Any:
             batch = next(data)
@@ -135,7 +151,12 @@ class Training:
         from acpfs.training.frameworks.megatron import METADATA
 
         model = self.model.module.sharded_state_dict(metadata=METADATA)
-        return {"model": model, "optimizer": self.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=METADATA)}
+        return {
+            "model": model,
+            "optimizer": self.optimizer.sharded_state_dict(
+                model, is_loading=is_loading, metadata=METADATA
+            ),
+        }
 
     def load(self, run: Run) -> Any:
         """As Megatron's loop does: its tracker, its loader. What was in the checkpoint."""
@@ -145,7 +166,10 @@ class Training:
 
         iteration = int((run.directory / "latest_checkpointed_iteration.txt").read_text())
         checkpoint = run.directory / f"iter_{iteration:07d}"
-        assert dist_checkpointing.load_content_metadata(str(checkpoint))["distrib_optim_sharding_type"] == "dp_reshardable"
+        assert (
+            dist_checkpointing.load_content_metadata(str(checkpoint))["distrib_optim_sharding_type"]
+            == "dp_reshardable"
+        )
         for one in self.chain:
             one._init_optimizer_states_with_dummy_values()  # torch's Adam has none before its first step, and Megatron asks for it
         found = dist_checkpointing.load(self.sharded(is_loading=True), str(checkpoint))
@@ -160,11 +184,20 @@ class Training:
         from acpfs.training.frameworks.megatron import MegatronShards
 
         shards = MegatronShards([self.model], self.optimizer, None, lambda _: {})
-        main = {f"{number}.{name}": value for number, one in enumerate(shards.sharded) for name, value in one.main_state()}
+        main = {
+            f"{number}.{name}": value
+            for number, one in enumerate(shards.sharded)
+            for name, value in one.main_state()
+        }
         return {
             "main": {name: torch.as_tensor(value).detach().clone() for name, value in main.items()},
-            "model": {name: value.detach().clone() for name, value in self.model.module.named_parameters()},
-            "groups": [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups],
+            "model": {
+                name: value.detach().clone() for name, value in self.model.module.named_parameters()
+            },
+            "groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in self.optimizer.param_groups
+            ],
             "scheduler": self.scheduler.state_dict(),
         }
 
@@ -177,7 +210,9 @@ def as_rank(rank: int, run: Run, name: str) -> None:
     join_group(rank, WORLD, run.directory.parent / f"store-{name}")
     training = Training(rank, run)
     if run.resumed:
-        with torch.no_grad():  # in single precision its loader copies into the parameters themselves
+        with (
+            torch.no_grad()
+        ):  # in single precision its loader copies into the parameters themselves
             found = training.load(run)
         assert found["of the script"] == training.done * 8
         torch.save(training.state(), run.directory.parent / f"{name}-loaded-{rank}.pt")
@@ -242,7 +277,11 @@ def whole(run: Run, place: Path) -> Path:
 def gasp(run: Run, place: Path) -> Manifest:
     """Ranks die; what the others leave is, in Megatron's loader, the state of a run without the fault, bit for bit."""
     expecting = whole(run, place)
-    end(run, "run", [-signal.SIGKILL if rank in run.dies else ExitStatus.SAVED for rank in range(WORLD)])
+    end(
+        run,
+        "run",
+        [-signal.SIGKILL if rank in run.dies else ExitStatus.SAVED for rank in range(WORLD)],
+    )
     (found,) = run.directory.glob("iter_*/gasp.json")
     manifest = verify(found.parent)
     assert manifest.step in (DIES - 1, DIES)
@@ -266,7 +305,9 @@ def test_a_rank_dies(tmp_path: Path, place: Path, point: str, rank: int) -> None
 
 
 @pytest.mark.clause("T59", "T60")
-@pytest.mark.parametrize("dies", [{0: "gated"}, {1: "updated", 2: "gated"}, {0: "cast", 1: "saving"}])
+@pytest.mark.parametrize(
+    "dies", [{0: "gated"}, {1: "updated", 2: "gated"}, {0: "cast", 1: "saving"}]
+)
 def test_with_tensor_parallelism(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
     manifest = gasp(Run(tmp_path / "run", 2, dies=dies), place)
     assert set(manifest.cover) == {"ranks-0-2", "ranks-1-3"}, PARTS[2]
@@ -274,7 +315,16 @@ def test_with_tensor_parallelism(tmp_path: Path, place: Path, dies: dict[int, st
 
 @pytest.mark.clause("T112")
 @pytest.mark.parametrize(
-    "dies", [{0: "ready"}, {3: "gated"}, {1: "updating"}, {2: "updated"}, {1: "cast"}, {0: "gathered"}, {0: "cast", 1: "saving"}]
+    "dies",
+    [
+        {0: "ready"},
+        {3: "gated"},
+        {1: "updating"},
+        {2: "updated"},
+        {1: "cast"},
+        {0: "gathered"},
+        {0: "cast", 1: "saving"},
+    ],
 )
 def test_two_groups_of_experts(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
     """`cast` and `gathered` lie between the optimizers of everything else and of experts, when that of the first dies."""
@@ -283,7 +333,9 @@ def test_two_groups_of_experts(tmp_path: Path, place: Path, dies: dict[int, str]
 
 
 @pytest.mark.clause("T112")
-@pytest.mark.parametrize("dies", [{0: "forward"}, {2: "ready"}, {1: "gated"}, {3: "updated"}, {0: "cast", 2: "saving"}])
+@pytest.mark.parametrize(
+    "dies", [{0: "forward"}, {2: "ready"}, {1: "gated"}, {3: "updated"}, {0: "cast", 2: "saving"}]
+)
 def test_two_stages_of_a_pipeline(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
     manifest = gasp(Run(tmp_path / "run", pipeline=2, dies=dies), place)
     assert set(manifest.cover) == {"ranks-0-1", "ranks-2-3"}
@@ -298,7 +350,9 @@ def test_context_parallel_groups(tmp_path: Path, place: Path, dies: dict[int, st
 
 @pytest.mark.clause("T60", "T61")
 @pytest.mark.parametrize("dies", [{2: "gated"}, {0: "saving", 3: "updated"}])
-def test_in_single_precision_and_with_a_second_death_while_the_others_save(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
+def test_in_single_precision_and_with_a_second_death_while_the_others_save(
+    tmp_path: Path, place: Path, dies: dict[int, str]
+) -> None:
     gasp(Run(tmp_path / "run", 1, torch.float32, dies=dies), place)
 
 
@@ -316,10 +370,14 @@ def test_what_is_refused(changed: dict[str, Any], said: str) -> None:
 
     from acpfs.training.frameworks.megatron import only_distributed
 
-    config = SimpleNamespace(use_megatron_fsdp=False, num_distributed_optimizer_instances=changed.get("instances", 2))
+    config = SimpleNamespace(
+        use_megatron_fsdp=False, num_distributed_optimizer_instances=changed.get("instances", 2)
+    )
     made = changed.get("kind", DistributedOptimizer)
     one = made.__new__(made) if made is DistributedOptimizer else SimpleNamespace()
-    vars(one).update(ddp_config=config, grad_scaler=changed.get("grad_scaler"), is_stub_optimizer=False)
+    vars(one).update(
+        ddp_config=config, grad_scaler=changed.get("grad_scaler"), is_stub_optimizer=False
+    )
     chained = SimpleNamespace(chained_optimizers=[one])
     with pytest.raises(ConfigError, match=said):
         only_distributed(chained)

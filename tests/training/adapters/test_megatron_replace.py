@@ -25,7 +25,11 @@ pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.long
 DIES = 5
 PAGE = (Path(__file__).parents[3] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
-(EXAMPLE,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "restore_megatron" in block)
+(EXAMPLE,) = (
+    block
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    if "restore_megatron" in block
+)
 JOB_S = 600.0
 
 
@@ -56,9 +60,17 @@ def train(run: Any, place: Path, layout: Run, process: int) -> None:
     run.at = at
     groups = SimpleNamespace(
         destroy_model_parallel=parallel_state.destroy_model_parallel,
-        initialize_model_parallel=lambda **_: None,  # `Training` does it, with the sizes of this test
+        initialize_model_parallel=lambda **_: (
+            None
+        ),  # `Training` does it, with the sizes of this test
     )
-    names: dict[str, Any] = {"dist": dist, "parallel_state": groups, "setup": setup, "run": run, "global_batch_size": 1}
+    names: dict[str, Any] = {
+        "dist": dist,
+        "parallel_state": groups,
+        "setup": setup,
+        "run": run,
+        "global_batch_size": 1,
+    }
     exec(EXAMPLE, names)  # the example itself
     (training,) = made
     for number in range(names["iteration"] + 1, STEPS + 1):  # `at` looks at it
@@ -79,7 +91,13 @@ def without_fault(rank: int, place: Path, layout: Run) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("tensor_parallel", "dies"),
-    [(1, {1: "ready"}), (1, {0: "updating"}), (1, {3: "updated"}), (1, {1: "gated", 2: "updated"}), (2, {0: "updating"})],
+    [
+        (1, {1: "ready"}),
+        (1, {0: "updating"}),
+        (1, {3: "updated"}),
+        (1, {1: "gated", 2: "updated"}),
+        (2, {0: "updating"}),
+    ],
 )
 def test_a_rank_is_replaced(tmp_path: Path, tensor_parallel: int, dies: dict[int, str]) -> None:
     megatron_on_processors.stand_in()
@@ -95,5 +113,8 @@ def test_a_rank_is_replaced(tmp_path: Path, tensor_parallel: int, dies: dict[int
         counts = replaced.tend(timeout_s=JOB_S)
     assert all(counts[rank] > 1 for rank in dies)
     for rank in range(WORLD):
-        found, expected = (torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=False) for name in ("end", "whole"))
+        found, expected = (
+            torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=False)
+            for name in ("end", "whole")
+        )
         assert_same(found, expected, f"rank {rank}")

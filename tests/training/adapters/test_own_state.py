@@ -11,7 +11,15 @@ import torch.distributed as dist
 
 from acpfs.errors import ConfigError
 from acpfs.training import protect
-from tests.training.adapters.runs import STEPS, WIDTH, WORLD, Run, assert_resumes, with_fault, without_fault
+from tests.training.adapters.runs import (
+    STEPS,
+    WIDTH,
+    WORLD,
+    Run,
+    assert_resumes,
+    with_fault,
+    without_fault,
+)
 
 pytestmark = pytest.mark.long
 RATE, MOMENTUM = 0.1, 0.9
@@ -22,14 +30,20 @@ class Loop:
 
     def __init__(self) -> None:
         torch.manual_seed(5)
-        self.weight, self.velocity, self.done = torch.randn(WIDTH, WIDTH), torch.zeros(WIDTH, WIDTH), 0
+        self.weight, self.velocity, self.done = (
+            torch.randn(WIDTH, WIDTH),
+            torch.zeros(WIDTH, WIDTH),
+            0,
+        )
         self.gradient = torch.zeros(WIDTH, WIDTH)
 
     def state(self) -> dict[str, Any]:
         return {"weight": self.weight, "velocity": self.velocity}
 
     def compute(self, rank: int) -> None:
-        batch = torch.randn(WORLD * 4, WIDTH)[rank::WORLD]  # the same numbers in all ranks, of which each has its part
+        batch = torch.randn(WORLD * 4, WIDTH)[
+            rank::WORLD
+        ]  # the same numbers in all ranks, of which each has its part
         self.gradient = batch.T @ (batch @ self.weight - batch)
         dist.all_reduce(self.gradient)
 
@@ -41,7 +55,9 @@ class Loop:
         self.done += 1
 
     def save(self, step: int, directory: Path) -> None:
-        torch.save({**self.state(), "done": step, "random": torch.get_rng_state()}, directory / "loop.pt")
+        torch.save(
+            {**self.state(), "done": step, "random": torch.get_rng_state()}, directory / "loop.pt"
+        )
 
     def load(self, path: Path) -> None:
         found = torch.load(path, weights_only=True)
@@ -54,7 +70,12 @@ def script(rank: int, run: Run) -> Any:
     if run.resumed:
         loop.load(run.directory / (run.directory / "latest").read_text().strip() / "loop.pt")
     protection = protect(
-        run.directory, state=loop.state, save=loop.save, update=loop.update, after_update=loop.after_update, step=loop.done
+        run.directory,
+        state=loop.state,
+        save=loop.save,
+        update=loop.update,
+        after_update=loop.after_update,
+        step=loop.done,
     )
     with protection:
         for update in range(loop.done + 1, STEPS + 1):
@@ -76,7 +97,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.clause("T33")
-@pytest.mark.parametrize(("rank", "point"), [(1, "begin"), (0, "reduced"), (2, "updating"), (0, "updated")])
+@pytest.mark.parametrize(
+    ("rank", "point"), [(1, "begin"), (0, "reduced"), (2, "updating"), (0, "updated")]
+)
 def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None:
     gasp = with_fault(script, tmp_path, {rank: point})
     assert {path.name for path in gasp.iterdir()} == {"loop.pt", "gasp.json"}

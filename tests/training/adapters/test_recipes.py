@@ -25,7 +25,12 @@ DEPENDENCIES_PYTHON = os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.execu
 LIBRARIES = Path(pytest.__file__).parents[1]
 WORLDS = {"megatron": 4}
 """Ranks; two copies of two shards. The others have two: with more, DDP sums in another order behind a restart (docs/TRAINING.md)."""
-IMPORTS = {"trainer": "torch,transformers", "lightning": "torch,lightning.pytorch", "accelerate": "torch,accelerate", "megatron": "torch"}
+IMPORTS = {
+    "trainer": "torch,transformers",
+    "lightning": "torch,lightning.pytorch",
+    "accelerate": "torch,accelerate",
+    "megatron": "torch",
+}
 KILLS, STEPS = 20, 200
 BEFORE_THE_END = 5
 """So many updates: a rank that is killed then still has a job to be missing in."""
@@ -38,20 +43,48 @@ Line = dict[str, Any]
 class Recipe:
     """One run of it; a context manager, which leaves nobody behind."""
 
-    def __init__(self, kind: str, mount: AcpfsMount, place: Path, steps: int, kills: int = 0) -> None:
+    def __init__(
+        self, kind: str, mount: AcpfsMount, place: Path, steps: int, kills: int = 0
+    ) -> None:
         self.kind, self.world, self.steps = kind, WORLDS.get(kind, 2), steps
         self.notes, self.log = place / "notes", place / "log"
         self.notes.mkdir(parents=True)
         site = place / "site"
         site.mkdir()
-        (site / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(LIBRARIES)!r})\n")  # what acpfs depends on
-        options = ["--nproc-per-node", str(self.world), "--max-restarts", str(kills), "--template-import", IMPORTS[kind]]
-        script = [str(Path(__file__).with_name("recipe.py")), kind, str(mount.path / place.name), str(self.notes), str(steps)]
-        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{site}", ENVIRONMENT_VARIABLE: str(mount.runtime_dir)}
-        environment |= {"ACPFS_TRAIN_COORDINATOR_PYTHON": DEPENDENCIES_PYTHON, "CUDA_VISIBLE_DEVICES": ""}
+        (site / "sitecustomize.py").write_text(
+            f"import sys\nsys.path.append({str(LIBRARIES)!r})\n"
+        )  # what acpfs depends on
+        options = [
+            "--nproc-per-node",
+            str(self.world),
+            "--max-restarts",
+            str(kills),
+            "--template-import",
+            IMPORTS[kind],
+        ]
+        script = [
+            str(Path(__file__).with_name("recipe.py")),
+            kind,
+            str(mount.path / place.name),
+            str(self.notes),
+            str(steps),
+        ]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{REPOSITORY}:{site}",
+            ENVIRONMENT_VARIABLE: str(mount.runtime_dir),
+        }
+        environment |= {
+            "ACPFS_TRAIN_COORDINATOR_PYTHON": DEPENDENCIES_PYTHON,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         with self.log.open("wb") as log:
             self._launcher = subprocess.Popen(
-                [sys.executable, "-m", "acpfs.cli.run", *options, *script], cwd=place, env=environment, stdout=log, stderr=log
+                [sys.executable, "-m", "acpfs.cli.run", *options, *script],
+                cwd=place,
+                env=environment,
+                stdout=log,
+                stderr=log,
             )
 
     def __enter__(self) -> Recipe:
@@ -64,12 +97,24 @@ class Recipe:
     def lines(self, rank: int) -> list[Line]:
         """What a rank has noted; a line that is being written is not one yet."""
         path = self.notes / f"rank-{rank}"
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+        return (
+            [
+                json.loads(line)
+                for line in path.read_text().splitlines(keepends=True)
+                if line.endswith("\n")
+            ]
+            if path.exists()
+            else []
+        )
 
     def killed_at(self, update: int, rank: int, delay_s: float, attempt: int) -> None:
         """A moment after this update, in the attempt that the kills before have led to: a process that has saved may have left by then."""
         deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-        while not (lines := self.lines(rank)) or lines[-1]["update"] < update or lines[-1]["attempt"] < attempt:
+        while (
+            not (lines := self.lines(rank))
+            or lines[-1]["update"] < update
+            or lines[-1]["attempt"] < attempt
+        ):
             assert self._launcher.poll() is None, self.log.read_text()[-8000:]
             assert time.monotonic() < deadline, self.log.read_text()[-8000:]
             pause.wait(0.005)
@@ -96,7 +141,11 @@ def assert_equals(run: Recipe, expected: list[dict[int, Line]]) -> None:
         found = run.lines(rank)
         for line in found:
             same = lines[line["update"]]
-            assert (line["loss"], line["state"]) == (same["loss"], same["state"]), (rank, line, same)
+            assert (line["loss"], line["state"]) == (same["loss"], same["state"]), (
+                rank,
+                line,
+                same,
+            )
         seen |= {line["update"] for line in found}
         assert found[-1]["update"] == run.steps
     assert seen == set(range(1, run.steps + 1))
@@ -104,11 +153,17 @@ def assert_equals(run: Recipe, expected: list[dict[int, Line]]) -> None:
 
 def storm(kind: str, tmp_path: Path, kills: int, steps: int, chance: random.Random) -> None:
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mount", "native", python=DEPENDENCIES_PYTHON) as mount:
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mount", "native", python=DEPENDENCIES_PYTHON
+    ) as mount:
         expected = whole(kind, mount, tmp_path, steps)
         with Recipe(kind, mount, tmp_path / "killed", steps, kills) as run:
-            for attempt, update in enumerate(sorted(chance.sample(range(2, steps - BEFORE_THE_END), kills))):
-                run.killed_at(update, chance.randrange(run.world), chance.random() * SOON_S, attempt)
+            for attempt, update in enumerate(
+                sorted(chance.sample(range(2, steps - BEFORE_THE_END), kills))
+            ):
+                run.killed_at(
+                    update, chance.randrange(run.world), chance.random() * SOON_S, attempt
+                )
             run.end()
             assert_equals(run, expected)
             attempts = {line["attempt"] for rank in range(run.world) for line in run.lines(rank)}

@@ -54,7 +54,9 @@ def script(rank: int, run: Run) -> Any:
         report_to=[],
         disable_tqdm=True,
     )
-    trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=[Points(rank, run)])
+    trainer = Trainer(
+        GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=[Points(rank, run)]
+    )
     if run.protected:
         protect_trainer(trainer)
     trainer.train(resume_from_checkpoint=run.resumed or None)
@@ -77,18 +79,27 @@ def loaded(checkpoint: Path, name: str) -> Any:
 
 
 @pytest.mark.clause("T30")
-@pytest.mark.parametrize(("rank", "point"), [(1, "begin"), (0, "reduced"), (2, "updated"), (0, "end")])
+@pytest.mark.parametrize(
+    ("rank", "point"), [(1, "begin"), (0, "reduced"), (2, "updated"), (0, "end")]
+)
 def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None:
     gasp = with_fault(script, tmp_path, {rank: point})
     own = whole / gasp.name
-    assert {path.name for path in gasp.iterdir()} - {path.name for path in own.iterdir()} == {"gasp.json"}
+    assert {path.name for path in gasp.iterdir()} - {path.name for path in own.iterdir()} == {
+        "gasp.json"
+    }
     assert {path.name for path in own.iterdir()} <= {path.name for path in gasp.iterdir()}
     assert (gasp / "model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
     for name in ("optimizer.pt", "scheduler.pt"):
         assert_same(loaded(gasp, name), loaded(own, name), name)
     for number in range(3):
-        assert_same(loaded(gasp, f"rng_state_{number}.pth")["cpu"], loaded(own, f"rng_state_{number}.pth")["cpu"])
-    states = [json.loads((checkpoint / "trainer_state.json").read_text()) for checkpoint in (gasp, own)]
+        assert_same(
+            loaded(gasp, f"rng_state_{number}.pth")["cpu"],
+            loaded(own, f"rng_state_{number}.pth")["cpu"],
+        )
+    states = [
+        json.loads((checkpoint / "trainer_state.json").read_text()) for checkpoint in (gasp, own)
+    ]
     assert states[0]["global_step"] == states[1]["global_step"]
     assert states[0]["epoch"] == states[1]["epoch"]
     manifest = assert_resumes(script, tmp_path, gasp, whole)

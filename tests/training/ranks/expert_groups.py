@@ -56,7 +56,9 @@ class Expert(torch.nn.Module):  # type: ignore[misc]  # the same
         super().__init__()
         self._group, self._place = mesh["expert"].get_group(), mesh["expert"].get_local_rank()
         torch.manual_seed(9)
-        self.weight = torch.nn.Parameter(distribute_tensor(torch.randn(2, WIDTH, WIDTH) / WIDTH, mesh, [Replicate(), Shard(0)]))
+        self.weight = torch.nn.Parameter(
+            distribute_tensor(torch.randn(2, WIDTH, WIDTH) / WIDTH, mesh, [Replicate(), Shard(0)])
+        )
 
     def forward(self, tokens: Any) -> Any:
         every = Gathered.apply(tokens, self._group)
@@ -71,7 +73,9 @@ class Dense(torch.nn.Module):  # type: ignore[misc]  # the same
     def __init__(self, mesh: Any) -> None:
         super().__init__()
         torch.manual_seed(8)
-        self.weight = torch.nn.Parameter(distribute_tensor(torch.randn(WIDTH, WIDTH) / WIDTH, mesh, [Replicate(), Replicate()]))
+        self.weight = torch.nn.Parameter(
+            distribute_tensor(torch.randn(WIDTH, WIDTH) / WIDTH, mesh, [Replicate(), Replicate()])
+        )
 
     def forward(self, tokens: Any) -> Any:
         return torch.tanh(tokens @ self.weight.to_local())
@@ -90,7 +94,10 @@ class Mixture(Job):
         loss.backward()
         for parameter in self.model.parameters():
             is_expert = any(placement.is_shard() for placement in parameter.placements)
-            dist.all_reduce(parameter.grad.to_local(), group=parameter.device_mesh["replicate"].get_group() if is_expert else None)
+            dist.all_reduce(
+                parameter.grad.to_local(),
+                group=parameter.device_mesh["replicate"].get_group() if is_expert else None,
+            )
         at("reduce")
         self.optimizer.step()
         at("sent_round")

@@ -28,7 +28,9 @@ PR_SET_PDEATHSIG = 1
 
 def join_group(rank: int, world: int, store: Path) -> Any:
     """Begin as a rank; the default group."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(store), world), rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(store), world), rank=rank, world_size=world
+    )
     return dist.group.WORLD
 
 
@@ -48,7 +50,12 @@ class Ranks:
             self.pids[rank] = self._fork(rank)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for rank in range(self.world):
             self.kill(rank)
         for rank in self.pids.keys() - self._statuses.keys():
@@ -80,8 +87,12 @@ class Ranks:
             self._main(rank)
             status = 0
         except BaseException as error:  # noqa: BLE001  # a child must not go on as the test
-            status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 70
-            sys.excepthook(type(error), error, error.__traceback__)  # as at the end of a script: protection may have something to do
+            status = (
+                error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 70
+            )
+            sys.excepthook(
+                type(error), error, error.__traceback__
+            )  # as at the end of a script: protection may have something to do
         finally:
             os._exit(status)
 
@@ -99,7 +110,9 @@ class Ranks:
     def said(self) -> str:
         """Output of all ranks."""
         logs = ((rank, self.log(rank)) for rank in range(self.world))
-        return "\n".join(f"--- rank {rank}\n{path.read_text()[-6000:]}" for rank, path in logs if path.exists())
+        return "\n".join(
+            f"--- rank {rank}\n{path.read_text()[-6000:]}" for rank, path in logs if path.exists()
+        )
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         if rank not in self._statuses:
@@ -122,4 +135,6 @@ class Ranks:
     def statuses(self, timeout_s: float = END_TIMEOUT_S) -> list[int]:
         """Exit statuses of all, when they have ended."""
         deadline = time.monotonic() + timeout_s
-        return [self.status(rank, max(0.0, deadline - time.monotonic())) for rank in range(self.world)]
+        return [
+            self.status(rank, max(0.0, deadline - time.monotonic())) for rank in range(self.world)
+        ]

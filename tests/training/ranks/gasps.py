@@ -57,7 +57,14 @@ def train(rank: int, fault: Fault, directory: Path, **settings: Any) -> None:
     job = KINDS[fault.kind]()
     if isinstance(job, Clipped):
         settings["gate"] = job.clip
-    protection = protect(directory, model=job.model, optimizer=job.optimizers, scheduler=job.scheduler, copies=job.copies, **settings)
+    protection = protect(
+        directory,
+        model=job.model,
+        optimizer=job.optimizers,
+        scheduler=job.scheduler,
+        copies=job.copies,
+        **settings,
+    )
     if isinstance(job, Clipped):
         job.gate = protection.gate
     number = 0
@@ -98,7 +105,9 @@ def yardstick(kind: str, directory: Path) -> Path:
 def assert_gasp(fault: Fault, ranks: Ranks, directory: Path, yardsticks: Path) -> Manifest:
     """All survivors have left, and what they left is the state at its step, bit for bit."""
     for rank in range(WORLD):
-        assert ranks.status(rank) == (-signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED), ranks.said()
+        assert ranks.status(rank) == (
+            -signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED
+        ), ranks.said()
     return assert_same_as_without(fault, directory, yardsticks)
 
 
@@ -111,7 +120,10 @@ def assert_same_as_without(fault: Fault, directory: Path, yardsticks: Path) -> M
     assert not manifest.differing
     path = yardsticks / f"found-{name}.pt"
     dcp_to_torch_save(directory / name, path)
-    found, expected = torch.load(path, weights_only=True), torch.load(yardsticks / f"{fault.kind}-{manifest.step}.pt", weights_only=True)
+    found, expected = (
+        torch.load(path, weights_only=True),
+        torch.load(yardsticks / f"{fault.kind}-{manifest.step}.pt", weights_only=True),
+    )
     for state in (found, expected):  # of ranks with different parameters any may name its own first
         for group in state["optim"]["param_groups"]:
             group["params"].sort()

@@ -88,7 +88,9 @@ class Clipped(Job):
 
     def _norm(self) -> float:
         """Over all ranks, each of which has the reduced gradients: the mean of equal numbers."""
-        squares = torch.stack([parameter.grad.square().sum() for parameter in self.model.parameters()]).sum()
+        squares = torch.stack(
+            [parameter.grad.square().sum() for parameter in self.model.parameters()]
+        ).sum()
         dist.all_reduce(squares)
         return float((squares / dist.get_world_size()).sqrt())
 
@@ -123,7 +125,9 @@ def zero() -> Job:
 
 
 def hsdp() -> Job:
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(
+        "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard")
+    )
     model = network()
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -299,7 +303,9 @@ def stages() -> Stage:
     layers = list(network())
     mine = layers[3:] if rank % 2 else layers[:3]
     named = {str(number + 3 * (rank % 2)): layer for number, layer in enumerate(mine)}
-    model = DistributedDataParallel(torch.nn.Sequential(OrderedDict(named)), process_group=groups[rank % 2])
+    model = DistributedDataParallel(
+        torch.nn.Sequential(OrderedDict(named)), process_group=groups[rank % 2]
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     return Stage(model, optimizer, decay(optimizer))
 
@@ -313,7 +319,12 @@ def clipped() -> Job:
     return Clipped(plain.model, plain.optimizer, plain.scheduler)
 
 
-LAYOUTS: dict[str, Callable[[], Job]] = {"ddp": ddp, "zero": zero, "hsdp": hsdp, "tensor": tensor_parallel}
+LAYOUTS: dict[str, Callable[[], Job]] = {
+    "ddp": ddp,
+    "zero": zero,
+    "hsdp": hsdp,
+    "tensor": tensor_parallel,
+}
 """All ranks do the same with all parameters."""
 JOBS: dict[str, Callable[[], Job]] = {
     **LAYOUTS,
@@ -335,8 +346,14 @@ def whole(job: Job) -> dict[str, Any]:
         return {}
     names = [name for name, _ in job.model.module.named_parameters()]
     packed = job.optimizer.state_dict()
-    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in packed["param_groups"]]
-    optim = {"state": {names[index]: state for index, state in packed["state"].items()}, "param_groups": groups}
+    groups = [
+        {**group, "params": [names[index] for index in group["params"]]}
+        for group in packed["param_groups"]
+    ]
+    optim = {
+        "state": {names[index]: state for index, state in packed["state"].items()},
+        "param_groups": groups,
+    }
     return copy.deepcopy({"model": job.model.module.state_dict(), "optim": optim})
 
 
@@ -348,7 +365,9 @@ def _together(own: dict[str, Any]) -> dict[str, Any]:
     for other in found:
         merged["model"] |= other["model"]
         merged["optim"]["state"] |= other["optim"]["state"]
-        for group, more in zip(merged["optim"]["param_groups"], other["optim"]["param_groups"], strict=True):
+        for group, more in zip(
+            merged["optim"]["param_groups"], other["optim"]["param_groups"], strict=True
+        ):
             group["params"] += [name for name in more["params"] if name not in group["params"]]
     return merged
 

@@ -14,4 +14,6 @@ from tests.training.ranks.test_replace_left import stuck_with_the_only_copy
 if __name__ == "__main__":
     directory = Path(sys.argv[2])
     process = int(os.environ["ACPFS_GENERATION"])
-    resilient(directory / "run")(train)(Plan("hsdp", stuck_with_the_only_copy(directory, "forward")), directory, process)
+    resilient(directory / "run")(train)(
+        Plan("hsdp", stuck_with_the_only_copy(directory, "forward")), directory, process
+    )

@@ -35,9 +35,13 @@ class Networks:
             self._ip("link", "set", self.bridge, "up")
             for number, (name, plug) in enumerate(zip(self.names, self._plugs, strict=True)):
                 self._ip("netns", "add", name)
-                self._ip("link", "add", plug, "type", "veth", "peer", "name", self.device, "netns", name)
+                self._ip(
+                    "link", "add", plug, "type", "veth", "peer", "name", self.device, "netns", name
+                )
                 self._ip("link", "set", plug, "master", self.bridge, "up")
-                self._ip("-n", name, "addr", "add", f"{self.address(number)}/24", "dev", self.device)
+                self._ip(
+                    "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", self.device
+                )
                 for device in ("lo", self.device):
                     self._ip("-n", name, "link", "set", device, "up")
         except BaseException:
@@ -45,14 +49,23 @@ class Networks:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.remove()
 
     def remove(self) -> None:
         """Whatever of it is there."""
         for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False, timeout=60)
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False, timeout=60)
+            subprocess.run(
+                ["ip", "netns", "del", name], capture_output=True, check=False, timeout=60
+            )
+        subprocess.run(
+            ["ip", "link", "del", self.bridge], capture_output=True, check=False, timeout=60
+        )
 
     @staticmethod
     def _ip(*words: str) -> None:

@@ -18,13 +18,22 @@ DIRECTORY = Path(sys.argv[2])
 
 def lose_the_node(_: object) -> None:
     launcher = os.getppid()
-    processes = [int(word) for word in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    processes = [
+        int(word) for word in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    ]
     (announced,) = (DIRECTORY / "run" / ".acpfs-job").glob("*/coordinator-0")
-    for pid in (launcher, json.loads(announced.read_text())["pid"], *(pid for pid in processes if pid != os.getpid()), os.getpid()):
+    for pid in (
+        launcher,
+        json.loads(announced.read_text())["pid"],
+        *(pid for pid in processes if pid != os.getpid()),
+        os.getpid(),
+    ):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
     process = int(os.environ["ACPFS_GENERATION"])
-    resilient(DIRECTORY / "run")(train)(Plan("hsdp", {(0, 0, "gated", 5): lose_the_node}), DIRECTORY, process)
+    resilient(DIRECTORY / "run")(train)(
+        Plan("hsdp", {(0, 0, "gated", 5): lose_the_node}), DIRECTORY, process
+    )

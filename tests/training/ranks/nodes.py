@@ -35,12 +35,20 @@ def on_nodes(mounts: Sequence[AcpfsMount], run: str, cables: Networks | None = N
     def environment(rank: int) -> dict[str, str]:
         found = {ENVIRONMENT_VARIABLE: str(mounts[node(rank)].runtime_dir)}
         if len(mounts) > 1:
-            found |= {"GROUP_RANK": str(node(rank)), "LOCAL_RANK": str(rank % PER_NODE), "LOCAL_WORLD_SIZE": str(PER_NODE)}
+            found |= {
+                "GROUP_RANK": str(node(rank)),
+                "LOCAL_RANK": str(rank % PER_NODE),
+                "LOCAL_WORLD_SIZE": str(PER_NODE),
+            }
         found["MASTER_ADDR"] = Networks.address(0) if cables else "127.0.0.1"
         found["GLOO_SOCKET_IFNAME"] = cables.device if cables else "lo"
         return found
 
-    return Site(lambda rank: mounts[node(rank)].path / run, environment, lambda rank: cables.enter(node(rank)) if cables else None)
+    return Site(
+        lambda rank: mounts[node(rank)].path / run,
+        environment,
+        lambda rank: cables.enter(node(rank)) if cables else None,
+    )
 
 
 @contextlib.contextmanager

@@ -33,8 +33,24 @@ from tests.training.ranks.replaced import WORLD, Plan, Replaced, run_job
 KINDS = ("hsdp", "zero", "ddp", "tensor", "expert groups")
 STEPS, SNAPSHOT_AT = 60, 5
 ONE, TWO, STOPPED, COORDINATOR = "a rank", "two ranks", "a rank is stopped", "the coordinator"
-WORKER, SUPERVISOR, HUNG, SLOW, CUT = "the mount's worker", "the mount's supervisor", "the storage hangs", "the storage is slow", "a cable"
-HOW_OFTEN = {ONE: 12, TWO: 5, STOPPED: 0.5, COORDINATOR: 3, WORKER: 3, SUPERVISOR: 2, HUNG: 2, SLOW: 1, CUT: 2}
+WORKER, SUPERVISOR, HUNG, SLOW, CUT = (
+    "the mount's worker",
+    "the mount's supervisor",
+    "the storage hangs",
+    "the storage is slow",
+    "a cable",
+)
+HOW_OFTEN = {
+    ONE: 12,
+    TWO: 5,
+    STOPPED: 0.5,
+    COORDINATOR: 3,
+    WORKER: 3,
+    SUPERVISOR: 2,
+    HUNG: 2,
+    SLOW: 1,
+    CUT: 2,
+}
 PAUSE_S = 2.5
 """Between two faults, at most; the first comes when the snapshot is there."""
 FAULTS_PER_JOB = 6
@@ -55,7 +71,9 @@ class Weather:
     def __init__(self) -> None:
         self._ends: dict[str, tuple[float, Callable[[], object]]] = {}
 
-    def begin(self, what: str, seconds: float, begin: Callable[[], object], end: Callable[[], object]) -> None:
+    def begin(
+        self, what: str, seconds: float, begin: Callable[[], object], end: Callable[[], object]
+    ) -> None:
         begin()
         self._ends[what] = (time.monotonic() + seconds, end)
 
@@ -91,8 +109,12 @@ class Scene:
 
     def __init__(self, directory: Path, python: str) -> None:
         self.cables = None if Networks.missing() else Networks(2)
-        self.storage = FaultFs(directory / "source", directory / "storage", python=python, watchdog_s=WATCHDOG_S)
-        self._stand = Stand(directory, [directory / "storage"] * 2, "native", python=python, watchdog_s=WATCHDOG_S)
+        self.storage = FaultFs(
+            directory / "source", directory / "storage", python=python, watchdog_s=WATCHDOG_S
+        )
+        self._stand = Stand(
+            directory, [directory / "storage"] * 2, "native", python=python, watchdog_s=WATCHDOG_S
+        )
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Scene:
@@ -103,7 +125,12 @@ class Scene:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with self._stack:
             if kind is None:
                 until(lambda: not any(coordinators(mount) for mount in self.mounts))
@@ -135,14 +162,21 @@ class ReplaceStorm:
         (self.directory / "yardsticks").mkdir()
         while self.faults.total() < faults and time.time() < self.until:
             nodes = 2 if self.scene.cables and chance.random() < SHARE_ON_TWO else 1
-            one = Round(f"round-{self.jobs}", chance.choice(KINDS), nodes, self.directory / f"round-{self.jobs}")
+            one = Round(
+                f"round-{self.jobs}",
+                chance.choice(KINDS),
+                nodes,
+                self.directory / f"round-{self.jobs}",
+            )
             self.jobs += 1
             self._round(one, chance)
 
     def _round(self, one: Round, chance: random.Random) -> None:
         began, weather = time.monotonic(), Weather()
         one.directory.mkdir()
-        site = on_nodes(self.scene.mounts[: one.nodes], one.name, self.scene.cables if one.nodes > 1 else None)
+        site = on_nodes(
+            self.scene.mounts[: one.nodes], one.name, self.scene.cables if one.nodes > 1 else None
+        )
         save = site.directory(0)
 
         def turn(ranks: Replaced) -> None:
@@ -159,37 +193,64 @@ class ReplaceStorm:
         plan = Plan(one.kind, snapshot_at=SNAPSHOT_AT, steps=STEPS)
         try:
             try:
-                counts = run_job(plan, one.directory, self.directory / "yardsticks", turn, ROUND_S, site)
+                counts = run_job(
+                    plan, one.directory, self.directory / "yardsticks", turn, ROUND_S, site
+                )
             finally:
                 weather.look(over=True)
             verify(save / (save / "latest").read_text().strip())
             self._note_times(save)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the verdict
-            self.failed.append(f"{one} in {one.directory}: {type(error).__name__}: {str(error)[-6000:]}")
+            self.failed.append(
+                f"{one} in {one.directory}: {type(error).__name__}: {str(error)[-6000:]}"
+            )
             self.tell(f"FAILED {self.failed[-1]}")
             return
         shutil.rmtree(one.directory)
-        self.tell(f"{self.faults.total()} faults, {time.monotonic() - began:.1f} s, {one}, processes {list(counts.values())}")
+        self.tell(
+            f"{self.faults.total()} faults, {time.monotonic() - began:.1f} s, {one}, processes {list(counts.values())}"
+        )
 
     def _note_times(self, save: Path) -> None:
         log = save / ".acpfs-job" / "job" / "faults.jsonl"
-        self.took_s += [float(json.loads(line)["took_s"]) for line in log.read_text().splitlines()] if log.exists() else []
+        self.took_s += (
+            [float(json.loads(line)["took_s"]) for line in log.read_text().splitlines()]
+            if log.exists()
+            else []
+        )
 
     def _drawn(self, one: Round, weather: Weather, chance: random.Random) -> str:
         what = chance.choices(list(HOW_OFTEN), list(HOW_OFTEN.values()))[0]
         daemon = what in DAEMON and bool(DAEMON & {*one.happened})  # both at once end a mount
-        again = what == COORDINATOR and COORDINATOR in one.happened  # its successor may not be there yet: one more might end the last
-        return ONE if daemon or again or weather.is_on(what) or (what == CUT and one.nodes == 1) else what
+        again = (
+            what == COORDINATOR and COORDINATOR in one.happened
+        )  # its successor may not be there yet: one more might end the last
+        return (
+            ONE
+            if daemon or again or weather.is_on(what) or (what == CUT and one.nodes == 1)
+            else what
+        )
 
-    def _strike(self, what: str, one: Round, ranks: Replaced, weather: Weather, chance: random.Random) -> None:
-        mount, seconds, storage, cables = self.scene.mounts[chance.randrange(one.nodes)], chance.random() * WHILE_S, *self._weathers()
+    def _strike(
+        self, what: str, one: Round, ranks: Replaced, weather: Weather, chance: random.Random
+    ) -> None:
+        mount, seconds, storage, cables = (
+            self.scene.mounts[chance.randrange(one.nodes)],
+            chance.random() * WHILE_S,
+            *self._weathers(),
+        )
         if what in (ONE, TWO):
             for rank in chance.sample(range(WORLD), 2 if what == TWO else 1):
                 ranks.kill(rank)
         elif what == STOPPED:
             rank = chance.randrange(WORLD)
             pid = ranks.pids[rank]
-            weather.begin(what, WHILE_S, lambda: ranks.kill(rank, signal.SIGSTOP), lambda: send(pid, signal.SIGCONT))
+            weather.begin(
+                what,
+                WHILE_S,
+                lambda: ranks.kill(rank, signal.SIGSTOP),
+                lambda: send(pid, signal.SIGCONT),
+            )
         elif what == COORDINATOR:
             send(coordinators(self.scene.mounts[0], one.name).get(0), signal.SIGKILL)
         elif what == WORKER:
@@ -199,7 +260,12 @@ class ReplaceStorm:
         elif what == HUNG:
             weather.begin(what, seconds, storage.freeze, storage.thaw)
         elif what == SLOW:
-            weather.begin(what, seconds, lambda: storage.slow(SLOWLY_S), lambda: storage.order(order="remove", action="delay"))
+            weather.begin(
+                what,
+                seconds,
+                lambda: storage.slow(SLOWLY_S),
+                lambda: storage.order(order="remove", action="delay"),
+            )
         elif what == CUT and cables is not None:
             weather.begin(what, seconds, lambda: cables.cut(1), lambda: cables.join(1))
 

@@ -35,7 +35,9 @@ def steady(made: Callable[[], Job]) -> Callable[[], Job]:
 
     def build() -> Job:
         plain = DistributedDataParallel.__init__
-        DistributedDataParallel.__init__ = functools.partialmethod(plain, find_unused_parameters=True)
+        DistributedDataParallel.__init__ = functools.partialmethod(
+            plain, find_unused_parameters=True
+        )
         try:
             return made()
         finally:
@@ -44,7 +46,12 @@ def steady(made: Callable[[], Job]) -> Callable[[], Job]:
     return build
 
 
-KINDS = {**LAYOUTS, "ddp": steady(LAYOUTS["ddp"]), "zero": steady(LAYOUTS["zero"]), "expert groups": expert_groups}
+KINDS = {
+    **LAYOUTS,
+    "ddp": steady(LAYOUTS["ddp"]),
+    "zero": steady(LAYOUTS["zero"]),
+    "expert groups": expert_groups,
+}
 FORKS_MAX = 40
 RANDOM_LOST = "random numbers of this rank are lost with its buddy"
 
@@ -54,7 +61,9 @@ class Plan:
     """What happens in a job. `faults`: (rank, which process of that rank, point, update) → what the rank does there."""
 
     kind: str
-    faults: Mapping[tuple[int, int, str, int], Callable[[Job | None], object]] = field(default_factory=dict)
+    faults: Mapping[tuple[int, int, str, int], Callable[[Job | None], object]] = field(
+        default_factory=dict
+    )
     snapshot_at: int = 0
     steps: int = STEPS
     device: str = "auto"
@@ -108,7 +117,10 @@ def train(run: Any, plan: Plan, directory: Path, process: int) -> int:
         if number == plan.snapshot_at:
             run.snapshot()
     found = whole(job)
-    torch.save({"random": torch.get_rng_state(), "scheduler": job.scheduler.state_dict()}, directory / f"host-{rank}.pt")
+    torch.save(
+        {"random": torch.get_rng_state(), "scheduler": job.scheduler.state_dict()},
+        directory / f"host-{rank}.pt",
+    )
     if rank == 0:
         torch.save(found, directory / "found.pt")
     return int(step)
@@ -120,7 +132,10 @@ def without_fault(rank: int, kind: str, steps: int, directory: Path) -> None:
     for number in range(1, steps + 1):
         job.step(number)
     found = whole(job)
-    torch.save({"random": torch.get_rng_state(), "scheduler": job.scheduler.state_dict()}, directory / f"host-{rank}-{kind}-{steps}.pt")
+    torch.save(
+        {"random": torch.get_rng_state(), "scheduler": job.scheduler.state_dict()},
+        directory / f"host-{rank}-{kind}-{steps}.pt",
+    )
     if rank == 0:
         torch.save(found, directory / f"whole-{kind}-{steps}.pt")
 
@@ -128,7 +143,9 @@ def without_fault(rank: int, kind: str, steps: int, directory: Path) -> None:
 def end_state(kind: str, directory: Path, steps: int = STEPS) -> Path:
     """The yardstick; made once."""
     if not (directory / f"whole-{kind}-{steps}.pt").exists():
-        with Ranks(WORLD, directory, lambda rank: without_fault(rank, kind, steps, directory)) as ranks:
+        with Ranks(
+            WORLD, directory, lambda rank: without_fault(rank, kind, steps, directory)
+        ) as ranks:
             assert ranks.statuses() == [0] * WORLD, ranks.said()
     return directory
 
@@ -172,7 +189,9 @@ class Replaced(Ranks):
             "ACPFS_GENERATION": str(self.processes[rank]),
             **self._environment(rank),
         }
-        logging.getLogger("acpfs").addHandler(logging.StreamHandler(sys.stderr))  # pytest has all that the root logger gets
+        logging.getLogger("acpfs").addHandler(
+            logging.StreamHandler(sys.stderr)
+        )  # pytest has all that the root logger gets
         main(rank, self.processes[rank])
 
     def _fork(self, rank: int) -> int:
@@ -180,7 +199,9 @@ class Replaced(Ranks):
         assert self.forks <= FORKS_MAX * self.world, self.said()
         return super()._fork(rank)
 
-    def tend(self, turn: Callable[[], object] = lambda: None, timeout_s: float = DEADLINE_S) -> dict[int, int]:
+    def tend(
+        self, turn: Callable[[], object] = lambda: None, timeout_s: float = DEADLINE_S
+    ) -> dict[int, int]:
         """Replace who dies until all have ended in order; how many processes each rank had. `turn` is called each 20 ms."""
         deadline = time.monotonic() + timeout_s
         while len(self._statuses) < self.world:
@@ -244,11 +265,14 @@ def run_job(
     with ranks:
         counts = ranks.tend(lambda: turn(ranks), timeout_s)
     assert_same(
-        torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-{plan.kind}-{plan.steps}.pt", weights_only=True)
+        torch.load(tmp_path / "found.pt", weights_only=True),
+        torch.load(expected / f"whole-{plan.kind}-{plan.steps}.pt", weights_only=True),
     )
     for rank in range(WORLD):
         found = torch.load(tmp_path / f"host-{rank}.pt", weights_only=True)
-        without = torch.load(expected / f"host-{rank}-{plan.kind}-{plan.steps}.pt", weights_only=True)
+        without = torch.load(
+            expected / f"host-{rank}-{plan.kind}-{plan.steps}.pt", weights_only=True
+        )
         if RANDOM_LOST in ranks.log(rank).read_text():
             del found["random"], without["random"]
         assert_same(found, without, f"host state of rank {rank}")

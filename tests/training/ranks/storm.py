@@ -25,7 +25,14 @@ from tests.cluster.stand import Stand
 from tests.rig.mounts import AcpfsMount
 from tests.training.gasp_job import until
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.gasps import WORLD, Fault, assert_same_as_without, protected, train, yardstick
+from tests.training.ranks.gasps import (
+    WORLD,
+    Fault,
+    assert_same_as_without,
+    protected,
+    train,
+    yardstick,
+)
 from tests.training.ranks.jobs import JOBS
 from tests.training.ranks.nodes import coordinators, node_of
 
@@ -108,7 +115,13 @@ class Storm:
     @contextlib.contextmanager
     def mounted(self) -> Iterator[Stand]:
         (self.directory / "shared").mkdir()
-        stand = Stand(self.directory, [self.directory / "shared"] * 2, "native", python=self.python, watchdog_s=7200.0)
+        stand = Stand(
+            self.directory,
+            [self.directory / "shared"] * 2,
+            "native",
+            python=self.python,
+            watchdog_s=7200.0,
+        )
         with stand:
             yield stand
             until(lambda: not any(coordinators(node) for node in stand.nodes))
@@ -122,9 +135,13 @@ class Storm:
             yardstick(kind, self.directory / "yardsticks")
         with self.mounted() as stand:
             while self.kills < kills and time.monotonic() < until_s:
-                one = drawn(sum(self.done.values()), chance, 2 if chance.random() < self.share_on_two else 1)
+                one = drawn(
+                    sum(self.done.values()), chance, 2 if chance.random() < self.share_on_two else 1
+                )
                 self.done[one.also] += 1
-                self.kinds[f"{one.kind} in {'two mounts' if one.nodes == 2 else 'a directory'}"] += 1
+                self.kinds[
+                    f"{one.kind} in {'two mounts' if one.nodes == 2 else 'a directory'}"
+                ] += 1
                 self._round(one, stand)
 
     def _round(self, one: Round, stand: Stand) -> None:
@@ -132,7 +149,9 @@ class Storm:
         directory.mkdir()
         save = stand.backings[0] / directory.name if one.nodes == 2 else directory / "run"
         try:
-            with Ranks(WORLD, directory, lambda rank: self._rank(rank, one, directory, stand)) as ranks:
+            with Ranks(
+                WORLD, directory, lambda rank: self._rank(rank, one, directory, stand)
+            ) as ranks:
                 self._disturb(one, ranks, stand, directory.name)
                 self._judge(one, ranks)
             until(lambda: (save / "latest").exists())
@@ -148,7 +167,9 @@ class Storm:
         shutil.rmtree(directory)
         if one.nodes == 2:
             shutil.rmtree(stand.nodes[0].path / directory.name, ignore_errors=True)
-        self.tell(f"{self.kills} kills, {time.monotonic() - began:.1f} s, step {manifest.step}, {one}")
+        self.tell(
+            f"{self.kills} kills, {time.monotonic() - began:.1f} s, step {manifest.step}, {one}"
+        )
 
     def _rank(self, rank: int, one: Round, directory: Path, stand: Stand) -> None:
         if one.nodes == 1:
@@ -194,5 +215,11 @@ class Storm:
         """The result, as a page for bench/results."""
         rows = [f"| {name} | {count} |" for name, count in sorted(self.kinds.items())]
         failed = [f"* {text.splitlines()[0]}" for text in self.failed] or ["None failed."]
-        lines = ["# Storm of kills in torch jobs", "", f"`{command}`, {where}.", "", f"{self.told()[0].upper()}{self.told()[1:]}."]
+        lines = [
+            "# Storm of kills in torch jobs",
+            "",
+            f"`{command}`, {where}.",
+            "",
+            f"{self.told()[0].upper()}{self.told()[1:]}.",
+        ]
         return "\n".join([*lines, "", "| layout | jobs |", "|---|---|", *rows, "", *failed, ""])

@@ -25,7 +25,9 @@ def _folds(rank: int, directory: Path) -> None:
     for tensor in parts(own):
         tensor.fill_(rank + 1)
     assert fold(own, holders, parts) == (1 if rank == 1 else 0)
-    expected = {0: [3] * SIZE + [1] * SIZE, 1: [2] * SIZE + [0] * SIZE, 2: [3] * SIZE + [0] * SIZE}[rank]
+    expected = {0: [3] * SIZE + [1] * SIZE, 1: [2] * SIZE + [0] * SIZE, 2: [3] * SIZE + [0] * SIZE}[
+        rank
+    ]
     assert all(buffer.tolist() == expected for buffer in buffers)
 
 

@@ -19,13 +19,20 @@ def gasp(fault: Fault, tmp_path: Path, yardsticks: Path) -> int:
     """The step of the gasp."""
     expected = yardstick(fault.kind, yardsticks)
     directory = tmp_path / "run"
-    with Ranks(WORLD, tmp_path, lambda rank: protected(rank, fault, directory, tmp_path / "store")) as ranks:
+    with Ranks(
+        WORLD, tmp_path, lambda rank: protected(rank, fault, directory, tmp_path / "store")
+    ) as ranks:
         return assert_gasp(fault, ranks, directory, expected).step
 
 
 @pytest.mark.clause("T47")
 @pytest.mark.parametrize(
-    ("kind", "point"), [("ddp", "backward"), ("zero", "gated"), pytest.param("hsdp", "updated", marks=pytest.mark.long)]
+    ("kind", "point"),
+    [
+        ("ddp", "backward"),
+        ("zero", "gated"),
+        pytest.param("hsdp", "updated", marks=pytest.mark.long),
+    ],
 )
 def test_a_rank_dies(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
     step = gasp(Fault(kind, {1: point}), tmp_path, yardsticks)

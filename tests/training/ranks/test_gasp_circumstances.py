@@ -22,7 +22,16 @@ from acpfs.training.messages import ExitStatus
 from tests.rig.mounts import AcpfsMount
 from tests.training.gasp_job import asked, until
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_gasp, assert_same_as_without, protected, yardstick
+from tests.training.ranks.gasps import (
+    DIES,
+    STEPS,
+    WORLD,
+    Fault,
+    assert_gasp,
+    assert_same_as_without,
+    protected,
+    yardstick,
+)
 from tests.training.ranks.jobs import JOBS, assert_same
 
 pytestmark = pytest.mark.long
@@ -52,7 +61,11 @@ def test_through_a_mount(tmp_path: Path, kind: str) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     with AcpfsMount(backing, tmp_path / "mount", "native", python=DEPENDENCIES_PYTHON) as mount:
-        with Ranks(WORLD, tmp_path, lambda rank: protected(rank, fault, mount.path / "run", tmp_path / "store")) as ranks:
+        with Ranks(
+            WORLD,
+            tmp_path,
+            lambda rank: protected(rank, fault, mount.path / "run", tmp_path / "store"),
+        ) as ranks:
             manifest = assert_gasp(fault, ranks, mount.path / "run", expected)
         mount.flush()
         assert verify(newest(backing / "run")) == manifest
@@ -64,18 +77,38 @@ def test_through_a_mount(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "hsdp"])
 def test_under_torchrun(tmp_path: Path, kind: str) -> None:
     """It sends SIGTERM to the survivors when it sees the death, and SIGKILL 30 seconds later."""
-    expected, fault, directory = yardstick(kind, tmp_path), Fault(kind, {1: "backward"}), tmp_path / "run"
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
-    words += [str(REPOSITORY / "tests/training/ranks/torchrun_script.py"), str(directory), kind, "1", "backward"]
+    expected, fault, directory = (
+        yardstick(kind, tmp_path),
+        Fault(kind, {1: "backward"}),
+        tmp_path / "run",
+    )
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={WORLD}",
+    ]
+    words += [
+        str(REPOSITORY / "tests/training/ranks/torchrun_script.py"),
+        str(directory),
+        kind,
+        "1",
+        "backward",
+    ]
     libraries = str(Path(pytest.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "LIBRARIES": libraries}
-    done = subprocess.run(words, env=environment, timeout=200, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env=environment, timeout=200, capture_output=True, text=True, check=False
+    )
     assert done.returncode != 0
     assert (directory / "latest").exists(), done.stderr
     assert assert_same_as_without(fault, directory, expected).step == DIES - 1
 
 
-def _with(rank: int, directory: Path, store: Path, during: Callable[[int, int], None], **options: Any) -> None:
+def _with(
+    rank: int, directory: Path, store: Path, during: Callable[[int, int], None], **options: Any
+) -> None:
     """`during(rank, number)` is called before each step."""
     join_group(rank, WORLD, store)
     job = JOBS["ddp"]()
@@ -83,7 +116,9 @@ def _with(rank: int, directory: Path, store: Path, during: Callable[[int, int], 
         options["save"] = lambda step, path: torch.save(
             {"step": step, "model": job.model.state_dict(), "rank": dist.get_rank()}, path / "w.pt"
         )
-    with protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler, **options):
+    with protect(
+        directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler, **options
+    ):
         for number in range(1, STEPS + 1):
             during(rank, number)
             job.step(number)
@@ -98,7 +133,9 @@ def _bug(rank: int, number: int) -> None:
 def test_a_bug_in_one_rank_and_a_format_of_ones_own(tmp_path: Path) -> None:
     """Nobody dies: the rank with the bug has its state, and says why it came."""
     expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
-    with Ranks(WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _bug, save=True)) as ranks:
+    with Ranks(
+        WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _bug, save=True)
+    ) as ranks:
         assert ranks.statuses() == [ExitStatus.SAVED] * WORLD
     assert "ValueError: a bug in one rank" in ranks.log(2).read_text()
     saved = torch.load(newest(directory) / "w.pt", weights_only=True)
@@ -118,7 +155,9 @@ def _preempted(rank: int, number: int) -> None:
 @pytest.mark.clause("T51")
 def test_sigterm_to_everybody(tmp_path: Path) -> None:
     expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
-    with Ranks(WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _preempted)) as ranks:
+    with Ranks(
+        WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _preempted)
+    ) as ranks:
         assert ranks.statuses() == [ExitStatus.SAVED] * WORLD
     assert assert_same_as_without(Fault("ddp", {}), directory, expected).lost == ()
 
@@ -132,7 +171,9 @@ def _stopped(rank: int, number: int) -> None:
 def test_a_stopped_rank_is_lost_after_three_beats(tmp_path: Path) -> None:
     """The others wait for it in an all-reduce, and no connection ends by itself."""
     expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
-    with Ranks(WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _stopped)) as ranks:
+    with Ranks(
+        WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _stopped)
+    ) as ranks:
         assert [ranks.status(rank) for rank in (0, 1, 3)] == [ExitStatus.SAVED] * 3
         assert assert_same_as_without(Fault("ddp", {}), directory, expected).lost == (2,)
         ranks.kill(2, signal.SIGCONT)
@@ -155,7 +196,13 @@ def test_no_coordinator_is_no_fault_and_no_protection(tmp_path: Path) -> None:
     """Training goes on without it; a fault is then what it was before: everybody's own exception."""
     directory = tmp_path / "run"
     during = _without_coordinator(directory)
-    with Ranks(WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", during, command_s=0.5, coordinators=1)) as ranks:
+    with Ranks(
+        WORLD,
+        tmp_path,
+        lambda rank: _with(
+            rank, directory, tmp_path / "store", during, command_s=0.5, coordinators=1
+        ),
+    ) as ranks:
         assert ranks.statuses() == [70] * WORLD
     assert "ValueError: a bug in one rank" in ranks.log(1).read_text()
     assert not (directory / "latest").exists()
@@ -179,7 +226,9 @@ def _with_a_standby(directory: Path) -> Callable[[int, int], None]:
 def test_on_one_node_the_coordinator_may_die_and_a_rank_after_it(tmp_path: Path) -> None:
     expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
     during = _with_a_standby(directory)
-    with Ranks(WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", during)) as ranks:
+    with Ranks(
+        WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", during)
+    ) as ranks:
         assert [ranks.status(rank) for rank in (0, 2, 3)] == [ExitStatus.SAVED] * 3
     assert assert_same_as_without(Fault("ddp", {}), directory, expected).lost == (1,)
 
@@ -192,7 +241,9 @@ def _in_order(rank: int, directory: Path, store: Path) -> None:
 @pytest.mark.clause("T51")
 def test_the_end_of_a_loop_is_no_fault(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    with Ranks(WORLD, tmp_path, lambda rank: _in_order(rank, directory, tmp_path / "store")) as ranks:
+    with Ranks(
+        WORLD, tmp_path, lambda rank: _in_order(rank, directory, tmp_path / "store")
+    ) as ranks:
         assert ranks.statuses() == [0] * WORLD
     assert [path.name for path in directory.iterdir()] == [".acpfs-job"]
     assert not list(directory.glob(".acpfs-job/*/faults.jsonl"))

@@ -46,7 +46,9 @@ class Wire:
     def enter(self, node: int) -> None:
         """This process, and all that it starts."""
         with open(f"/run/netns/{self.names[node]}", "rb") as namespace:
-            assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) == 0, (
+                os.strerror(ctypes.get_errno())
+            )
         os.environ.update(GLOO_SOCKET_IFNAME=f"gasp{node}", MASTER_ADDR="10.93.0.1")
 
 
@@ -58,7 +60,20 @@ def two_namespaces() -> Iterator[Wire]:
         for name in wire.names:
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
-        ip("link", "add", "gasp0", "netns", first, "type", "veth", "peer", "name", "gasp1", "netns", second)
+        ip(
+            "link",
+            "add",
+            "gasp0",
+            "netns",
+            first,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "gasp1",
+            "netns",
+            second,
+        )
         for number, name in enumerate(wire.names):
             ip("-n", name, "address", "add", f"10.93.0.{number + 1}/24", "dev", f"gasp{number}")
             ip("-n", name, "link", "set", f"gasp{number}", "up")
@@ -75,7 +90,14 @@ def trains(rank: int, node: int, kind: str, stand: Stand, wire: Wire, directory:
     join_group(rank, WORLD, directory / "store")
     job = JOBS[kind]()
     run = stand.nodes[node].path / "run"
-    with protect(run, model=job.model, optimizer=job.optimizers, scheduler=job.scheduler, copies=job.copies, command_s=15.0):
+    with protect(
+        run,
+        model=job.model,
+        optimizer=job.optimizers,
+        scheduler=job.scheduler,
+        copies=job.copies,
+        command_s=15.0,
+    ):
         for number in range(1, STEPS + 1):
             if number == DIES:
                 (directory / f"there-{rank}").touch()
@@ -87,8 +109,13 @@ def cut_in_two(tmp_path: Path, kind: str, nodes: tuple[int, ...]) -> list[int]:
     """Exit statuses; `nodes`: of each rank."""
     expected = yardstick(kind, tmp_path)
     with stand_over(tmp_path) as stand, two_namespaces() as wire:
-        with Ranks(WORLD, tmp_path, lambda rank: trains(rank, nodes[rank], kind, stand, wire, tmp_path)) as ranks:
-            until(lambda: all((tmp_path / f"there-{rank}").exists() for rank in range(WORLD)), ranks.said)
+        with Ranks(
+            WORLD, tmp_path, lambda rank: trains(rank, nodes[rank], kind, stand, wire, tmp_path)
+        ) as ranks:
+            until(
+                lambda: all((tmp_path / f"there-{rank}").exists() for rank in range(WORLD)),
+                ranks.said,
+            )
             wire.cut()
             (tmp_path / "cut").touch()
             found = ranks.statuses(ENDS_S)
@@ -108,12 +135,19 @@ def test_of_two_equal_halves_one_saves(tmp_path: Path, kind: str) -> None:
     found = cut_in_two(tmp_path, kind, (0, 0, 1, 1))
     halves = found[:2], found[2:]
     assert [ExitStatus.SAVED] * 2 in halves
-    assert all(status not in (0, ExitStatus.SAVED) for half in halves if half != [ExitStatus.SAVED] * 2 for status in half)
+    assert all(
+        status not in (0, ExitStatus.SAVED)
+        for half in halves
+        if half != [ExitStatus.SAVED] * 2
+        for status in half
+    )
 
 
 @pytest.mark.clause("T19", "T114")
 @pytest.mark.parametrize("nodes", [(0, 0, 0, 1), (0, 1, 1, 1)])
-def test_the_majority_saves_with_the_first_coordinator_and_without_it(tmp_path: Path, nodes: tuple[int, ...]) -> None:
+def test_the_majority_saves_with_the_first_coordinator_and_without_it(
+    tmp_path: Path, nodes: tuple[int, ...]
+) -> None:
     found = cut_in_two(tmp_path, "zero", nodes)
     most = max((0, 1), key=nodes.count)
     assert [status == ExitStatus.SAVED for status in found] == [node == most for node in nodes]

@@ -23,7 +23,13 @@ DEPENDENCIES_PYTHON = os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.execu
 
 def stand_over(tmp_path: Path) -> Stand:
     (tmp_path / "shared").mkdir()
-    return Stand(tmp_path, [tmp_path / "shared"] * 2, "native", node_timeout=SOON_MISSING_S, python=DEPENDENCIES_PYTHON)
+    return Stand(
+        tmp_path,
+        [tmp_path / "shared"] * 2,
+        "native",
+        node_timeout=SOON_MISSING_S,
+        python=DEPENDENCIES_PYTHON,
+    )
 
 
 def ended(stand: Stand) -> None:
@@ -38,10 +44,14 @@ def test_a_rank_of_two_nodes_dies(tmp_path: Path, kind: str, dies: int) -> None:
     with stand_over(tmp_path) as stand:
         with ranks_on(stand, fault, tmp_path) as ranks:
             for rank in range(WORLD):
-                assert ranks.status(rank) == (-signal.SIGKILL if rank == dies else ExitStatus.SAVED), ranks.said()
+                assert ranks.status(rank) == (
+                    -signal.SIGKILL if rank == dies else ExitStatus.SAVED
+                ), ranks.said()
         until(lambda: (stand.backings[0] / "run" / "latest").exists())
         manifest = assert_same_as_without(fault, stand.backings[0] / "run", expected)
-        assert manifest.nodes == tuple(sorted({f"acpfs:node{node_of(rank)}" for rank in manifest.cover.values()}))
+        assert manifest.nodes == tuple(
+            sorted({f"acpfs:node{node_of(rank)}" for rank in manifest.cover.values()})
+        )
         ended(stand)
 
 
@@ -65,7 +75,9 @@ def test_a_node_dies_with_its_ranks_its_coordinator_and_its_ram(tmp_path: Path, 
 
 @pytest.mark.clause("T53", "T63")
 @pytest.mark.parametrize("kind", ["ddp", "hsdp"])
-def test_the_node_with_the_active_coordinator_dies_and_the_other_half_saves(tmp_path: Path, kind: str) -> None:
+def test_the_node_with_the_active_coordinator_dies_and_the_other_half_saves(
+    tmp_path: Path, kind: str
+) -> None:
     """No majority: the claim in the storage below both mounts is what it goes on with."""
     expected = yardstick(kind, tmp_path)
     with stand_over(tmp_path) as stand:
@@ -95,13 +107,17 @@ def test_fewer_than_half_whose_coordinator_died_with_the_others_end(tmp_path: Pa
 
 
 @pytest.mark.clause("T64")
-def test_a_publisher_dies_behind_the_rename_and_the_next_one_is_on_another_node(tmp_path: Path) -> None:
+def test_a_publisher_dies_behind_the_rename_and_the_next_one_is_on_another_node(
+    tmp_path: Path,
+) -> None:
     """The first node's ranks are gone, its mount is not: what was renamed there comes into the storage, and keeps the name."""
     expected, fault = yardstick("hsdp", tmp_path), Fault("hsdp", {1: "gated", 0: "published"})
     with stand_over(tmp_path) as stand:
         with ranks_on(stand, fault, tmp_path) as ranks:
             for rank in range(WORLD):
-                assert ranks.status(rank) == (-signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED), ranks.said()
+                assert ranks.status(rank) == (
+                    -signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED
+                ), ranks.said()
         run = stand.backings[0] / "run"
         until(lambda: (run / "latest").exists(), lambda: [node.status() for node in stand.nodes])
         ended(stand)
@@ -109,7 +125,10 @@ def test_a_publisher_dies_behind_the_rename_and_the_next_one_is_on_another_node(
         assert (manifest.generation, manifest.lost) == (1, (1,))
         for node in stand.nodes:
             node.wait_drained()
-        assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".")) == ["latest", f"step-{manifest.step}"]
+        assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".")) == [
+            "latest",
+            f"step-{manifest.step}",
+        ]
 
 
 def stop(node: AcpfsMount) -> None:

@@ -31,12 +31,16 @@ HANGS_S = 75.0
 DEPENDENCIES_PYTHON = os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.executable)
 
 
-def trains(rank: int, directory: Path, store: Path, kind: str, refuses: Callable[[int], bool]) -> None:
+def trains(
+    rank: int, directory: Path, store: Path, kind: str, refuses: Callable[[int], bool]
+) -> None:
     """`refuses(n)`: whether the kernel refuses what `REFUSED` writes in its n-th try."""
     fault, tries = Fault(kind, {DEAD: "backward"}), 0
     join_group(rank, WORLD, store)
     job = JOBS[kind]()
-    protection = protect(directory, model=job.model, optimizer=job.optimizers, scheduler=job.scheduler)
+    protection = protect(
+        directory, model=job.model, optimizer=job.optimizers, scheduler=job.scheduler
+    )
 
     def at(point: str) -> None:
         nonlocal tries
@@ -57,16 +61,30 @@ def troubles(directory: Path) -> list[int]:
     """Ranks that could not save, as the coordinator was told."""
     logs = directory.glob(".acpfs-job/*/logs/coordinator-0.log")
     lines = [json.loads(line) for path in logs for line in path.read_text().splitlines()]
-    return [line["rank"] for line in lines if line["event"] == "a rank is in trouble" and line["kind"] == "save"]
+    return [
+        line["rank"]
+        for line in lines
+        if line["event"] == "a rank is in trouble" and line["kind"] == "save"
+    ]
 
 
 @pytest.mark.clause("T163")
 @pytest.mark.parametrize(
-    ("tries", "writes"), [(1, REFUSED), pytest.param(99, OTHER, marks=pytest.mark.long)], ids=["refused once", "refused for good"]
+    ("tries", "writes"),
+    [(1, REFUSED), pytest.param(99, OTHER, marks=pytest.mark.long)],
+    ids=["refused once", "refused for good"],
 )
-def test_who_was_refused_is_asked_again_and_then_another_holder(tmp_path: Path, yardsticks: Path, tries: int, writes: int) -> None:
+def test_who_was_refused_is_asked_again_and_then_another_holder(
+    tmp_path: Path, yardsticks: Path, tries: int, writes: int
+) -> None:
     expected, directory = yardstick("zero", yardsticks), tmp_path / "run"
-    with Ranks(WORLD, tmp_path, lambda rank: trains(rank, directory, tmp_path / "store", "zero", lambda number: number <= tries)) as ranks:
+    with Ranks(
+        WORLD,
+        tmp_path,
+        lambda rank: trains(
+            rank, directory, tmp_path / "store", "zero", lambda number: number <= tries
+        ),
+    ) as ranks:
         manifest = assert_gasp(Fault("zero", {DEAD: "backward"}), ranks, directory, expected)
     assert manifest.step == DIES - 1
     assert set(manifest.cover.values()) == {writes, INNOCENT}
@@ -76,13 +94,17 @@ def test_who_was_refused_is_asked_again_and_then_another_holder(tmp_path: Path, 
 
 @pytest.mark.long
 @pytest.mark.clause("T164")
-def test_a_storage_that_stands_still_for_one_saver_holds_the_others_up_and_no_more(tmp_path: Path, yardsticks: Path) -> None:
+def test_a_storage_that_stands_still_for_one_saver_holds_the_others_up_and_no_more(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     """The other one has written its part, and waits for it in the group of savers."""
     expected, fault = yardstick("zero", yardsticks), Fault("zero", {DEAD: "backward"})
     with FaultFs(tmp_path / "source", tmp_path / "storage", python=DEPENDENCIES_PYTHON) as storage:
         storage.freeze(["write"], glob="__1_*")
         directory = storage.path / "run"
-        with Ranks(WORLD, tmp_path, lambda rank: protected(rank, fault, directory, tmp_path / "store")) as ranks:
+        with Ranks(
+            WORLD, tmp_path, lambda rank: protected(rank, fault, directory, tmp_path / "store")
+        ) as ranks:
             storage.wait_frozen()
             threading.Event().wait(HANGS_S)
             storage.thaw()

@@ -19,7 +19,9 @@ KEEP = os.environ.get("ACPFS_GASP_KEEP", "")
 
 
 def _where() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return f"commit {commit or 'unknown'}, torch {torch.__version__}, {os.cpu_count()} processors, load {os.getloadavg()[2]:.0f}"
 
 
@@ -32,5 +34,7 @@ def test_a_storm_of_kills_leaves_whole_and_right_checkpoints(tmp_path: Path, see
     storm.run(KILLS, MINUTES)
     print(storm.told())
     if KEEP:
-        Path(KEEP).write_text(storm.kept(f"ACPFS_TEST_SEED={seed} tools/gasp-storm {KILLS} {MINUTES:g}", _where()))
+        Path(KEEP).write_text(
+            storm.kept(f"ACPFS_TEST_SEED={seed} tools/gasp-storm {KILLS} {MINUTES:g}", _where())
+        )
     assert not storm.failed

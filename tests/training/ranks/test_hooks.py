@@ -37,7 +37,9 @@ def parameter(value: float = 1.0) -> Any:
     return made
 
 
-def hooked(optimizers: list[Any], gate: Any = None, update: Callable[[], None] | None = None) -> tuple[UpdateHooks, Marks, list[int]]:
+def hooked(
+    optimizers: list[Any], gate: Any = None, update: Callable[[], None] | None = None
+) -> tuple[UpdateHooks, Marks, list[int]]:
     marks, ready = Marks(), list[int]()
     hooks = UpdateHooks(optimizers, marks, gate or NoGate(), ready.append, update=update)
     hooks.install()

@@ -29,11 +29,15 @@ def loop(step: int, model: Any, optimizer: Any, scheduler: Any, scaler: Any) -> 
 @pytest.mark.clause("T46")
 def test_the_end_of_a_step_comes_back() -> None:
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-    host = host_state([optimizer], dict(model.named_buffers()), 1 << 20, schedulers=[scheduler], scaler=scaler)
+    host = host_state(
+        [optimizer], dict(model.named_buffers()), 1 << 20, schedulers=[scheduler], scaler=scaler
+    )
     steps = iter(range(1, 100))
     optimizer.register_step_pre_hook(lambda *_: host.take(next(steps)))
     ends: list[dict[str, Any]] = [{}]
@@ -57,7 +61,13 @@ def test_more_buffers_than_are_kept_are_refused() -> None:
 
 def test_two_states_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="scaler"):
-        host_state([], {}, 0, scaler=torch.amp.GradScaler("cpu"), further={"scaler": torch.amp.GradScaler("cpu")})
+        host_state(
+            [],
+            {},
+            0,
+            scaler=torch.amp.GradScaler("cpu"),
+            further={"scaler": torch.amp.GradScaler("cpu")},
+        )
 
 
 def _reads_late(directory: Path) -> None:

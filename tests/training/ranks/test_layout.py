@@ -88,7 +88,9 @@ def _alike(rank: int, directory: Path, *, is_named: bool) -> None:
     join_group(rank, WORLD, directory / "store")
     groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
     name = f"stage-{rank % 2}" if is_named else "stage"
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.ModuleDict({name: network()}), process_group=groups[rank % 2])
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.ModuleDict({name: network()}), process_group=groups[rank % 2]
+    )
     if is_named:
         assert layout_of(model, []).copies == 2
     else:

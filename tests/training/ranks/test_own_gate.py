@@ -114,7 +114,9 @@ def test_an_update_alone_has_the_learning_rate_of_its_step(tmp_path: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.clause("T28")
-@pytest.mark.parametrize("point", ["reduce", "ready", "let_through", "gated", "clipped", "updated", "sent_round"])
+@pytest.mark.parametrize(
+    "point", ["reduce", "ready", "let_through", "gated", "clipped", "updated", "sent_round"]
+)
 def test_a_rank_dies(tmp_path: Path, yardsticks: Path, point: str) -> None:
     gasp(Fault("clipped", {1: point}), tmp_path, yardsticks)
 
@@ -152,8 +154,16 @@ def _tidying(rank: int, directory: Path, store: Path) -> None:
 @pytest.mark.long
 @pytest.mark.clause("T29")
 def test_survivors_are_told(tmp_path: Path) -> None:
-    with Ranks(WORLD, tmp_path, lambda rank: _tidying(rank, tmp_path / "run", tmp_path / "store")) as ranks:
+    with Ranks(
+        WORLD, tmp_path, lambda rank: _tidying(rank, tmp_path / "run", tmp_path / "store")
+    ) as ranks:
         assert ranks.statuses() == [75] * WORLD
         for rank in range(WORLD):
-            lines = [line for line in ranks.log(rank).read_text().splitlines() if line.startswith("told")]
-            assert lines == ["told stopped", f"told settled {DIES - 1}", f"told saved step-{DIES - 1} True"]
+            lines = [
+                line for line in ranks.log(rank).read_text().splitlines() if line.startswith("told")
+            ]
+            assert lines == [
+                "told stopped",
+                f"told settled {DIES - 1}",
+                f"told saved step-{DIES - 1} True",
+            ]

@@ -23,7 +23,19 @@ from acpfs.training.messages import StoreAnswer, StoreVerb
 from tests.rig.ports import free_port
 from tests.training.gasp_job import asked
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same
-from tests.training.ranks.replaced import RANDOM_LOST, STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, poison, run_job
+from tests.training.ranks.replaced import (
+    RANDOM_LOST,
+    STEPS,
+    WORLD,
+    Plan,
+    Replaced,
+    die,
+    end_state,
+    fail,
+    lose_memory,
+    poison,
+    run_job,
+)
 
 pytestmark = pytest.mark.long
 clause = pytest.mark.clause
@@ -31,7 +43,9 @@ clause = pytest.mark.clause
 
 @clause("T79")
 @pytest.mark.parametrize("kind", ["ddp", "zero", "hsdp", "tensor", "expert groups"])
-@pytest.mark.parametrize("point", ["backward", "ready", "gated", "updating", "updated", "sent_round"])
+@pytest.mark.parametrize(
+    "point", ["backward", "ready", "gated", "updating", "updated", "sent_round"]
+)
 def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
     counts = run_job(Plan(kind, {(1, 0, point, 5): die}), tmp_path, yardsticks)
     assert stayed(counts, tmp_path) == {0: 1, 1: 2, 2: 1, 3: 1}
@@ -39,15 +53,25 @@ def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: 
 
 def stayed(counts: dict[int, int], directory: Path) -> dict[int, int]:
     """Processes of each rank, without those that followed one that was stuck in a collective (T24)."""
-    stuck = {rank: (directory / f"rank-{rank}.log").read_text().count("acpfs: the main thread is stuck") for rank in counts}
+    stuck = {
+        rank: (directory / f"rank-{rank}.log").read_text().count("acpfs: the main thread is stuck")
+        for rank in counts
+    }
     return {rank: count - stuck[rank] for rank, count in counts.items()}
 
 
 @clause("T80")
 @pytest.mark.parametrize("kind", ["zero", "hsdp"])
-def test_a_second_and_a_third_fault_while_it_is_rebuilt(tmp_path: Path, yardsticks: Path, kind: str) -> None:
+def test_a_second_and_a_third_fault_while_it_is_rebuilt(
+    tmp_path: Path, yardsticks: Path, kind: str
+) -> None:
     """One process dies before it builds its model, the next one while it is given its state, and a survivor does then."""
-    faults = {(1, 0, "gated", 5): die, (1, 1, "built", 0): die, (0, 0, "forward", 6): die, (1, 2, "restoring", 0): die}
+    faults = {
+        (1, 0, "gated", 5): die,
+        (1, 1, "built", 0): die,
+        (0, 0, "forward", 6): die,
+        (1, 2, "restoring", 0): die,
+    }
     counts = run_job(Plan(kind, faults), tmp_path, yardsticks)
     assert stayed(counts, tmp_path) == {0: 2, 1: 4, 2: 1, 3: 1}
 
@@ -66,7 +90,9 @@ def test_a_rank_dies_when_all_steps_are_done(tmp_path: Path, yardsticks: Path) -
 @clause("T81")
 @pytest.mark.parametrize("kind", ["ddp", "hsdp"])
 @pytest.mark.parametrize("point", ["backward", "updating"])
-def test_a_rank_whose_memory_is_lost_stays_and_takes_its_state_from_a_copy(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
+def test_a_rank_whose_memory_is_lost_stays_and_takes_its_state_from_a_copy(
+    tmp_path: Path, yardsticks: Path, kind: str, point: str
+) -> None:
     counts = run_job(Plan(kind, {(1, 0, point, 5): lose_memory}), tmp_path, yardsticks)
     assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 1, 3: 1}
 
@@ -76,16 +102,26 @@ def test_a_rank_whose_memory_is_lost_stays_and_takes_its_state_from_a_copy(tmp_p
 def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
     tmp_path: Path, yardsticks: Path, second: Callable[[Job | None], object]
 ) -> None:
-    run_job(Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): second}, snapshot_at=2), tmp_path, yardsticks)
+    run_job(
+        Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): second}, snapshot_at=2),
+        tmp_path,
+        yardsticks,
+    )
     assert (tmp_path / "run" / "latest").read_text().strip() == "step-2"
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
 
 
 @clause("T79")
-def test_random_numbers_that_are_lost_with_the_buddy_begin_anew_and_are_named(tmp_path: Path, yardsticks: Path) -> None:
+def test_random_numbers_that_are_lost_with_the_buddy_begin_anew_and_are_named(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     """Behind the last step, so that it shows; with DDP no shard is lost."""
     last = STEPS
-    run_job(Plan("ddp", {(1, 0, "sent_round", last): die, (3, 0, "sent_round", last): die}), tmp_path, yardsticks)
+    run_job(
+        Plan("ddp", {(1, 0, "sent_round", last): die, (3, 0, "sent_round", last): die}),
+        tmp_path,
+        yardsticks,
+    )
     named = [RANDOM_LOST in (tmp_path / f"rank-{rank}.log").read_text() for rank in range(WORLD)]
     assert named == [False, True, False, True]
 
@@ -93,7 +129,9 @@ def test_random_numbers_that_are_lost_with_the_buddy_begin_anew_and_are_named(tm
 @clause("T126")
 def test_a_process_whose_device_is_poisoned_is_replaced(tmp_path: Path, yardsticks: Path) -> None:
     """CUDA's text on a processor: a double of the device."""
-    counts = run_job(Plan("hsdp", {(2, 0, "backward", 4): poison}, device="cuda"), tmp_path, yardsticks)
+    counts = run_job(
+        Plan("hsdp", {(2, 0, "backward", 4): poison}, device="cuda"), tmp_path, yardsticks
+    )
     assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 2, 3: 1}
 
 
@@ -113,7 +151,9 @@ def test_all_ranks_die_at_once(tmp_path: Path, yardsticks: Path) -> None:
 
 
 @clause("T80")
-def test_an_exception_in_one_rank_costs_the_step_under_way(tmp_path: Path, yardsticks: Path) -> None:
+def test_an_exception_in_one_rank_costs_the_step_under_way(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     counts = run_job(Plan("zero", {(2, 0, "reduce", 4): fail}), tmp_path, yardsticks)
     assert stayed(counts, tmp_path) == dict.fromkeys(range(4), 1)
 
@@ -124,7 +164,11 @@ def test_the_coordinator_dies_and_a_rank_with_it(tmp_path: Path, yardsticks: Pat
 
     def turn(_: Replaced) -> None:
         if not killed and (tmp_path / "done-0-0-backward").exists():
-            killed.append(json.loads((tmp_path / "run" / ".acpfs-job" / "job" / "coordinator-0").read_text())["pid"])
+            killed.append(
+                json.loads((tmp_path / "run" / ".acpfs-job" / "job" / "coordinator-0").read_text())[
+                    "pid"
+                ]
+            )
             os.kill(killed[0], signal.SIGKILL)
 
     counts = run_job(Plan("hsdp", {(0, 0, "backward", 5): die}), tmp_path, yardsticks, turn)
@@ -133,7 +177,9 @@ def test_the_coordinator_dies_and_a_rank_with_it(tmp_path: Path, yardsticks: Pat
 
 
 @clause("T155")
-def test_coordinators_die_while_a_group_is_built_and_that_is_no_failure_of_the_program(tmp_path: Path, yardsticks: Path) -> None:
+def test_coordinators_die_while_a_group_is_built_and_that_is_no_failure_of_the_program(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     """Three times, which ends a job whose program fails: rank 1 is held before its group, the others wait in theirs for its address."""
     times, held = range(3), 1
     others = [rank for rank in range(WORLD) if rank != held]
@@ -157,16 +203,29 @@ def test_coordinators_die_while_a_group_is_built_and_that_is_no_failure_of_the_p
     def turn(_: Replaced) -> None:
         generation = len(list(tmp_path.glob("killed-*")))
         waits = [tmp_path / f"asks-{rank}-{generation}" for rank in others]
-        if generation not in times or not all(path.exists() for path in (tmp_path / f"held-{generation}", *waits)):
+        if generation not in times or not all(
+            path.exists() for path in (tmp_path / f"held-{generation}", *waits)
+        ):
             return
-        told = [json.loads(path.read_text()) for path in (tmp_path / "run" / ".acpfs-job" / "job").glob("coordinator-?")]
+        told = [
+            json.loads(path.read_text())
+            for path in (tmp_path / "run" / ".acpfs-job" / "job").glob("coordinator-?")
+        ]
         states = {one["pid"]: state for one in told if (state := answer_of(one["status"]))}
         active = [pid for pid, state in states.items() if state["active"]]
-        if len(states) == 2 and len(active) == 1 and all(state["connected"] == WORLD for state in states.values()):
+        if (
+            len(states) == 2
+            and len(active) == 1
+            and all(state["connected"] == WORLD for state in states.values())
+        ):
             os.kill(active[0], signal.SIGKILL)
             (tmp_path / f"killed-{generation}").touch()
 
-    plan = Plan("hsdp", {(held, 0, f"entering {one}", 0): partial(lambda one, _: hold(one), one) for one in times}, enter=enter)
+    plan = Plan(
+        "hsdp",
+        {(held, 0, f"entering {one}", 0): partial(lambda one, _: hold(one), one) for one in times},
+        enter=enter,
+    )
     counts = run_job(plan, tmp_path, yardsticks, turn)
     assert len(list(tmp_path.glob("killed-*"))) == len(times)
     assert stayed(counts, tmp_path) == dict.fromkeys(range(WORLD), 1)
@@ -184,7 +243,11 @@ def answer_of(name: str) -> dict[str, Any]:
 def test_the_example_of_the_documents_runs_as_it_stands(tmp_path: Path) -> None:
     """With its directory, and what it takes for granted."""
     page = (Path(__file__).parents[3] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
-    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "@resilient" in block)
+    (block,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        if "@resilient" in block
+    )
     steps: list[int] = []
 
     def build() -> tuple[Any, Any, Any]:
@@ -209,17 +272,41 @@ def test_the_example_of_the_documents_runs_as_it_stands(tmp_path: Path) -> None:
 
 
 @clause("T123", "T124", "T125")
-def test_node_0_is_lost_with_all_that_it_has_and_another_takes_its_place(tmp_path: Path, yardsticks: Path) -> None:
+def test_node_0_is_lost_with_all_that_it_has_and_another_takes_its_place(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     """Two nodes, so rank 0, the active coordinator, the meeting of launchers, and half of the ranks."""
     expected = end_state("hsdp", yardsticks)
     port = free_port()
-    launcher = [os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"], "-c", "from acpfs.cli.run import main; main()", "--nnodes", "2"]
-    launcher += ["--nproc-per-node", str(WORLD // 2), "--on-fault", "replace", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    launcher = [
+        os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"],
+        "-c",
+        "from acpfs.cli.run import main; main()",
+        "--nnodes",
+        "2",
+    ]
+    launcher += [
+        "--nproc-per-node",
+        str(WORLD // 2),
+        "--on-fault",
+        "replace",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+    ]
     launcher += ["--save-dir", str(tmp_path / "run")]
     script = str(Path(__file__).with_name("node_script.py"))
 
     def begin(node: int) -> subprocess.Popen[bytes]:
-        words = [*launcher, "--node-rank", str(node), "--no-python", sys.executable, script, sys.path[-1], str(tmp_path)]
+        words = [
+            *launcher,
+            "--node-rank",
+            str(node),
+            "--no-python",
+            sys.executable,
+            script,
+            sys.path[-1],
+            str(tmp_path),
+        ]
         with open(tmp_path / f"said-{node}", "ab") as said:
             return subprocess.Popen(words, stdout=said, stderr=said, cwd=Path(__file__).parents[3])
 
@@ -228,29 +315,65 @@ def test_node_0_is_lost_with_all_that_it_has_and_another_takes_its_place(tmp_pat
         assert nodes[0].wait(300) == -signal.SIGKILL
         nodes.append(begin(0))
         ends = [node.wait(300) for node in nodes[1:]]
-        assert ends == [0, 0], "\n".join(path.read_text()[-6000:] for path in tmp_path.glob("said-*"))
+        assert ends == [0, 0], "\n".join(
+            path.read_text()[-6000:] for path in tmp_path.glob("said-*")
+        )
     finally:
         for node in nodes:
             node.kill()
             node.wait()
-    assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True))
+    assert_same(
+        torch.load(tmp_path / "found.pt", weights_only=True),
+        torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True),
+    )
 
 
 def under_acpfs_run(script: str, directory: Path) -> None:
     """A job on one node, to its end in order."""
     python = os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"]
-    launcher = [python, "-c", "from acpfs.cli.run import main; main()", "--nproc-per-node", str(WORLD), "--on-fault", "replace"]
-    program = ["--no-python", sys.executable, str(Path(__file__).with_name(script)), sys.path[-1], str(directory)]
-    done = subprocess.run([*launcher, *program], capture_output=True, text=True, timeout=300, check=False, cwd=Path(__file__).parents[3])
+    launcher = [
+        python,
+        "-c",
+        "from acpfs.cli.run import main; main()",
+        "--nproc-per-node",
+        str(WORLD),
+        "--on-fault",
+        "replace",
+    ]
+    program = [
+        "--no-python",
+        sys.executable,
+        str(Path(__file__).with_name(script)),
+        sys.path[-1],
+        str(directory),
+    ]
+    done = subprocess.run(
+        [*launcher, *program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=Path(__file__).parents[3],
+    )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
 
 
 @clause("T69", "T77")
-def test_a_rank_dies_under_acpfs_run_when_all_others_have_ended(tmp_path: Path, yardsticks: Path) -> None:
+def test_a_rank_dies_under_acpfs_run_when_all_others_have_ended(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     expected = end_state("ddp", yardsticks)
     under_acpfs_run("end_script.py", tmp_path)
-    assert {path.name for path in tmp_path.glob("ended-*")} == {"ended-0-0", "ended-1-1", "ended-2-0", "ended-3-0"}
-    assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-ddp-{STEPS}.pt", weights_only=True))
+    assert {path.name for path in tmp_path.glob("ended-*")} == {
+        "ended-0-0",
+        "ended-1-1",
+        "ended-2-0",
+        "ended-3-0",
+    }
+    assert_same(
+        torch.load(tmp_path / "found.pt", weights_only=True),
+        torch.load(expected / f"whole-ddp-{STEPS}.pt", weights_only=True),
+    )
 
 
 @clause("T79")
@@ -258,4 +381,7 @@ def test_under_acpfs_run(tmp_path: Path, yardsticks: Path) -> None:
     expected = end_state("hsdp", yardsticks)
     under_acpfs_run("replace_script.py", tmp_path)
     assert (tmp_path / "done-1-0-gated").exists()
-    assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True))
+    assert_same(
+        torch.load(tmp_path / "found.pt", weights_only=True),
+        torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True),
+    )

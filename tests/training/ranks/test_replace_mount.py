@@ -50,10 +50,16 @@ def kill_daemon(mount: AcpfsMount) -> None:
 
 @clause("T79", "T140")
 @pytest.mark.parametrize("kind", ["zero", "hsdp"])
-def test_a_rank_is_replaced_and_the_snapshot_reaches_the_storage(tmp_path: Path, yardsticks: Path, kind: str) -> None:
+def test_a_rank_is_replaced_and_the_snapshot_reaches_the_storage(
+    tmp_path: Path, yardsticks: Path, kind: str
+) -> None:
     with mounted(tmp_path / "backing", tmp_path / "mount") as mount:
         counts = run_job(
-            Plan(kind, {(1, 0, "gated", 5): die}, snapshot_at=2), tmp_path, yardsticks, timeout_s=JOB_S, site=on_nodes([mount], "run")
+            Plan(kind, {(1, 0, "gated", 5): die}, snapshot_at=2),
+            tmp_path,
+            yardsticks,
+            timeout_s=JOB_S,
+            site=on_nodes([mount], "run"),
         )
         assert stayed(counts, tmp_path) == {0: 1, 1: 2, 2: 1, 3: 1}
         mount.flush()
@@ -62,7 +68,9 @@ def test_a_rank_is_replaced_and_the_snapshot_reaches_the_storage(tmp_path: Path,
 
 
 @clause("T82", "T140")
-def test_where_both_copies_are_lost_while_the_storage_stands_still_the_snapshot_comes_from_ram(tmp_path: Path, yardsticks: Path) -> None:
+def test_where_both_copies_are_lost_while_the_storage_stands_still_the_snapshot_comes_from_ram(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     plan = Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): die}, snapshot_at=2)
     storage = FaultFs(tmp_path / "source", tmp_path / "storage", python=DEPENDENCIES_PYTHON)
     with storage, mounted(storage.path, tmp_path / "mount") as mount:
@@ -76,7 +84,9 @@ def test_where_both_copies_are_lost_while_the_storage_stands_still_the_snapshot_
 
 
 @clause("T82", "T140")
-def test_where_the_mount_is_dead_as_well_the_snapshot_comes_from_the_storage(tmp_path: Path, yardsticks: Path) -> None:
+def test_where_the_mount_is_dead_as_well_the_snapshot_comes_from_the_storage(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     """All of the daemon's processes are killed: the processes that take the dead ones' places find coordinators and state below it."""
     dead = tmp_path / "dead"
     plan = Plan("hsdp", {(1, 0, "backward", 5): lambda _: until(dead.exists)}, snapshot_at=2)
@@ -109,13 +119,17 @@ def ended(stand: Stand) -> None:
 def test_a_rank_of_each_of_two_nodes_dies(tmp_path: Path, yardsticks: Path, kind: str) -> None:
     plan = Plan(kind, {(0, 0, "gated", 4): die, (3, 0, "updated", 6): die}, snapshot_at=2)
     with stand_over(tmp_path) as stand:
-        counts = run_job(plan, tmp_path, yardsticks, timeout_s=JOB_S, site=on_nodes(stand.nodes, "run"))
+        counts = run_job(
+            plan, tmp_path, yardsticks, timeout_s=JOB_S, site=on_nodes(stand.nodes, "run")
+        )
         assert stayed(counts, tmp_path) == {0: 2, 1: 1, 2: 1, 3: 2}
         ended(stand)
 
 
 @clause("T141")
-def test_a_node_dies_with_ranks_coordinator_and_ram_and_another_takes_its_place(tmp_path: Path, yardsticks: Path) -> None:
+def test_a_node_dies_with_ranks_coordinator_and_ram_and_another_takes_its_place(
+    tmp_path: Path, yardsticks: Path
+) -> None:
     lost = tmp_path / "lost"
     with stand_over(tmp_path) as stand:
         node = stand.nodes[1]
@@ -136,7 +150,12 @@ def test_a_node_dies_with_ranks_coordinator_and_ram_and_another_takes_its_place(
             until(lost.exists)
 
         counts = run_job(
-            Plan("hsdp", {(2, 0, "backward", 5): wait}, snapshot_at=2), tmp_path, yardsticks, turn, JOB_S, on_nodes(stand.nodes, "run")
+            Plan("hsdp", {(2, 0, "backward", 5): wait}, snapshot_at=2),
+            tmp_path,
+            yardsticks,
+            turn,
+            JOB_S,
+            on_nodes(stand.nodes, "run"),
         )
         assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 2, 3: 2}
         ended(stand)
@@ -145,7 +164,9 @@ def test_a_node_dies_with_ranks_coordinator_and_ram_and_another_takes_its_place(
 @clause("T141")
 @pytest.mark.skipif(bool(Networks.missing()), reason=Networks.missing())
 @pytest.mark.parametrize("seconds", [2.0, 15.0])
-def test_the_network_between_two_nodes_is_cut_for_a_while(tmp_path: Path, yardsticks: Path, seconds: float) -> None:
+def test_the_network_between_two_nodes_is_cut_for_a_while(
+    tmp_path: Path, yardsticks: Path, seconds: float
+) -> None:
     """Shorter than a member may be silent: nothing happens. Longer: the half without the coordinator is replaced when it is back."""
     times, cut = list[float](), tmp_path / "cut"
     with Networks(2) as cables, stand_over(tmp_path) as stand:
@@ -163,7 +184,12 @@ def test_the_network_between_two_nodes_is_cut_for_a_while(tmp_path: Path, yardst
             until(cut.exists)  # or all steps are made before anybody looks
 
         run_job(
-            Plan("hsdp", {(0, 0, "backward", 5): act}, steps=60), tmp_path, yardsticks, turn, JOB_S, on_nodes(stand.nodes, "run", cables)
+            Plan("hsdp", {(0, 0, "backward", 5): act}, steps=60),
+            tmp_path,
+            yardsticks,
+            turn,
+            JOB_S,
+            on_nodes(stand.nodes, "run", cables),
         )
         assert len(times) == 2
         ended(stand)

@@ -30,13 +30,27 @@ def test_a_storm(tmp_path: Path) -> None:
         storm.run(int(os.environ.get("ACPFS_REPLACE_FAULTS", str(FEW))))
         print(storm.told())
         if result := os.environ.get("ACPFS_REPLACE_RESULT"):
-            keep(storm, Path(result))  # before the mounts are taken down, which another one's mount namespace may keep
+            keep(
+                storm, Path(result)
+            )  # before the mounts are taken down, which another one's mount namespace may keep
     assert not storm.failed, storm.told()
 
 
 def keep(storm: ReplaceStorm, path: Path) -> None:
     """As a record."""
-    times = {"median": round(statistics.median(storm.took_s), 3), "most": max(storm.took_s)} if storm.took_s else {}
-    found = {"seed": storm.seed, "kernel": platform.release(), "faults": dict(storm.faults), "jobs": storm.jobs}
-    found |= {"failed": [text[:300] for text in storm.failed], "fault_to_all_running_s": {**times, "count": len(storm.took_s)}}
+    times = (
+        {"median": round(statistics.median(storm.took_s), 3), "most": max(storm.took_s)}
+        if storm.took_s
+        else {}
+    )
+    found = {
+        "seed": storm.seed,
+        "kernel": platform.release(),
+        "faults": dict(storm.faults),
+        "jobs": storm.jobs,
+    }
+    found |= {
+        "failed": [text[:300] for text in storm.failed],
+        "fault_to_all_running_s": {**times, "count": len(storm.took_s)},
+    }
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

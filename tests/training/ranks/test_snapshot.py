@@ -65,7 +65,9 @@ class Writing:
     def prepare(self, step: int) -> None:
         """Nothing depends on it."""
 
-    def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+    def write(
+        self, directory: Path, order: Save, shards: tuple[Shard, ...]
+    ) -> tuple[SavedFile, ...]:
         self.written.append(directory.name)
         directory.mkdir()
         path = directory / "weights"
@@ -77,7 +79,9 @@ class Writing:
 
 def save(directory: Path, generation: int, step: int, writer: Writing, job: str = "job") -> Path:
     layout = Layout({"all": (0,)}, {"all": ("weights",)}, Gate.EXPLICIT)
-    return snapshot.save(directory, job, 0, generation, step, layout, writer, Policy(), lambda value: [value])
+    return snapshot.save(
+        directory, job, 0, generation, step, layout, writer, Policy(), lambda value: [value]
+    )
 
 
 def unnamed(directory: Path) -> set[str]:
@@ -85,7 +89,9 @@ def unnamed(directory: Path) -> set[str]:
 
 
 @pytest.mark.clause("T165")
-def test_what_was_broken_off_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_broken_off_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = Writing()
     writer.fails = True
     with monkeypatch.context() as elsewhere:
@@ -99,7 +105,9 @@ def test_what_was_broken_off_goes_with_the_next_one(tmp_path: Path, monkeypatch:
     others = set(writer.written[:4])
     writer.fails = False
     path = save(tmp_path, 3, 5, writer)
-    assert unnamed(tmp_path) == others  # its name may have been given where this node cannot see it yet; of a later generation; of others
+    assert (
+        unnamed(tmp_path) == others
+    )  # its name may have been given where this node cannot see it yet; of a later generation; of others
     assert verify(path).step == 5
     assert (tmp_path / "latest").read_text() == "step-5\n"
 
@@ -115,6 +123,8 @@ def test_one_that_is_taken_again_is_not_written_again(tmp_path: Path) -> None:
     assert unnamed(tmp_path) == set()
     assert (tmp_path / "latest").read_text() == "step-5\n"
     assert verify(path).files == (saved_file(path, path / "weights"),)
-    assert save(tmp_path, 4, 5, writer) == path  # of another generation: the one before is kept beside it
+    assert (
+        save(tmp_path, 4, 5, writer) == path
+    )  # of another generation: the one before is kept beside it
     assert len(writer.written) == 2
     assert verify(path).generation == 4

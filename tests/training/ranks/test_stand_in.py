@@ -21,7 +21,15 @@ from acpfs.training.protection import Protection
 from acpfs.training.torch.rank import TorchRank
 from acpfs.training.torch.store import LinkStore
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_same_as_without, protected, yardstick
+from tests.training.ranks.gasps import (
+    DIES,
+    STEPS,
+    WORLD,
+    Fault,
+    assert_same_as_without,
+    protected,
+    yardstick,
+)
 from tests.training.ranks.jobs import JOBS
 
 STUCK, DEAD = 0, 3
@@ -37,7 +45,9 @@ def sends_to_the_dead(rank: int) -> None:
     """Rank `DEAD` dies when a send to it is half-way. gloo tells nobody: who waits for that send waits for ever."""
     numbers = torch.ones(NUMBERS)
     if rank == DEAD:
-        receiving = dist.irecv(numbers, STUCK)  # gloo sends when the other side is ready, and this rank says so before its number
+        receiving = dist.irecv(
+            numbers, STUCK
+        )  # gloo sends when the other side is ready, and this rank says so before its number
         dist.send(torch.tensor([os.getpid()]), STUCK)
         os.kill(os.getpid(), signal.SIGSTOP)
         receiving.wait()
@@ -51,10 +61,19 @@ def sends_to_the_dead(rank: int) -> None:
         sending.wait()
 
 
-def trains(rank: int, kind: str, directory: Path, store: Path, during: Callable[[int], None], **settings: Any) -> None:
+def trains(
+    rank: int,
+    kind: str,
+    directory: Path,
+    store: Path,
+    during: Callable[[int], None],
+    **settings: Any,
+) -> None:
     join_group(rank, WORLD, store)
     job = JOBS[kind]()
-    with protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler, **settings):
+    with protect(
+        directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler, **settings
+    ):
         for number in range(1, STEPS + 1):
             if number == DIES:
                 during(rank)
@@ -71,7 +90,9 @@ def test_a_send_that_nobody_will_ever_take(tmp_path: Path, yardsticks: Path) -> 
 
     with Ranks(WORLD, tmp_path, main) as ranks:
         for rank in range(WORLD):
-            assert ranks.status(rank) == (-signal.SIGKILL if rank == DEAD else ExitStatus.SAVED), ranks.said()
+            assert ranks.status(rank) == (-signal.SIGKILL if rank == DEAD else ExitStatus.SAVED), (
+                ranks.said()
+            )
     manifest = assert_same_as_without(Fault("zero", {DEAD: "half-way"}), directory, expected)
     assert manifest.step == DIES - 1
 
@@ -85,7 +106,9 @@ class LeavesAnAddress(LinkStore):
 
 
 @pytest.mark.clause("T160")
-def test_a_saver_that_dies_while_the_others_wait_for_its_call(tmp_path: Path, yardsticks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saver_that_dies_while_the_others_wait_for_its_call(
+    tmp_path: Path, yardsticks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They have no connection to it that could be ended, so nothing brings their threads back."""
     expected, directory = yardstick("tensor", yardsticks), tmp_path / "run"
 
@@ -96,7 +119,9 @@ def test_a_saver_that_dies_while_the_others_wait_for_its_call(tmp_path: Path, ya
 
     with Ranks(WORLD, tmp_path, main) as ranks:
         for rank in range(WORLD):
-            assert ranks.status(rank) == (-signal.SIGKILL if rank in (0, DEAD) else ExitStatus.SAVED), ranks.said()
+            assert ranks.status(rank) == (
+                -signal.SIGKILL if rank in (0, DEAD) else ExitStatus.SAVED
+            ), ranks.said()
     manifest = assert_same_as_without(Fault("tensor", {0: "updated"}), directory, expected)
     assert manifest.lost == (0, DEAD)
 
@@ -115,11 +140,17 @@ class Interrupting:
 
 
 @pytest.mark.clause("T48")
-def test_an_interrupt_between_two_lines_of_the_handler_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_between_two_lines_of_the_handler_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = list[int]()
-    monkeypatch.setattr(Protection, "_leave", lambda protection, leave, error: left.append(leave.status))
+    monkeypatch.setattr(
+        Protection, "_leave", lambda protection, leave, error: left.append(leave.status)
+    )
     protection: Any = Protection(tmp_path, cast("TorchRank", None), Policy())
-    protection._charge = Charge(Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0), lambda: None)
+    protection._charge = Charge(
+        Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0), lambda: None
+    )
     protection._park = Interrupting()
     protection._fault(RuntimeError("connection closed"))
     assert left == [75]

@@ -30,7 +30,9 @@ class Stopping:
         self.optimizer = torch.optim.SGD([self.parameter], lr=0.5)
         self.fails: Callable[[], None] = lambda: None
         """Called in the middle of the update."""
-        hooks = UpdateHooks([self.optimizer], self.marks, NoGate(), lambda step: None, update=self._update)
+        hooks = UpdateHooks(
+            [self.optimizer], self.marks, NoGate(), lambda step: None, update=self._update
+        )
         self.state = State(cast("Any", None), HostState({}, lambda: None), hooks)
         self.marks.ready()
         self.marks.hold()
@@ -67,7 +69,9 @@ def test_an_update_done_alone_that_fails_is_torn() -> None:
     assert rank.state.stopped == Stopped(4, 5, Phase.UPDATING)
 
 
-def test_an_update_done_alone_counts_though_it_did_not_come_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_done_alone_counts_though_it_did_not_come_to_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rank = Stopping()
     finish_alone = rank.state.hooks.finish_alone
 

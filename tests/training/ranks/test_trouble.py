@@ -65,8 +65,12 @@ def test_a_programs_own_error_is_its_own(error: BaseException) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:1"),
-        RuntimeError("[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4"),
+        RuntimeError(
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:1"
+        ),
+        RuntimeError(
+            "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4"
+        ),
         dist.DistNetworkError("The client socket has timed out"),
         GenerationOverError("over"),
         GoneError("who kept it has ended"),
@@ -97,11 +101,15 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "all_gather_object": lambda group: dist.all_gather_object([None] * WORLD, 1, group=group),
     "recv": lambda group: dist.recv(torch.ones(1), DIES, group=group),
     "barrier": lambda group: dist.barrier(group=group),
-    "monitored_barrier": lambda group: dist.monitored_barrier(group=group, timeout=timedelta(seconds=5)),
+    "monitored_barrier": lambda group: dist.monitored_barrier(
+        group=group, timeout=timedelta(seconds=5)
+    ),
 }
 
 
-@pytest.mark.parametrize("ended", ["by the peer", "here", pytest.param("by the clock", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "ended", ["by the peer", "here", pytest.param("by the clock", marks=pytest.mark.long)]
+)
 def test_what_this_torch_raises(tmp_path: Path, ended: str) -> None:
     """For each call, when the other rank dies in it, when its connections are shut down, and when nobody comes."""
 
@@ -124,7 +132,9 @@ def test_what_this_torch_raises(tmp_path: Path, ended: str) -> None:
         said = {name: kind_of(partial(call, groups[name])) for name, call in CALLS.items()}
         over = LinkStore(store_is_over)  # what torch has of it ends with it
         said["a store in Python"] = kind_of(lambda: dist.PrefixStore("p", over).get("key"))
-        said["a group over it"] = kind_of(lambda: dist.ProcessGroupGloo(over, 0, 2, timedelta(seconds=600)))
+        said["a group over it"] = kind_of(
+            lambda: dist.ProcessGroupGloo(over, 0, 2, timedelta(seconds=600))
+        )
         store.set("told", "1")
         print(said)
         wrong = {name: text for name, text in said.items() if not text.startswith("COLLECTIVE")}

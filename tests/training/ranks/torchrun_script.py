@@ -8,4 +8,6 @@ sys.path.append(os.environ["LIBRARIES"])
 
 from tests.training.ranks.gasps import Fault, train
 
-train(int(os.environ["RANK"]), Fault(sys.argv[2], {int(sys.argv[3]): sys.argv[4]}), Path(sys.argv[1]))
+train(
+    int(os.environ["RANK"]), Fault(sys.argv[2], {int(sys.argv[3]): sys.argv[4]}), Path(sys.argv[1])
+)
