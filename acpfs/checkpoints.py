@@ -68,7 +68,8 @@ DEFAULT_PATTERNS = (
 such as `.pt`. `{a|b}`: one of these texts; `{part}`: any text. What stands in these two tells the files of one checkpoint apart and is not
 part of its name. A pattern with `/` has that many directories in a row; one that ends in `/` is for directories only. Upper and lower case
 are the same. Where several match, the outermost directory counts, and then the order here; a pattern of nothing but a number
-counts only where no other matches. What looks like a temporary file (`.tmp` and the like) never matches.
+counts only where no other matches, and not for the chunks of an array store: below a directory named `c` (Zarr 3), or anywhere below one
+that ends in `.zarr` or `.n5`. What looks like a temporary file (`.tmp` and the like) never matches.
 """
 
 _PLACEHOLDER = re.compile(r"\{([^{}/]*)\}")
@@ -81,6 +82,10 @@ _STATE = re.compile(
     rb"|manifest\.ocdbt|checkpoint|saved_model\.pb|\.zarray|\.zgroup|zarr\.json)$"
     % "|".join(_SUFFIXES).encode()
 )
+_ARRAY = re.compile(rb"\.(zarr|n5)$", re.IGNORECASE)
+"""A directory of an array store, whose chunks have numbers for names."""
+_CHUNKS = b"c"
+"""What Zarr 3 calls the directory of an array's chunks, whatever the array is called."""
 _GROUP = re.compile(rb"\(\?P<\w+>")
 _FLAGS = re.IGNORECASE | re.DOTALL
 _REMEMBERED_PATHS = 4096
@@ -155,7 +160,7 @@ class Checkpoints:
         ):  # nearly every file: what is known of its directory answers
             return self._number_above(head)
         components = path.split(b"/")
-        return self._strong.ending(components, directory=directory) or self._bare.outermost(
+        return self._strong.ending(components, directory=directory) or self._outermost_bare(
             components, directory=directory
         )
 
@@ -163,7 +168,17 @@ class Checkpoints:
         return self._strong.outermost(path.split(b"/"), directory=True)
 
     def _bare_directory(self, path: bytes) -> Checkpoint | None:
-        return self._bare.outermost(path.split(b"/"), directory=True)
+        return self._outermost_bare(path.split(b"/"), directory=True)
+
+    def _outermost_bare(self, components: list[bytes], *, directory: bool) -> Checkpoint | None:
+        """A directory named by a number alone, unless it is a chunk of an array."""
+        found = self._bare.outermost(components, directory=directory)
+        if found is None:
+            return None
+        above = found.save_dir.split(b"/")
+        if above[-1] == _CHUNKS or any(_ARRAY.search(name) for name in above):
+            return None
+        return found
 
 
 class _Shapes:

@@ -32,6 +32,7 @@ LAYOUTS = [
     ("tf/ckpt-5.data-00000-of-00001", "tf", "*-5.*", 0, 5),
     ("tf/ckpt-5.index", "tf", "*-5.*", 0, 5),
     ("orbax/12/default/ocdbt.process_0/d/abc", "orbax", "12", 0, 12),
+    ("orbax/12/params.zarr/c/0/1", "orbax", "12", 0, 12),
     ("runs/17/checkpoint-500/model.safetensors", "runs/17", "checkpoint-500", 0, 500),
 ]  # fmt: skip
 
@@ -49,6 +50,10 @@ OTHERS = [
     "orbax/12.orbax-checkpoint-tmp-0/default/manifest.ocdbt",
     "orbax/12",
     "l/epoch=3-step=100.ckpt.part",
+    "data.zarr/c/3/0",
+    "group/weights/c/3/0/1",
+    "data.zarr/3/0",
+    "data.n5/s0/3/0",
     "",
 ]
 

@@ -67,7 +67,10 @@ class HealthStatistics:
     in_flight: int
     stuck: int
     oldest_s: float
+    oldest_call: str
+    """What is called by the call that is out longest; empty: none is out."""
     last_error: str
+    """Of the latest call that failed, while no call of its kind has been answered since."""
     failures: int
 
 
@@ -115,7 +118,12 @@ class Health:
         self._state = HealthState.OK
         self._since = time.time()
         self._better_since: float | None = None
-        self._last_error, self._failures = "", 0
+        self._errors: dict[str, str] = {}
+        """Of each pool whose last call failed: what it said; the latest stands last.
+
+        An error that was followed by a good call of the same kind explains nothing any more.
+        """
+        self._failures = 0
 
     @contextlib.contextmanager
     def call(self, pool: str, label: str) -> Iterator[CallInFlight]:
@@ -142,10 +150,12 @@ class Health:
         with self._lock:
             if error is None or error.errno not in TROUBLE:
                 self._failures_in_a_row.pop(call.pool, None)
+                self._errors.pop(call.pool, None)
                 return
             self._failures += 1
             self._failures_in_a_row[call.pool] = self._failures_in_a_row.get(call.pool, 0) + 1
-            self._last_error = f"{call.label}: {error.strerror or error}"
+            self._errors.pop(call.pool, None)  # so that it is put in as the latest
+            self._errors[call.pool] = f"{call.label}: {error.strerror or error}"
 
     def in_flight(self, pool: str | None = None) -> list[CallInFlight]:
         """Calls that have not returned."""
@@ -185,13 +195,15 @@ class Health:
         """What `status`, the metrics and the tests see."""
         state = self.state()
         with self._lock:
-            ages = [call.age_s() for call in self._in_flight]
+            calls = [(call.age_s(), call.label) for call in self._in_flight]
+            oldest_s, oldest_call = max(calls, default=(0.0, ""))
             return HealthStatistics(
                 state.name.lower(),
                 self._since,
-                len(ages),
-                sum(age > STUCK_AFTER_S for age in ages),
-                max(ages, default=0.0),
-                self._last_error,
+                len(calls),
+                sum(age > STUCK_AFTER_S for age, _label in calls),
+                oldest_s,
+                oldest_call,
+                next(reversed(self._errors.values()), ""),
                 self._failures,
             )

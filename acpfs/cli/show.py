@@ -81,6 +81,15 @@ def table(
     console(stderr=stderr).print(drawn)
 
 
+def checkpoint_state(report: Json) -> str:
+    """How safe a checkpoint is, in words that need no table."""
+    if report["state"] == "complete":
+        return "only in RAM"
+    if report["state"] == "persisting":
+        return f"persisted {report['persisted_files']} of {report['files']}"
+    return str(report["state"])
+
+
 def last_error(entry: Json) -> str:
     """Why an operation failed, in the daemon's own words."""
     detail = entry.get("last_detail")

@@ -62,7 +62,7 @@ class Asked:
 
 
 def summary(status: show.Json, rate: float | None) -> str:
-    """The upper lines. `rate`: bytes persisted per second since the last look."""
+    """The upper lines. `rate`: bytes that reached the storage per second since the last look."""
     ram, health, cluster = status["ram"], status["backing_health"], status["cluster"]
     dirty, clean = (
         round(BAR * ram[key] / max(1, ram["budget_bytes"]))
@@ -78,7 +78,7 @@ def summary(status: show.Json, rate: float | None) -> str:
             f"of {show.size(ram['budget_bytes'])}"
         ),
         f"drain    {'?' if rate is None else show.size(rate) + '/s'}; storage {health['state']}"
-        + (f": {health['last_error']}" if health["last_error"] else ""),
+        + (f": {show.printable(health['why'])}" if health["why"] else ""),
         f"not safe {safe if status['queue_length'] else 'nothing: all is persisted'}",
     ]
     if cluster is not None:
@@ -93,6 +93,16 @@ def summary(status: show.Json, rate: float | None) -> str:
             f"waits    {one['command'] or one['pid'] or '?'} for {show.size(one['wanted_bytes'])} ({show.printable(one['path'])}), {age}"
         )
     return "\n".join(lines)
+
+
+def drained_bytes(status: show.Json) -> int:
+    """What has reached the storage so far, also of files that are still on their way there.
+
+    A large file is persisted in one moment, after minutes in which all its bytes went there.
+    """
+    persisted: int = status["counters"].get("persisted_bytes", 0)
+    on_their_way: int = sum(entry["streamed_bytes"] for entry in status["queue"])
+    return persisted + on_their_way
 
 
 def wrong(status: show.Json) -> list[str]:
@@ -164,7 +174,8 @@ def checkpoint_rows(reports: Sequence[show.Json], now: float) -> list[tuple[str,
             "?" if report[key] is None else show.duration(report[key])
             for key in ("save_s", "persist_s")
         )
-        figures = (report["state"], show.size(report["bytes"]), *times, report["loads_from"])
+        state = show.checkpoint_state(report)
+        figures = (state, show.size(report["bytes"]), *times, report["loads_from"])
         rows.append((show.printable(report["path"]), *figures, time_line(report, since, now)))
     return rows
 
@@ -210,7 +221,7 @@ class TopScreen(App[None]):
         self.told = ""
         self._asked: Asked | None = None
         self._statuses: dict[str, show.Json] = {}
-        self._persisted: dict[str, tuple[float, int]] = {}
+        self._drained: dict[str, tuple[float, int]] = {}
         self._looks = 0
         self._out: dict[str, float] = {}
         """Mounts that are being asked, and since when (monotonic, seconds)."""
@@ -317,15 +328,14 @@ class TopScreen(App[None]):
             )
 
     def _rate(self, mount: Mount, status: show.Json) -> float | None:
-        """Bytes persisted per second since the last look at it."""
-        now, persisted = time.monotonic(), status["counters"].get("persisted_bytes", 0)
-        before = self._persisted.get(mount.mountpoint)
-        self._persisted[mount.mountpoint] = (now, persisted)
-        return (
-            max(0.0, (persisted - before[1]) / (now - before[0]))
-            if before is not None and now > before[0]
-            else None
-        )
+        """Bytes that reached the storage per second since the last look at it."""
+        now = time.monotonic()
+        reached = drained_bytes(status)
+        before = self._drained.get(mount.mountpoint)
+        self._drained[mount.mountpoint] = (now, reached)
+        if before is None or now <= before[0]:
+            return None
+        return max(0.0, (reached - before[1]) / (now - before[0]))
 
     def _fill_mounts(self) -> None:
         if len(self._mounts) > 1:

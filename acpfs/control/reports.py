@@ -118,6 +118,9 @@ class HealthReport:
     oldest_call_s: float
     failures: int
     last_error: str | None = None
+    """What calls that fail now say; null once one of their kind is answered."""
+    why: str | None = None
+    """What explains the state, in words: the call that does not return, or what calls that fail now say; null where it is ok."""
     problem: str | None = None
     """What is wrong with the directory at the path (unmounted, another volume, cannot be opened)."""
 
@@ -369,7 +372,10 @@ class CheckpointReport:
     step: int | None
     epoch: int
     state: str
-    """writing, complete (closed, nothing persisted), persisting, persisted, verified, or evicted (persisted, nothing in RAM)."""
+    """writing, complete (closed, nothing persisted), persisting, persisted, verified, evicted (persisted, nothing in RAM), or damaged.
+
+    Damaged: persisted, and `verify` found that a file of it is not what was stored.
+    """
     files: int
     persisted_files: int
     bytes: int

@@ -71,7 +71,8 @@ VERBS: dict[str, Verb] = {
         ),
         answer=(
             "list of `path`, `save_dir`, `step`, `epoch`, `state` (`writing`, `complete`: closed and nothing persisted, "
-            "`persisting`, `persisted`, `verified`, `evicted`: persisted and nothing in RAM), `files`, `persisted_files`, `bytes`, "
+            "`persisting`, `persisted`, `verified`, `evicted`: persisted and nothing in RAM, `damaged`: `verify` found that a file "
+            "is not what was stored), `files`, `persisted_files`, `bytes`, "
             "`ram_bytes`, `began_at` (first create), `closed_at` (last close, or rename into place), `persisted_at`, "
             "`verified_at`, `save_s` (first create to last close), `persist_s` (first create until persisted), `loads_from` "
             "(`ram`, `spill`, `backing`, `mixed`), `estimated_load_s` (by the rates at which RAM and backing directory were read "
@@ -159,10 +160,10 @@ VERBS: dict[str, Verb] = {
     ),
     "retry": Verb(
         help="Try failed operations again now.",
-        usage=("retry PATH",),
+        usage=("retry PATH|--all",),
         does=(
-            "try again, now, what failed or was refused at and below PATH; store files whose writer was lost as they are; exits 1 "
-            "where there is nothing"
+            "try again, now, what failed or was refused at and below PATH (`--all`: in the whole mount); "
+            "store files whose writer was lost as they are; exits 1 where there is nothing"
         ),
         answer="`operations`: how many",
     ),

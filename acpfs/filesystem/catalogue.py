@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from acpfs.checkpoints import Checkpoint, Checkpoints
+from acpfs.filesystem.damaged_files import DamagedFiles
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
@@ -37,7 +38,7 @@ class CheckpointTimes:
     """Wall clock, seconds; 0: not yet."""
 
     began_at: float
-    """First create."""
+    """First create; 0: not known."""
     closed_at: float = 0.0
     """Last close, or rename into place."""
     persisted_at: float = 0.0
@@ -79,6 +80,7 @@ class Catalogue:
     ) -> None:
         """Load what the last worker left; after the log and the nodes. `verifies`: what is streamed from RAM is read back."""
         self._verifies = verifies
+        self.damaged = DamagedFiles(state)
         self._state, self._table, self._log, self.recognise = state, table, log, checkpoints.of
         self._times: OrderedDict[Checkpoint, CheckpointTimes] = OrderedDict()
         self._moments: dict[Checkpoint, Moments] = {}
@@ -220,13 +222,17 @@ class Catalogue:
             return
         checkpoint = self.of(node)
         self._settle(ino)
-        if (
-            checkpoint is not None
-            and persisted
-            and op.kind in (OpKind.STORE, OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK)
-        ):
+        is_stored = persisted and op.kind in (
+            OpKind.STORE,
+            OpKind.RENAME,
+            OpKind.EXCHANGE,
+            OpKind.LINK,
+        )
+        if is_stored:
+            self.damaged.replaced(self._table.path(ino))
+        if checkpoint is not None and is_stored:
             now = time.time()
-            times = self._begin(checkpoint, now)
+            times = self._known(checkpoint)
             times.persisted_at = now
             self._moments[checkpoint].persisted = time.monotonic()
             if op.version is not None:
@@ -260,23 +266,33 @@ class Catalogue:
         self._changed[checkpoint] = None
 
     def _begin(self, checkpoint: Checkpoint, at: float) -> CheckpointTimes:
+        """An application writes to it."""
+        is_new = checkpoint not in self._times
+        times = self._known(checkpoint)
+        is_saved_anew = (
+            self.is_settled(checkpoint)
+            and times.closed_at > 0
+            and self._moments[checkpoint].closed < time.monotonic() - NEW_SAVE_S
+        )
+        if is_new or is_saved_anew:
+            times.began_at = at
+            times.closed_at = 0.0
+            times.persisted_at = 0.0
+            times.verified_at = 0.0
+        return times
+
+    def _known(self, checkpoint: Checkpoint) -> CheckpointTimes:
+        """Its times, which will be recorded anew.
+
+        The drain asks by this and begins no save: one that took longer than `NEW_SAVE_S` to drain would count as
+        begun when it was persisted.
+        """
         times = self._times.get(checkpoint)
         if times is None:
-            times = self._times[checkpoint] = CheckpointTimes(at)
+            times = self._times[checkpoint] = CheckpointTimes(0.0)
             self._moments[checkpoint] = Moments()
             if len(self._times) > RECORDS_MAX:
                 self._drop(next(iter(self._times)))
-        elif (
-            self.is_settled(checkpoint)
-            and times.closed_at
-            and self._moments[checkpoint].closed < time.monotonic() - NEW_SAVE_S
-        ):
-            times.began_at, times.closed_at, times.persisted_at, times.verified_at = (
-                at,
-                0.0,
-                0.0,
-                0.0,
-            )
         self._changed[checkpoint] = None
         return times
 

@@ -34,6 +34,8 @@ class _Sum:
     files: int = 0
     persisted: int = 0
     writing: int = 0
+    damaged: int = 0
+    """Files that were read back and are not what was stored."""
     size: int = 0
     unsized: int = 0
     """Files whose size is not known, because the backing directory did not say."""
@@ -136,6 +138,18 @@ class CheckpointView:
 
     # -- checkpoints
 
+    def read_back(self, path: bytes, *, is_whole: bool) -> None:
+        """A file of the backing directory was held against what was stored there."""
+        with self._parts.fs.lock:
+            damaged = self._parts.inner.catalogue.damaged
+            if is_whole == (path not in damaged):
+                return  # as it is known already: most of thousands of files
+            if is_whole:
+                damaged.whole(path)
+            else:
+                damaged.found(path)
+            self._parts.state.commit()
+
     def verified(self, path: bytes, good: Collection[bytes], since: float) -> None:
         """Files at and below a path were read back from `since` on: note checkpoints that lie there whole and were good."""
         catalogue = self._parts.inner.catalogue
@@ -158,7 +172,9 @@ class CheckpointView:
         for file in self._known(_around(top.save_dir, top.path) if top is not None else path):
             checkpoint = catalogue.recognise(file.path)
             if checkpoint is not None and top in (None, checkpoint):
-                sums.setdefault(checkpoint, _Sum()).add(file)
+                total = sums.setdefault(checkpoint, _Sum())
+                total.add(file)
+                total.damaged += file.is_persisted and file.path in catalogue.damaged
         with lock:
             for checkpoint, total in sums.items():
                 total.times = catalogue.times(checkpoint)
@@ -251,6 +267,8 @@ def _state(total: _Sum, times: CheckpointTimes, persisted_at: float) -> str:
         return "writing"
     if total.persisted < total.files:
         return "persisting" if total.persisted else "complete"
+    if total.damaged:
+        return "damaged"
     if not (total.ram or total.spilled) and (total.size or total.unsized):
         return "evicted"
     return "verified" if times.verified_at >= persisted_at > 0 else "persisted"

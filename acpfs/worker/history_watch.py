@@ -65,17 +65,12 @@ def begun(status: Status) -> tuple[str, str]:
     )
 
 
-def changes(before: SeenStatus, now: SeenStatus, error: str) -> list[tuple[str, str]]:
-    """(kind, text) of what became different. `error`: the storage's last."""
+def changes(before: SeenStatus, now: SeenStatus, why: str) -> list[tuple[str, str]]:
+    """(kind, text) of what became different. `why`: what explains the storage's state."""
     found = []
     if now.health != before.health:
-        found.append(
-            (
-                "storage",
-                f"{before.health} → {now.health}"
-                + (f": {error}" if error and now.health != "ok" else ""),
-            )
-        )
+        said = f": {why}" if why else ""
+        found.append(("storage", f"{before.health} → {now.health}{said}"))
     for kind, was, has, text in (
         ("refused", before.parked, now.parked, "operations that the storage refused for good"),
         ("interrupted", before.interrupted, now.interrupted, "files whose writer was lost"),
@@ -181,9 +176,10 @@ class HistoryWatch:
             self._parts.fs.lock,
             self._parts.inner,
         )
-        seen, error = SeenStatus.of(status), status.backing_health.last_error or ""
+        seen = SeenStatus.of(status)
+        why = status.backing_health.why or ""
         noted = [] if self._seen is not None else [begun(status)]
-        noted += changes(self._seen or SeenStatus(), seen, error)
+        noted += changes(self._seen or SeenStatus(), seen, why)
         with lock:
             settled = inner.catalogue.newly_settled()
         entries = [HistoryEntry(at=now, kind=kind, text=text) for kind, text in noted]

@@ -181,12 +181,11 @@ class WorkerSubject:
     def _health(self, refused: Sequence[QueueEntry]) -> HealthReport:
         """Calls that are answered well are no sign of health while the directory refuses operations for good."""
         health = self._parts.calls.health.statistics()
-        state, error = health.state, health.last_error
+        state = health.state
+        error = health.last_error
         if state == "ok" and refused:
-            state, error = (
-                "refusing",
-                f"{refused[0].operation} {refused[0].name}: {refused[0].last_detail}",
-            )
+            state = "refusing"
+            error = f"{refused[0].operation} {refused[0].name}: {refused[0].last_detail}"
         return HealthReport(
             state,
             health.since,
@@ -195,6 +194,7 @@ class WorkerSubject:
             health.oldest_s,
             health.failures,
             error or None,
+            _why(state, error, health.oldest_call, health.oldest_s),
             self._parts.anchor.problem or None,
         )
 
@@ -417,8 +417,11 @@ class WorkerSubject:
                 for path in paths or [b""]:
                     self._view.verified(path, good, began_at)
                 return
+            name = os.fsencode(verdict.path)
             if verdict.status == "ok":
-                good.add(os.fsencode(verdict.path))
+                good.add(name)
+            if verdict.status != "unknown":
+                self._view.read_back(name, is_whole=verdict.status == "ok")
             await tell(verdict)
 
 
@@ -429,6 +432,13 @@ def _digest_and_close(fd: int, size: int) -> str:
         return of_reads(lambda piece, at: os.preadv(fd, [piece], at), buffer, size)[0]
     finally:
         os.close(fd)
+
+
+def _why(state: str, error: str, oldest_call: str, oldest_s: float) -> str | None:
+    """Of a state of the backing directory: an error explains refusals, and no hang."""
+    if state in ("slow", "stuck"):
+        return f"{oldest_call} is out for {oldest_s:.0f} s" if oldest_call else None
+    return error or None if state == "refusing" else None
 
 
 def _orphan(path: tuple[bytes, ...]) -> str:

@@ -266,9 +266,29 @@ class TestHealth:
         assert health.statistics().last_error == "rename: refused"
         with health.call("commits", "rename"):
             pass
+        assert health.statistics().last_error == "", "what was answered since"
         health.state()
         self.now += RECOVER_AFTER_S + 0.1
         assert health.state() is HealthState.OK
+
+    @pytest.mark.clause("S470")
+    def test_what_hangs_is_named_and_an_older_error_does_not_explain_it(
+        self, health: Health
+    ) -> None:
+        with pytest.raises(OSError, match="refused"), health.call("syncs", "heartbeat"):
+            fail(errno.ENOSPC)
+        with pytest.raises(OSError, match="refused"), health.call("streams", "stream"):
+            fail(errno.ENOSPC)
+        assert health.statistics().last_error == "stream: refused", "the latest"
+        with health.call("streams", "stream"):
+            pass
+        assert health.statistics().last_error == "heartbeat: refused", "and still the other"
+        with health.call("requests", "listdir"):
+            self.now += 1.0
+            with health.call("streams", "stream"):
+                self.now += SLOW_AFTER_S
+                found = health.statistics()
+        assert (found.state, found.oldest_call) == ("slow", "listdir")
 
     def test_answers_about_names_are_not_failures(self, health: Health) -> None:
         for _ in range(10):

@@ -199,7 +199,7 @@ def status(**changes: object) -> dict[str, object]:
         "oldest_unpersisted_age_s": 0,
         "open_files": 0,
         "ram": {"waiting_writers": 0},
-        "backing_health": {"state": "ok", "last_error": None},
+        "backing_health": {"state": "ok", "why": None},
     }
     return {**base, **changes}
 
@@ -257,10 +257,10 @@ def status(**changes: object) -> dict[str, object]:
             "run\\n (process 7, ls) waits in readdir for 1 min 15 s",
         ),
         ({"interrupted": 1}, "not whole"),
-        ({"ram": {"waiting_writers": 2}}, "2 writers wait for room"),
-        ({"backing_health": {"state": "stuck", "last_error": None}}, "does not answer"),
+        ({"ram": {"waiting_writers": 2}}, "STANDING STILL: 2 writers wait for room"),
+        ({"backing_health": {"state": "stuck", "why": None}}, "does not answer"),
         (
-            {"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}},
+            {"backing_health": {"state": "refusing", "why": "store: ENOSPC"}},
             "refuses calls (store: ENOSPC)",
         ),
     ],
@@ -268,6 +268,21 @@ def status(**changes: object) -> dict[str, object]:
 def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str) -> None:
     (line,) = unsafe_lines(status(**changes))
     assert said in line
+
+
+def test_status_puts_who_stands_still_above_what_is_not_safe_yet() -> None:
+    lines = unsafe_lines(
+        status(
+            queue_length=3,
+            parked=1,
+            ram={"waiting_writers": 2},
+            waiting_calls=[
+                {"path": "f", "pid": 7, "command": "ls", "call": "readdir", "waited_s": 75.0}
+            ],
+        )
+    )
+    words = ["STANDING STILL", "waits in readdir", "REFUSED", "not yet safe"]
+    assert [word for word, line in zip(words, lines, strict=True) if word in line] == words
 
 
 WAITS: dict[str, object] = {
@@ -293,27 +308,27 @@ EVERYTHING: list[dict[str, object]] = [
             {"path": "f", "pid": 7, "command": "ls", "call": "readdir", "waited_s": 75.0}
         ]
     },
-    {"backing_health": {"state": "slow", "last_error": None}},
-    {"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}},
-    {"backing_health": {"state": "stuck", "last_error": None}},
+    {"backing_health": {"state": "slow", "why": "stream is out for 5 s"}},
+    {"backing_health": {"state": "refusing", "why": "store: ENOSPC"}},
+    {"backing_health": {"state": "stuck", "why": None}},
     {
         "backing_health": {
             "state": "ok",
-            "last_error": None,
+            "why": None,
             "problem": "/b cannot be opened (No such file or directory)",
         }
     },
     {
         "backing_health": {
             "state": "ok",
-            "last_error": None,
+            "why": None,
             "problem": "/b shows another volume: is its file system unmounted?",
         }
     },
     {
         "backing_health": {
             "state": "ok",
-            "last_error": None,
+            "why": None,
             "problem": "/b shows a directory that acpfs has never used: is it unmounted?",
         }
     },
@@ -389,7 +404,11 @@ def reached(call: Callable[[], object]) -> tuple[set[int], set[str]]:
 def test_a_new_line_of_the_status_is_to_be_in_everything() -> None:
     """Each place in `unsafe_lines` that says something is reached by EVERYTHING: so the test above sees all there are."""
     lines, called = reached(lambda: [unsafe_lines(status(**changes)) for changes in EVERYTHING])
-    places = [*says(unsafe_lines), *says(status_verb._withheld)]
+    places = [
+        *says(unsafe_lines),
+        *says(status_verb._withheld),
+        *says(status_verb._who_waits),
+    ]
     assert len(places) > 10, "this test does not see them any more"
     assert [place for place, _made_by in places if not lines & set(place)] == []
     assert {name for _place, made_by in places for name in made_by} - called == set()

@@ -22,6 +22,7 @@ from acpfs.cli.top_screen import (
     Mount,
     TopScreen,
     checkpoint_rows,
+    drained_bytes,
     members_worst_first,
     mount_row,
     summary,
@@ -114,6 +115,15 @@ def test_the_summary_says_what_is_wrong_and_who_waits() -> None:
     found |= {"queue_length": 0, "parked": 0, "cluster": None}
     assert "nothing: all is persisted" in summary(found, None)
     assert "WRONG" not in summary(found, None)
+
+
+def test_the_rate_counts_what_is_on_its_way() -> None:
+    """A file of a gigabyte is persisted in one moment, after minutes in which the drain ran."""
+    found = status()
+    found["counters"] = {"persisted_bytes": 100}
+    for entry in found["queue"]:
+        entry["streamed_bytes"] = 5
+    assert drained_bytes(found) == 100 + 5 * len(found["queue"])
 
 
 def words_of(bindings: Any) -> list[str]:

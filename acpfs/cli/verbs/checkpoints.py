@@ -43,17 +43,16 @@ def command(target: Target, path: str | None, as_json: bool) -> None:
 
 
 def _row(report: show.Json) -> tuple[str, ...]:
-    state = report["state"]
-    if state == "persisting":
-        state = f"persisted {report['persisted_files']} of {report['files']}"
     return (
         show.printable(report["path"]),
         "" if report["step"] is None else str(report["step"]),
         str(report["files"]),
         show.size(report["bytes"]),
-        state,
+        show.checkpoint_state(report),
         *(_duration(report[key]) for key in ("save_s", "persist_s")),
-        {"ram": "RAM", "mixed": "several places"}.get(report["loads_from"], report["loads_from"]),
+        {"ram": "RAM", "mixed": "several places"}.get(
+            str(report["loads_from"]), str(report["loads_from"])
+        ),
         _duration(report["estimated_load_s"]),
     )
 

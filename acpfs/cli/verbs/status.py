@@ -287,6 +287,7 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append(
             f"BYPASSED for {age} ({show.printable(status['bypass_reason'])}): new opens are native; `acpfs mount` ends that"
         )
+    lines += _who_waits(status)
     if status.get("conflicts_total"):
         first = status["conflicts"][-1]
         beside = (
@@ -304,7 +305,7 @@ def unsafe_lines(status: show.Json) -> list[str]:
             f"; the first: {show.printable(entry['name'])} ({show.last_error(entry)})"
             for entry in parked
         )
-        kept = "kept in RAM until `acpfs-ctl retry` or `discard`"
+        kept = "kept in RAM until `acpfs-ctl retry PATH` (or `--all`) or `discard PATH`"
         lines.append(
             f"{status['parked']} operations REFUSED by the backing directory: {kept}{first}"
         )
@@ -313,7 +314,7 @@ def unsafe_lines(status: show.Json) -> list[str]:
     if status["interrupted"]:
         lines.append(
             f"{status['interrupted']} files are not whole (they lost their writer, or a write failed): "
-            "`acpfs-ctl retry` stores them, `discard` drops them"
+            "`acpfs-ctl retry PATH` stores them, `discard PATH` drops them"
         )
     if status["state"] == "draining":
         lines.append(
@@ -327,15 +328,8 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append(
             f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old{why}"
         )
-    if status["ram"]["waiting_writers"]:
-        lines.append(f"{status['ram']['waiting_writers']} writers wait for room in the RAM tier")
-    waiting = status.get("waiting", ())
-    lines += [_waiting(one) for one in waiting[:WAITING_LINES_MAX]]
-    if len(waiting) > WAITING_LINES_MAX:
-        lines.append(f"… and {len(waiting) - WAITING_LINES_MAX} more wait")
-    lines += [_call(one) for one in status.get("waiting_calls", ())[:WAITING_LINES_MAX]]
     if health["state"] != "ok":
-        said = f" ({show.printable(health['last_error'])})" if health["last_error"] else ""
+        said = f" ({show.printable(health['why'])})" if health["why"] else ""
         lines.append(
             f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}"
         )
@@ -345,6 +339,21 @@ def unsafe_lines(status: show.Json) -> list[str]:
         " (files that are open are safe when they are closed)" if status["open_files"] else ""
     )
     return lines or [f"safe: everything that was closed is on the backing directory{unclosed}"]
+
+
+def _who_waits(status: show.Json) -> list[str]:
+    """Programs that stand still now: more urgent than what is not safe yet."""
+    lines = []
+    if status["ram"]["waiting_writers"]:
+        lines.append(
+            f"STANDING STILL: {status['ram']['waiting_writers']} writers wait for room in the RAM tier"
+        )
+    waiting = status.get("waiting", ())
+    lines += [_waiting(one) for one in waiting[:WAITING_LINES_MAX]]
+    if len(waiting) > WAITING_LINES_MAX:
+        lines.append(f"… and {len(waiting) - WAITING_LINES_MAX} more wait")
+    lines += [_call(one) for one in status.get("waiting_calls", ())[:WAITING_LINES_MAX]]
+    return lines
 
 
 def _call(one: show.Json) -> str:
