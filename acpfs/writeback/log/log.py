@@ -211,7 +211,11 @@ class OperationLog:
         return version
 
     def fold(self, ino: Ino, meta: Metadata) -> bool:
-        """Fold a change of attributes into the newest operation on the node, if that carries attributes and has not been carried out."""
+        """Fold a change of attributes into the newest operation on the node, if that carries attributes and has not been carried out.
+
+        Rights keep their place, though: what was logged since may need the earlier ones (a file that is made in a directory before
+        that becomes read-only), or may have been made so that nobody has the later ones (a directory that was shut off before).
+        """
         op = self.last_of(ino)
         if (
             op is None
@@ -226,7 +230,9 @@ class OperationLog:
         ):
             return False  # its staging file has its attributes already
         if op.kind is OpKind.MKDIR and self._by_directory[ino]:
-            return False  # a mode without write permission must not come before what is to be made in the directory
+            return False  # times, too: what is made in the directory changes them
+        if op.seq != self._last_seq and meta.gives_rights(op.meta):
+            return False
         op.meta.merge(meta)
         self._save(op)
         return True

@@ -68,6 +68,18 @@ class Metadata:
                 setattr(self, name, value)
         self.xattrs.update(later.xattrs)
 
+    def gives_rights(self, earlier: Metadata) -> bool:
+        """Whether somebody may do something else with the node after it than after `earlier`."""
+        for name in ("mode", "uid", "gid"):
+            value = getattr(self, name)
+            if value is not None and value != getattr(earlier, name):
+                return True
+        return any(
+            not name.startswith(b"user.")
+            and (name not in earlier.xattrs or earlier.xattrs[name] != value)
+            for name, value in self.xattrs.items()
+        )
+
     def to_json(self) -> str:
         """Compact form for the state database. Most have no xattrs, and need no encoder (5 us, several times per small file)."""
         if not self.xattrs:
