@@ -60,7 +60,8 @@ class CheckpointHelper:
         def checked(result: int, _context: object) -> None:
             if result == 0:
                 try:
-                    with checkpoint_files.create_file(os.path.realpath(tracker_filename)) as file:
+                    # not what a link of this name leads to: that may be a checkpoint
+                    with checkpoint_files.create_file(os.path.abspath(tracker_filename)) as file:
                         file.write(str(iteration).encode())
                 except OSError as error:
                     log.error(

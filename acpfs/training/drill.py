@@ -18,6 +18,7 @@ from typing import Any
 from acpfs.errors import ConfigError
 from acpfs.training.manifest import GaspError, verify
 from acpfs.training.marks import Marks
+from acpfs.training.naming import read_tracker
 
 OF_AN_UPDATE = {
     "ready": "its gradients are complete, before the gate",
@@ -172,10 +173,9 @@ def judge(directory: Path, before: set[str], kills: tuple[Kill, ...], tracker: s
     lost = max(0, max(note["done"] for note in notes) - manifest.step)
     wrong = f"{lost} steps are lost" if lost > 1 else ""
     if tracker and not wrong:
-        named = (
-            (directory / tracker).read_text(encoding="utf-8").strip()
-            if (directory / tracker).exists()
-            else "nothing"
-        )
+        try:
+            named = read_tracker(directory / tracker).name
+        except (GaspError, OSError):
+            named = "nothing"
         wrong = "" if named in (name, str(manifest.step)) else f"{tracker} names {named}"
     return Verdict(wrong, manifest.step, lost, took_s, name)

@@ -23,7 +23,6 @@ log = get_logger(__name__)
 PREFIX = "acpfs:"
 """Before the id of a node that has a mount: in a list of nodes, those that a pointer can wait for."""
 URGENT_S = 1800.0
-TRACKER_URGENT_S = 60.0
 LOOK_AGAIN_S = 0.1
 
 
@@ -112,31 +111,6 @@ def set_needs(path: Path, nodes: tuple[str, ...]) -> None:
     """The next pointer that this becomes waits for these nodes; none: for all, as ever."""
     if nodes:
         _asked("needs", lambda: client.set_needs(path, nodes))
-
-
-def write_tracker(path: Path, text: str, nodes: tuple[str, ...], temporary: Path) -> None:
-    """Write it, or write it again: whole at every moment, and not behind an older one that is withheld for a node that died.
-
-    One that is there is written in place, in one write and without being cut off first; without a mount it is replaced.
-    """
-    try:
-        client.node_id(path.parent)
-    except NotMountedError:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-        return
-    written = path if path.exists() else temporary
-    with written.open("r+b" if written is path else "wb", buffering=0) as file:
-        declare_urgent(
-            written, TRACKER_URGENT_S
-        )  # by itself: other files of the job, which may be what RAM is full of, go on to wait
-        data = text.encode()
-        file.write(data.ljust(os.fstat(file.fileno()).st_size, b"\n"))
-        file.truncate(len(data))
-        set_needs(written, nodes)
-    withdraw_urgent(written)
-    if written is temporary:
-        temporary.replace(path)
 
 
 def wait_persisted(checkpoint: Path, tracker: Path | None, timeout_s: float) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 from acpfs.logger import get_logger
 from acpfs.training import mounted
 from acpfs.training.manifest import GaspError, differences, read_manifest, write_manifest
-from acpfs.training.messages import Publish
+from acpfs.training.messages import Manifest, Publish
+from acpfs.training.naming import keep_beside, write_tracker
 
 log = get_logger(__name__)
 LOOK_AGAIN_S = 0.05
@@ -39,19 +40,18 @@ def publish(
         else:
             _give_name(written, final, order, nodes)
     if tracker:
-        temporary = save_directory / f".{tracker}.gasp-{order.manifest.generation}.tmp"
-        mounted.write_tracker(
+        write_tracker(
             save_directory / tracker,
             text.format(name=order.name, step=order.manifest.step) + "\n",
             nodes,
-            temporary,
+            order.manifest.generation,
         )
     return final
 
 
 def _give_name(written: Path, final: Path, order: Publish, nodes: tuple[str, ...]) -> None:
     write_manifest(written, order.manifest)
-    _make_way(final, order.manifest.generation, nodes)
+    keep_beside(final, order.manifest.generation, nodes)  # a checkpoint, perhaps half of one
     mounted.withdraw_urgent(written)
     mounted.set_needs(written, nodes)
     written.rename(final)
@@ -64,7 +64,7 @@ def _comes_from_elsewhere(final: Path, order: Publish, files_s: float) -> bool:
     """
     deadline = time.monotonic() + files_s
     while order.elsewhere:
-        found = read_manifest(final)
+        found = _manifest(final)
         if (
             found is not None
             and (found.job, found.step) == (order.manifest.job, order.manifest.step)
@@ -82,9 +82,17 @@ def _comes_from_elsewhere(final: Path, order: Publish, files_s: float) -> bool:
     return False
 
 
+def _manifest(final: Path) -> Manifest | None:
+    """Of what has the name. One that makes no sense is somebody else's, and is kept beside."""
+    try:
+        return read_manifest(final)
+    except GaspError:
+        return None
+
+
 def _is_there(final: Path, order: Publish) -> bool:
     """Whether an earlier attempt did the rename."""
-    found = read_manifest(final)
+    found = _manifest(final)
     return found is not None and (found.job, found.generation, found.step) == (
         order.manifest.job,
         order.manifest.generation,
@@ -99,16 +107,3 @@ def _wait_for_files(written: Path, order: Publish, files_s: float) -> None:
         if time.monotonic() >= deadline:
             raise GaspError(f"{written}: {'; '.join(wrong)}")
         time.sleep(LOOK_AGAIN_S)
-
-
-def _make_way(final: Path, generation: int, nodes: tuple[str, ...]) -> None:
-    """A checkpoint that has the name already, perhaps half of one, is kept under another."""
-    if final.exists():
-        aside = final.with_name(f"{final.name}.before-gasp-{generation}")
-        log.warning(
-            "a checkpoint had the gasp's name; it is kept beside it",
-            name=final.name,
-            kept=aside.name,
-        )
-        mounted.set_needs(final, nodes)
-        final.rename(aside)

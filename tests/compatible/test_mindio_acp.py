@@ -225,9 +225,13 @@ def _tracker(
 ) -> None:
     """The tracker comes when all files are persisted."""
     helper = acp.CheckpointHelper(0)
-    helper.async_write_tracker_file(7, str(directory), 2, str(mount.path / "run" / "tracker"), tell)
+    tracker = mount.path / "run" / "tracker"
+    (mount.path / "run" / "older").write_bytes(b"a checkpoint")
+    tracker.symlink_to("older")
+    helper.async_write_tracker_file(7, str(directory), 2, str(tracker), tell)
     assert told.get(timeout=RESULT_S) == (7, 0)
-    assert (mount.path / "run" / "tracker").read_text() == "7"
+    assert tracker.read_text() == "7"
+    assert (mount.path / "run" / "older").read_bytes() == b"a checkpoint", "not through a link"
     with pytest.raises(ValueError, match="not a directory"):
         helper.async_write_tracker_file(7, str(directory / "none"), 2, "tracker")
     with pytest.raises(ValueError, match="1024"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,9 @@ import pytest
 
 from acpfs.training.manifest import GaspError, read_manifest, saved_file, verify, write_manifest
 from acpfs.training.messages import Manifest, Publish
+from acpfs.training.naming import read_tracker
 from acpfs.training.publish import publish
+from tests.training.taken_trackers import TAKEN, assert_only_the_name_went, take
 
 FILES = {"__0_0.distcp": b"weights", ".metadata": b"where", "host_state/rank-0.pt": b"random"}
 
@@ -82,6 +85,53 @@ def test_what_had_the_name_is_kept(tmp_path: Path, order: Publish) -> None:
     assert found.generation == 3
 
 
+@pytest.mark.clause("T45")
+def test_what_had_the_name_is_kept_however_many_had_it_before(
+    tmp_path: Path, order: Publish
+) -> None:
+    taken = ("step-7", "step-7.before-gasp-2", "step-7.before-gasp-2-2")
+    for name in taken:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "of").write_text(name)
+    publish(tmp_path, order, "latest", 1.0)
+    assert verify(tmp_path / "step-7") == order.manifest
+    kept = (*taken[1:], "step-7.before-gasp-2-3")
+    assert [(tmp_path / name / "of").read_text() for name in kept] == [*taken[1:], "step-7"]
+
+
+@pytest.mark.clause("T45")
+@pytest.mark.parametrize("kind", ["link to nothing", "link to a checkpoint", "file", "unreadable"])
+def test_what_had_the_name_is_kept_whatever_it_is(
+    tmp_path: Path, order: Publish, kind: str
+) -> None:
+    final, other = tmp_path / "step-7", tmp_path / "other"
+    if kind == "file":
+        final.write_bytes(b"a checkpoint of another kind")
+    elif kind == "unreadable":
+        final.mkdir()
+        (final / "gasp.json").write_bytes(b"of another program")
+    else:
+        final.symlink_to("other")
+    if kind == "link to a checkpoint":
+        other.mkdir()
+        (other / "half").touch()
+    publish(tmp_path, order, "latest", 1.0)
+    assert not final.is_symlink()
+    assert verify(final) == order.manifest
+    assert os.path.lexists(tmp_path / "step-7.before-gasp-2")
+    assert not other.exists() or [path.name for path in other.iterdir()] == ["half"]
+
+
+@pytest.mark.clause("T170")
+@pytest.mark.parametrize("kind", TAKEN)
+def test_nothing_is_written_through_the_trackers_name(
+    tmp_path: Path, order: Publish, kind: str
+) -> None:
+    left = take(tmp_path, kind)
+    publish(tmp_path, order, "latest", 1.0)
+    assert_only_the_name_went(tmp_path, left)
+
+
 @pytest.mark.clause("T61")
 def test_a_tracker_may_say_the_number_alone(tmp_path: Path, order: Publish) -> None:
     publish(tmp_path, order, "latest", 1.0, "{step}")
@@ -115,6 +165,25 @@ def test_a_gasp_that_does_not_come_from_another_node_is_not_waited_for_for_ever(
     publish(tmp_path, replace(order, elsewhere=("other",)), "latest", 0.0)
     assert verify(tmp_path / "step-7") == order.manifest
     assert (tmp_path / "step-7.before-gasp-2").exists()
+
+
+@pytest.mark.clause("T170")
+def test_what_a_tracker_names(tmp_path: Path) -> None:
+    tracker = tmp_path / "latest"
+    with pytest.raises(FileNotFoundError):
+        read_tracker(tracker)
+    for text in (b"", b"\xff", b"a\0b", b"x" * 4097):
+        tracker.write_bytes(text)
+        with pytest.raises(GaspError, match="names no checkpoint"):
+            read_tracker(tracker)
+    tracker.write_text("step-7\n")
+    assert read_tracker(tracker) == tmp_path / "step-7"
+    tracker.unlink()
+    tracker.symlink_to("step-8")  # of another program, which may lead anywhere
+    assert read_tracker(tracker) == tmp_path / "step-8"
+    tracker.unlink()
+    tracker.mkdir()
+    assert read_tracker(tracker) == tracker
 
 
 def test_verify_reads_every_byte(tmp_path: Path, order: Publish) -> None:

@@ -22,6 +22,7 @@ from tests.cluster.stand import SOON_MISSING_S, Stand
 from tests.cluster.test_order import read, until, withheld, write
 from tests.rig.mounts import AcpfsMount, MakeMount
 from tests.rig.processes import Child
+from tests.training.taken_trackers import TAKEN, assert_only_the_name_went, take
 
 clause = pytest.mark.clause
 pytestmark = [
@@ -42,9 +43,10 @@ def saved(
     nodes: tuple[str, ...] = (),
     files: dict[str, bytes] = FILES,
     step: int = 7,
+    generation: int = 1,
 ) -> Publish:
     """What one rank writes, and then is told."""
-    written = save_directory / f"step-{step}.gasp-1.tmp"
+    written = save_directory / f"step-{step}.gasp-{generation}.tmp"
     with mounted.written_by_one(written):
         for name, data in files.items():
             (written / name).parent.mkdir(exist_ok=True)
@@ -54,7 +56,7 @@ def saved(
         told = tuple(saved_file(written, written / name) for name in files)
     own = mounted.node_name(save_directory)
     return Publish(
-        Manifest("job", 1, step, (1,), {"all": 0}, told, {"all": "00"}, (own, *nodes)),
+        Manifest("job", generation, step, (1,), {"all": 0}, told, {"all": "00"}, (own, *nodes)),
         written.name,
         f"step-{step}",
     )
@@ -135,6 +137,28 @@ def test_a_node_died_and_nothing_of_the_gasp_waits_for_it(
         assert (shared / "run" / "step-7.before-gasp-1" / "half").exists()
         assert read(shared, "run/latest") == "step-7\n"
         assert not withheld(first)
+
+
+@clause("T170")
+@pytest.mark.transports("libfuse", "native")
+def test_nothing_is_written_through_the_trackers_name(
+    transport: str, tmp_path: Path, make_mount: MakeMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a file that is there is written in place."""
+    (tmp_path / "backing").mkdir()
+    mount = make_mount(tmp_path / "backing", transport)
+    run = begin(mount, monkeypatch)
+    for kind in TAKEN:
+        (run / kind).mkdir()
+        left = take(run / kind, kind)
+        order = saved(run / kind, generation=2)
+        publish(run / kind, order, "latest", 1.0)
+        assert_only_the_name_went(run / kind, left)
+        before = (run / kind / "latest").stat().st_ino
+        publish(run / kind, order, "latest", 1.0)
+        assert (run / kind / "latest").stat().st_ino == before, "one of its own stays"
+        mount.flush()
+        assert_only_the_name_went(mount.backing / "run" / kind, left)
 
 
 @pytest.mark.long

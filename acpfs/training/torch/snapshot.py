@@ -23,6 +23,7 @@ from acpfs.training.manifest import NAME as MANIFEST
 from acpfs.training.manifest import GaspError, read_manifest
 from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, Shard, checkpoint_name
 from acpfs.training.mounted import PREFIX, node_name, places, readable
+from acpfs.training.naming import read_tracker
 from acpfs.training.policy import Policy
 from acpfs.training.publish import publish
 from acpfs.training.torch.layout import Layout
@@ -38,7 +39,7 @@ def newest(directory: Path, tracker: str, patience_s: float) -> int | None:
     """Step of the checkpoint that the tracker names; None: there is none. `patience_s`: for the mount, before the storage is asked, too."""
 
     def named(place: Path) -> int | None:
-        manifest = read_manifest(place / (place / tracker).read_text(encoding="utf-8").strip())
+        manifest = read_manifest(read_tracker(place / tracker))
         return None if manifest is None else manifest.step
 
     return _first(directory, named, patience_s)
