@@ -522,6 +522,43 @@ def test_only_steps_change_where_an_operation_is() -> None:
     assert wrong == []
 
 
+LINK_COUNTS = {
+    "nlink": {
+        "backing": "what a stat says",
+        "filesystem/attribute_calls.py": "shown",
+        "filesystem/first_sight.py": "asks more of what may have several names",
+        "filesystem/lowerview.py": "counts names that nobody has looked up here",
+        "filesystem/nodes.py": "adopts it",
+        "filesystem/recognition.py": "asks more of what may have several names",
+        "transport": "shown",
+        "writeback/commits/placing.py": "where the storage counts links, as probed",
+        "writeback/streams/equal.py": "where the storage counts links, as probed",
+        "writeback/streams/spares.py": "where the storage counts links, as probed",
+    },
+    "shown_links": {
+        "filesystem/attribute_calls.py": "shown",
+        "filesystem/invariants.py": "in words for people",
+        "filesystem/nodes.py": "defined, and recorded",
+    },
+    "directory_links": {"filesystem/nodes.py": "counted only where the storage counts"},
+}
+"""Where a link count is read. Everywhere else it would decide something, and it is a hint of the storage (S410)."""
+
+
+def test_no_link_count_decides_anything() -> None:
+    def is_named(path: Path, places: dict[str, str]) -> bool:
+        return any(path.is_relative_to(PACKAGE / place) for place in places)
+
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.attr}"
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and not is_named(path, LINK_COUNTS.get(node.attr, {"": "another attribute"}))
+    ]
+    assert wrong == []
+
+
 def test_what_has_happened_to_an_operation_is_said_once() -> None:
     """`let_go` and `delayed` are no states: one place says each, and nobody takes the first one back."""
     found: dict[str, set[str]] = {"let_go": set(), "delayed": set()}

@@ -88,6 +88,26 @@ def _hard_link(trial: Trial) -> None:
     os.unlink(trial.other, dir_fd=trial.dir_fd)
 
 
+def _counts_links(trial: Trial) -> bool:
+    """Where it cannot make links, nothing has to be counted."""
+    try:
+        os.link(
+            trial.name,
+            trial.other,
+            src_dir_fd=trial.dir_fd,
+            dst_dir_fd=trial.dir_fd,
+            follow_symlinks=False,
+        )
+    except OSError as error:
+        if error.errno in _NO_ANSWER:
+            raise
+        return True
+    # By its new name: what is known of the file itself may be from before, on a client that caches attributes.
+    found = os.stat(trial.other, dir_fd=trial.dir_fd, follow_symlinks=False)
+    os.unlink(trial.other, dir_fd=trial.dir_fd)
+    return found.st_nlink == 2
+
+
 def _symlink(trial: Trial) -> None:
     os.symlink(b"target", trial.other, dir_fd=trial.dir_fd)
     os.unlink(trial.other, dir_fd=trial.dir_fd)
@@ -152,6 +172,12 @@ class Features:
         "no extended attributes: checksums only in the manifest, users' attributes only in RAM",
     )
     hard_links: bool = _can(_hard_link, "no hard links: additional names are stored as copies")
+    link_counts: bool = _is(
+        _counts_links,
+        True,
+        lambda good: "" if good else "links are not counted: a file with several names shows one",
+    )
+    """How many names a file has can be seen (not over SFTP, nor of some SMB servers)."""
     symlinks: bool = _can(_symlink, "no symbolic links: they cannot be stored")
     chown: bool = _can(
         _chown,

@@ -57,7 +57,7 @@ class AttributeCalls:
         return Attributes(
             node.ino,
             node.mode,
-            node.nlink,
+            node.shown_links,
             node.uid,
             node.gid,
             node.rdev,

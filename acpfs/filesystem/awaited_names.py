@@ -111,7 +111,7 @@ class AwaitedNames:
             node = self._table.get(directory)
             known[directory] = (
                 self._table.path(directory)
-                if node is not None and node.is_dir and node.nlink
+                if node is not None and node.is_dir and not node.is_removed
                 else None
             )
         return known[directory]

@@ -117,7 +117,7 @@ class Changes:
     def change_metadata(self, node: Node, meta: Metadata) -> None:
         """Log a change of attributes, or fold it into what is logged already."""
         self._table.changed(node)
-        if node.unlogged or self._log.fold(node.ino, meta) or (node.nlink == 0 and not node.is_dir):
+        if node.unlogged or self._log.fold(node.ino, meta) or (node.is_removed and not node.is_dir):
             return
         kind = OpKind.SETXATTR if meta.xattrs else OpKind.SETATTR
         self._log.append(kind, node.ino, meta=meta, logged_at=self._log.clock.now())

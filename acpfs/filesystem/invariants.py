@@ -101,7 +101,7 @@ class Invariants:
         if node.is_dir and len(node.names) > 1:
             yield f"a directory has {len(node.names)} names"
         if node.unlogged and node.unseen_links:
-            yield f"its link count is {node.nlink}, and it has {len(node.names)} names and was never on the backing directory"
+            yield f"its link count is {node.shown_links}, and it has {len(node.names)} names and was never on the backing directory"
 
     # -- bytes
 

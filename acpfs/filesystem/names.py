@@ -140,7 +140,7 @@ class Names:
         Raises:
             OSError: ENOENT when it is deleted.
         """
-        if directory.nlink == 0:
+        if directory.is_removed:
             raise fail(errno.ENOENT)
 
     def new_node(self, parent: Node, mode: int, caller: Caller) -> Node:
@@ -155,8 +155,8 @@ class Names:
     async def mkdir(self, parent_ino: Ino, name: bytes, mode: int, caller: Caller) -> Node:
         parent = await self.vacant(parent_ino, name)
         node = self.new_node(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
-        node.directory_links = 2
-        parent.directory_links += 1
+        node.has_come_into(parent)
+        parent.count_subdirectory(1)
         self._earlier.made(parent, name)
         return self._make(OpKind.MKDIR, parent, name, node)
 
@@ -260,7 +260,7 @@ class Names:
         await self._check_empty(node)
         self._table.set_child(parent.ino, name, NO_INO)
         self._changes.record(OpKind.RMDIR, node, parent.ino, name)
-        parent.directory_links -= 1
+        parent.count_subdirectory(-1)
         self._touch(parent)
         self._table.changed(node)
 
@@ -337,7 +337,7 @@ class Names:
         self._moved_directory(node, parent, new_parent)
         if target is not None:
             if target.is_dir:
-                new_parent.directory_links -= 1
+                new_parent.count_subdirectory(-1)
             self._lost_name(target)
         self._finish_move(node, parent, new_parent)
 
@@ -421,8 +421,8 @@ class Names:
     @staticmethod
     def _moved_directory(node: Node, parent: Node, new_parent: Node) -> None:
         if node.is_dir and parent is not new_parent:
-            parent.directory_links -= 1
-            new_parent.directory_links += 1
+            parent.count_subdirectory(-1)
+            new_parent.count_subdirectory(1)
 
     def _finish_move(self, node: Node, parent: Node, new_parent: Node) -> None:
         node.touch(mtime=False)

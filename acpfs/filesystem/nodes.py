@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from acpfs.backing.lower import LowerEntry, LowerStat
 from acpfs.filesystem.content.body import COLD, COLUMNS, Body, from_row, to_row
@@ -42,6 +42,9 @@ CREATE TABLE IF NOT EXISTS child (parent INTEGER, name BLOB, ino INTEGER, PRIMAR
 ABSENT_NAMES_MAX = 4096
 """Names per directory that are known not to be there, the newest ones; any user can ask for any number of them."""
 
+COUNTED_LINKS_MIN = 2
+"""Links of an empty directory, by its name and by its dot, where the storage counts them."""
+
 Identity = tuple[int, int, int, int]
 
 
@@ -55,7 +58,7 @@ class Node:
     gid: int = 0
     rdev: int = 0
     directory_links: int = 1
-    """Of a directory: its link count, as long as it has a name."""
+    """Of a directory: its link count as it is shown, a hint of the storage (`count_subdirectory`)."""
     unseen_links: int = 0
     """Of anything else: how many names the backing directory has that nobody has looked up here."""
     size: int = 0
@@ -113,11 +116,29 @@ class Node:
     """What its row has that seldom changes, as it was last written; None: not known. See `NodeTable._write_row`."""
 
     @property
-    def nlink(self) -> int:
-        """How many names it has. Never taken from a stat alone, which knows nothing of links and removals that are still in the log."""
+    def is_removed(self) -> bool:
+        """Whether it has no name (any more). A link count does not say so: that of a directory is what the storage makes of it."""
+        return not self.names and self.ino != ROOT
+
+    @property
+    def shown_links(self) -> int:
+        """What stat(2) tells of its links; nothing is decided by it (`tests/test_structure.py`).
+
+        Never taken from a stat alone, which knows nothing of links and removals that are still in the log.
+        """
         if self.is_dir:
-            return self.directory_links if self.names or self.ino == ROOT else 0
+            return 0 if self.is_removed else max(1, self.directory_links)
         return len(self.names) + self.unseen_links
+
+    def count_subdirectory(self, change: Literal[1, -1]) -> None:
+        """A directory in it has come or gone. A storage that counts none shows 1 (btrfs always, ext4 from 65,000 on): so do we."""
+        if self.directory_links >= COUNTED_LINKS_MIN:
+            self.directory_links = max(COUNTED_LINKS_MIN, self.directory_links + change)
+
+    def has_come_into(self, parent: Node) -> None:
+        """A new, empty directory: it counts what is in it as the one does in which it is made."""
+        counts = parent.directory_links >= COUNTED_LINKS_MIN
+        self.directory_links = COUNTED_LINKS_MIN if counts else 1
 
     @property
     def in_kernel(self) -> bool:
@@ -572,7 +593,14 @@ def _row_values(node: Node) -> tuple[tuple[object, ...], tuple[object, ...]]:
     identity = str(list(node.identity)) if node.identity else None
     rest = (node.mode, node.uid, node.gid, node.rdev, node.lower_ino, identity, node.target, xattrs)
     times = (node.atime_ns, node.mtime_ns, node.ctime_ns)
-    return rest, (node.nlink, node.size, node.blocks, *times, node.unlogged, *to_row(node.body))
+    return rest, (
+        node.shown_links,
+        node.size,
+        node.blocks,
+        *times,
+        node.unlogged,
+        *to_row(node.body),
+    )
 
 
 def _node_from_row(row: tuple[Any, ...]) -> Node:

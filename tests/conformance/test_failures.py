@@ -235,18 +235,27 @@ def manifests_of(backing: Path) -> list[Path]:
     ]
 
 
-MISSING = ["xattrs", "hard_links", "rename_flags", "fsync_directory", "fine_times", "chown"]
+MISSING = [
+    "xattrs",
+    "hard_links",
+    "link_counts",
+    "rename_flags",
+    "fsync_directory",
+    "fine_times",
+    "chown",
+]
 
 
-@clause("S27")
+@clause("S27", "S410")
 @pytest.mark.parametrize("missing", [*MISSING, "all"])
 def test_a_poor_backing_file_system_changes_nothing_above(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs, missing: str
 ) -> None:
     fault_fs.set(**dict.fromkeys(MISSING if missing == "all" else [missing], False))
+    (fault_fs.source / "run" / "sub").mkdir(parents=True)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     run = mount.path / "run"
-    run.mkdir()
+    (run / "sub").rmdir()
     (run / "a").write_bytes(b"A")
     (run / "b").write_bytes(b"B")
     rename2(run / "a", run / "b", RENAME_EXCHANGE)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import stat
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def check(w: World) -> None:
         for node in w.inner.table:
             assert len(node.names) == names[node.ino]
             assert node.names or node.handles or node.ino == ROOT or node.body.is_only_backing, node
-            assert node.is_dir or node.nlink >= len(node.names), node
+            assert node.is_dir or node.shown_links >= len(node.names), node
 
 
 @contextlib.contextmanager
@@ -120,7 +121,7 @@ def test_an_answer_that_own_commits_have_overtaken_does_not_count(
                         await w.do(w.fs.link(ino, ROOT, b"g"))
                     await w.drained()
             node = w.inner.table[ino]
-            assert node.nlink == len(node.names) == (1 if removes else 2)
+            assert node.shown_links == len(node.names) == (1 if removes else 2)
             await w.do(w.fs.unlink(ROOT, b"f"))
             check(w)
 
@@ -182,6 +183,79 @@ def test_link_counts_survive_the_end_of_the_daemon(tmp_path: Path) -> None:
         async with world(tmp_path) as w:
             assert (await w.do(w.fs.lookup(ROOT, b"g"))).nlink == 3
             check(w)
+
+    trio.run(main)
+
+
+class Uncounted(BackingDirectory):
+    """Directories have one link, whatever is in them: as on btrfs."""
+
+    def lstat(self, path: LowerPath) -> LowerStat:
+        return uncounted(super().lstat(path))
+
+    def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+        found = super().lstat_many(directory, names)
+        return [None if st is None else uncounted(st) for st in found]
+
+
+def uncounted(st: LowerStat) -> LowerStat:
+    return st._replace(nlink=1) if stat.S_ISDIR(st.mode) else st
+
+
+async def rmdir_of(w: World, run: Ino) -> None:
+    await w.do(w.fs.rmdir(run, b"old"))
+
+
+async def move_of(w: World, run: Ino) -> None:
+    await w.do(w.fs.rename(run, b"old", ROOT, b"elsewhere", 0))
+
+
+async def replacement_of(w: World, run: Ino) -> None:
+    await w.do(w.fs.mkdir(ROOT, b"new", 0o755, CALLER))
+    await w.do(w.fs.rename(ROOT, b"new", run, b"old", 0))
+    await w.do(w.fs.rmdir(run, b"old"))
+
+
+@pytest.mark.clause("S410")
+@pytest.mark.parametrize("loses", [rmdir_of, move_of, replacement_of])
+@pytest.mark.parametrize(
+    ("make_lower", "counts"), [(Uncounted, (1, 1, 1)), (BackingDirectory, (3, 2, 3))]
+)
+def test_a_directory_that_loses_its_last_subdirectory_goes_on(
+    tmp_path: Path,
+    loses: Callable[[World, Ino], Awaitable[None]],
+    make_lower: type[BackingDirectory],
+    counts: tuple[int, int, int],
+) -> None:
+    """Its link count is what the storage makes of it, and is shown as that."""
+    (tmp_path / "backing/run/old").mkdir(parents=True)
+
+    async def links(w: World, ino: Ino) -> int:
+        return (await w.do(w.fs.getattr(ino))).nlink
+
+    async def main() -> None:
+        async with world(
+            tmp_path, make_lower=make_lower, hold=False, keep_last_persisted=False
+        ) as w:
+            run = (await w.do(w.fs.lookup(ROOT, b"run"))).ino
+            await w.do(w.fs.lookup(run, b"old"))
+            before = await links(w, run)
+            await loses(w, run)
+            empty = await links(w, run)
+            await w.write(b"f", b"bytes", parent=run)
+            made = await w.do(w.fs.mkdir(run, b"d", 0o755, CALLER))
+            assert made.nlink == min(2, before)
+            assert (before, empty, await links(w, run)) == counts
+            await w.drained()
+            assert await links(w, run) == counts[-1]
+            await w.do(w.fs.rmdir(run, b"d"))
+            await w.do(w.fs.unlink(run, b"f"))
+            await w.do(w.fs.rmdir(ROOT, b"run"))
+            assert await links(w, run) == 0
+            with pytest.raises(FileNotFoundError):
+                await w.write(b"f", b"bytes", parent=run)
+            await w.drained()
+        assert not (tmp_path / "backing/run").exists()
 
     trio.run(main)
 

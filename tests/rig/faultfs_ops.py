@@ -152,6 +152,8 @@ class FaultyOperations(pyfuse3.Operations):
             "st_blocks",
         ):
             setattr(entry, name, getattr(st, name))
+        if not self.faults.features.link_counts:
+            entry.st_nlink = 1
         grain = 1 if self.faults.features.fine_times else NS
         for name in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns"):
             setattr(entry, name, getattr(st, name) // grain * grain)

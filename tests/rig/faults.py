@@ -105,6 +105,8 @@ class Features:
     rename_flags: bool = True
     fsync_directory: bool = True
     fine_times: bool = True
+    link_counts: bool = True
+    """Else everything has one link, directories too: as over SFTP, and of directories on btrfs."""
     read_only: bool = False
 
 

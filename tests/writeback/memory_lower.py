@@ -146,7 +146,7 @@ class MemoryLower:
         return LowerStat(
             inode.ino,
             inode.mode,
-            inode.nlink,
+            inode.nlink if self.features.link_counts else 1,
             inode.uid,
             inode.gid,
             inode.rdev,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import random
@@ -16,11 +17,12 @@ import xxhash
 from trio.testing import MockClock
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import LowerPath
 from acpfs.writeback.log.ops import Op, VersionState
 from acpfs.writeback.sources import source
 from acpfs.writeback.streams import spares
 from tests.writeback.conftest import Run
-from tests.writeback.memory_lower import FailNth, MemoryLower, error
+from tests.writeback.memory_lower import FailNth, Inode, MemoryLower, error
 from tests.writeback.test_random import (
     Application,
     KilledError,
@@ -357,6 +359,41 @@ async def let_it_be(_log: Growing) -> None:
 async def write_to_it(log: Growing) -> None:
     inode = log.world.lower.inode(log.path)
     inode.content[:3], inode.mtime_ns = b"!!!", inode.mtime_ns + 1
+
+
+@pytest.mark.clause("S411")
+def test_nothing_is_written_over_where_links_are_not_counted(world: World) -> None:
+    """What was replaced may have another name, which nobody can see."""
+    world.lower.features = dataclasses.replace(world.lower.features, link_counts=False)
+
+    async def body(log: Growing) -> None:
+        await log.store(os.urandom(SIZE))
+        kept: list[tuple[Inode, bytes]] = []
+        for _time in range(4):
+            assert await log.grow() > SIZE
+            inode = world.lower.inode("log")
+            inode.nlink += 1  # as `cp -l` makes it
+            kept.append((inode, log.data))
+            assert all(inode.content == data for inode, data in kept)
+
+    in_one_run(world, body)
+
+
+@pytest.mark.clause("S411")
+def test_two_names_of_one_file_are_no_rename_that_failed(world: World) -> None:
+    """The staging file has its place already, under both names: the one of the staging area goes, and the order goes on."""
+    world.lower.features = dataclasses.replace(world.lower.features, link_counts=False)
+
+    def linked(label: str, path: LowerPath) -> None:
+        (staging,) = world.lower.list_staging() if label == "rename" else ("",)
+        if staging:
+            world.lower.link(world.lower.staging_path(staging), path)
+
+    async def body(log: Growing) -> None:
+        world.lower.fault = linked
+        await log.store(b"bytes")
+
+    in_one_run(world, body)
 
 
 async def write_to_it_at_the_same_time(log: Growing) -> None:

@@ -138,6 +138,9 @@ class Contents:
     def adopt(self, node: Node, tier_id: TierId) -> None:
         """Give a node a clean content that was read from the backing directory into `tier_id`, or that a version has."""
         self._versions.use(tier_id)
+        # Blocks of the backing directory's file say nothing of holes here: room is reserved by these (`pages_wanted`).
+        taken = min(node.size, self._tier.allocated_bytes(tier_id))
+        node.blocks = -(-taken // BLOCK_BYTES)
         self._put(node, in_ram(tier_id))
         self.retention.settle(node)
 

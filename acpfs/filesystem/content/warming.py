@@ -92,7 +92,7 @@ class Warming:
             self._settings.warm_reads is not WarmReads.OFF
             and node.body.is_cold
             and node.size > 0
-            and node.nlink > 0
+            and not node.is_removed
             and node.identity is not None
             and not self._view.held(node)
             and self._has_room(node.size)
@@ -339,7 +339,7 @@ class Warming:
             requests=self._requests,
             ahead=self._ahead,
             progress=progress,
-            wanted=lambda: node.body.is_cold and node.identity == identity and node.nlink > 0,
+            wanted=lambda: node.body.is_cold and node.identity == identity and not node.is_removed,
         )
 
     # -- files that the kernel reads by itself

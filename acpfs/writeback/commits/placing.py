@@ -203,8 +203,9 @@ class Placing:
         if still is None:
             return False
         is_same = still.ino == st.ino  # else the new name shows what it showed before
-        if (is_same and (stat.S_ISDIR(st.mode) or still.nlink == 1)) or (
-            not is_same and still.ino == moved
-        ):
+        has_one_name = stat.S_ISDIR(st.mode) or (
+            still.nlink == 1 and self._lower.features.link_counts
+        )
+        if (is_same and has_one_name) or (not is_same and still.ino == moved):
             raise OSError(errno.ESTALE, "said to be renamed, and still under its old name")
         return is_same

@@ -68,7 +68,9 @@ class EqualFiles:
     def candidate(self, op: Op, version: Version) -> Candidate | None:
         """The file at the operation's place, if it may be equal; then the version has to be hashed."""
         features = self._lower.features
-        if not (version.size and features.xattrs and features.hard_links and self._has_peers()):
+        if not (version.size and features.xattrs and features.hard_links and features.link_counts):
+            return None
+        if not self._has_peers():
             return None
         with self._lock:
             path = self._tree.path(op.ino) or self._tree.path_at(op.parent, op.name)

@@ -192,7 +192,10 @@ class Spares:
             shown = self._shown.get(version.ino)
             before = self._staged[version.vid][1] if version.vid in self._staged else 0
             present = self._spares.get(version.ino)
-        if shown is None or before != shown.vid or not self._lower.features.hard_links:
+        if shown is None or before != shown.vid:
+            return
+        # A spare is written to: it must be known that nothing else is a name of it.
+        if not (self._lower.features.hard_links and self._lower.features.link_counts):
             return
         if version.size >= 2 * shown.start.size:
             return  # it is no log that has become twice as long since, and what a spare saves is less than the room that it takes
