@@ -8,6 +8,8 @@ else is replaced by a rename, and what would be lost with that is kept beside.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +19,9 @@ from acpfs import client
 from acpfs.errors import NotMountedError
 from acpfs.logger import get_logger
 from acpfs.training import mounted
+from acpfs.training.manifest import NAME as MANIFEST
 from acpfs.training.manifest import GaspError
+from acpfs.training.messages import Manifest
 
 log = get_logger(__name__)
 TRACKER_BYTES_MAX = 4096
@@ -25,39 +29,44 @@ TRACKER_BYTES_MAX = 4096
 TRACKER_URGENT_S = 60.0
 
 
-def keep_beside(path: Path, generation: int, nodes: tuple[str, ...]) -> None:
+def begun(manifest: Manifest) -> str:
+    """What the names of all have in common that a job's generations begin to write: jobs that share a directory are told apart."""
+    return f".gasp-{manifest.job}"
+
+
+def keep_beside(path: Path, manifest: Manifest) -> None:
     """What has this name gets another one, that is free: `NAME.before-gasp-GENERATION`, or with a number behind it."""
     if not os.path.lexists(path):
         return
-    first = f"{path.name}.before-gasp-{generation}"
+    first = f"{path.name}.before-gasp-{manifest.generation}"
     kept, number = path.with_name(first), 1
     while os.path.lexists(kept):  # of an earlier job: a rename would replace it, or fail
         number += 1
         kept = path.with_name(f"{first}-{number}")
     log.warning("the name is taken; what has it is kept beside", name=path.name, kept=kept.name)
     if not path.is_symlink():  # an attribute would be set on what it leads to
-        mounted.set_needs(path, nodes)
+        mounted.set_needs(path, mounted.needed(manifest.nodes))
     path.rename(kept)
 
 
-def write_tracker(path: Path, text: str, nodes: tuple[str, ...], generation: int) -> None:
+def write_tracker(path: Path, text: str, manifest: Manifest) -> None:
     """Write it, or write it again: whole at every moment, and not behind an older one that is withheld for a node that died.
 
     One that is there is written in place, in one write and without being cut off first; without a mount it is replaced.
     """
-    data = text.encode()
+    data, nodes = text.encode(), mounted.needed(manifest.nodes)
     if _lies_in_mount(path):
         # a file that may not be written may have its name taken: that is the directory's to allow
         with suppress(FileNotFoundError, PermissionError), _opened_in_place(path) as file:
             if _is_plain(os.fstat(file.fileno())):
                 _write(file, path, data, nodes)
                 return
-    temporary = path.with_name(f".{path.name}.gasp-{generation}.tmp")
+    temporary = path.with_name(f".{path.name}{begun(manifest)}-{manifest.generation}.tmp")
     temporary.unlink(missing_ok=True)  # of an attempt that was killed
     with temporary.open("xb", buffering=0) as file:
         _write(file, temporary, data, nodes)
     if _would_be_lost(path):
-        keep_beside(path, generation, nodes)
+        keep_beside(path, manifest)
     temporary.replace(path)
 
 
@@ -79,6 +88,26 @@ def read_tracker(path: Path) -> Path:
     if not name or "\0" in name or len(data) > TRACKER_BYTES_MAX:
         raise GaspError(f"{path} names no checkpoint")
     return path.parent / name
+
+
+def remove_begun(directory: Path, begun: str, generation: int, keep: str) -> None:
+    """What a job has begun to write up to this generation, and has not named: it takes the room of what comes.
+
+    Nobody writes there any more but in vain: who hangs in an older generation, and was about to give the name, could still do so.
+    Without the manifest, which goes first, that would be no checkpoint to anybody. `begun`: what their names have in common.
+    """
+    left = re.compile(".*" + re.escape(begun) + r"-(\d+)\.tmp")
+    with suppress(OSError):  # the mount may be full or gone for a moment: the next one removes them
+        for path in directory.iterdir():
+            found = left.fullmatch(path.name)
+            if found is None or int(found[1]) > generation or path.name == keep:
+                continue
+            log.warning("what a fault broke off is removed", path=str(path))
+            if path.is_dir():
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _lies_in_mount(path: Path) -> bool:

@@ -13,7 +13,7 @@ from acpfs.logger import get_logger
 from acpfs.training import mounted
 from acpfs.training.manifest import GaspError, differences, read_manifest, write_manifest
 from acpfs.training.messages import Manifest, Publish
-from acpfs.training.naming import keep_beside, write_tracker
+from acpfs.training.naming import begun, keep_beside, remove_begun, write_tracker
 
 log = get_logger(__name__)
 LOOK_AGAIN_S = 0.05
@@ -28,9 +28,11 @@ def publish(
     `text`: what the tracker says, with `{name}` or `{step}`.
 
     Raises:
-        GaspError: the files are not those that were reported.
+        GaspError: the files are not those that were reported, or there are none.
         OSError: the directory cannot be written.
     """
+    if not order.manifest.files:
+        raise GaspError(f"{order.name}: nothing was written of it")
     written, final = save_directory / order.directory, save_directory / order.name
     nodes = mounted.needed(order.manifest.nodes)
     if not _is_there(final, order):
@@ -43,15 +45,18 @@ def publish(
         write_tracker(
             save_directory / tracker,
             text.format(name=order.name, step=order.manifest.step) + "\n",
-            nodes,
-            order.manifest.generation,
+            order.manifest,
+        )
+    if not order.elsewhere:  # else another node's may be on its way to a name
+        remove_begun(
+            save_directory, begun(order.manifest), order.manifest.generation, order.directory
         )
     return final
 
 
 def _give_name(written: Path, final: Path, order: Publish, nodes: tuple[str, ...]) -> None:
     write_manifest(written, order.manifest)
-    keep_beside(final, order.manifest.generation, nodes)  # a checkpoint, perhaps half of one
+    keep_beside(final, order.manifest)  # a checkpoint, perhaps half of one
     mounted.withdraw_urgent(written)
     mounted.set_needs(written, nodes)
     written.rename(final)

@@ -164,7 +164,7 @@ def test_a_death_is_a_dialogue_that_ends_with_a_published_gasp() -> None:
         6,
         (1,),
         "step-6",
-        "step-6.gasp-1.tmp",
+        "step-6.gasp-job-1.tmp",
     )
     assert publish.manifest.cover == {"opt0": 0, "opt1": 2}
     assert publish.manifest.digests == {"opt0": "opt0@6", "opt1": "opt1@6"}
@@ -200,7 +200,7 @@ def test_a_second_fault_goes_back_to_stopping(order: type) -> None:
     desk.end()
     (publish,) = desk.published
     assert (publish.manifest.generation, publish.manifest.lost) == (2, (0, 3))
-    assert publish.directory == "step-5.gasp-2.tmp"
+    assert publish.directory == "step-5.gasp-job-2.tmp"
 
 
 def test_the_death_of_a_rank_that_writes_nothing_does_not_begin_the_save_again() -> None:

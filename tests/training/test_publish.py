@@ -122,6 +122,38 @@ def test_what_had_the_name_is_kept_whatever_it_is(
     assert not other.exists() or [path.name for path in other.iterdir()] == ["half"]
 
 
+@pytest.mark.clause("T171")
+def test_what_was_begun_and_not_named_goes(tmp_path: Path, order: Publish) -> None:
+    """Of this job, up to this generation; what another node may just be naming stays."""
+    begun = [
+        "step-6.gasp-job-1.tmp",
+        "step-7.gasp-job-1.tmp",
+        "step-7.gasp-other-1.tmp",
+        "step-7.gasp-job-3.tmp",
+    ]
+    for name in begun:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").touch()
+    (tmp_path / ".latest.gasp-job-1.tmp").touch()
+    shutil.copytree(tmp_path / order.directory, tmp_path / "again")
+    publish(tmp_path, replace(order, elsewhere=("other",)), "latest", 0.0)
+    assert all((tmp_path / name).exists() for name in begun)
+    publish(tmp_path, order, "latest", 1.0)
+    assert [name for name in begun if (tmp_path / name).exists()] == begun[2:]
+    assert not (tmp_path / ".latest.gasp-job-1.tmp").exists()
+
+
+@pytest.mark.clause("T171")
+def test_nothing_is_no_checkpoint(tmp_path: Path, order: Publish) -> None:
+    """As of a `save=` that writes to a path of its own."""
+    (tmp_path / "nothing").mkdir()
+    empty = replace(order, manifest=replace(order.manifest, files=()), directory="nothing")
+    with pytest.raises(GaspError, match="nothing was written"):
+        publish(tmp_path, empty, "latest", 1.0)
+    assert not (tmp_path / "step-7").exists()
+    assert not (tmp_path / "latest").exists()
+
+
 @pytest.mark.clause("T170")
 @pytest.mark.parametrize("kind", TAKEN)
 def test_nothing_is_written_through_the_trackers_name(

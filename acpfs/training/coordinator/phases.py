@@ -508,9 +508,9 @@ class Phases:
             tuple(sorted(set(chosen.values()))),
             tuple(sorted(self.lost)),
         )
-        self._round.save = Save(
-            found.step, chosen, savers, f"{name}.gasp-{self.generation}.tmp", name, lost
-        )
+        # the job is in it: what an earlier one left of the same step is not mixed with this one's
+        written = f"{name}.gasp-{self._job}-{self.generation}.tmp"
+        self._round.save = Save(found.step, chosen, savers, written, name, lost)
         nodes = tuple(sorted({layout.nodes[rank] for rank in savers}))
         digests = {
             shard: digest

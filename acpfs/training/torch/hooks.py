@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from acpfs.errors import ConfigError
+from acpfs.training.held_signals import HeldSignals
 from acpfs.training.marks import Marks
 from acpfs.training.torch.gate import Gate, ImplicitGate, Passage
 
@@ -59,6 +60,7 @@ class UpdateHooks:
         self._handles: list[Any] = []
         self._alone = False
         self._at, self._update = at, update or self._step_all
+        self._signals = HeldSignals()
 
     def install(self) -> None:
         for optimizer in self._optimizers:
@@ -74,6 +76,7 @@ class UpdateHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._signals.drop()
 
     def _before(
         self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -150,12 +153,18 @@ class UpdateHooks:
     def _gated(self) -> None:
         self._at("gated")
         self._stepped.clear()
-        self._marks.begin()
+        self._signals.hold()  # before the mark, and given back behind it: no handler comes in between
+        try:
+            self._marks.begin()
+        except BaseException:
+            self._signals.release()
+            raise
         self._at("updating")
 
     def end(self) -> None:
         """The local update is complete."""
         self._marks.end()
+        self._signals.release()
         self._at("updated")
 
     def finish_alone(self, values: tuple[float, ...] | None = None) -> None:
@@ -166,13 +175,14 @@ class UpdateHooks:
         Raises:
             Exception: whatever the update raises; the mark then stays at `updating`: torn.
         """
-        self._marks.begin(settling=True)
-        with self._no_gate():
-            self._stepped.clear()
-            if values is not None and isinstance(self._gate, ImplicitGate):
-                self._gate.use(values)
-            self._update()
-        self._marks.end()
+        with self._uninterrupted():
+            self._marks.begin(settling=True)
+            with self._no_gate():
+                self._stepped.clear()
+                if values is not None and isinstance(self._gate, ImplicitGate):
+                    self._gate.use(values)
+                self._update()
+            self._marks.end()
 
     def finish_begun(self) -> None:
         """Do the rest of an update that was left between two optimizers, where parameters of the first one were being sent round.
@@ -181,9 +191,19 @@ class UpdateHooks:
             Exception: whatever the update raises; the mark then stays at `updating`: torn.
         """
         if self._marks.updating and self._between:
-            with self._no_gate():
+            with self._uninterrupted(), self._no_gate():
                 self._step_all()
-            self._marks.end()
+                self._marks.end()
+        else:  # also behind one that is torn
+            self._signals.drop()
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        self._signals.hold()
+        try:
+            yield
+        finally:
+            self._signals.release()
 
     @contextmanager
     def _no_gate(self) -> Iterator[None]:

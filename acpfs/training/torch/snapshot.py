@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,11 +16,10 @@ from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.decision import Cover, NoCover, cover
 from acpfs.training.decision import Layout as Held
-from acpfs.training.manifest import NAME as MANIFEST
 from acpfs.training.manifest import GaspError, read_manifest
 from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, Shard, checkpoint_name
 from acpfs.training.mounted import PREFIX, node_name, places, readable
-from acpfs.training.naming import read_tracker
+from acpfs.training.naming import read_tracker, remove_begun
 from acpfs.training.policy import Policy
 from acpfs.training.publish import publish
 from acpfs.training.torch.layout import Layout
@@ -138,7 +134,9 @@ def save(
     begun_here = f".snapshot-{job}@{nodes[0].removeprefix(PREFIX)}"  # here is where rank 0 is, who gives the name
     written = f"{name}{begun_here}-{generation}.tmp"
     if rank == 0:
-        _remove_broken_off(directory, begun_here, generation, written)
+        # all ranks of the job are in this call, each by the one process that is the rank; nor has
+        # one of them a name that is not seen here yet: that was to be given in this very mount
+        remove_begun(directory, begun_here, generation, written)
     files: tuple[SavedFile, ...] = ()
     chosen = _chosen([held for held, _, _ in shares], policy.name)
     if not any(is_named for _, _, is_named in shares):
@@ -186,24 +184,6 @@ def _named(final: Path, job: str, generation: int, step: int) -> Manifest | None
         and (found.job, found.generation, found.step) == (job, generation, step)
         else None
     )
-
-
-def _remove_broken_off(directory: Path, begun_here: str, generation: int, written: str) -> None:
-    """What this job has begun to write before `written`, and has not named: it takes the room of what comes.
-
-    Nobody writes there: all ranks of the job are in this call, each by the one process that is the rank. One that was taken for lost, and
-    hangs in an older call, writes in vain; only where it was about to give the name could it still do so. Without the manifest, which goes
-    first, that would be no checkpoint to anybody. Nor has it a name that is not seen here yet: that was to be given in this very mount.
-    What was begun for other jobs, or to be named on other nodes, is called otherwise, and stays.
-    """
-    broken_off = re.compile(".*" + re.escape(begun_here) + r"-(\d+)\.tmp")
-    with suppress(OSError):  # the mount may be full or gone for a moment: the next one removes them
-        for path in directory.iterdir():
-            found = broken_off.fullmatch(path.name)
-            if found is not None and int(found[1]) <= generation and path.name != written:
-                log.warning("a snapshot was broken off: it is removed", path=str(path))
-                (path / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def load(

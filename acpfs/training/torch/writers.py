@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,6 +146,9 @@ class SingleWriter:
             return ()
         directory.mkdir(parents=True, exist_ok=True)
         self._save(order.step, directory)
-        return tuple(
-            saved_file(directory, directory / name) for name in sorted(files_in(directory))
-        )
+        written = sorted(files_in(directory))
+        if not any(os.path.getsize(directory / name) for name in written):
+            raise NotWrittenError(
+                f"save= has written nothing into {directory}, the directory that it was called with"
+            )
+        return tuple(saved_file(directory, directory / name) for name in written)

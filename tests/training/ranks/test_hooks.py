@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,43 @@ def test_steps_move_the_marks() -> None:
     hooks.remove()
     optimizer.step()
     assert marks.now.done == 3
+
+
+@pytest.mark.clause("T172")
+@pytest.mark.parametrize("by", ["the loop", "settling", "the rest"])
+def test_a_signal_tears_no_update(by: str) -> None:
+    """Its handler raises, as that of SIGINT does by default: behind the update, which is whole."""
+    first, last = torch.optim.SGD([parameter()], lr=1), torch.optim.SGD([parameter()], lr=1)
+    hooks, marks, _ = hooked([first, last])
+    last.register_step_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+    if by == "settling":
+        marks.ready()
+    else:
+        first.step()
+    with pytest.raises(KeyboardInterrupt):
+        {"the loop": last.step, "settling": hooks.finish_alone, "the rest": hooks.finish_begun}[
+            by
+        ]()
+    assert marks.now == Mark(1, 1, Phase.COMPUTING)
+    assert [float(one.param_groups[0]["params"][0][0]) for one in (first, last)] == [0, 0]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.clause("T172")
+def test_behind_an_update_that_is_torn_handlers_are_as_before() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=1)
+    hooks, marks, _ = hooked([optimizer])
+
+    def fails(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("torn")
+
+    optimizer.register_step_pre_hook(fails)
+    with pytest.raises(RuntimeError, match="torn"):
+        optimizer.step()
+    assert marks.updating
+    hooks.finish_begun()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.clause("T40")

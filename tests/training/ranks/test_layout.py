@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from acpfs.errors import ConfigError
-from acpfs.training.messages import Gate
-from acpfs.training.torch.layout import layout_of
+from acpfs.training.messages import Gate, Save
+from acpfs.training.torch.layout import everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.replicated_zero import ReplicatedZero
-from acpfs.training.torch.writers import SingleWriter
+from acpfs.training.torch.writers import NotWrittenError, SingleWriter
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import JOBS, network
 
@@ -81,6 +82,28 @@ def _closed(rank: int, directory: Path) -> None:
 def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     with Ranks(2, tmp_path, lambda rank: _closed(rank, tmp_path)) as ranks:
         assert ranks.statuses() == [0, 0]
+
+
+def _saved_elsewhere(rank: int, directory: Path) -> None:
+    join_group(rank, 1, directory / "store")
+    order = Save(1, {"all": 0}, (0,), "written", "step-1")
+
+    def with_what(write: Callable[[Path], object]) -> tuple[str, ...]:
+        writer = SingleWriter(lambda step, path: write(path), everywhere())
+        return tuple(file.path for file in writer.write(directory / "written", order, ("all",)))
+
+    for write in (lambda path: (directory / "own").write_bytes(b"x"), lambda path: path / "x"):
+        with pytest.raises(NotWrittenError, match="nothing into"):
+            with_what(write)
+    with pytest.raises(NotWrittenError, match="nothing into"):
+        with_what(lambda path: (path / "empty").touch())
+    assert with_what(lambda path: (path / "whole").write_bytes(b"x")) == ("empty", "whole")
+
+
+@pytest.mark.clause("T171")
+def test_a_save_that_writes_elsewhere_has_saved_nothing(tmp_path: Path) -> None:
+    with Ranks(1, tmp_path, lambda rank: _saved_elsewhere(rank, tmp_path)) as ranks:
+        assert ranks.statuses() == [0], ranks.said()
 
 
 def _alike(rank: int, directory: Path, *, is_named: bool) -> None:
