@@ -88,8 +88,11 @@ def _saved_elsewhere(rank: int, directory: Path) -> None:
     join_group(rank, 1, directory / "store")
     order = Save(1, {"all": 0}, (0,), "written", "step-1")
 
+    def void(_: object) -> None:
+        """What a script's own function gives."""
+
     def with_what(write: Callable[[Path], object]) -> tuple[str, ...]:
-        writer = SingleWriter(lambda step, path: write(path), everywhere())
+        writer = SingleWriter(lambda _, path: void(write(path)), everywhere())
         return tuple(file.path for file in writer.write(directory / "written", order, ("all",)))
 
     for write in (lambda path: (directory / "own").write_bytes(b"x"), lambda path: path / "x"):
