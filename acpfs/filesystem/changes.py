@@ -212,6 +212,10 @@ class Changes:
             known.set_result(None)
         return known
 
+    def awaited_closes(self) -> set[Seq]:
+        """Closes that somebody waits to know."""
+        return {seq for doubtful, _known in self._in_doubt for seq in doubtful}
+
     def _known(self, op: Op) -> None:
         for doubtful, known in self._in_doubt:
             doubtful.discard(op.seq)

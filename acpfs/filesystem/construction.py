@@ -5,6 +5,7 @@ Owns no state and no meaning. Transports get the facade (`FileSystem`); the work
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from threading import RLock
 
@@ -45,6 +46,7 @@ from acpfs.filesystem.invariants import Invariants
 from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
+from acpfs.filesystem.last_close import Openers
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.loads import Loads
 from acpfs.filesystem.lowerview import LowerView
@@ -94,6 +96,7 @@ class FileSystemParts:
         make_spill: Callable[[RLock], Spill] | None = None,
         fills: CallPool | None = None,
         closing: Callable[[int], Closing] = closing_of,
+        openers: Openers | None = None,
         ready: ReadyMemory | None = None,
     ) -> None:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
@@ -101,7 +104,7 @@ class FileSystemParts:
         `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a thread comes to close what it has open.
         `limits`: as `Payers` has them, `unknown_bytes`: as `Admission`; `available`: as `Shortage` has it.
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
-        `ready`: memory that was made ready for writers.
+        `ready`: memory that was made ready for writers. `openers`: what is known of the processes that open files.
         """
         self.settings, self.lock, self.durations = settings, RLock(), Durations()
         self.steps = Steps(self.lock, state)
@@ -183,7 +186,12 @@ class FileSystemParts:
         )
         self.reads = Reads(*places, writable.persisting)
         self.open_files, self.files = self._regular_files(
-            admission, writable, closing, copies, ready or NoReadyMemory()
+            admission,
+            writable,
+            closing,
+            openers or Openers(os.fspath(settings.backing)),
+            copies,
+            ready or NoReadyMemory(),
         )
         self.directories = Directories(
             self.table, self.names, self.attributes, self.lower_view, self.kept
@@ -220,6 +228,7 @@ class FileSystemParts:
         admission: Admission,
         writable: Writable,
         closing: Callable[[int], Closing],
+        openers: Openers,
         threads: CallPool,
         ready: ReadyMemory,
     ) -> tuple[OpenFiles, Files]:
@@ -247,6 +256,8 @@ class FileSystemParts:
             self.log,
             self.kept,
             closing,
+            openers,
+            threads,
         )
         self.loads = Loads(self.table, self.catalogue.recognise, self.durations.load)
         told = (self.durations, self.loads, ready)

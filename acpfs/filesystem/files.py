@@ -167,14 +167,18 @@ class Files:
             )  # the end of the file is where writers in the passthrough lane have put it
         return handle
 
-    async def write(self, number: HandleId, offset: int, data: bytes | memoryview) -> int:
-        """Write bytes; with O_APPEND at most at the end.
+    async def write(
+        self, number: HandleId, offset: int, data: bytes | memoryview, pid: int = 0
+    ) -> int:
+        """Write bytes; with O_APPEND at most at the end. `pid`: the thread that does; 0: it cannot be told.
 
         The kernel has put an appending write at the end already, under its inode lock. It also writes the pages of a shared
         mapping back through whichever descriptor can write, and these keep their place even where that descriptor appends.
         """
         handle = await self._changing(number, offset + len(data))
         node = handle.node
+        if pid not in (0, handle.writer):
+            self._open.writes(handle, pid)
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
         done = await self._contents.write(

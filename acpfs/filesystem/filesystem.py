@@ -24,7 +24,6 @@ from acpfs.filesystem.hold import HeldReport, Holder
 from acpfs.filesystem.lowerview import LowerViewStatistics
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node
-from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S
 from acpfs.filesystem.records import (
     AttributeChange,
     Attributes,
@@ -294,9 +293,11 @@ class FileSystem:
         """Up to `size` bytes."""
         return await self._files.read(handle, offset, size)
 
-    async def write(self, handle: HandleId, offset: int, data: bytes | memoryview) -> int:
-        """Write all bytes; returns how many."""
-        return await self._files.write(handle, offset, data)
+    async def write(
+        self, handle: HandleId, offset: int, data: bytes | memoryview, pid: int = 0
+    ) -> int:
+        """Write all bytes; returns how many. `pid`: the thread that does; 0: it cannot be told."""
+        return await self._files.write(handle, offset, data, pid)
 
     async def flush(self, handle: HandleId, pid: int = 0) -> None:
         """One descriptor of the open file was closed, by the thread `pid`; 0: who opened it, for all that is known."""
@@ -406,19 +407,19 @@ class FileSystem:
 
     def freeze_all(self) -> int:
         """At the end, under the lock: fix the content of open files that somebody closed, and of logs; returns how many."""
-        self._open.confirm_older_than(0.0)
+        self._open.settle_at_the_end()
         frozen = self._files.freeze_the_closed()
         self._state.commit()
         return frozen
 
     async def mark_old(self) -> None:
-        """Before `freeze_old`, without the lock: have writes in the passthrough lane that are under way done."""
+        """Before `freeze_old`, without the lock: settle closes, and have writes in the passthrough lane that are under way done."""
+        await self._open.settle_closes()
         if self.settings.max_dirty_age_s:
             await self._files.mark_older_than(self.settings.max_dirty_age_s)
 
     def freeze_old(self) -> int:
         """Commit long-open logs as of now (S12); under the lock; returns how many."""
-        self._open.confirm_older_than(LAST_CLOSE_WAIT_S)
         frozen = (
             self._files.freeze_older_than(self.settings.max_dirty_age_s)
             if self.settings.max_dirty_age_s

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from acpfs.filesystem.last_close import Close
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Lane
 from acpfs.ram.kept import Kept
@@ -21,6 +22,9 @@ from acpfs.writeback.log.ops import Op
 _LANES = list(Lane)
 _NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(9)
 _WROTE, _UNSEEN, _CREATED, _BOUND, _KILLED = 1, 2, 4, 8, 16
+_OTHERS, _BY_OPENER = 32, 64
+_PROCESS_SHIFT = 32
+"""Its process stands above the thread that opened it; in the records of an earlier acpfs that is 0: not known."""
 _UID_SHIFT = 32
 """The user stands above the bits; in the records of an earlier acpfs that is 0."""
 
@@ -40,7 +44,9 @@ class Handle:
     """What it was open on before the file was replaced there."""
     lane: Lane = Lane.LIBFUSE
     pid: int = 0
-    """Who opened it."""
+    """The thread that opened it."""
+    process: int = 0
+    """That one's process; 0: not known, or it cannot write."""
     uid: int = 0
     """That one's user."""
     unseen: bool = False
@@ -51,6 +57,16 @@ class Handle:
     """The STORE of its latest close, as long as it is not known to be the last one."""
     closed_at: float = 0.0
     """Monotonic time, seconds, of its latest close (of a copy of it, since it is still there); 0: this worker has seen none."""
+    by_opener: bool = False
+    """The process that opened it has closed a descriptor since the last write, and not only others have, as far as that is told."""
+    writer: int = 0
+    """The thread that was seen to write through it last."""
+    others_wrote: bool = False
+    """A process that did not open it was seen to write through it."""
+    has_copies: bool = False
+    """A close of it turned out to be that of a copy."""
+    is_closed: bool = False
+    """Known at the end of the session: its close was that of the file."""
     wrote: bool = False
     """It changed the content since the last FLUSH."""
     killed: bool = False
@@ -98,6 +114,7 @@ class KeptHandles:
 
     def __init__(self, kept: Kept) -> None:
         self._slots = kept.handles
+        self._former = kept.former_handles
 
     def opened(self, handle: Handle) -> None:
         """A file was opened and has its lane."""
@@ -108,7 +125,7 @@ class KeptHandles:
             handle.node.ino,
             handle.flags,
             _LANES.index(handle.lane),
-            handle.pid,
+            handle.pid | handle.process << _PROCESS_SHIFT,
             0 if target is None else target,
             self._bits(handle),
             0,
@@ -122,6 +139,8 @@ class KeptHandles:
             | _CREATED * handle.created
             | _BOUND * handle.bound
             | _KILLED * handle.killed
+            | _OTHERS * handle.others_wrote
+            | _BY_OPENER * handle.by_opener
         )
         return bits | handle.uid << _UID_SHIFT
 
@@ -141,6 +160,23 @@ class KeptHandles:
             self._slots.free(handle.slot)
             handle.slot = NO_SLOT
 
+    def former(self) -> Iterator[tuple[Close, int]]:
+        """Closes of the session before, of which it never became known whether they were the last, and the numbers of their STOREs."""
+        for words in self._former:
+            if words[_TENTATIVE]:
+                bits = words[_BITS]
+                yield (
+                    Close(
+                        Ino(words[_INO]),
+                        words[_PID] >> _PROCESS_SHIFT,
+                        by_opener=bool(bits & _BY_OPENER),
+                        others_wrote=bool(bits & _OTHERS),
+                        sees_writers=_LANES[words[_LANE]] is Lane.DIRECT and not bits & _UNSEEN,
+                        ended=True,
+                    ),
+                    words[_TENTATIVE],
+                )
+
     def restore(self, table: NodeTable) -> Iterator[tuple[Handle, int]]:
         """Open files of the last worker, and the number of their tentative STORE (0: none). Records of nodes that never came to be go."""
         for slot, words in self._slots:
@@ -154,7 +190,8 @@ class KeptHandles:
                 node,
                 words[_FLAGS],
                 lane=_LANES[words[_LANE]],
-                pid=words[_PID],
+                pid=words[_PID] & (1 << _PROCESS_SHIFT) - 1,
+                process=words[_PID] >> _PROCESS_SHIFT,
             )
             handle.unique, handle.slot, handle.uid = words[_UNIQUE], slot, bits >> _UID_SHIFT
             handle.wrote, handle.unseen, handle.created = (
@@ -163,6 +200,8 @@ class KeptHandles:
                 bool(bits & _CREATED),
             )
             handle.bound, handle.killed = bool(bits & _BOUND), bool(bits & _KILLED)
+            handle.others_wrote = bool(bits & _OTHERS)
+            handle.by_opener = bool(bits & _BY_OPENER)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])
             yield handle, words[_TENTATIVE]

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from acpfs.backing.calls import CallPool
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changes import Changes
@@ -28,23 +29,29 @@ from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
+from acpfs.filesystem.last_close import Close, Left, Openers
 from acpfs.filesystem.loads import Loads
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.pages_ahead import ReadyMemory
 from acpfs.filesystem.records import Caller, Lane, OpenFile
-from acpfs.filesystem.steps import unlocked
+from acpfs.filesystem.steps import unlocked, wait
 from acpfs.logger import get_logger, shown
 from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, Seq
 from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.ops import Op
-from acpfs.writeback.log.stages import Step
+from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.log.stages import Aside, Step
 
 log = get_logger(__name__)
 LAST_CLOSE_WAIT_S = 5.0
-"""A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
+"""So long the kernel's RELEASE, which follows a close within microseconds, is waited for before it is asked who has a copy.
+
+It decides when that is asked, and never what the answer is.
+"""
+TURN_OPS_MAX = 1024
+"""So far it is looked which closes hold up the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +86,16 @@ class OpenFiles:
         log: OperationLog,
         kept: Kept,
         closing: Callable[[int], Closing],
+        openers: Openers,
+        threads: CallPool,
         durations: Durations,
         loads: Loads,
         ready: ReadyMemory,
     ) -> None:
-        """`closing`: how a thread comes to close what it has open; `ready`: told of who is about to write."""
+        """`closing`: how a thread comes to close what it has open; `ready`: told of who is about to write.
+
+        `openers`: what is known of the processes that open files, which `threads` ask.
+        """
         self._ready = ready
         self._table = table
         self._lanes = lanes
@@ -99,6 +111,8 @@ class OpenFiles:
         self._warming = warming
         self._log = log
         self._closing = closing
+        self._openers = openers
+        self._threads = threads
         self._durations = durations
         self._loads = loads
         self._kept = KeptHandles(kept)
@@ -205,6 +219,9 @@ class OpenFiles:
             node,
             flags,
             pid=caller.pid,
+            process=0
+            if flags & os.O_ACCMODE == os.O_RDONLY
+            else self._openers.process_of(caller.pid),
             uid=caller.uid,
             wrote=wrote,
             unique=caller.unique,
@@ -298,7 +315,8 @@ class OpenFiles:
     async def flush(self, number: HandleId, pid: int) -> None:
         """close(2) of one descriptor: what it wrote is complete, if no copy of the descriptor (dup, fork) is open elsewhere.
 
-        The place in the order is taken now; whether it was the last close, RELEASE tells, which comes in the background.
+        The place in the order is taken now; whether it was the last close, RELEASE tells, which comes in the background, or, where it does
+        not come, what becomes of the descriptors of who opened the file (`last_close`).
         What somebody who was killed has not finished is a half: it is `interrupted`, and its older version stays.
         Tells writers what the backing directory refused for good.
         Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
@@ -306,27 +324,38 @@ class OpenFiles:
         handle = self.handle(number)
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
-        if await self._is_half(
-            handle, pid or handle.pid
-        ):  # before the wait below, which a killed writer does not live to see
+        # before the wait below, which a killed writer does not live to see
+        closer = self._openers.process_of(pid) if pid and handle.process else 0
+        if await self._is_half(handle, pid or handle.pid, closer):
             return
         if handle.writable and handle.node.body.is_outgrown:
             await self._outgrown.check(handle.node)
             await self._contents.mark(handle.node)  # again: others may have written during the wait
+        if await self._is_of_copy(handle, closer):
+            self.report_refusal(handle.node)
+            return
         op = self.complete(handle)
         if op is not None and handle.opened_at and not handle.closed_at:
             self._durations.save.observe(time.monotonic() - handle.opened_at)
         if op is not None or handle.tentative is None:
             handle.closed_at = time.monotonic()
+        is_by_opener = closer > 0 and closer == handle.process
         if op is not None:
             op.take(Step.CLOSED)
             handle.tentative = op
+            handle.by_opener = is_by_opener
+            self._kept.changed(handle)
+        elif is_by_opener and not handle.by_opener:
+            handle.by_opener = True
             self._kept.changed(handle)
         if handle.writable:
             self.report_refusal(handle.node)
 
-    async def _is_half(self, handle: Handle, pid: int) -> bool:
-        """Whether what was written through the descriptor is not finished: its writer was killed, and nobody has gone on."""
+    async def _is_half(self, handle: Handle, pid: int, closer: int) -> bool:
+        """Whether what was written through the descriptor is not finished: its writer was killed, and nobody has gone on.
+
+        `closer`: the process that closes; 0: not told.
+        """
         node = handle.node
         if handle.writes_unseen:
             self._lane_use.look(handle)
@@ -334,6 +363,8 @@ class OpenFiles:
             return False
         closing = await unlocked(self._closing, pid)
         if closing is Closing.KILL and not node.interrupted and node.modified:
+            if await self._opener_has_it(handle, closer):
+                return False  # who was killed had a copy by chance
             log.warning(
                 "its writer was killed: not published, until it is written anew or `acpfs-ctl retry`",
                 path=shown(self._table.path(node.ino)),
@@ -341,12 +372,44 @@ class OpenFiles:
             self._contents.interrupt(node)
             handle.killed = True
             self._kept.changed(handle)
-        elif closing is Closing.CALL:
+        elif closing is Closing.CALL and handle.killed and await self._is_opener(handle, closer):
             self.goes_on(handle)
         return node.interrupted
 
+    async def _opener_has_it(self, handle: Handle, closer: int) -> bool:
+        """Whether somebody else closes than who opened the file, and that one has a descriptor of it still."""
+        if not handle.process or closer == handle.process or not (closer or handle.has_copies):
+            return False
+        left = await unlocked(self._openers.left, handle.process, handle.node.ino)
+        return left is Left.SOME
+
+    async def _is_opener(self, handle: Handle, closer: int) -> bool:
+        """Whether it may be who opened the file that closes."""
+        if closer or not handle.process:
+            return closer == handle.process
+        left = await unlocked(self._openers.left, handle.process, handle.node.ino)
+        return left is not Left.GONE
+
+    async def _is_of_copy(self, handle: Handle, closer: int) -> bool:
+        """Whether a copy of the descriptor was closed, and who opened the file has one still: then nothing is complete.
+
+        Asked where there is something to complete, and a reason to: what a poller starts while a file is being written would each time
+        hold up the order for a while.
+        """
+        if not handle.wrote or not await self._opener_has_it(handle, closer):
+            return False
+        handle.has_copies = True
+        return True
+
+    def writes(self, handle: Handle, pid: int) -> None:
+        """A thread writes through it that did not do so last."""
+        handle.writer = pid
+        if not handle.others_wrote and self._openers.process_of(pid) != handle.process:
+            handle.others_wrote = True
+            self._kept.changed(handle)
+
     def goes_on(self, handle: Handle) -> None:
-        """A copy of the descriptor is in other hands than those that were killed, and these close or sync it: it is what they say it is."""
+        """A copy of the descriptor is in other hands than those that were killed, and these sync it: it is what they say it is."""
         if handle.killed and not handle.node.body.is_cold:
             handle.node.body.interrupted = False
 
@@ -357,24 +420,71 @@ class OpenFiles:
             return
         if written:
             self._changes.withdraw(op)
-            handle.wrote = True
+            handle.wrote, handle.by_opener = True, False
         else:
             self._changes.confirm(op)
         self._kept.changed(handle)
 
-    def confirm_older_than(self, age_s: float) -> None:
-        """Descriptors that were closed once, and whose copies have not been written to for so long: that close counts.
+    async def settle_closes(self) -> None:
+        """Find out about closes after which the kernel's RELEASE has not come.
 
-        In passthrough nobody has said so yet when they have.
+        Those that were the close of their file count. The others are withdrawn when it is their turn in the order, or when somebody waits
+        for them, and come again with their real close.
         """
-        closed_before = time.monotonic() - age_s
+        closed_before = time.monotonic() - LAST_CLOSE_WAIT_S
+        doubtful = [
+            handle
+            for handle in self._handles.values()
+            if handle.tentative is not None and handle.closed_at <= closed_before
+        ]
+        for handle in doubtful:
+            op, close = handle.tentative, self._close(handle)
+            counts = await wait(self._threads.submit("closes", self._openers.counts, close))
+            if op is None or handle.tentative is not op or handle.number not in self._handles:
+                continue  # written to meanwhile, or released
+            if self._close(handle) != close:
+                continue  # closed once more, by somebody else: asked anew
+            if counts:
+                self.settle_tentative(handle, written=self._wrote_unseen(handle))
+            elif op.seq in self._in_the_way():
+                handle.has_copies = True
+                self.settle_tentative(handle, written=True)
+
+    def settle_at_the_end(self) -> None:
+        """Nobody can write any more, and nothing more is heard of closes: those that were the close of their file count, and no other."""
         for handle in self._handles.values():
-            if handle.tentative is not None and handle.closed_at <= closed_before:
-                # looked at before it is settled: what the kernel wrote since that close is no part of its version (interleaving 10)
-                wrote = handle.writes_unseen and (
-                    self._contents.kernel.look(handle.node) or handle.node.modified
-                )
-                self.settle_tentative(handle, written=wrote)
+            if handle.writable and handle.closed_at:
+                handle.is_closed = self._openers.counts(self._close(handle, ended=True))
+            if handle.tentative is not None:
+                written = not handle.is_closed or self._wrote_unseen(handle)
+                self.settle_tentative(handle, written=written)
+
+    def _close(self, handle: Handle, *, ended: bool = False) -> Close:
+        """What is known of its close."""
+        return Close(
+            handle.node.ino,
+            handle.process,
+            by_opener=handle.by_opener,
+            others_wrote=handle.others_wrote,
+            sees_writers=handle.lane is Lane.DIRECT and not handle.writes_unseen,
+            ended=ended,
+        )
+
+    def _wrote_unseen(self, handle: Handle) -> bool:
+        """Whether the kernel wrote since the close: no part of its version (interleaving 10). Nobody has said so in passthrough."""
+        return handle.writes_unseen and (
+            self._contents.kernel.look(handle.node) or handle.node.modified
+        )
+
+    def _in_the_way(self) -> set[Seq]:
+        """Closes of which something waits to be known more: what stands behind them in the order, or somebody who asked."""
+        found = self._changes.awaited_closes()
+        for op in self._log.line(TURN_OPS_MAX):
+            if op.tentative:
+                found.add(op.seq)
+            elif op.aside is not Aside.HELD:
+                break
+        return found
 
     def wrote(self, handle: Handle) -> None:
         """The content was changed through the handle."""
@@ -462,6 +572,17 @@ class OpenFiles:
             if op is not None and op is self._log.last_of(node.ino) and not op.begun:
                 op.take(Step.CLOSED)
                 handle.tentative, handle.closed_at = op, time.monotonic()
+        for former, seq in self._kept.former():
+            self._settle_former(former, Seq(seq))
+
+    def _settle_former(self, close: Close, seq: Seq) -> None:
+        """A close of a session that ended before it was known whether it was that of the file."""
+        op = self._log.get(seq)
+        if op is None or op is not self._log.last_of(close.ino) or op.begun:
+            return
+        if op.kind is OpKind.STORE and not self._openers.counts(close):
+            op.take(Step.CLOSED)
+            self._changes.withdraw(op)
 
     def is_log(self, node: Node) -> bool:
         """Whether the file only grew as a log does since its last version, so that it may be published as it is."""
@@ -472,10 +593,8 @@ class OpenFiles:
         )
 
     def was_closed(self, node: Node) -> bool:
-        """Whether one of those who have the file open for writing, or had, has closed it."""
-        return any(
-            handle.node is node and handle.closed_at > 0 for handle in self._handles.values()
-        )
+        """At the end (`settle_at_the_end`): whether one of those who have the file open for writing, or had, has closed it."""
+        return any(handle.node is node and handle.is_closed for handle in self._handles.values())
 
     def comes_again(self, unique: int) -> bool:
         """Whether the last worker opened something for that request, and did not answer it."""

@@ -26,6 +26,7 @@ KEPT_VERSION = 1
 GENERATION_BITS = 32
 HANDLE_WORDS, DIRECTORY_WORDS, REFERENCE_WORDS, BACKING_WORDS, CALL_WORDS = 9, 3, 2, 3, 2
 _FACTS = "facts.json"
+_HANDLES = "handles.slots"
 _LISTING = "listing-"
 LISTINGS_BYTES_MAX = 32 << 20
 """Of all directories that are open together: some 100 with 10,000 names."""
@@ -42,8 +43,11 @@ class Kept:
         """
         self._directory = directory
         self._facts: dict[str, Any] = {}
+        self.former_handles: list[tuple[int, ...]] = []
+        """Records of files that were open when the session before ended."""
         self.taken_over = directory is not None and self._found(directory, session)
         if directory is not None and not self.taken_over:
+            self.former_handles = self._read_former(directory)
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(mode=0o700)
         self.generation = int(self._facts.get("generation", 0)) + 1
@@ -66,6 +70,20 @@ class Kept:
         """Bytes of each that is kept."""
         self._facts |= {"session": session, "version": KEPT_VERSION, "generation": self.generation}
         self._write_facts()
+
+    @staticmethod
+    def _read_former(directory: Path) -> list[tuple[int, ...]]:
+        path = directory / _HANDLES
+        try:
+            version = json.loads((directory / _FACTS).read_bytes())["version"]
+            if version > KEPT_VERSION or not path.exists():
+                return []
+            slots = Slots(path, HANDLE_WORDS)
+        except (OSError, ValueError, KeyError):
+            return []
+        found = [words for _slot, words in slots]
+        slots.close()
+        return found
 
     def _found(self, directory: Path, session: str) -> bool:
         try:

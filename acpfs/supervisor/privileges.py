@@ -17,6 +17,7 @@ KEPT = {
     "DAC_READ_SEARCH": 2,
     "FOWNER": 3,
     "FSETID": 4,
+    "SYS_PTRACE": 19,
     "SYS_ADMIN": 21,
     "SYS_NICE": 23,
     "MKNOD": 27,

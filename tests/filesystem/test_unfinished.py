@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from acpfs.config import WhenKilled
-from acpfs.filesystem import filesystem
+from acpfs.filesystem import open_files
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.body import LOG_PIECE_BYTES_MAX
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
@@ -482,7 +482,7 @@ def test_a_copy_that_is_written_to_in_passthrough_is_not_taken_for_unused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, *, goes_on: bool
 ) -> None:
     """A program writes a file and has a child that closes its copy of the descriptor: nothing tells of the writes that follow."""
-    monkeypatch.setattr(filesystem, "LAST_CLOSE_WAIT_S", 0.0)
+    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 0.0)
 
     async def main() -> None:
         async with world(tmp_path, session=session, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
@@ -499,8 +499,7 @@ def test_a_copy_that_is_written_to_in_passthrough_is_not_taken_for_unused(
                 await look(w, opened)
 
     async def look(w: World, opened: OpenFile) -> None:
-        with w.fs.lock:
-            w.fs.freeze_old()
+        await w.do(w.fs.mark_old())
         assert await after(w) == (OLD if goes_on else b"OLD and complete")
         await w.close(opened)
         assert await after(w) == (b"new and complete" if goes_on else b"OLD and complete")

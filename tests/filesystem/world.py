@@ -23,6 +23,7 @@ from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem, FileSystemStatistics
+from acpfs.filesystem.last_close import Left, Openers
 from acpfs.filesystem.records import Attributes, Caller, FileReport, Lane, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
@@ -46,6 +47,25 @@ CALLER = Caller(uid=0, gid=0, pid=1)
 BUDGET_BYTES = 64 << 20
 PATIENCE_S = 60.0
 """Where the backing directory does not hang, no answer is late, however busy the machine is."""
+
+
+class KnownOpeners(Openers):
+    """What /proc tells is given by the test; each thread is its own process."""
+
+    def __init__(self, left: Left = Left.NONE, *, is_handed_on: bool = False) -> None:
+        super().__init__("")
+        self.answer = left
+        """What who opens a file has left of it."""
+        self.is_handed_on = is_handed_on
+
+    def process_of(self, thread: int) -> int:
+        return thread
+
+    def left(self, process: int, ino: Ino) -> Left:
+        return self.answer
+
+    def _is_handed_on(self, process: int, ino: Ino) -> bool:
+        return self.is_handed_on
 
 
 class CheckedState(StateDatabase):
@@ -249,6 +269,7 @@ async def world(
     make_lower: Callable[[Path, str], BackingDirectory] = BackingDirectory,
     state_space: StateSpace | None = None,
     closing: Callable[[int], Closing] = lambda _pid: Closing.CALL,
+    openers: Openers | None = None,
     space: SpaceInfo | None = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
@@ -257,7 +278,8 @@ async def world(
     `limits`: the limited memory control groups around a process; `available`: bytes of memory that the machine has left;
     `unknown_bytes`: what is expected of a file like which none was seen; `session`: the kernel session that worlds of the same name share:
     there the second one is a worker that takes over from the first, and what was open goes on. `state_space`: room for the state database;
-    `closing`: as `FileSystem` has it. `space`: as its `start` has it: then the backing directory may hang from the beginning.
+    `closing`: as `FileSystem` has it. `openers`: what is left to those who open files (nothing). `space`: as its `start` has it: then the
+    backing directory may hang from the beginning.
     """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
@@ -277,6 +299,7 @@ async def world(
         available=available,
         kept=kept,
         closing=closing,
+        openers=openers or KnownOpeners(),
         make_spill=_spill(settings, state, tier, log, lower),
     )
     fs, spill = LockedFileSystem(inner), inner.spill

@@ -27,6 +27,7 @@ from acpfs.transport.native.protocol import (
     OPEN_KILL_SUIDGID,
     OPEN_OUT,
     READ_IN,
+    WRITE_CACHE,
     WRITE_IN,
     WRITE_KILL_SUIDGID,
     InitFlag,
@@ -309,7 +310,9 @@ class Calls:
 
     def write(self, request: Request) -> Call[int]:
         handle, offset, size, flags, _, _, _ = WRITE_IN.unpack_from(request.buffers.header, _BODY)
-        call = self._fs.write(HandleId(handle), offset, request.payload(size))
+        # pages of a mapping, or of a cache, are written back by whoever comes by
+        pid = 0 if flags & WRITE_CACHE else request.pid
+        call = self._fs.write(HandleId(handle), offset, request.payload(size), pid)
         return self._and_kill(request, call) if flags & WRITE_KILL_SUIDGID else call
 
     def flush(self, request: Request) -> Call[None]:

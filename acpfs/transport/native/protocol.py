@@ -154,6 +154,8 @@ class Notify(IntEnum):
 
 
 GETATTR_FH = 1 << 0
+WRITE_CACHE = 1 << 0
+"""Pages that were written to before, by whomever."""
 WRITE_KILL_SUIDGID = 1 << 2
 OPEN_KILL_SUIDGID = 1 << 0
 FSYNC_DATASYNC = 1 << 0

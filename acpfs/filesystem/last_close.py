@@ -1,0 +1,222 @@
+"""Whether the close of a descriptor was the close of its file: what /proc tells of who opened it, and of copies that others have.
+
+The kernel says that a descriptor was closed (FLUSH), and when the last copy of it is gone (RELEASE). A child that inherits one closes
+it by its exec; another child keeps it open for hours, and never uses it. So where RELEASE does not come, this is asked: has the process
+that opened the file, and wrote it, a descriptor of it left? What cannot be told (a process in another PID namespace, a /proc that does
+not show it, one that others have written for) is no close; no clock decides it.
+
+Knows /proc and nothing else; asks the mount nothing, since `fdinfo` has inode numbers without a call on the file. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from acpfs.processes import PROC, directory_of
+from acpfs.ram.mounts import mount_table
+from acpfs.types import Ino
+
+FILE_SYSTEM = "fuse.acpfs"
+"""As the mount table names it."""
+KNOWN_MAX = 4096
+"""Threads, and places of descriptors, that are remembered."""
+_START_OF_STACK = 25
+"""Of the fields of /proc/PID/stat behind the name. It stays over a fork, and is another one after an exec."""
+
+
+class Left(enum.Enum):
+    """What a process has of a file."""
+
+    SOME = "some"
+    """A descriptor that can write."""
+    NONE = "none"
+    GONE = "gone"
+    """It has ended."""
+    PERHAPS = "perhaps"
+    """One of a file of that number, but of a mount that cannot be told: it was taken away, or is not seen from there."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A close after which the kernel's RELEASE has not come."""
+
+    ino: Ino
+    process: int
+    """Which opened the file; 0: not known."""
+    by_opener: bool
+    """That one's own close was seen, and not only one of somebody else."""
+    others_wrote: bool
+    """Some other process was seen to write through the descriptor."""
+    sees_writers: bool
+    """Whether it would have been."""
+    ended: bool = False
+    """The session is over: whoever has a copy cannot write any more."""
+
+
+class Openers:
+    """Looks at the processes that open files."""
+
+    def __init__(self, source: str, proc: Path = PROC) -> None:
+        """`source`: of the mount, in the mount table."""
+        self._source = source
+        self._proc = proc
+        self._processes: dict[int, int] = {}
+        """Thread → its process."""
+        self._numbers: dict[tuple[str, Ino], str] = {}
+        """Directory of a task and file → where it had a descriptor of it when that was looked for."""
+
+    def process_of(self, thread: int) -> int:
+        """The process of a thread that makes a call, as the kernel reports it; 0: cannot be told.
+
+        Asked at each open for writing: 2 us for the first thread of a process, and as much for others that are known.
+        """
+        directory = directory_of(thread, self._proc)
+        if directory is None:
+            return 0
+        known = self._processes.get(thread)
+        if known is not None and os.path.exists(f"{self._proc}/{known}/task/{thread}"):
+            return known
+        process = thread if _is_first(thread) else _process_in(directory)
+        if len(self._processes) >= KNOWN_MAX:
+            self._processes.clear()
+        self._processes[thread] = process
+        return process
+
+    def counts(self, close: Close) -> bool:
+        """Whether it was the close of the file: who wrote has none of it left, and gave none to a program that goes on writing."""
+        if not close.process or close.others_wrote:
+            return False
+        left = self.left(close.process, close.ino)
+        if left is Left.GONE:
+            if not close.by_opener:
+                return False
+            # nothing tells which copies were made by chance; but where nobody can write any more only those that are there are in doubt
+            return close.sees_writers or (
+                close.ended and not self._is_handed_on(close.process, close.ino)
+            )
+        if left is not Left.NONE:
+            return False
+        return close.sees_writers or not self._is_handed_on(close.process, close.ino)
+
+    def left(self, process: int, ino: Ino) -> Left:
+        """What a process has of a file."""
+        directory = directory_of(process, self._proc)
+        if directory is None:
+            return Left.UNKNOWN
+        # Twice: a descriptor that is moved meanwhile to a number that was looked at already is missed.
+        first = self._look(directory, ino)
+        return self._look(directory, ino) if first is Left.NONE else first
+
+    def _look(self, directory: Path, ino: Ino) -> Left:
+        try:
+            task = _live_task(directory)
+            if task is None:
+                return Left.GONE
+            return Left.SOME if self._has(task, ino) else Left.NONE
+        except (FileNotFoundError, ProcessLookupError):
+            return Left.UNKNOWN if directory.exists() else Left.GONE
+        except LookupError:
+            return Left.PERHAPS
+        except (OSError, ValueError):
+            return Left.UNKNOWN
+
+    def _has(self, task: Path, ino: Ino) -> bool:
+        """Whether a task has a descriptor of the file that can write.
+
+        Raises:
+            OSError: it cannot be told.
+            LookupError: it is of a mount that this process does not see, or, before Linux 5.14, of any file of this mount.
+        """
+        key = (str(task), ino)
+        known = self._numbers.pop(key, None)
+        for number in (*([] if known is None else [known]), *os.listdir(task / "fdinfo")):
+            facts = _facts(task, number)
+            if not facts or facts.get("ino", str(ino)) != str(ino):
+                continue
+            if int(facts["flags"], 8) & os.O_ACCMODE == os.O_RDONLY:
+                continue
+            if not _path(task, number).startswith("/"):  # a socket, a pipe
+                continue
+            mounts = {one.number: one for one in mount_table(task / "mountinfo")}
+            mount = mounts[int(facts["mnt_id"])]
+            if (mount.kind, mount.source) == (FILE_SYSTEM, self._source):
+                if "ino" not in facts:
+                    raise LookupError(number)
+                if len(self._numbers) >= KNOWN_MAX:
+                    self._numbers.clear()
+                self._numbers[key] = number
+                return True
+        return False
+
+    def _is_handed_on(self, process: int, ino: Ino) -> bool:
+        """Whether another program has a descriptor of the file, or may have.
+
+        Not so a child that has only been forked, as those that load data: its copy it has by chance.
+        """
+        own = _start_of_stack(self._proc / str(process))
+        for name in os.listdir(self._proc):
+            if not name.isdigit() or int(name) == process:
+                continue
+            directory = self._proc / name
+            has_it = self.left(int(name), ino) in (Left.SOME, Left.PERHAPS)
+            if has_it and (not own or _start_of_stack(directory) != own):
+                return True
+        return False
+
+
+def _is_first(thread: int) -> bool:
+    try:
+        os.close(os.pidfd_open(thread))
+    except OSError:
+        return False
+    return True
+
+
+def _process_in(thread: Path) -> int:
+    try:
+        lines = (thread / "status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Tgid:"))
+    except (OSError, ValueError, StopIteration):
+        return 0
+
+
+def _live_task(directory: Path) -> Path | None:
+    """One that has the descriptors; the first thread of a process may have ended before the others."""
+    for task in sorted((directory / "task").iterdir(), key=lambda one: one.name != directory.name):
+        if _stat(task)[0] not in "ZX":
+            return task
+    return None
+
+
+def _stat(task: Path) -> list[str]:
+    try:
+        text = (task / "stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X"]
+    return text.rpartition(")")[2].split()
+
+
+def _start_of_stack(directory: Path) -> int:
+    fields = _stat(directory)
+    return int(fields[_START_OF_STACK]) if len(fields) > _START_OF_STACK else 0
+
+
+def _facts(task: Path, number: str) -> dict[str, str]:
+    """Of a descriptor; empty when it is closed already."""
+    try:
+        text = (task / "fdinfo" / number).read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _colon, value in pairs}
+
+
+def _path(task: Path, number: str) -> str:
+    try:
+        return os.readlink(task / "fd" / number)
+    except FileNotFoundError:
+        return ""

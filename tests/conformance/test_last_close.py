@@ -1,0 +1,170 @@
+"""Programs that start others while they save: what closes a file is its writer, and nothing that closes an inherited descriptor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.rig.mounts import AcpfsMount, MakeMount
+
+clause = pytest.mark.clause
+pytestmark = pytest.mark.every_lane
+SIZE = 1 << 20
+OLD = b"o" * 2 * SIZE
+NEW = b"n" * 2 * SIZE
+PROGRAM = """
+import os, subprocess, sys
+os.chdir(sys.argv[1])
+HALF = b"n" * (1 << 20)
+
+def half(name, flags=os.O_TRUNC):
+    fd = os.open(name, os.O_RDWR | flags)
+    os.pwrite(fd, HALF, 0)
+    return fd
+
+def rest(fd):
+    os.pwrite(fd, HALF, len(HALF))
+    os.close(fd)
+
+def say(word):
+    print(word, flush=True)
+    sys.stdin.readline()
+
+# several subprocesses while a file is being written
+truncated, in_place = half("truncated"), half("in-place", 0)
+for _ in range(3):
+    subprocess.run(["/bin/true"], check=True)
+
+# one that closes the inherited descriptor, and forks without exec: not any file's close
+if not (child := os.fork()):
+    os.close(truncated)
+    os._exit(0)
+os.waitpid(child, 0)
+
+# a second descriptor of the same process
+first = half("duplicated")
+second = os.dup(first)
+os.close(first)
+
+# a whole file, whose descriptor a process that loads data has inherited and keeps
+whole = half("inherited")
+os.pwrite(whole, HALF, len(HALF))
+read_end, write_end = os.pipe()
+if not (loader := os.fork()):
+    for fd in (truncated, in_place, second, write_end):
+        os.close(fd)
+    os.read(read_end, 1)
+    os._exit(0)
+os.close(whole)
+
+# a program that writes on where its parent has closed
+handed = os.open("handed-on", os.O_WRONLY | os.O_TRUNC)
+script = "import os, sys; half = b'n' * (1 << 20); os.write(1, half); os.write(2, b'x'); os.read(0, 1); os.write(1, half)"
+worker = subprocess.Popen(
+    [sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=handed, stderr=subprocess.PIPE
+)
+worker.stderr.read(1)
+os.close(handed)
+
+say("half")
+for fd in (truncated, in_place, second):
+    rest(fd)
+worker.communicate(b"x")
+os.write(write_end, b"x")
+os.waitpid(loader, 0)
+say("whole")
+"""
+UNFINISHED = ("truncated", "in-place", "duplicated", "handed-on")
+NAMES = (*UNFINISHED, "inherited")
+
+
+@contextmanager
+def program(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """One that has half written its files."""
+    command = [sys.executable, "-c", dedent(PROGRAM), str(directory)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            assert said(started) == "half"
+            yield started
+        finally:
+            started.kill()
+
+
+def said(started: subprocess.Popen[str]) -> str:
+    assert started.stdout is not None
+    return started.stdout.readline().strip()
+
+
+def go_on(started: subprocess.Popen[str]) -> str:
+    assert started.stdin is not None
+    started.stdin.write("\n")
+    started.stdin.flush()
+    return said(started)
+
+
+def mounted(transport: str, make_mount: MakeMount, tmp_path: Path) -> AcpfsMount:
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    for name in NAMES:
+        (backing / name).write_bytes(OLD)
+    return make_mount(backing, transport, max_dirty_age=0)
+
+
+def stored(mount: AcpfsMount, content: bytes) -> set[str]:
+    return {name for name in NAMES if (mount.backing / name).read_bytes() == content}
+
+
+@clause("S14", "S180", "S390", "S391")
+def test_a_subprocess_that_closes_what_it_inherited_publishes_no_half_of_a_save(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    mount = mounted(transport, make_mount, tmp_path)
+    with program(mount.path) as started:
+        mount.flush()  # waits until it is known of each close whether it counts
+        assert stored(mount, OLD) == set(UNFINISHED)
+        assert stored(mount, NEW) == {"inherited"}, "its writer has closed it"
+        assert go_on(started) == "whole"
+        mount.flush()
+        assert stored(mount, NEW) == set(NAMES)
+    assert mount.status()["interrupted"] == 0
+
+
+@clause("S14", "S81", "S390")
+def test_nor_after_a_change_of_workers(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    if transport == "libfuse":
+        pytest.skip("what is open is lost there")
+    mount = mounted(transport, make_mount, tmp_path)
+    with program(mount.path) as started:
+        mount.kill_worker()
+        (mount.path / "inherited").read_bytes()
+        mount.flush()
+        assert stored(mount, OLD) == set(UNFINISHED)
+        assert stored(mount, NEW) == {"inherited"}
+        assert go_on(started) == "whole"
+        mount.flush()
+        assert stored(mount, NEW) == set(NAMES)
+
+
+@clause("S82", "S390")
+def test_nor_where_all_of_acpfs_is_killed_and_mounted_anew(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    mount = mounted(transport, make_mount, tmp_path)
+    with program(mount.path):
+        mount.kill()
+        mount.start()
+        mount.flush()
+        assert stored(mount, NEW) <= {"inherited"}
+        assert stored(mount, OLD) >= set(UNFINISHED)
+        assert mount.status()["interrupted"] >= len(UNFINISHED)
+        mount.run("acpfs-ctl", "retry", str(mount.path))
