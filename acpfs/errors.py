@@ -5,6 +5,7 @@ the kernel; the family here is for everything a person reads.
 """
 
 import errno
+import os
 from enum import IntEnum
 
 
@@ -90,6 +91,50 @@ PERMANENT_ERRNOS = frozenset(
 """Refusals that retrying does not mend. Everything else (EIO, ENOSPC, EDQUOT, ESTALE, ENOTCONN, ETIMEDOUT …) is retried for ever."""
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 """There is no room; the same may succeed when something was removed."""
+
+
+NO_THREAD = "can't start new thread"
+"""What Python says, and the only way to tell it from other RuntimeErrors."""
+
+
+class NoThreadError(BlockingIOError):
+    """The machine has no thread left; EAGAIN, as fork(2) says it of processes."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: of the thread."""
+        super().__init__(errno.EAGAIN, f"{os.strerror(errno.EAGAIN)}: no thread is left", name)
+
+
+def is_no_thread(error: BaseException) -> bool:
+    """Whether an error says that no thread could be started, also where a library has started it."""
+    if isinstance(error, NoThreadError):
+        return True
+    return isinstance(error, RuntimeError) and str(error) == NO_THREAD
+
+
+WANTS = {
+    errno.ENOMEM: "memory",
+    errno.EMFILE: "descriptors",
+    errno.ENFILE: "descriptors",
+}
+"""What the machine had not got → its name. EAGAIN is not among them: where it means threads, `NoThreadError` says so."""
+
+
+def wanted(error: BaseException | None) -> str:
+    """Of which resource of the machine the want has led to this error: memory, descriptors or threads; "" where it was no want of any.
+
+    Looks into groups, and at causes: an error that people read is raised from the one of the machine.
+    """
+    if error is None:
+        return ""
+    if is_no_thread(error):
+        return "threads"
+    if isinstance(error, MemoryError):
+        return "memory"
+    if isinstance(error, OSError) and error.errno in WANTS:
+        return WANTS[error.errno]
+    inner = [*getattr(error, "exceptions", ()), error.__cause__]
+    return next((found for one in inner if (found := wanted(one))), "")
 
 
 def errno_name(number: int | None) -> str:

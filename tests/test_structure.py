@@ -43,6 +43,7 @@ BOTTOM = {
     "drain_records",
     "logger",
     "processes",
+    "threads",
 }
 MAY_NOT = {
     "cli": {"transport", "filesystem", "writeback", "ram", "backing", "client"},
@@ -659,6 +660,30 @@ def test_no_thread_of_a_pool_sleeps() -> None:
     layers = ("filesystem", "writeback", "ram", "backing")
     paths = [path for layer in layers for path in sorted((PACKAGE / layer).rglob("*.py"))]
     assert [place for path in paths for place in _sleeps(path)] == []
+
+
+HAVE_NO_STARTER = {"client", "training", "compatible"}
+"""They are in a training process, whose threads are its own affair."""
+
+
+def _threads_started(path: Path) -> Iterator[str]:
+    """Also one that a library starts, where the call shows."""
+    for node in nodes_of(path):
+        name = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name) else ""
+        if name in ("threading.Thread", "Thread", "trio.to_thread.run_sync", "ThreadPoolExecutor"):
+            yield f"{named(path)}:{getattr(node, 'lineno', 0)}"
+
+
+def test_threads_are_started_in_one_place() -> None:
+    """Where the machine has none left, `acpfs.threads` waits; anybody else's RuntimeError would end the worker."""
+    own = {PACKAGE / "threads.py", PACKAGE / "transport" / "native" / "hold_process.py"}
+    """The second is a program of its own, which imports nothing of the package, and catches that error."""
+    paths = [
+        path
+        for path in SOURCES
+        if path not in own and path.relative_to(PACKAGE).parts[0] not in HAVE_NO_STARTER
+    ]
+    assert [place for path in paths for place in _threads_started(path)] == []
 
 
 def test_no_banned_idioms_in_the_package() -> None:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from acpfs.backing.health import Health
+from acpfs.threads import THREADS, Threads
 
 T = TypeVar("T")
 
@@ -86,8 +87,15 @@ class _Call(Future[T]):
 class CallPool:
     """Runs calls on up to `threads_max` daemon threads, started as needed."""
 
-    def __init__(self, name: str, threads_max: int, health: Health | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        threads_max: int,
+        health: Health | None = None,
+        threads: Threads = THREADS,
+    ) -> None:
         """`health`: shared by the pools of one backing directory; its own when None."""
+        self._starts = threads
         self.name = name
         self.threads_max = threads_max
         self.health = health or Health()
@@ -122,11 +130,19 @@ class CallPool:
     def _put(self, job: _Job) -> None:
         self._waiting[job.future] = job
         if self._idle < len(self._waiting) and self._threads < self.threads_max:
-            self._threads += 1
-            threading.Thread(
-                target=self._work, name=f"{self.name}-{self._threads}", daemon=True
-            ).start()
+            self._have_another()
         self._came.notify()
+
+    def _have_another(self) -> None:
+        """One that the machine has not got yet counts as there: the job waits for it, or is done by another one."""
+        self._threads += 1
+        self._starts.start(f"{self.name}-{self._threads}", self._work)
+
+    def be_ready(self) -> None:
+        """Have one thread before there is anything to do, so that the pool goes on where the machine has none left then."""
+        with self._lock:
+            if not self._threads:
+                self._have_another()
 
     def _leave(self, call: Future[T]) -> bool:
         """It was cancelled; whether no thread had taken it."""
@@ -280,6 +296,11 @@ class CallPools:
         """Of each pool."""
         return tuple(pool.statistics() for pool in self.all())
 
+    def be_ready(self) -> None:
+        """Each with a thread."""
+        for pool in self.all():
+            pool.be_ready()
+
     def close(self) -> None:
         """Close all pools; nothing is joined."""
         for pool in self.all():
@@ -336,7 +357,7 @@ class _Timers:
                 self._sweep_at = max(self._SWEEP_AT, 2 * len(self._heap))
             if not self._running:
                 self._running = True
-                threading.Thread(target=self._work, name="patience", daemon=True).start()
+                THREADS.start("patience", self._work)
             elif self._heap[0][2] is timer:
                 self._changed.notify()
 

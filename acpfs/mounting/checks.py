@@ -12,7 +12,6 @@ import os
 import pickle
 import shutil
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -22,11 +21,12 @@ from typing import NoReturn, TypeVar
 from acpfs.config import Settings
 from acpfs.control import registry, runtime
 from acpfs.descriptors import readable
-from acpfs.errors import MachineError, RefusedError
+from acpfs.errors import MachineError, NoThreadError, RefusedError
 from acpfs.mounting.mountpoint import check_apart, check_free
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.service import has_inherited_session
+from acpfs.threads import THREADS
 
 DEV_FUSE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
@@ -261,10 +261,12 @@ def within(wait_s: float, complaint: str, check: Callable[[], None]) -> None:
         except Exception as error:  # noqa: BLE001 - handed on
             outcome.append(error)
 
-    thread = threading.Thread(target=run, name="check", daemon=True)
-    thread.start()
-    thread.join(wait_s)
-    if thread.is_alive():
+    try:
+        thread = THREADS.start("check", run, patience_s=wait_s)
+    except NoThreadError as error:
+        raise MachineError(f"{complaint} ({error.strerror})") from None
+    if not thread.join(wait_s):
+        thread.withdraw()
         raise MachineError(f"{complaint} (waited {wait_s:g} s)")
     if outcome:
         raise outcome[0]

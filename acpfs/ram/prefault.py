@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.shortage import available_bytes
+from acpfs.threads import THREADS, Running
 
 STEP_BYTES = 32 << 20
 """Written and not fallocated: that takes pages, but does not touch them. 5 ms of warm memory, 150 of cold."""
@@ -91,7 +92,7 @@ class Prefault:
         """A save is under way; only the thread changes it."""
         self._ready_before = self._used_before = self._taken = 0
         """When it began, and how much it has taken since."""
-        self._thread: threading.Thread | None = None
+        self._thread: Running | None = None
         self._active_at = -QUIET_S
         self._for_nothing = 0
         """How often in a row memory was given back, and no save came."""
@@ -104,8 +105,7 @@ class Prefault:
     def start(self) -> None:
         """Begin, if anything is wanted."""
         if self._wanted() > 0:
-            self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
-            self._thread.start()
+            self._thread = THREADS.start("prefault", self._run)
 
     def give_back(self) -> None:
         """Somebody is about to write: memory comes back from now on, ahead of what is written (the kernel frees some 200 GiB/s)."""
@@ -137,7 +137,7 @@ class Prefault:
             self._closed = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.end()
         with self._pages:
             self._shrink(0)
 

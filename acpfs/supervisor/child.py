@@ -11,6 +11,8 @@ import os
 import signal
 import socket
 import time
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from acpfs.errors import ExitCode
@@ -29,6 +31,8 @@ OVERSLEPT_S = 2.0
 """What a supervisor may be late without looking at its worker with other eyes."""
 DUMP_WAIT_S = 1.0
 """Between asking a hung worker for its stacks and killing it."""
+UNSENT_AGAIN_S = 0.1
+"""Until what found no room is tried again, or its process is to be watched where there was no descriptor for that."""
 FIRST_STEP = "loading the program"
 
 
@@ -79,9 +83,15 @@ class Child:
         self.exit_code: int | None = None
         """It ended on purpose, with this code for whoever asked."""
         self.error: dict[str, Any] | None = None
+        self.wanted = ""
+        """The resource of the machine for want of which it ended, or was not forked; "": it was another reason."""
         self.leaving = False
         self._has_old_log = False
         self._told = told
+        self._unsent: deque[tuple[channel.Message, list[int]]] = deque()
+        """With copies of the descriptors: what they are copies of may be gone when there is room."""
+        self._signals: list[int] = []
+        """That came while its process could not be watched."""
 
     @property
     def readiness(self) -> Readiness:
@@ -109,6 +119,7 @@ class Child:
                 self.kill(signal.SIGHUP)
         if "error" in message:
             self.error = message["error"]
+            self.wanted = message["error"].get("wanted", "")
         if "ended" in message:
             self.exit_code = message["ended"]
 
@@ -117,8 +128,51 @@ class Child:
         if number == signal.SIGHUP and not self.serving_at:
             self._has_old_log = True  # perhaps: it may have opened that already
             return
+        if self.pidfd < 0:
+            self._signals.append(number)
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
+
+    def not_forked(self, why: str) -> None:
+        """Its template could not."""
+        self.wanted = "processes"
+        self.error = {
+            "exit_code": int(ExitCode.ENVIRONMENT),
+            "message": f"the machine has no process left for acpfs: {why}",
+        }
+
+    def let_go(self) -> None:
+        """It has ended: it hears nothing more."""
+        while self._unsent:
+            self._drop_first()
+
+    def watched(self, pidfd: int) -> None:
+        """Its process can be told apart from one that gets its number later: what it was to be sent is sent."""
+        self.pidfd = pidfd
+        signals, self._signals = self._signals, []
+        for number in signals:
+            self.kill(number)
+
+    def send(self, message: channel.Message, fds: Sequence[int] = ()) -> None:
+        """Say something on its channel: now, or when there is room. One that is stopped, or busy, must not stop its supervisor."""
+        self._unsent.append((message, [os.dup(fd) for fd in fds]))
+        self.send_waiting()
+
+    def send_waiting(self) -> None:
+        """What found no room, in order."""
+        while self._unsent and self.end.fileno() >= 0:
+            try:
+                channel.send(self.end, *self._unsent[0], wait=False)
+            except BlockingIOError:
+                return
+            self._drop_first()
+        while self._unsent:
+            self._drop_first()  # it has closed its end: it ends
+
+    def _drop_first(self) -> None:
+        for fd in self._unsent.popleft()[1]:
+            os.close(fd)
 
     def tell(self, stop: Stop) -> None:
         """To end, each once: it drains at a signal, and leaves what is dirty when it hears that here, for signals come from others, too.
@@ -129,8 +183,7 @@ class Child:
             return
         self._told = stop
         if stop is Stop.NOW:
-            with contextlib.suppress(OSError):  # its end is closed: it ends
-                channel.send(self.end, {"hurry": True}, wait=False)
+            self.send({"hurry": True})
         self.kill(signal.SIGINT if stop is Stop.NOW else signal.SIGTERM)
 
     def is_left_behind(self, now: float, *, allowed: bool) -> bool:
@@ -146,6 +199,8 @@ class Child:
         """When it is to be looked at next."""
         if self.stuck_at:
             return stuck_processes.LOOK_AGAIN_S
+        if self._unsent or (self.pid and self.pidfd < 0):
+            return UNSENT_AGAIN_S
         return DUMP_WAIT_S / 2 if self.dumped_at else min(1.0, limits.shortest_s / 4)
 
     def excuse(self, seconds: float) -> None:

@@ -20,7 +20,6 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from acpfs.control import registry
@@ -36,6 +35,7 @@ from acpfs.ram.mounts import (
     number_of,
     unmount,
 )
+from acpfs.threads import THREADS
 
 KIND = "fuse.acpfs"
 STACKED_MAX = 16
@@ -208,7 +208,7 @@ def end_unserved(
     settings: dict[str, Any], facts: dict[str, Any], reason: str, *, told: bool
 ) -> None:
     """No worker comes any more: `end_mount`; one that was `told` to end is taken away, and its last words say what it leaves."""
-    _say(
+    say(
         settings,
         f"{settings['mountpoint']}: {reason}" + (f"; {_left(settings, facts)}" if told else ""),
     )
@@ -218,7 +218,7 @@ def end_unserved(
         end_mount(Path(settings["runtime_dir"]), settings, facts, reason)
 
 
-def _say(settings: dict[str, Any], text: str) -> None:
+def say(settings: dict[str, Any], text: str) -> None:
     """To stderr, and into the workers' log: a detached supervisor's stderr leads nowhere."""
     sys.stderr.write(f"acpfs: {text}\n")
     if settings.get("log_file"):
@@ -314,8 +314,7 @@ def _tree(found: BypassedMount) -> int:
         except OSError as error:
             outcome.append(error)
 
-    looking = Thread(target=look, daemon=True)  # only this can hang
-    looking.start()
+    looking = THREADS.start("look", look, patience_s=LOOK_S)  # only this can hang
     looking.join(LOOK_S)
     tree = (
         outcome[0]

@@ -78,6 +78,10 @@ class Supervisor:
         self._exit_code = 0
         self._stopping = Stopping()
         self._ended = False
+        self._complaint = ""
+        """The last one."""
+        self._failed = ""
+        """What went wrong in the last round."""
         self._take_over: dict[str, Any] | None = None
         """Settings that hold from now on for a mount that is to be taken over; None: one is to be made."""
         self._resume: dict[str, Any] | None = None
@@ -125,8 +129,11 @@ class Supervisor:
                 ) and self._child is not None:
                     self._child.excuse(overslept_s)
                 self._look_after()
-            except Exception:  # noqa: BLE001 - whatever it is
-                traceback.print_exc()  # a bug here must not cost the session, which would die with this process
+                self._failed = ""
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                self._told_of(
+                    error
+                )  # a bug must not cost the session, which would die with this process
                 time.sleep(BUG_WAIT_S)
         self._service.forget()
         if self._resume is None:
@@ -135,6 +142,13 @@ class Supervisor:
         return (
             resting.rest(self._mount.settings, self._look_once) if self._rests else self._exit_code
         )
+
+    def _told_of(self, error: Exception) -> None:
+        """Say it, but not five times a second for as long as the machine has no process left."""
+        if repr(error) != self._failed:
+            self._failed = repr(error)
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
 
     def load(self) -> None:
         """Have the template load already, for settings that whoever mounts is still checking."""
@@ -227,6 +241,12 @@ class Supervisor:
                 self._look_after_orphan(self._child)
         elif "pid" in message and self._child is not None and is_current:
             self._know_pid(self._child, message["pid"])
+        elif "not_forked" in message and self._child is not None and is_current:
+            self._child.not_forked(message["not_forked"])
+            self._worker_gone(self._child)
+        elif "ended" in message and self._child is not None:
+            if self._child.pidfd < 0 and message["ended"] == self._child.pid:
+                self._worker_gone(self._child)  # it could not be watched
         elif (
             "loaded" in message
             and is_current
@@ -249,7 +269,7 @@ class Supervisor:
 
     def _tell_worker(self, message: channel.Message) -> None:
         if self._child is not None:
-            channel.send(self._child.end, message)
+            self._child.send(message)
 
     # -- workers
 
@@ -273,21 +293,30 @@ class Supervisor:
 
     def _know_pid(self, child: Child, pid: int) -> None:
         child.pid = pid
+        self._watch_process(child)
+        if child is self._child:
+            self._do_as_told()
+
+    def _watch_process(self, child: Child) -> None:
+        """So that its end is heard, and signals reach it; tried again where there is no descriptor for that now."""
         try:
-            child.pidfd = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(child.pid)
         except ProcessLookupError:
             self._worker_gone(child)
             return
+        except OSError as error:
+            self._complain(f"worker {child.pid} cannot be watched yet: {error.strerror}")
+            return
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._worker_gone(child))
+        child.watched(pidfd)
         self._keeper.worker(child.pidfd)
         if self._predecessor is not None:
-            handover.send_with_pidfd(self._predecessor, {"starting": True}, pid)
-        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._worker_gone(child))
-        child.main_end = stuck_processes.main_thread_end(pid)
+            handover.send_with_pidfd(self._predecessor, {"starting": True}, child.pid)
+        child.main_end = stuck_processes.main_thread_end(child.pid)
         if child.main_end >= 0:
             self._selector.register(
                 child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child)
             )
-        self._do_as_told()
 
     def _main_thread_gone(self, child: Child) -> None:
         """The others follow in a moment, unless one is stuck."""
@@ -347,6 +376,7 @@ class Supervisor:
         for end in (child.end, child.pidfd, child.main_end):
             self._forget(end)
         self._child = None
+        child.let_go()
         self._keeper.worker()
         now = time.monotonic()
         if child.exit_code is None and self._door.is_asked and self._give(child, now):
@@ -359,7 +389,7 @@ class Supervisor:
                 "told to end at once, and the worker died", ExitCode.TIMEOUT, child.error
             )
         elif self._mount.workers == 0:
-            if child.error is None or child.dumped_at:
+            if child.error is None or child.dumped_at or child.wanted:
                 from acpfs.supervisor import fallthrough
 
                 fallthrough.clear_away(self._mount.settings, mounted="session" in self._kept)
@@ -369,11 +399,20 @@ class Supervisor:
 
     def _leave_behind(self, child: Child) -> None:
         """It will never run again, and may never end: the next one starts, and knows of it."""
-        sys.stderr.write(
-            f"acpfs: worker {child.pid} was killed in a call on the backing directory that does not return\n"
+        self._complain(
+            f"worker {child.pid} was killed in a call on the backing directory that does not return"
         )
         self._kept.leave_behind(child.pidfd)
         self._worker_gone(child)
+
+    def _complain(self, text: str) -> None:
+        """To the log, once in a row; where no descriptor or memory is left for that, it is not said."""
+        if text != self._complaint:
+            self._complaint = text
+            with contextlib.suppress(OSError, ImportError, MemoryError):
+                from acpfs.supervisor import fallthrough
+
+                fallthrough.say(self._mount.settings, text)
 
     def _drain_channel(self, child: Child) -> None:
         """What it said last."""
@@ -384,7 +423,7 @@ class Supervisor:
 
     def _replace(self, child: Child, now: float) -> None:
         self._mount.died_at = self._mount.died_at or child.stuck_at or now
-        self._mount.reason = "hung" if child.dumped_at else "reload" if child.leaving else "died"
+        self._mount.reason = _reason(child)
         if self._is_borrowed:
             self._fail(
                 (child.error or {}).get(
@@ -401,11 +440,25 @@ class Supervisor:
             )
             self._start_worker()
             return
+        if child.wanted and self._stopping.is_over(now, self._mount.settings):
+            self._end_unserved(
+                f"no worker could be started that drains: the machine has no {child.wanted} left",
+                ExitCode.TIMEOUT,
+            )
+            return
         # a drain that its worker dies of would go on for ever: told to end, each death counts, however long that one served
         served_s = (
             now - child.serving_at if child.serving_at and not self._stopping.is_told else 0.0
         )
-        delay_s = 0.0 if child.leaving else self._restarts.delay_s(served_s)
+        delay_s = (
+            0.0
+            if child.leaving and not child.wanted
+            else self._restarts.delay_s(served_s, is_want=bool(child.wanted))
+        )
+        if child.wanted:
+            self._complain(
+                f"the worker ended, and another one is tried in {delay_s:g} s: {_reason(child)}"
+            )
         if delay_s is None:
             self._give_up(child)
         else:
@@ -489,8 +542,7 @@ class Supervisor:
     def _keeper_changed(self, connection: Sequence[int]) -> None:
         self._kept.put(KEEPER, connection)
         if self._child is not None:
-            with contextlib.suppress(BlockingIOError):
-                channel.send(self._child.end, {KEEPER: len(connection)}, connection, wait=False)
+            self._child.send({KEEPER: len(connection)}, connection)
 
     def _look_for_keeper(self) -> None:
         """One that has come is told everything, and so is one that was there all along when a worker begins to serve."""
@@ -565,6 +617,7 @@ class Supervisor:
 
     def _look_after(self) -> None:
         now = time.monotonic()
+        self._look_after_child()
         self._kept.bury()
         self._door.look(self._limits.hang_s)
         if self._predecessor is not None:
@@ -585,6 +638,13 @@ class Supervisor:
         if self._service.watchdog_s and healthy and now >= self._fed_at + self._service.watchdog_s:
             self._fed_at = now
             self._service.notify(ALIVE)
+
+    def _look_after_child(self) -> None:
+        """What could not be done for it then."""
+        if self._child is not None:
+            self._child.send_waiting()
+            if self._child.pid and self._child.pidfd < 0:
+                self._watch_process(self._child)
 
     def _start_what_lacks(self, now: float) -> None:
         """A template, and a worker that is due; tried again, but not for ever, where the machine has no process or descriptor left."""
@@ -668,6 +728,13 @@ class Supervisor:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(end)
         close(end)
+
+
+def _reason(child: Child) -> str:
+    """Why it is not there any more, for the next one and for `status`."""
+    if child.wanted:
+        return f"the machine had no {child.wanted} left"
+    return "hung" if child.dumped_at else "reload" if child.leaving else "died"
 
 
 def main(arguments: list[str]) -> int:

@@ -7,12 +7,12 @@ loses nothing but time when something is dropped: what the kernel caches has its
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
+from acpfs.threads import THREADS, Running
 from acpfs.types import Ino
 
 PENDING_MAX = 10_000
@@ -31,18 +31,19 @@ class Invalidations:
         self._inode = inode
         self._entry = entry
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="fuse-invalidate", daemon=True)
+        self._thread: Running | None = None
         self.told = 0
         fs.watch_outside(self.changed, self.lost)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._thread = THREADS.start("fuse-invalidate", self._run)
 
     def stop(self, timeout_s: float) -> None:
         """End, after what is queued; does not insist when the kernel does not answer."""
         self._queue.put(None)
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.end(timeout_s)
 
     def changed(self, ino: Ino) -> None:
         """Content or attributes of a node are other ones on the backing directory. Never blocks."""

@@ -23,6 +23,7 @@ from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFi
 from acpfs.filesystem.steps import Call
 from acpfs.logger import get_logger
 from acpfs.ram.mounts import mounted_at
+from acpfs.threads import THREADS
 from acpfs.transport.invalidations import Invalidations
 from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino
@@ -297,7 +298,7 @@ async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None]) -
     finally:
         invalidations.stop(0)
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(_close, os.fspath(settings.mountpoint))
+            await THREADS.run_sync(_close, os.fspath(settings.mountpoint))
 
 
 def _close(mountpoint: str) -> None:

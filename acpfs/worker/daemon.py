@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 import trio
@@ -16,13 +17,19 @@ if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
 from acpfs.config import Settings, validated
-from acpfs.errors import AcpfsError, ExitCode, MachineError
+from acpfs.errors import AcpfsError, ExitCode, MachineError, wanted
 from acpfs.logger import get_logger
+from acpfs.threads import THREADS
 from acpfs.worker import logs
 from acpfs.worker.assembly import assemble
 from acpfs.worker.link import Link, orders_of
 from acpfs.worker.worker import Worker
 
+OF_WANT = "the worker ends for want of a resource of the machine; another one is tried"
+START_WAIT_S = 20.0
+"""For all the others that a worker needs before it serves."""
+THREAD_WAIT_S = 10.0
+"""For the first thread; then the worker ends, and its supervisor tries again."""
 GC_THRESHOLDS = (50_000, 20, 50)
 """Nodes and operations live long and form no cycles: looking through them at every 700 new ones cost 3 % of a small file."""
 SWITCH_INTERVAL_S = 0.0005
@@ -46,9 +53,19 @@ def work(orders: dict[str, Any], fds: list[int]) -> int:
             else "the mount could not be taken over",
             error=str(error),
         )
-        link.last_words(error={"exit_code": int(error.exit_code), "message": str(error)})
+        link.last_words(
+            error={
+                "exit_code": int(error.exit_code),
+                "message": str(error),
+                "wanted": wanted(error),
+            }
+        )
         return int(error.exit_code)
     except Exception as error:
+        if want := wanted(error):
+            log.error(OF_WANT, wanted=want, exc_info=error)
+            link.last_words(error=_of_want(want))
+            return int(ExitCode.ENVIRONMENT)
         log.exception("the worker failed")
         link.last_words(
             error={
@@ -59,6 +76,15 @@ def work(orders: dict[str, Any], fds: list[int]) -> int:
         return int(ExitCode.FAILED)
     link.last_words(ended=int(code))
     return int(code)
+
+
+def _of_want(want: str) -> dict[str, Any]:
+    """The last words of a worker that ended for want of a resource: the supervisor does not take it for one that cannot serve."""
+    return {
+        "exit_code": int(ExitCode.ENVIRONMENT),
+        "message": f"the machine has no {want} left for acpfs",
+        "wanted": want,
+    }
 
 
 def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
@@ -75,6 +101,9 @@ def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
         raise MachineError(
             f"cannot write the log file {settings.log_file}: {error.strerror}"
         ) from error
+    link.step("starting threads")
+    THREADS.be_ready(THREAD_WAIT_S)
+    THREADS.follow(partial(_wait_for_threads, link))
     assert settings.runtime_dir is not None, "`starting.prepare` has filled it in"
     parts = assemble(settings, settings.runtime_dir, link)
     worker: Worker | None = None
@@ -85,6 +114,18 @@ def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
         raise _single(group) from None
     finally:
         parts.take_apart(nothing_left=worker is not None and worker.nothing_left)
+
+
+def _wait_for_threads(link: Link, waited_s: float) -> None:
+    """A start goes on when it has its threads: that is no step that hangs. But it ends, so that its supervisor looks what else there is."""
+    if link.is_serving:
+        return
+    if waited_s < START_WAIT_S:
+        link.still()
+        return
+    log.error(OF_WANT, wanted="threads", waited_s=round(waited_s, 1))
+    link.last_words(error=_of_want("threads"))
+    os._exit(ExitCode.ENVIRONMENT)
 
 
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:

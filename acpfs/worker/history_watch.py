@@ -18,6 +18,7 @@ from acpfs.checkpoints import Checkpoint
 from acpfs.control.reports import CheckpointReport, HistoryEntry, Status
 from acpfs.filesystem.loads import Load
 from acpfs.logger import get_logger
+from acpfs.threads import THREADS
 from acpfs.worker.assembly import Parts
 
 LOOK_INTERVAL_S = 5.0
@@ -155,7 +156,7 @@ class HistoryWatch:
     async def run(self) -> None:
         """For as long as the worker lives."""
         while True:
-            await trio.to_thread.run_sync(self.look)
+            await THREADS.run_sync(self.look)
             await trio.sleep(LOOK_INTERVAL_S)
 
     def look(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from acpfs.logger import get_logger
 from acpfs.supervisor import channel
 from acpfs.supervisor.keeper_client import KEEPER
+from acpfs.threads import THREADS
 from acpfs.worker.outbox import Outbox
 
 BEAT_INTERVAL_S = 1.0
@@ -50,6 +51,9 @@ class Link:
         """The token, also of a session that this worker is about to begin."""
         self.pause_s = 0.0
         """How long nobody served before this worker did."""
+        self.is_serving = False
+        self._step = ""
+        """What the start is at."""
         self._telling = threading.Lock()
         """A new supervisor is given all that is kept, and then what is kept later: nothing goes to the old one in between."""
 
@@ -127,12 +131,18 @@ class Link:
 
     def step(self, name: str) -> None:
         """What the start is at now; each step has its time, and is named when that is up."""
+        self._step = name
         self.tell(step=name)
+
+    def still(self) -> None:
+        """The step of the start goes on: it waits for something that is no fault of its own."""
+        self.tell(step=self._step)
 
     def serving(self, text: str) -> None:
         """Requests are served."""
         died_at = self._orders.get("died_at")
         self.pause_s = 0.0 if died_at is None else time.monotonic() - died_at
+        self.is_serving = True
         self.tell(serving=text, pause_s=self.pause_s)
 
     def reload(self) -> None:
@@ -155,9 +165,7 @@ class Link:
         `leave`: the order to leave has come; returns when it is safe to end the process. `hurry`: the mount is to end at once.
         `adopted`: by the supervisor of that number.
         """
-        threading.Thread(
-            target=self._listen, args=(leave, hurry, adopted), name="supervisor", daemon=True
-        ).start()
+        THREADS.start("supervisor", self._listen, leave, hurry, adopted)
 
     def _listen(
         self, leave: Callable[[], None], hurry: Callable[[], None], adopted: Callable[[int], None]
@@ -277,7 +285,7 @@ def alone(on_serving: Callable[[], None]) -> Link:
             if "serving" in message:
                 on_serving()
 
-    threading.Thread(target=listen, name="no supervisor", daemon=True).start()
+    THREADS.start("no supervisor", listen)
     return Link(theirs, {"supervisor": os.getpid(), "settings": {}}, {})
 
 

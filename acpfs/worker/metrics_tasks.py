@@ -8,8 +8,9 @@ import trio
 
 from acpfs.config import Settings
 from acpfs.control.metrics import Metrics
-from acpfs.errors import MachineError
+from acpfs.errors import MachineError, is_no_thread
 from acpfs.logger import get_logger
+from acpfs.threads import THREADS
 
 FILE_INTERVAL_S = 15.0
 PORT_INTERVAL_S = 2.0
@@ -28,7 +29,7 @@ class MetricsTasks:
         """Replace the file, over and over; ends at once where none is wanted."""
         while self._settings.metrics_file is not None:
             try:
-                await trio.to_thread.run_sync(self._metrics.write, self._settings.metrics_file)
+                await THREADS.run_sync(self._metrics.write, self._settings.metrics_file)
             except OSError as error:
                 log.warning("metrics file could not be written", error=str(error))
             await trio.sleep(FILE_INTERVAL_S)
@@ -38,7 +39,8 @@ class MetricsTasks:
         stop = self._start_http()
         if stop is None:
             log.warning(
-                "metrics are not served until their port is free", port=self._settings.metrics_port
+                "metrics are not served until their port is free, and the machine has a thread for them",
+                port=self._settings.metrics_port,
             )
         task_status.started()
         while stop is None:
@@ -54,6 +56,10 @@ class MetricsTasks:
             return self._metrics.start_http(
                 self._settings.metrics_port, self._settings.metrics_address
             )
+        except RuntimeError as error:
+            if not is_no_thread(error):
+                raise
+            return None
         except OSError as error:
             if self._taken_over:
                 return None

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from acpfs.supervisor import channel
 from acpfs.supervisor.channel import Message
+from acpfs.threads import THREADS
 
 
 class Outbox:
@@ -36,9 +37,7 @@ class Outbox:
             self._waiting.append((message, [os.dup(fd) for fd in fds]))
             if self._empty.is_set():
                 self._empty.clear()
-                threading.Thread(
-                    target=self._send_waiting, name="to the supervisor", daemon=True
-                ).start()
+                THREADS.start("to the supervisor", self._send_waiting)
 
     def send_if_heard(self, message: Message) -> None:
         """What is worth nothing later; not at all where it would take the room of what is."""

@@ -46,6 +46,7 @@ from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger, shown
 from acpfs.ram import place as places
+from acpfs.threads import THREADS
 from acpfs.types import Seq
 from acpfs.worker import waiting_reports
 from acpfs.worker.assembly import Parts
@@ -154,6 +155,7 @@ class WorkerSubject:
             counters=counters,
             warnings=[
                 *parts.warnings(),
+                *([str(lack)] if (lack := THREADS.lack()) is not None else []),
                 *([PINNED_FULL] if fs.is_pinned_full else []),
                 *map(_orphan, engine.guard.orphans),
             ],

@@ -67,7 +67,7 @@ def _serve(supervisor: socket.socket, work: Work) -> None:
             signal.pthread_sigmask(
                 signal.SIG_BLOCK, _ENDING
             )  # what comes before the worker ceases to ignore it is not lost: it waits
-            pid = os.fork()
+            pid = _forked(supervisor)
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 supervisor.close()
@@ -77,7 +77,17 @@ def _serve(supervisor: socket.socket, work: Work) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             for fd in fds:
                 os.close(fd)
-            channel.send(supervisor, {"pid": pid})
+            if pid > 0:
+                channel.send(supervisor, {"pid": pid})
+
+
+def _forked(supervisor: socket.socket) -> int:
+    """As fork; -1 where the machine has no process or memory left: the supervisor is told so, and gives the order again."""
+    try:
+        return os.fork()
+    except OSError as error:
+        channel.send(supervisor, {"not_forked": error.strerror})
+        return -1
 
 
 def _reap(supervisor: socket.socket) -> None:

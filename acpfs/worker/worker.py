@@ -44,6 +44,7 @@ from acpfs.ram import place as places
 from acpfs.ram.mounts import MountEntry, holders, mounted_at
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.stuck_processes import STUCK, wait_ended
+from acpfs.threads import THREADS
 from acpfs.transport.timeouts import RequestTimeouts
 from acpfs.types import Ino, Seq
 from acpfs.worker import logs, serving
@@ -183,7 +184,7 @@ class Worker:
                 await self._start_tasks(nursery, server)
                 await self._serve()
                 await self._drain_rest()
-                await trio.to_thread.run_sync(self._history.look)
+                await THREADS.run_sync(self._history.look)
                 await self._parts.cluster.leave(nothing_left=not self._left)
                 self._ended.set()
                 await server.last_answers(LAST_ANSWERS_WAIT_S)
@@ -293,6 +294,8 @@ class Worker:
             ) from error
 
     async def _start_tasks(self, nursery: trio.Nursery, server: ControlServer) -> None:
+        self._parts.calls.be_ready()
+        self._parts.copies.be_ready()
         if self._parts.inner.spill is not None:
             self._parts.inner.spill.start()
         await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left
@@ -329,7 +332,7 @@ class Worker:
 
     async def _serve(self) -> None:
         self.link.step(f"laying the backing directory beneath {self._mountpoint}")
-        await trio.to_thread.run_sync(self._lay_beneath)
+        await THREADS.run_sync(self._lay_beneath)
         if self.bypassed is not None and not self.link.session:
             log.warning(
                 "the mount was bypassed, and ended with the worker before: what that left is drained",
@@ -350,7 +353,7 @@ class Worker:
             raise
         if self._serving.cancelled_caught:
             self._ending = Ending.TAKEN
-        elif self._mount is not None and await trio.to_thread.run_sync(self._mount.is_there):
+        elif self._mount is not None and await THREADS.run_sync(self._mount.is_there):
             self._ending = Ending.ABORTED
             await self._end_aborted()
         self._served.set()
@@ -369,9 +372,7 @@ class Worker:
             if self.beneath:
                 await self.bypass(ABORTED)
             else:
-                await trio.to_thread.run_sync(
-                    partial(mountpoint.take_away, self._mountpoint, detach=True)
-                )
+                await THREADS.run_sync(partial(mountpoint.take_away, self._mountpoint, detach=True))
         except (RefusedError, MachineError) as error:
             log.error("the mount point stays dead", mount=self._mountpoint, error=str(error))
 
@@ -423,7 +424,7 @@ class Worker:
         if self.link.session:
             negotiated = Negotiated.from_record(self._parts.inner.kept.fact("negotiated"))
         else:
-            self.link.keep("session", await trio.to_thread.run_sync(native.make_session, settings))
+            self.link.keep("session", await THREADS.run_sync(native.make_session, settings))
             self.link.remember(because=self._transport.reason)
         try:
             await native.serve_kept(
@@ -437,7 +438,7 @@ class Worker:
         except (ProtocolError, OSError) as error:
             if self._was_mounted or self.link.session:
                 raise
-            await trio.to_thread.run_sync(_detach, self._mountpoint)
+            await THREADS.run_sync(_detach, self._mountpoint)
             self.link.keep("session", [])  # there is none to be taken over
             raise MachineError(f"cannot mount on {settings.mountpoint}: {error}") from error
 
@@ -572,7 +573,7 @@ class Worker:
             await self.unmount()
         except (RefusedError, MachineError) as error:
             log.warning("the mount is taken away from its users", reason=str(error))
-            await trio.to_thread.run_sync(partial(_detach, self._mountpoint))
+            await THREADS.run_sync(partial(_detach, self._mountpoint))
             self._serving.cancel()
 
     async def unmount(self, *, leave: bool = False) -> None:
@@ -587,9 +588,7 @@ class Worker:
         if mountpoint.is_mounted(
             self._mountpoint
         ):  # else a call before this one did, and others held it
-            await trio.to_thread.run_sync(
-                mountpoint.take_away, self._mountpoint, abandon_on_cancel=True
-            )
+            await THREADS.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
         if leave:
             self._hurry.set()
         with trio.move_on_after(SESSION_ENDS_S):
@@ -597,7 +596,7 @@ class Worker:
         if (
             not self._served.is_set()
             and self._mount
-            and (others := await trio.to_thread.run_sync(holders, self._mount.device))
+            and (others := await THREADS.run_sync(holders, self._mount.device))
         ):
             raise RefusedError(
                 f"{self._mountpoint} is unmounted here, but process {others[0]} still has it in another mount namespace (a container?): "
@@ -617,7 +616,7 @@ class Worker:
         self.bypassed = (time.time(), reason)
         kept = (statistics.queued_ops, statistics.dirty_bytes)
         try:
-            if not await trio.to_thread.run_sync(
+            if not await THREADS.run_sync(
                 partial(fallthrough.fall, self._parts.runtime, self._mountpoint, reason, kept=kept)
             ):
                 raise FileNotFoundError(errno.ENOENT, "what lies beneath it is not known any more")

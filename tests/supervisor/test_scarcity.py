@@ -136,3 +136,93 @@ def test_who_is_to_end_and_can_start_no_worker_ends_and_says_what_it_leaves(
         )  # it has one descriptor now, and SQLite needs two to know how much
         assert f"`acpfs mount {mount.backing} {mount.path}` drains it" in last
         check_kept(mount)
+
+
+PIDS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+"""Where control groups limit processes: version 1, version 2."""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group that limits processes and threads; those in it have to leave before its end."""
+    for parent in PIDS:
+        made = parent / f"acpfs-test-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            made.mkdir()
+            if (made / "pids.max").exists():
+                break
+            made.rmdir()
+    else:
+        pytest.skip("no control group limits processes here")
+    yield made
+    (made / "pids.max").write_text("max")
+    for pid in (made / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            (made.parent / "cgroup.procs").write_text(pid)
+    made.rmdir()
+
+
+def enter(group: Path, mount: AcpfsMount) -> None:
+    """With all its processes, and those that they start from now on."""
+    for pid in mount.living():
+        (group / "cgroup.procs").write_text(str(pid))
+
+
+def leave_room(group: Path, count: int) -> None:
+    """For so many more processes and threads."""
+    now = int((group / "pids.current").read_text())
+    (group / "pids.max").write_text(str(now + count))
+
+
+@pytest.mark.transports("native", "libfuse")
+@pytest.mark.clause("S440")
+def test_a_machine_without_a_thread_left_is_a_pause(
+    tmp_path: Path, transport: str, group: Path
+) -> None:
+    """What is read for the first time comes through several threads: the first that there was not ended eight workers in a row."""
+    (tmp_path / "backing").mkdir()
+    names = [f"cold{number}" for number in range(16)]
+    for name in names:
+        (tmp_path / "backing" / name).write_bytes(os.urandom(8 << 20))
+    log = tmp_path / "log"
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, log_file=log) as mount:
+        worker = mount.pid
+        enter(group, mount)
+        leave_room(group, 0)
+        for name in names:
+            assert (mount.path / name).read_bytes() == (mount.backing / name).read_bytes()
+            (mount.path / f"saved {name}").write_bytes(b"x" * 100_000)
+        wait_until(lambda: "no thread left: what needs one waits" in log.read_text())
+        (group / "pids.max").write_text("max")
+        wait_until(lambda: "the machine has threads again" in log.read_text())
+        mount.flush()
+        assert mount.pid == worker
+        assert "bug in a file system call" not in log.read_text()
+        assert all((mount.backing / f"saved {name}").stat().st_size == 100_000 for name in names)
+
+
+@pytest.mark.clause("S440", "S441")
+def test_no_process_and_then_no_thread_for_the_next_worker_is_a_pause(
+    tmp_path: Path, transport: str, group: Path
+) -> None:
+    """Neither is a death that counts: beside that of the first worker, one that did would be the end of the mount."""
+    (tmp_path / "backing").mkdir()
+    log = tmp_path / "log"
+    two_deaths = {"ACPFS_EARLY_DEATHS_MAX": "2"}
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", transport, environment=two_deaths, log_file=log
+    ) as mount:
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            enter(group, mount)
+            (group / "pids.max").write_text("1")
+            os.kill(mount.pid, signal.SIGKILL)
+            wait_until(lambda: "the machine had no processes left" in log.read_text())
+            leave_room(group, 2)  # the worker, and the thread that tries again for the others
+            wait_until(lambda: "no thread left: what needs one waits" in log.read_text())
+            (group / "pids.max").write_text("max")
+            file.write(b"two")
+        status = mount.status()
+        assert status["worker"]["last_end"] == "the machine had no processes left"
+        mount.umount()
+        assert (mount.backing / "f").read_bytes() == b"one two"

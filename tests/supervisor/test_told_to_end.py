@@ -293,7 +293,9 @@ def test_a_worker_whose_template_dies_right_after_the_fork_is_the_only_one(
     dies = tmp_path / "dies"
     kill = f"            if pid and os.path.exists({str(dies)!r}): os.unlink({str(dies)!r}); os.kill(os.getpid(), 9)\n"
     with in_foreground(
-        mount, *STALLED, code=other_template(tmp_path, ("            pid = os.fork()\n", kill))
+        mount,
+        *STALLED,
+        code=other_template(tmp_path, ("            pid = _forked(supervisor)\n", kill)),
     ) as daemon:
         (mount.path / "f").write_bytes(DATA)
         dies.touch()

@@ -10,9 +10,11 @@ from queue import SimpleQueue
 
 import pytest
 
+from acpfs.threads import THREADS
 from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
 from acpfs.transport.native.reader import BULK_BYTES_MIN, Readers
 from acpfs.transport.native.request import RequestBuffers
+from tests.rig.scarcity import no_thread_left
 
 PAYLOAD_BYTES = 1 << 20
 WAIT_S = 120.0
@@ -27,6 +29,8 @@ class DispatchDouble:
 
     def handle(self, _fd: int, buffers: RequestBuffers, length: int) -> bool:
         opcode = IN_HEADER.unpack_from(buffers.header)[1]
+        if opcode == Opcode.IOCTL:
+            raise MemoryError
         self.handled.put((opcode, threading.get_ident()))
         if opcode in (Opcode.READ, Opcode.WRITE):
             self.go_on.wait(WAIT_S)
@@ -40,14 +44,23 @@ class Kernel:
         self._socket, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.dispatch = DispatchDouble()
         self._daemon = daemon
-        self.readers = Readers(self.dispatch, [daemon.fileno()] * 3, PAYLOAD_BYTES, lambda: None)  # type: ignore[arg-type]
-        self.readers.start()
+        self.ended = threading.Event()
+        self.failed: SimpleQueue[BaseException] = SimpleQueue()
+        self.readers = Readers(
+            self.dispatch,  # type: ignore[arg-type]
+            [daemon.fileno()] * 3,
+            PAYLOAD_BYTES,
+            self.ended.set,
+            self.failed.put,
+        )
+
+    def send(self, opcode: Opcode, body: bytes = b"") -> None:
+        header = IN_HEADER.pack(IN_HEADER.size + len(body), opcode, 2, 1, 0, 0, 0, 0, 0)
+        self._socket.send(header + body)
 
     def ask(self, opcode: Opcode, body: bytes = b"") -> int:
         """The thread that handles the request."""
-        self._socket.send(
-            IN_HEADER.pack(IN_HEADER.size + len(body), opcode, 2, 1, 0, 0, 0, 0, 0) + body
-        )
+        self.send(opcode, body)
         found, thread = self.dispatch.handled.get(timeout=WAIT_S)
         assert found == opcode
         return thread
@@ -62,6 +75,7 @@ class Kernel:
 @pytest.fixture
 def kernel() -> Iterator[Kernel]:
     kernel = Kernel()
+    kernel.readers.start()
     yield kernel
     kernel.close()
 
@@ -87,3 +101,23 @@ def test_a_thread_that_moves_bytes_gives_the_turn_away(
     assert len({busy, also_busy} | others) == 3
     kernel.dispatch.go_on.set()
     assert kernel.ask(Opcode.GETATTR) in others
+
+
+@pytest.mark.clause("S440")
+def test_one_that_has_no_memory_left_is_told_of(kernel: Kernel) -> None:
+    """The next worker answers what it has read; as long as this one lives nobody would."""
+    kernel.send(Opcode.IOCTL)
+    assert isinstance(kernel.failed.get(timeout=WAIT_S), MemoryError)
+    assert not kernel.ended.is_set()
+
+
+@pytest.mark.clause("S440")
+def test_those_that_had_no_thread_at_first_serve_when_they_have_one() -> None:
+    THREADS.be_ready(WAIT_S)
+    kernel = Kernel()
+    with no_thread_left():
+        kernel.readers.start()
+        assert THREADS.lack() is not None
+    assert isinstance(kernel.ask(Opcode.GETATTR), int)
+    kernel.close()
+    assert kernel.ended.wait(WAIT_S)

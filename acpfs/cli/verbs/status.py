@@ -169,7 +169,8 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         (
             "daemon",
             f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up {up}, {status['open_files']} open files"
-            + (", held by a keeper" if worker.get("keeper") else ""),
+            + (", held by a keeper" if worker.get("keeper") else "")
+            + _predecessor(worker),
         ),
         ("lanes", _lanes(status)),
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
@@ -183,6 +184,13 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
             or "none",
         ),
     ]
+
+
+def _predecessor(worker: show.Json) -> str:
+    """Why there was another one: what it died of is nobody's memory but the log's."""
+    if not worker.get("last_end"):
+        return ""
+    return f"; worker {worker['number']}, since the one before it ended: {show.printable(worker['last_end'])}"
 
 
 def _urgent_facts(status: show.Json) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked
 from acpfs.ram.tier import Tier
+from acpfs.threads import THREADS
 from acpfs.types import Ino
 
 SMALL_BYTES = PIECE_BYTES
@@ -353,7 +354,7 @@ class Warming:
         self._bell.set()
         if not self._looking:
             self._looking = True
-            threading.Thread(target=self._look_around, name="warming", daemon=True).start()
+            THREADS.start("warming", self._look_around)
 
     def _look_around(self) -> None:
         pause_s, known = LOOK_S, -1

@@ -24,6 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from acpfs.filesystem.steps import Call, Steps
+from acpfs.threads import THREADS, Running
 from acpfs.transport.native.callers import Fate, fate_of
 from acpfs.transport.native.operations import Operation
 from acpfs.transport.native.request import Request
@@ -68,16 +69,17 @@ class Continuations:
         """Monotonic time, seconds, of the last look at interrupted callers."""
         self._lock = threading.Lock()
         self._done: SimpleQueue[SuspendedCall | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="fuse-continue", daemon=True)
+        self._thread: Running | None = None
 
     def start(self) -> None:
         """Begin to continue calls."""
-        self._thread.start()
+        self._thread = THREADS.start("fuse-continue", self._run)
 
     def stop(self) -> None:
         """Stop continuing; calls that still wait are left to their fate (the kernel will resend their requests to the next worker)."""
         self._done.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.end()
         self.abandon()
 
     def abandon(self) -> None:

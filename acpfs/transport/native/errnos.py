@@ -18,6 +18,8 @@ def errno_of(error: BaseException) -> int | None:
     if isinstance(error, OSError):
         number = error.errno
         return number if number is not None and 0 < number <= _ERRNO_MAX else errno.EIO
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
     if isinstance(error, MalformedError):
         return errno.EIO
     return None

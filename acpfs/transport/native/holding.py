@@ -19,7 +19,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from acpfs.filesystem.admission import Net
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
 from acpfs.ram.mounts import clone
+from acpfs.threads import THREADS, Running
 from acpfs.transport.native import hold_process
 from acpfs.types import Ino
 
@@ -172,7 +172,7 @@ class Holding:
         """The one that takes locks, and, once there was something to hold, another that is ready to, if the first is killed."""
         for number, fds in enumerate(kept[:2]):
             self._processes[number] = HoldProcess.kept(fds)
-        self._thread = threading.Thread(target=self._run, name="fuse-hold", daemon=True)
+        self._thread: Running | None = None
 
     # -- Holder
 
@@ -195,7 +195,7 @@ class Holding:
             self._fs.offer_holder(self, net())
             self._fs.tick()
         self._begin_at = time.monotonic() + BEGIN_S
-        self._thread.start()
+        self._thread = THREADS.start("fuse-hold", self._run)
 
     def stop(self) -> None:
         """The session has ended."""
@@ -203,8 +203,8 @@ class Holding:
             self._fs.offer_holder(None)
         self._stopping = True
         self.look_soon()
-        if self._thread.is_alive():
-            self._thread.join(END_WAIT_S)
+        if self._thread is not None:
+            self._thread.end(END_WAIT_S)
 
     def is_ours(self, pid: int) -> bool:
         """Whether a thread belongs to a process that takes locks."""

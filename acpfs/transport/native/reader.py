@@ -16,7 +16,9 @@ import select
 import threading
 from collections.abc import Callable
 
+from acpfs.errors import wanted
 from acpfs.logger import get_logger
+from acpfs.threads import THREADS, Running
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
 from acpfs.transport.native.request import RequestBuffers
@@ -54,12 +56,20 @@ class Readers:
     """The reader threads of a session."""
 
     def __init__(
-        self, dispatch: Dispatch, fds: list[int], payload_bytes: int, ended: Callable[[], None]
+        self,
+        dispatch: Dispatch,
+        fds: list[int],
+        payload_bytes: int,
+        ended: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
-        """`fds`: one per thread; `ended`: called once, from the last thread, when the mount has ended."""
+        """`fds`: one per thread; `ended`: called once, from the last thread, when the mount has ended.
+
+        `failed`: one ends for want of a resource of the machine.
+        """
         self._dispatch = dispatch
         self._payload_bytes = payload_bytes
-        self._ended = ended
+        self._ended, self._failed = ended, failed
         self._left = len(fds)
         self.current = [0] * len(fds)
         """Per thread: the number of the request that it serves, counted from 1; 0: it waits for one."""
@@ -67,29 +77,30 @@ class Readers:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held by the thread that reads requests."""
-        self._threads = [
-            threading.Thread(target=self._run, args=(fd, n), name=f"fuse-{fd}", daemon=True)
-            for n, fd in enumerate(fds)
-        ]
+        self._fds = fds
+        self._threads: list[Running] = []
 
     def start(self) -> None:
-        """Begin to serve."""
-        for thread in self._threads:
-            thread.start()
+        """Begin to serve, with as many threads as the machine has; others join in when it has more."""
+        for number, fd in enumerate(self._fds):
+            self._threads.append(THREADS.start(f"fuse-{fd}", self._run, fd, number))
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the mount has ended and every thread with it."""
-        for thread in self._threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+        return all(thread.join(timeout_s) for thread in self._threads)
 
     def _run(self, fd: int, number: int) -> None:
+        gone = 1
         try:
             self._serve(fd, number)
-        except BaseException:
+            # Who lacks a thread would find the same end, which must not wait until the machine has one for it.
+            gone += sum(thread.withdraw() for thread in list(self._threads))
+        except BaseException as error:
             log.exception("a reader thread died")
+            if wanted(error):
+                self._failed(error)  # what it has read is answered by the next worker, or never
         with self._lock:
-            self._left -= 1
+            self._left -= gone
             last = self._left == 0
         if last:
             self._ended()

@@ -10,13 +10,12 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import trio
-
 from acpfs.config import Settings
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
+from acpfs.threads import THREADS
 from acpfs.transport.native.device import clones
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.mount import MountOptions, mount
@@ -67,16 +66,19 @@ async def serve_kept(
 
     Raises:
         ProtocolError: the kernel is too old.
+        OSError, MemoryError: the machine has no memory or descriptor left for a reader.
     """
     if negotiated is None:
-        session = await trio.to_thread.run_sync(
+        session = await THREADS.run_sync(
             partial(Session.begin, fs, kept, fds, feature_mask=_mask(), holding=holding)
         )
     else:
-        session = await trio.to_thread.run_sync(
+        session = await THREADS.run_sync(
             partial(Session.take_over, fs, kept, fds, negotiated, holding=holding)
         )
     session.start()
     ready(session)
     await settled(session.ended)
-    await trio.to_thread.run_sync(session.close, CLOSE_TIMEOUT_S)
+    if (error := session.ended.exception()) is not None:
+        raise error  # its mount goes on: the next worker answers what this one had read
+    await THREADS.run_sync(session.close, CLOSE_TIMEOUT_S)

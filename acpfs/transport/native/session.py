@@ -11,7 +11,9 @@ import errno
 import os
 import struct
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
@@ -96,7 +98,7 @@ class Session:
         self.device = Device([*fds, *own])
         self.negotiated = negotiated
         self.ended: Future[None] = Future()
-        """Done when the kernel has ended the mount."""
+        """Done when the kernel has ended the mount; fails where a reader ended for want of a resource of the machine."""
         lanes, references = KernelLanes(fs, kept, self.device, negotiated), References(kept)
         self._holding = holding or Holding(fs)
         self._invalidations = Invalidations(fs, self.device.notify_inval_inode, self._tell_gone)
@@ -110,7 +112,8 @@ class Session:
             self._dispatch,
             of_readers,
             negotiated.max_write_bytes,
-            lambda: self.ended.set_result(None),
+            partial(_settle, self.ended),
+            partial(_settle, self.ended),
         )
 
     @classmethod
@@ -192,3 +195,12 @@ class Session:
         self._dispatch.continuations.stop()
         self.device.close()
         return True
+
+
+def _settle(ended: Future[None], error: BaseException | None = None) -> None:
+    """The first reason counts."""
+    with suppress(InvalidStateError):
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)

@@ -25,6 +25,7 @@ from acpfs.backing.lower import Lower, LowerPath
 from acpfs.logger import get_logger
 from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
+from acpfs.threads import THREADS
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 
@@ -123,9 +124,7 @@ class Mirror:
             self._token, self._why, self._seeded = token, "", False
             self._pending, self._pending_statements = [], 0
             self._synced, self._changes = self._logged, self._state.changes
-        threading.Thread(
-            target=self._run, args=(token, snapshot), name="mirror", daemon=True
-        ).start()
+        THREADS.start("mirror", self._run, token, snapshot)
 
     def look(self) -> None:
         """Begin anew after a failure, when its rest is over; under the lock, about once a second."""
@@ -136,9 +135,7 @@ class Mirror:
 
     def _mark_soon(self, token: str) -> None:
         """In a thread of its own: the backing directory may hang, and the journal must go on."""
-        threading.Thread(
-            target=self._try_mark, args=(token,), name="mirror mark", daemon=True
-        ).start()
+        THREADS.start("mirror mark", self._try_mark, token)
 
     def _try_mark(self, token: str) -> None:
         with self._marking, contextlib.suppress(OSError):  # then `look` or `before` tries again
