@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -54,6 +55,16 @@ def readable(directory: Path) -> Path:
     return (
         directory if os.path.ismount(record.mountpoint) else Path(record.backing) / below.strip("/")
     )
+
+
+def tell_where(directory: Path) -> None:
+    """Say it where gasps go to no mount of acpfs: one that is missing is noticed before the fault, not behind it."""
+    try:
+        registry.locate(os.fspath(directory))
+    except NotMountedError:
+        free = shutil.disk_usage(directory).free
+        said = f"gasps go to {directory}, which lies in no acpfs mount, with {free >> 30} GiB free"
+        log.warning(said)  # outside of a daemon only the event is shown
 
 
 def needed(nodes: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from acpfs.training.drill import Drill, parsed
 from acpfs.training.interrupt import Charge, Interrupted, Interrupter
 from acpfs.training.member import Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
-from acpfs.training.mounted import wait_persisted
+from acpfs.training.mounted import tell_where, wait_persisted
 from acpfs.training.park import CutOffError, Park, ReplacedError, told
 from acpfs.training.policy import Policy
 
@@ -137,6 +137,8 @@ class Protection:
     def __enter__(self) -> Protection:
         rank, policy = self._rank, self._policy
         self._directory.mkdir(parents=True, exist_ok=True)
+        if int(os.environ.get("LOCAL_RANK") or rank.number) == 0:
+            tell_where(self._directory)  # once on each node
         booted = boot(rank.number, rank.groups.gathered, self._directory, policy)
         interrupter = Interrupter(
             *(threading.get_ident(), lambda: rank.marks.updating),

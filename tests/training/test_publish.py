@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.control import registry
+from acpfs.training import mounted
 from acpfs.training.manifest import GaspError, read_manifest, saved_file, verify, write_manifest
 from acpfs.training.messages import Manifest, Publish
 from acpfs.training.naming import read_tracker
@@ -31,6 +33,18 @@ def order(tmp_path: Path) -> Publish:
         written.name,
         "step-7",
     )
+
+
+@pytest.mark.clause("T196")
+def test_gasps_that_go_to_no_mount_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mounted.tell_where(tmp_path)
+    assert f"{tmp_path}, which lies in no acpfs mount" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(registry, "locate", lambda path: (path, ""))
+    mounted.tell_where(tmp_path)
+    assert caplog.text == ""
 
 
 @pytest.mark.clause("T45")

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 
 from acpfs.errors import ConfigError
+from acpfs.training.frameworks import and_then
 from acpfs.training.protection import Protection, protect
 
 
@@ -84,7 +85,7 @@ def protect_accelerator(
 ) -> Protection:
     """Protection of what `accelerator.prepare` was given; a gasp loads with `accelerator.load_state`.
 
-    Schedulers step as accelerate steps them, once per update of all processes.
+    Schedulers step as accelerate steps them, once per update of all processes; `after_update=` is what the loop does beside that.
 
     Args:
         accelerator: has the optimizers, the schedulers and what was registered for checkpointing.
@@ -106,15 +107,20 @@ def protect_accelerator(
             accelerator.save_state(str(path))
         copied_for_all(path / "random_states_0.pkl", "random_states_{}.pkl", world)
 
-    def after_update() -> None:
-        for scheduler in schedulers:
-            scheduler.step()
+    def end_of_step() -> None:
+        # A rank may have to do this in the middle of gradients that are being accumulated, where accelerate's schedulers
+        # count nothing.
+        with instead(accelerator.gradient_state, **vars(accelerator.gradient_state)):
+            accelerator.gradient_state._set_sync_gradients(True)  # noqa: SLF001  # as `accumulate` does
+            for scheduler in schedulers:
+                scheduler.step()
 
     registered = {
         f"registered{number}": part
         for number, part in enumerate(accelerator._custom_objects)  # noqa: SLF001  # the same
     }
-    given = {"save": save, "after_update": after_update, "scheduler": schedulers, **options}
+    given = {"save": save, "scheduler": schedulers, **options}
+    given["after_update"] = and_then(end_of_step, options.get("after_update"))
     given["state"] = {**registered, **(given.get("state") or {})}
     optimizers = [plain(optimizer) for optimizer in accelerator._optimizers]  # noqa: SLF001  # the same
     return protect(directory, model=model, optimizer=optimizers, **given)

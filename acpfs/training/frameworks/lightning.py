@@ -14,6 +14,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from acpfs.errors import ConfigError
+from acpfs.training.frameworks import and_then
 from acpfs.training.host_state import NumpyRandom, Part, PythonRandom
 from acpfs.training.protection import Protection, protect
 from acpfs.training.torch.host_parts import TorchRandom
@@ -59,7 +60,8 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
                 "16-mixed with a loss scaler is not protected here: bf16-mixed needs none"
             )
         progress = _Progress(trainer)
-        given = {"after_update": progress.end_of_step, "save": progress.save, **self._options}
+        given = {"save": progress.save, **self._options}
+        given["after_update"] = and_then(progress.end_of_step, self._options.get("after_update"))
         given["scheduler"] = [config.scheduler for config in trainer.lr_scheduler_configs]
         given["state"] = {"lightning": progress, **(given.get("state") or {})}
         protection = protect(

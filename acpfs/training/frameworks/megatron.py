@@ -26,6 +26,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from acpfs.errors import ConfigError
+from acpfs.training.frameworks import and_then
 from acpfs.training.host_state import HostState
 from acpfs.training.manifest import saved_file
 from acpfs.training.messages import Gate, Save, SavedFile, Shard
@@ -73,7 +74,7 @@ def protect_megatron(
         scheduler: the `OptimizerParamScheduler`, if there is one.
         increment: what the loop steps it by after each update.
         step: iterations that were completed before.
-        after_update: what the loop does from an update to the end of its step, where it is more than the scheduler's step.
+        after_update: what the loop does from an update to the end of its step, beside the scheduler's step.
         common: `common(step)` gives further entries of the checkpoint, the same in all ranks: `args` and whatever else its loader wants.
         on_stopped: as for `protect`, and so are those below.
         on_settled: see there.
@@ -85,16 +86,22 @@ def protect_megatron(
         ConfigError: something that cannot be protected.
     """
     held = MegatronShards(model, optimizer, scheduler, common or (lambda _: {}))
-    if scheduler is not None and after_update is None:
 
-        def after_update() -> None:
+    def end_of_step() -> None:
+        if scheduler is not None:
             scheduler.step(increment=increment)
 
     policy = policy or Policy.from_environment(None, **{**NAMING, **settings})
     inner = [one.optimizer for one in held.optimizers]
     schedulers = [] if scheduler is None else [Schedule(scheduler)]
     rank = TorchRank(
-        None, inner, policy, step, schedulers=schedulers, after_update=after_update, held=held
+        None,
+        inner,
+        policy,
+        step,
+        schedulers=schedulers,
+        after_update=and_then(end_of_step, after_update),
+        held=held,
     )
     return Protection(Path(directory), rank, policy, on_stopped, on_settled, on_saved)
 

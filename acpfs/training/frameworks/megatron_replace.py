@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from acpfs.errors import ConfigError
+from acpfs.training.frameworks import and_then
 from acpfs.training.frameworks.megatron import MegatronShards, Schedule, Sharded
 from acpfs.training.host_state import HostState
 from acpfs.training.messages import Shard
@@ -44,20 +45,22 @@ def restore_megatron(
         scheduler: the `OptimizerParamScheduler`, if there is one.
         increment: what the loop steps it by after each update.
         step: the iteration of the checkpoint that the function has loaded; where no copy is left, all go on from there.
-        after_update: what the loop does from an update to the end of its step, where it is more than the scheduler's step.
+        after_update: what the loop does from an update to the end of its step, beside the scheduler's step.
         state: further parts of the host state, as for `protect`.
 
     Raises:
         ConfigError: something that has no copies, or cannot be told.
     """
     held = MegatronHolding(MegatronShards(model, optimizer, scheduler, lambda _: {}), step)
-    if scheduler is not None and after_update is None:
 
-        def after_update() -> None:
+    def end_of_step() -> None:
+        if scheduler is not None:
             scheduler.step(increment=increment)
 
     schedulers = [] if scheduler is None else [Schedule(scheduler)]
-    return run.restore_held(held, schedulers, further=state, after_update=after_update)
+    return run.restore_held(
+        held, schedulers, further=state, after_update=and_then(end_of_step, after_update)
+    )
 
 
 def prefix(one: Sharded) -> str:

@@ -13,6 +13,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
 from acpfs.errors import ConfigError
+from acpfs.training.frameworks import and_then
 from acpfs.training.frameworks.accelerate import (
     alone,
     copied_for_all,
@@ -83,10 +84,10 @@ class TrainerProtection(TrainerCallback):  # type: ignore[misc]  # transformers 
         saver = _Saver(trainer, dist.get_world_size() if dist.is_initialized() else 1)
         given = {
             "scheduler": trainer.lr_scheduler,
-            "after_update": progress.end_of_step,
             "save": saver.save,
             **self._options,
         }
+        given["after_update"] = and_then(progress.end_of_step, self._options.get("after_update"))
         given["state"] = {"trainer": progress, **(given.get("state") or {})}
         self.protection = protect(
             self._directory,

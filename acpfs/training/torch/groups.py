@@ -26,7 +26,9 @@ class Groups:
         """
         if not dist.is_initialized():
             raise ConfigError("protect comes after torch.distributed.init_process_group")
-        if (backend := dist.get_backend()) != "gloo":
+        # As torch has resolved it: "cpu:gloo" also where init_process_group was given none.
+        backend = str(dist.get_backend_config())
+        if {part.rpartition(":")[2] for part in backend.split(",")} != {"gloo"}:
             raise ConfigError(
                 f"backend {backend}: acpfs.training gets ranks out of gloo's collectives only; others were not tried on a device"
             )

@@ -55,6 +55,10 @@ class UpdateHooks:
         self._whole = optimizers
         self._marks, self._gate, self._at_ready = marks, gate, at_ready
         self._stepped: set[int] = set()
+        self._current: int | None = None
+        """The optimizer whose step is under way; what an exception left here is overwritten by the next step."""
+        self._depth = 0
+        """How many of the current optimizer's steps have begun and not ended; see `_before`."""
         self._between = False
         """Whether an update is under way, and no optimizer is."""
         self._handles: list[Any] = []
@@ -81,8 +85,19 @@ class UpdateHooks:
     def _before(
         self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Sequence[Any], dict[str, Any]] | None:
+        """Called by torch's wrapper around `step`.
+
+        torch wraps the `step` of each class that it makes an optimizer of, so a subclass that calls `super().step()`
+        comes here a second time, from inside its own step, where somebody has made one of the base class too.
+        """
         # the wrapper around `step` hands on the optimizer itself as the first argument
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if _has_overflowed(optimizer):
+            return None  # the scaler lets a fused optimizer see the overflow itself: nothing is changed
+        is_under_way = self._alone or self._marks.updating
+        if isinstance(closure, _Gradients) or (is_under_way and self._current == id(optimizer)):
+            self._depth += 1
+            return None
         if self._alone or self._marks.updating:
             if closure is not None:
                 raise ConfigError(
@@ -94,26 +109,20 @@ class UpdateHooks:
                 )
         elif closure is None:
             self.begin()
-        else:
-            return (args[0],), {**kwargs, "closure": self._beginning_behind(closure)}
+        self._current = id(optimizer)
+        self._depth = 1
+        if closure is not None:
+            return (args[0],), {**kwargs, "closure": _Gradients(closure, self._marks, self.begin)}
         self._between = False
         return None
 
-    def _beginning_behind(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Gradients are complete when the closure returns, which an optimizer calls before it changes anything."""
-
-        def gradients() -> Any:
-            if self._marks.updating:
-                raise ConfigError(
-                    "an optimizer that calls its closure more than once computes gradients inside the update"
-                )
-            result = closure()
-            self.begin()
-            return result
-
-        return gradients
-
     def _after(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if _has_overflowed(optimizer):
+            return
+        self._depth -= 1
+        if self._depth > 0:
+            return  # of a base class: the subclass may change something yet
+        self._current = None
         self._stepped.add(id(optimizer))
         self._between = len(self._stepped) < len(self._optimizers)
         if len(self._stepped) == len(self._optimizers) and not self._alone:
@@ -178,6 +187,7 @@ class UpdateHooks:
         with self._uninterrupted():
             self._marks.begin(settling=True)
             with self._no_gate():
+                self._current = None
                 self._stepped.clear()
                 if values is not None and isinstance(self._gate, ImplicitGate):
                     self._gate.use(values)
@@ -222,6 +232,37 @@ class UpdateHooks:
                 optimizer.step()
             else:
                 optimizer._local_step()  # noqa: SLF001  # the inner one alone does not know what a scheduler set in the outer one
+
+
+class _Gradients:
+    """A closure behind whose first call the update begins.
+
+    Gradients are complete when it returns, and an optimizer calls it before it changes anything.
+    """
+
+    def __init__(self, closure: Callable[[], Any], marks: Marks, begin: Callable[[], None]) -> None:
+        self._closure = closure
+        self._marks = marks
+        self._begin = begin
+
+    def __call__(self) -> Any:
+        if self._marks.updating:
+            raise ConfigError(
+                "an optimizer that calls its closure more than once computes gradients inside the update"
+            )
+        result = self._closure()
+        self._begin()
+        return result
+
+
+def _has_overflowed(optimizer: Any) -> bool:
+    """Whether a loss scaler has told a fused optimizer that this step is to change nothing.
+
+    `torch.amp.GradScaler.step` sets `found_inf` on optimizers with `_step_supports_amp_scaling`, and calls their step in
+    any case; all ranks have the same, since gradients are reduced before. On a device this waits for the gradients.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def _refuse_needed_closure(optimizer: Any) -> None:

@@ -47,8 +47,14 @@ class Layout:
         return min(len(ranks) for ranks in self.holders.values())
 
 
+def uncompiled(model: Any) -> Any:
+    """The module that `torch.compile` was given; told by its name, as torch._dynamo takes seconds to import."""
+    return model._orig_mod if "_orig_mod" in getattr(model, "_modules", ()) else model  # noqa: SLF001  # torch offers nothing else
+
+
 def plain_module(model: Any) -> Any:
     """The module whose names a state dict has."""
+    model = uncompiled(model)
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -80,6 +86,7 @@ def layout_of(model: Any, optimizers: Sequence[Any], copies: Copies | None = Non
     Raises:
         ConfigError: it cannot be told from the model and the optimizers.
     """
+    model = uncompiled(model)
     zero = {
         id(parameter): optimizer
         for optimizer in optimizers

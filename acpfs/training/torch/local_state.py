@@ -33,7 +33,6 @@ class LocalState:
 
     def __init__(self, model: Any, optimizers: Sequence[Any], layout: Layout) -> None:
         self._parameters = named_parameters(model)
-        names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._frozen = {
             plain_name(name): value
             for name, value in plain_module(model).named_parameters()
@@ -44,6 +43,10 @@ class LocalState:
             plain_name(name): value
             for name, value in plain_module(model).named_buffers()
             if name in kept
+        }
+        # An optimizer may well have frozen parameters: it was given `model.parameters()`, and passes over them.
+        names = {
+            id(parameter): name for name, parameter in (self._parameters | self._frozen).items()
         }
         self._optimizers, self._names, self._layout = optimizers, names, layout
         for optimizer in optimizers:

@@ -79,7 +79,6 @@ def script(rank: int, run: Run) -> Any:
     if run.protected:
 
         def after_update() -> None:
-            scheduler.step()
             counter.done += 1
 
         with protect_accelerator(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,69 @@ def test_a_step_that_a_scaler_skips_moves_nothing() -> None:
     assert marks.now == Mark(1, 1, Phase.COMPUTING)
     with pytest.raises(ConfigError, match="scaler"):
         refuse_several_with_scaler([optimizer, optimizer], scaler)
+
+
+@pytest.mark.clause("T190")
+def test_an_overflow_that_a_fused_optimizer_sees_itself_moves_nothing() -> None:
+    """A scaler calls the step of a fused optimizer in any case."""
+    broken = parameter()
+    before = broken.detach().clone()
+    optimizer = torch.optim.Adam([broken], lr=1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    _, marks, ready = hooked([optimizer])
+    scaler.scale(broken.sum()).backward()
+    broken.grad = torch.full((3,), float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    assert marks.now == Mark(0, 0, Phase.COMPUTING)
+    assert ready == []
+    assert torch.equal(broken, before)
+    broken.grad = torch.ones(3)
+    scaler.step(optimizer)
+    assert marks.now == Mark(1, 1, Phase.COMPUTING)
+    assert not torch.equal(broken, before)
+
+
+class Doubling(torch.optim.AdamW):  # type: ignore[misc]  # torch is Any where types are checked
+    """Changes something behind its base class's step."""
+
+    seen: Callable[[], object] = str
+    """Called in between."""
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        self.seen()
+        for group in self.param_groups:
+            for value in group["params"]:
+                value.data.mul_(2)
+        return result
+
+
+@pytest.mark.clause("T191")
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_a_step_inside_a_step_is_one_update(with_closure: bool) -> None:
+    torch.optim.AdamW([parameter()])  # so that torch has wrapped the step of the base class too
+    mine, other = Doubling([parameter()], lr=1), torch.optim.SGD([parameter()], lr=1)
+    hooks, marks, ready = hooked([mine, other])
+    seen: list[Mark] = []
+    mine.seen = lambda: seen.append(marks.now)
+    closure = [lambda: torch.zeros(())] if with_closure else []
+    # One with a closure begins the update. One without is the last here: its base class's step is not the end of it.
+    order = [partial(mine.step, *closure), other.step]
+    for number in range(1, 3):
+        first, second = order if with_closure else reversed(order)
+        first()
+        assert marks.now == Mark(number - 1, number, Phase.UPDATING), "the other one is to come"
+        second()
+        assert marks.now == Mark(number, number, Phase.COMPUTING)
+    assert ready == [1, 2]
+    assert {mark.phase for mark in seen} == {Phase.UPDATING}
+    marks.ready()
+    hooks.finish_alone()
+    assert marks.now == Mark(3, 3, Phase.COMPUTING)
+    mine.step(*closure)
+    with pytest.raises(ConfigError, match="two steps"):
+        mine.step()
 
 
 @pytest.mark.clause("T40")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from acpfs.errors import ConfigError
 from acpfs.training.messages import Gate, Save
+from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.layout import everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.replicated_zero import ReplicatedZero
@@ -82,6 +84,74 @@ def _closed(rank: int, directory: Path) -> None:
 def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     with Ranks(2, tmp_path, lambda rank: _closed(rank, tmp_path)) as ranks:
         assert ranks.statuses() == [0, 0]
+
+
+class Wrapped(torch.nn.Module):  # type: ignore[misc]  # torch is Any where types are checked
+    """As what torch.compile makes of a module; making a real one takes six seconds."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+
+def _compiled(rank: int, directory: Path, *, compiled: Callable[[Any], Any]) -> None:
+    join_group(rank, 2, directory / "store")
+    model = compiled(torch.nn.parallel.DistributedDataParallel(network()))
+    optimizer = torch.optim.SGD(model.parameters())
+    layout = layout_of(model, [optimizer])
+    assert set(layout.holders.values()) == {(0, 1)}
+    (shard,) = layout.holders
+    names = {name for name, _ in network().named_parameters()}
+    assert LocalState(model, [optimizer], layout).shard(shard).keys() == names
+
+
+@pytest.mark.clause("T192")
+@pytest.mark.parametrize(
+    "compiled",
+    [Wrapped, pytest.param(partial(torch.compile, backend="eager"), marks=pytest.mark.long)],
+    ids=["as torch.compile", "torch.compile"],
+)
+def test_a_model_that_was_compiled_around_ddp_is_that_ddp(
+    tmp_path: Path, compiled: Callable[[Any], Any]
+) -> None:
+    with Ranks(2, tmp_path, lambda rank: _compiled(rank, tmp_path, compiled=compiled)) as ranks:
+        assert ranks.statuses() == [0, 0], ranks.said()
+
+
+def _frozen(rank: int, directory: Path) -> None:
+    join_group(rank, 1, directory / "store")
+    model = network()
+    frozen, *_others = model.parameters()
+    frozen.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    layout = layout_of(model, [optimizer])
+    written = LocalState(model, [optimizer], layout).checkpoint(layout.holders)
+    names = [name for name, _ in model.named_parameters()]
+    assert [group["params"] for group in written["optim"]["param_groups"]] == [names]
+    assert names[0] not in written["optim"]["state"]
+    assert set(names) <= written["model"].keys()
+
+
+@pytest.mark.clause("T193")
+def test_an_optimizer_may_have_frozen_parameters_of_the_model(tmp_path: Path) -> None:
+    with Ranks(1, tmp_path, lambda rank: _frozen(rank, tmp_path)) as ranks:
+        assert ranks.statuses() == [0], ranks.said()
+
+
+def _without_a_backend(rank: int, directory: Path) -> None:
+    store = dist.FileStore(str(directory / "store"), 1)
+    dist.init_process_group(store=store, rank=rank, world_size=1)
+    Groups()
+    dist.destroy_process_group()
+    dist.init_process_group("cpu:fake", store=dist.HashStore(), rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="backend cpu:fake"):
+        Groups()
+
+
+@pytest.mark.clause("T194")
+def test_a_backend_that_nobody_named_is_what_torch_takes(tmp_path: Path) -> None:
+    with Ranks(1, tmp_path, lambda rank: _without_a_backend(rank, tmp_path)) as ranks:
+        assert ranks.statuses() == [0], ranks.said()
 
 
 def _saved_elsewhere(rank: int, directory: Path) -> None:
