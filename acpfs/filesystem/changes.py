@@ -393,6 +393,10 @@ class Changes:
         node = self._table.get(version.ino)
         return node is not None and node.handles > 0
 
+    def is_interrupted(self, ino: Ino) -> bool:
+        node = self._table.get(ino)
+        return node is not None and node.interrupted
+
     def is_directory(self, ino: Ino) -> bool:
         node = self._table.get(ino)
         return node is not None and node.is_dir

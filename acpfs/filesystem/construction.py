@@ -25,6 +25,7 @@ from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Fills
 from acpfs.filesystem.content.outgrown import OutgrownFiles
+from acpfs.filesystem.content.outlook import DrainOutlook
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.reads import Reads
 from acpfs.filesystem.content.room import Room
@@ -121,7 +122,9 @@ class FileSystemParts:
             Versions(tier, log),
             UrgentFiles(state, self.table, tier, settings.reserve),
         )
-        self.room = room = Room(tier, settings.when_full, versions.await_drain, self.urgent.covers)
+        self.pins = Pins(state)
+        self.outlook = DrainOutlook(log, self.table, versions, tier, self.pins)
+        self.room = room = Room(tier, settings.when_full, self.outlook, self.urgent.covers)
         shapes, self.fills = Checkpoints(settings.checkpoint_patterns), Fills(tier)
         self.catalogue = Catalogue(
             state, self.table, log, shapes, verifies=settings.verify_after_write
@@ -307,19 +310,19 @@ class FileSystemParts:
             self.tier,
             room,
             self.log,
+            self.outlook,
             self.warming,
             bring_back,
         )
         return Writable(self.table, self.lower_view, *parts)
 
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
-        order = EvictionOrder(
-            self.table, self.catalogue, Pins(self.state), self.settings.keep_checkpoints
-        )
+        order = EvictionOrder(self.table, self.catalogue, self.pins, self.settings.keep_checkpoints)
         parts = (self.overflow, versions, self.room, order, Marks(self.state), self.fills)
         return Contents(self.tier, self.log, self.table, copies, *parts)
 
     def finish_outgrown(self, node: Node) -> None:
         """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now: the rest follows in the background."""
+        self.outgrown.seal_taken_up(node)
         if node.body.is_outgrown and not node.kernel_writers and not node.interrupted:
             self.steps.start(self.open_files.finish_outgrown(node), lambda _value, _error: None)

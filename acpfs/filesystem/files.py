@@ -144,6 +144,7 @@ class Files:
             self._open.wrote(handle)
         else:
             self._changes.freeze(node)
+            self._outgrown.seal_taken_up(node)
 
     # -- bytes
 

@@ -251,9 +251,12 @@ class Hold:
 
     # -- holding
 
+    def _helps_to_wait(self, node: Node) -> bool:
+        return self._room.waiting_helps(self._grant(node), urgent=self._room.is_urgent(node))
+
     def _begin(self, node: Node) -> None:
         assert self._holder is not None
-        if self._room.when_full is WhenFull.ERROR and not self._room.waiting_helps():
+        if self._room.when_full is WhenFull.ERROR and not self._helps_to_wait(node):
             self._refuse(node)
             return
         now = time.monotonic()
@@ -295,8 +298,8 @@ class Hold:
 
     def _tend(self, held: Held) -> None:
         assert self._holder is not None
-        if (
-            self._room.when_full is WhenFull.ERROR and not self._room.waiting_helps()
+        if self._room.when_full is WhenFull.ERROR and not self._helps_to_wait(
+            held.node
         ):  # since it was changed
             self._refuse(held.node)
             self._end(held)
@@ -345,7 +348,7 @@ class Hold:
         """What may be done for a held writer that has got no room is begun here."""
         if held.ended or held.relieving or held.room is not None:
             return
-        waiting_helps = self._room.waiting_helps()
+        waiting_helps = self._helps_to_wait(held.node)
         is_outgrown = held.node.body.is_outgrown
         if (
             (is_outgrown or not waiting_helps)

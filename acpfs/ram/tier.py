@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -326,11 +326,14 @@ class Tier:
             )  # nobody asks for room now, and yet there is to be some
         self._wake()
 
-    def fail_waiting(self, number: int) -> None:
-        """No room will ever come: answer all who wait with that errno."""
-        for one in self._turns.give_up():
+    def fail_waiting(self, number: int, in_vain: Iterable[Waiting]) -> None:
+        """No room will ever come for these: answer them with that errno. Then it is the turn of those behind them."""
+        given_up = self._turns.give_up(in_vain)
+        for one in given_up:
             if one.room.set_running_or_notify_cancel():
                 one.room.set_exception(OSError(number, os.strerror(number)))
+        if given_up:
+            self._wake()
 
     def waiting(self, *, urgent: bool = False) -> int:
         """How many wait for room; with `urgent` only those who go before somebody who is."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -135,10 +135,11 @@ class Turns:
         self._time += waiting.size / len({_writer(one.applicant) for one in self._waiting})
         self._waiting.remove(waiting)
 
-    def give_up(self) -> list[Waiting]:
-        """Take all out of the queue."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
+    def give_up(self, ones: Iterable[Waiting]) -> list[Waiting]:
+        """Take these out of the queue, as far as they are in it still."""
+        given_up = [one for one in ones if one in self._waiting]
+        self._waiting = [one for one in self._waiting if one not in given_up]
+        return given_up
 
     def _take_turn(self, applicant: Applicant, size: int, lead_bytes_max: int) -> float:
         now = self._clock()

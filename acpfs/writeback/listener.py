@@ -74,6 +74,9 @@ class Listener(Protocol):
         """Whether somebody still has the version's file open for writing (used to order streams: closed files first)."""
         ...
 
+    def is_interrupted(self, ino: Ino) -> bool:
+        """Whether a file is a half, and nobody has decided about it."""
+
     def is_directory(self, ino: Ino) -> bool:
         """Whether the node is a directory."""
         ...

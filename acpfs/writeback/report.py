@@ -28,8 +28,13 @@ def queue_entry(op: Op, listener: Listener, why: Why, now: float) -> QueueEntry:
         last_detail=_detail(op),
         next_attempt=op.next_attempt_at or None,
         streamed_bytes=version.streamed_bytes if version else 0,
-        why=why.value,
+        why=_why(op, listener, why).value,
     )
+
+
+def _why(op: Op, listener: Listener, why: Why) -> Why:
+    """The order waits for bytes; whether somebody will close their file, or has to decide about it, is seen above."""
+    return Why.HALF if why is Why.UNSEALED and listener.is_interrupted(op.ino) else why
 
 
 def _detail(op: Op) -> str | None:

@@ -292,7 +292,7 @@ def test_memory_that_others_use_holds_writers_in_both_lanes(
     machine = {"available": 1 << 40}
 
     async def scenario(w: World, kernel: Kernel) -> None:
-        await dirty(w, b"before", 4 * MIB)
+        await dirty(w, b"before", 10 * MIB)
         ino, opened = await writer(w, b"a", 20 * MIB)
         tick(w)
         assert not kernel.is_held(ino)

@@ -68,7 +68,7 @@ def test_the_queue_tells_who_waits(tier: Tier) -> None:
 def test_no_room_will_come(tier: Tier) -> None:
     written(tier, 8 * MIB)
     room = tier.reserve(6 * MIB)
-    tier.fail_waiting(errno.ENOSPC)
+    tier.fail_waiting(errno.ENOSPC, tier.queue())
     assert isinstance(room.exception(), OSError)
     assert (tier.waiting(), tier.reserved_bytes) == (0, 0)
 

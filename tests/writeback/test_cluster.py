@@ -187,6 +187,32 @@ def test_a_node_is_not_forgotten_because_nobody_read_its_record_for_long(tmp_pat
     trio.run(scenario)
 
 
+@clause("S430")
+def test_the_order_is_said_to_wait_for_others_as_long_as_one_that_was_asked_has_something(
+    node: Node,
+) -> None:
+    """Who waits for room behind that pointer learns so that only another machine ends it. A removal that yields stops nobody."""
+
+    async def scenario() -> None:
+        left = node.other(state=NodeState.LEFT)
+        await node.cluster.join()
+        await node.cluster.look()
+        node.gate.begin()
+        node.now += 1.0
+        node.other(incarnation="2", beat=7, watermark=left.watermark - 60.0)
+        pointer = node.close(b"latest")
+        removal = node.remove(b"old")
+        before = [op.awaits_members for op in (pointer, removal)]
+        await node.looked()
+        asked = [op.awaits_members for op in (pointer, removal)]
+        node.other(incarnation="2", beat=8, state=NodeState.LEFT)
+        await node.looked()
+        passed = [op.awaits_members for op in (pointer, removal)]
+        assert [before, asked, passed] == [[False, False], [True, False], [False, False]]
+
+    trio.run(scenario)
+
+
 @clause("S161")
 def test_of_many_nodes_none_is_missing_because_its_turn_has_not_come(node: Node) -> None:
     """With 600 nodes and 16 looks per beat most records are read less often than node_timeout_s."""

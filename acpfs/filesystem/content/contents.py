@@ -90,15 +90,18 @@ class Contents:
             body = node.body
             self._versions.use(body.tier)
             if body.is_overflowed:
+                if body.modified:  # what is logged of it went on, and is for its next close to end
+                    self._take_over_unsealed(node)
                 pending = (
                     op.version.staging_name
                     for op in self._log.pending_of(node.ino)
-                    if op.version is not None
+                    if op.version is not None and not op.unsealed
                 )
                 body.sealed = body.staging in pending
                 self._overflow.inherit(body)
             elif not body.is_cold:
-                self._take_over_outgrown(node)
+                if body.is_outgrown:
+                    self._take_over_unsealed(node)
                 if not (body.is_spilled or self._tier.is_lost(body.tier)):
                     self.kernel.resume(node)
                 body.close()
@@ -107,13 +110,9 @@ class Contents:
                 self.retention.settle(node)
         self._versions.remove_unused()
 
-    def _take_over_outgrown(self, node: Node) -> None:
+    def _take_over_unsealed(self, node: Node) -> None:
         for op in self._log.pending_of(node.ino):
-            if (
-                node.body.is_outgrown
-                and op.version is not None
-                and op.version.staging_name == node.body.staging
-            ):
+            if op.version is not None and op.version.staging_name == node.body.staging:
                 op.take(Step.OUTGROWN)
 
     # -- life of a content
@@ -238,7 +237,7 @@ class Contents:
         if not body.is_overflowed:
             body.close()
             self.retention.settle(node)
-        elif not (body.modified or body.sealed):
+        elif not (body.modified or body.sealed or self._log.unsealed_of(node.ino)):
             self.go_back(
                 node
             )  # brought up to be changed, and then it was not: what it was a copy of may still wait in the spill directory
@@ -432,6 +431,12 @@ class Contents:
             body = await self._before_change(
                 node, 0, Writing.WHOLE if node.size else Writing.APPENDING
             )  # the kernel's handles stay on this tier file
+        if body.is_overflowed and not body.sealed and self._log.unsealed_of(node.ino):
+            await self._overflow.truncate(body, node.size, 0)  # its place in the order has this one
+            self._resized(node, 0)
+            self._mended(node, body)
+            self._modified(node, body)
+            return
         held_elsewhere = not body.is_whole_in_ram or self._tier.is_lost(body.tier)
         if held_elsewhere or not body.modified or self._versions.frozen_bytes(body.tier) > 0:
             self.create(
@@ -621,7 +626,7 @@ class Contents:
 
     def settled(self) -> None:
         """After the last of `finished` and of what became clean by it: who waits for room may do so in vain now."""
-        self._room.look_again()
+        self._room.drained()
 
     def _drop_unreadable(self, version: Version) -> None:
         """A content goes with the copy it lives on, or lived on; one that is on its way back to RAM has no need of it soon."""

@@ -28,7 +28,7 @@ from acpfs.filesystem.content.runs import ALL
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.hold import Held
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.steps import wait
+from acpfs.filesystem.steps import shared, wait
 from acpfs.logger import get_logger, shown
 from acpfs.ram.state import LateError, StateDatabase
 from acpfs.ram.tier import Tier, punch_hole
@@ -111,7 +111,11 @@ class OutgrownFiles:
             body.move_out(Staging(f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"), 0, 0)
             self._moving = {
                 node,
-                *(other for other in self._moving if other.body.moving_out is not None),
+                *(
+                    other
+                    for other in self._moving
+                    if other.body.moving_out is not None or self._log.unsealed_of(other.ino)
+                ),
             }
             self._table.changed(node)
         self._calls.submit("outgrown", self._run, held, body).add_done_callback(
@@ -261,10 +265,49 @@ class OutgrownFiles:
         if node.kernel_handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    async def whole(self, node: Node) -> None:
-        """Before it is changed again."""
-        if node.body.moving_out is not None:
-            await wait(node.body.moving_out.finished)
+    async def whole(self, node: Node, size: int | None = None) -> None:
+        """Before it is changed again; `size`: no more than the first bytes of it are wanted.
+
+        Raises:
+            OSError: the backing directory's, where somebody goes on with a half.
+        """
+        moving = node.body.moving_out
+        if moving is None:
+            return
+        if node.interrupted and not node.kernel_writers:
+            await self._take_up(node, node.size if size is None else min(size, node.size))
+        else:
+            await wait(moving.finished)
+
+    async def _take_up(self, node: Node, size: int) -> None:
+        """Its writer was killed, and nobody else will finish it: what there is of it goes to the staging file, where it can be changed.
+
+        A place in the order that it was given while it was open stays its own, and unsealed, until who goes on with it has closed it.
+        """
+        body = node.body
+        if not (size or self._log.unsealed_of(node.ino)):
+            return  # nothing of it is wanted: it is let go of, and the backing directory is not asked
+        if body.busy is not None:
+            await wait(body.busy)
+            return
+        await wait(self._earlier.over)
+        moving = body.moving_out
+        if node.body is not body or moving is None or body.busy is not None:
+            return
+        done = body.busy = shared()
+        try:
+            await wait(self._calls.submit("take up outgrown", self._complete, body, size))
+            if node.body is body:
+                moved = overflowed(body.staging, moving.fd).moved_from(body)
+                node.size = size
+                self._contents.adopt_overflow(node, moved)
+                body.move_out(Staging(body.staging))  # for who has it in hand still
+        except TornError:
+            self.fail(node, body)
+            raise
+        finally:
+            body.busy = None
+            done.set_result(None)
 
     async def read(self, body: Body, offset: int, size: int) -> bytes:
         """Bytes of a file of which pieces are gone; shorter at its end."""
@@ -306,7 +349,7 @@ class OutgrownFiles:
     def open_before(self, seq: Seq) -> list[Op]:
         """Stores up to `seq`, the oldest first, before which the order stops until somebody closes their files, or decides."""
         moving = (
-            node for node in self._moving if node.kernel_writers or node.interrupted
+            node for node in self._moving if node.open_writers or node.interrupted
         )  # or nobody has decided about a half
         ops = [op for node in moving for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
         return sorted(ops, key=lambda op: op.seq)
@@ -371,6 +414,7 @@ class OutgrownFiles:
         body, delay_s = node.body, RETRY_DELAY_MIN_S
         moving = body.moving_out
         if moving is None:
+            self.seal_taken_up(node)
             return
         if not moving.released.done():
             moving.released.set_result(None)
@@ -397,6 +441,15 @@ class OutgrownFiles:
         if not moving.finished.done():
             moving.finished.set_result(None)
 
+    def seal_taken_up(self, node: Node) -> None:
+        """Who went on with a half has closed it: now its place in the order has its bytes."""
+        body = node.body
+        ops = self._log.unsealed_of(node.ino) if body.is_overflowed else []
+        if ops and not (body.modified or body.failed or node.open_writers):
+            body.sealed = True
+            self._table.changed(node)
+            self._seal(node, ops)
+
     def _needed(self, node: Node) -> bool:
         return bool(node.names or self._log.unsealed_of(node.ino))
 
@@ -410,7 +463,8 @@ class OutgrownFiles:
             self._log.save(op)
 
     def _complete(self, body: Body, size: int) -> None:
-        self._check_all(body)
+        if size:  # else nothing of it is wanted, whatever it is
+            self._check_all(body)
         moving = body.moving_out
         if moving is None:
             return
@@ -432,6 +486,9 @@ class OutgrownFiles:
         moved = overflowed(body.staging, body.moving_out.fd, sealed=bool(ops)).moved_from(body)
         self._contents.adopt_overflow(node, moved)
         body.move_out(Staging(body.staging))  # for who has it in hand still
+        self._seal(node, ops)
+
+    def _seal(self, node: Node, ops: list[Op]) -> None:
         for op in ops:
             assert op.version is not None
             op.version.size = node.size

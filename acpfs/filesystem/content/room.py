@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from acpfs.config import WhenFull
+from acpfs.filesystem.content.outlook import DrainOutlook
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import WaitingWriter
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier
-from acpfs.ram.waiting import Applicant, Purpose
+from acpfs.ram.waiting import Applicant, Purpose, Waiting
 from acpfs.types import Ino
 
 
@@ -28,13 +29,16 @@ class Room:
         self,
         tier: Tier,
         when_full: WhenFull,
-        awaits_drain: Callable[[], bool],
+        outlook: DrainOutlook,
         is_urgent: Callable[[Node], bool] = lambda _node: False,
     ) -> None:
-        """`awaits_drain`: whether anything is left that makes room by itself, sooner or later. `is_urgent`: of `UrgentFiles`."""
-        self._tier, self.is_urgent = tier, is_urgent
+        """`outlook`: what comes by itself. `is_urgent`: of `UrgentFiles`."""
+        self._tier = tier
+        self.is_urgent = is_urgent
         self.when_full = when_full
-        self._awaits_drain = awaits_drain
+        self._outlook = outlook
+        self._sure_for = 0
+        """So many versions may be persisted before it has to be looked again whether somebody waits in vain."""
 
     async def reserve(self, size: int, node: Node, purpose: Purpose = Purpose.WRITE) -> bool:
         """Reserve bytes of the budget, waiting for them where that can help; the caller releases them after settling.
@@ -47,7 +51,8 @@ class Room:
         applicant = self.applicant(node, purpose)
         if self._tier.reserve_nowait(size, applicant):
             return True
-        if self.waiting_helps() and await self._wait(self._tier.reserve(size, applicant), size):
+        helps = self.waiting_helps(size, urgent=applicant.urgent)
+        if helps and await self._wait(self._tier.reserve(size, applicant), size):
             return True
         if self.when_full is WhenFull.ERROR:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -74,21 +79,48 @@ class Room:
             raise
         return True
 
-    def waiting_helps(self) -> bool:
-        """Whether anything is left to wait for: bytes that move to the spill directory, or, where that is the policy, the drain."""
-        return self._tier.ladder.is_coming() or (
-            self.when_full is WhenFull.WAIT and self._awaits_drain()
-        )
+    def waiting_helps(self, size: int, *, urgent: bool) -> bool:
+        """Whether so much is about to come by itself: from what moves to the spill directory, or, where that is the policy, the drain."""
+        if self._tier.ladder.is_coming():
+            return True
+        if self.when_full is not WhenFull.WAIT:
+            return False
+        missing = self._missing(size, urgent=urgent)
+        return missing <= 0 or self._outlook.coming(missing).size >= missing
+
+    def _missing(self, size: int, *, urgent: bool) -> int:
+        """Nothing or less: whoever wants so much waits for its turn alone, and those before it get theirs or go."""
+        return size - self._tier.free_bytes(urgent=urgent)
 
     def change_policy(self, when_full: WhenFull) -> None:
         """From now on, also for those who wait already."""
         self.when_full = when_full
         self.look_again()
 
+    def drained(self) -> None:
+        """A version is persisted: what it made room for is free, and the last of them may have been what somebody waited for.
+
+        What was found coming turns into what is free. So nobody waits in vain before half of the files are persisted that it was found
+        in: to count them again for each of thousands would be dear.
+        """
+        if self._sure_for:
+            self._sure_for -= 1
+        else:
+            self.look_again()
+
     def look_again(self) -> None:
-        """Whether those who wait do so in vain: then they go the other way."""
-        if self._tier.waiting() and not self.waiting_helps():
-            self._tier.fail_waiting(errno.ENOSPC)
+        """Who of those that wait does so in vain: they go the other way."""
+        self._sure_for = 0
+        if self._tier.waiting() and not self._tier.ladder.is_coming():
+            self._tier.fail_waiting(errno.ENOSPC, self._in_vain(self._tier.queue()))
+
+    def _in_vain(self, queue: Iterable[Waiting]) -> list[Waiting]:
+        if self.when_full is not WhenFull.WAIT:
+            return list(queue)
+        missing = [(self._missing(one.size, urgent=one.urgent), one) for one in queue]
+        coming = self._outlook.coming(max((short for short, _one in missing), default=0))
+        self._sure_for = coming.files // 2
+        return [one for short, one in missing if short > coming.size]
 
     def reason(self) -> str:
         """Why there is none."""
@@ -99,6 +131,8 @@ class Room:
             return "RAM holds more than its budget, which was lowered"
         if tier.urgent_bytes and tier.free_bytes(urgent=True) > 0:
             return "RAM is full but for the reserve, which is for urgent files"
+        if self._outlook.is_storage_full():
+            return "RAM is full, and the backing directory has no room for what would leave it"
         return "RAM is full"
 
     def statistics(self, path: Callable[[Ino], bytes]) -> tuple[WaitingWriter, ...]:

@@ -44,21 +44,6 @@ class Versions:
             if op.version is not None and op.version.tier_id:
                 self.add(op.version)
 
-    def await_drain(self) -> bool:
-        """Whether RAM holds any version that will be persisted by itself: one that is parked, or held up by that, waits for an operator."""
-        if not self._log.parked_count:
-            return bool(self._frozen)
-        return any(
-            not self._is_stuck(version)
-            for versions in self._frozen.values()
-            for version in versions
-        )
-
-    def _is_stuck(self, version: Version) -> bool:
-        return any(
-            op.version is version and op.is_stuck for op in self._log.pending_of(version.ino)
-        )
-
     # -- users
 
     def use(self, tier_id: TierId) -> None:
@@ -77,6 +62,10 @@ class Versions:
     def is_used(self, tier_id: TierId) -> bool:
         """Whether anybody needs the tier file."""
         return bool(self._users[tier_id])
+
+    def users(self, tier_id: TierId) -> int:
+        """How many contents and versions need the tier file."""
+        return self._users[tier_id]
 
     def remove_unused(self) -> None:
         """After the start: what an earlier worker left and nobody needs."""

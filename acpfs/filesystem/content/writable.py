@@ -17,6 +17,7 @@ from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
+from acpfs.filesystem.content.outlook import DrainOutlook
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.content.warming import Warming
@@ -42,6 +43,7 @@ class Writable:
         tier: Tier,
         room: Room,
         log: OperationLog,
+        outlook: DrainOutlook,
         warming: Warming,
         bring_back: Callable[[Node], Awaitable[None]] | None,
     ) -> None:
@@ -54,6 +56,7 @@ class Writable:
         self._tier = tier
         self._room = room
         self._log = log
+        self._outlook = outlook
         self._warming = warming
         self._bring_back = bring_back
 
@@ -124,7 +127,7 @@ class Writable:
             elif (
                 body.sealed
                 and (last := self._log.last_of(node.ino)) is not None
-                and self._outgrown.open_before(last.seq)
+                and self._outlook.is_held_up(last.seq)
             ):
                 await self._copy_sealed(node, body)
             elif body.sealed:
@@ -135,11 +138,11 @@ class Writable:
                 return  # it is moving out: EBUSY (exception X7)
             else:
                 await self._outgrown.whole(node)
-                if node.body is body:  # the rest of it never comes
+                if node.body is body and not node.interrupted:  # the rest of it never comes
                     raise OSError(body.failed or errno.EIO, os.strerror(body.failed or errno.EIO))
 
     async def _copy_sealed(self, node: Node, body: Body) -> None:
-        """It stands behind a file that is open, whose close may be the caller's: not waited for, as what is brought up is copied anyway."""
+        """It waits for somebody, who may be the caller: that is not waited for, as what is brought up is copied anyway."""
         try:
             copy = await self._overflow.copied(body, lambda: node.size)
         except FileNotFoundError:
@@ -153,7 +156,7 @@ class Writable:
     async def truncate(self, node: Node, size: int) -> None:
         """Change the file's length, whether the content is in RAM or not."""
         if not node.in_kernel:
-            await self._outgrown.whole(node)
+            await self._outgrown.whole(node, size)
         if size == 0 and node.body.is_cold:
             self._contents.create(node)
             node.touch()

@@ -99,6 +99,10 @@ class OperationLog:
         """Oldest first; a snapshot, safe against changes."""
         return iter(list(self._ops.values()))
 
+    def oldest_first(self) -> Iterator[Op]:
+        """The same without a copy, for who looks at the first ones only; nothing may change meanwhile."""
+        return iter(self._ops.values())
+
     def get(self, seq: Seq) -> Op | None:
         """The operation, or None when it is done."""
         return self._ops.get(seq)

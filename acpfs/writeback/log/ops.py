@@ -182,6 +182,8 @@ class Op:
     """A deletion that the guard has nothing against, or not any more."""
     delayed: bool = False
     """A removal that waited for other members, which may have written under its name meanwhile. Not persisted: see `Gate.begin`."""
+    awaits_members: bool = False
+    """Other members were asked, and have not all persisted what has to come first: until then the order ends here. Not persisted."""
     is_pointer: bool | None = None
     """Whether it makes a file visible that points at others; None: not asked yet (see `Order`). Not persisted."""
     takes_pointer: bool | None = None

@@ -14,6 +14,7 @@ class Why(enum.Enum):
     UNDER_WAY = "it is being carried out"
     TENTATIVE = "its file was closed, but a copy of the descriptor may be open"
     UNSEALED = "some of its bytes are in RAM alone, until its file is closed"
+    HALF = "it outgrew RAM, and its writer was killed: retry or discard"
     AGAIN = "it failed, and is tried again"
     OTHERS = "other nodes have not persisted what they closed before"
     BYTES = "its bytes are not all on the backing directory yet"

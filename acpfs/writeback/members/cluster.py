@@ -425,6 +425,8 @@ class Cluster:
                 if verdict is not Verdict.PASSES
             }
             one.required = dict.fromkeys(one.missing)
+            # said at the operation, for who would wait for what stands behind it (`content.outlook`)
+            one.op.awaits_members = bool(one.missing) and not self._gate.yields(one.op)
             if not one.missing:
                 self.pointers_passed += 1
                 self.waited_s_max = max(self.waited_s_max, self._log.clock.now() - one.op.logged_at)
