@@ -48,10 +48,10 @@ class Durability(str, Enum):
 
 
 def durability(path: StrPath) -> Durability:
-    """How safe everything at and below `path` is now, as far as it was closed.
+    """How safe everything at and below `path` is now; `RAM` also of what is being written.
 
     Raises:
-        acpfs.errors.AcpfsError: there is nothing, or the backing directory refused some of it for good.
+        acpfs.errors.AcpfsError: there is nothing, or the backing directory refused some of it for good, or some of it lost its writer.
     """
     try:
         wait_persisted(path, 0.0)

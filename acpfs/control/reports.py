@@ -372,8 +372,9 @@ class CheckpointReport:
     step: int | None
     epoch: int
     state: str
-    """writing, complete (closed, nothing persisted), persisting, persisted, verified, evicted (persisted, nothing in RAM), or damaged.
+    """writing, interrupted, complete (closed, nothing persisted), persisting, persisted, verified, evicted or damaged.
 
+    Evicted: persisted, and nothing in RAM. Interrupted: some of it lost its writer, and nobody writes at it.
     Damaged: persisted, and `verify` found that a file of it is not what was stored.
     """
     files: int

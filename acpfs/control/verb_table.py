@@ -48,7 +48,10 @@ VERBS: dict[str, Verb] = {
     "flush": Verb(
         help="Wait until everything that is complete now is persisted.",
         usage=("flush [PATH…] [--timeout S]",),
-        does="return when all that was complete at the call (below PATHs) is persisted",
+        does=(
+            "return when all that was complete at the call is persisted; with PATHs, exit code 4 if something below them is being "
+            "written, and 1 if it is interrupted"
+        ),
         answer="`operations`, `bytes`: what there was to wait for; `guarded` as in `status`",
         lasting=True,
     ),
@@ -56,7 +59,8 @@ VERBS: dict[str, Verb] = {
         help="Wait until these paths are persisted, or verified.",
         usage=("wait PATH… [--persisted|--verified] [--count N] [--timeout S]",),
         does=(
-            "return when these paths, as they are now, are persisted; `--verified`: also read back and equal by checksum; "
+            "return when these paths, as they are now, are persisted: a file that is being written is waited for, and one that is "
+            "interrupted is an error; `--verified`: also read back and equal by checksum; "
             "`--count`: when at least N files below PATHs are persisted and none is left there that is not"
         ),
         answer="`operations`, `bytes`: what there was to wait for; `--verified`: also `verified`, number of files",
@@ -70,7 +74,8 @@ VERBS: dict[str, Verb] = {
             "save and until persisted, where it loads from and in about how long"
         ),
         answer=(
-            "list of `path`, `save_dir`, `step`, `epoch`, `state` (`writing`, `complete`: closed and nothing persisted, "
+            "list of `path`, `save_dir`, `step`, `epoch`, `state` (`writing`, `interrupted`: some of it lost its writer (S181), "
+            "`complete`: closed and nothing persisted, "
             "`persisting`, `persisted`, `verified`, `evicted`: persisted and nothing in RAM, `damaged`: `verify` found that a file "
             "is not what was stored), `files`, `persisted_files`, `bytes`, "
             "`ram_bytes`, `began_at` (first create), `closed_at` (last close, or rename into place), `persisted_at`, "

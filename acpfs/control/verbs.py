@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ import trio
 
 from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count, watch
 from acpfs.control.socket_messages import ControlRequest, Json, RemoteError, path_from_text
-from acpfs.control.worker_contract import Report, Subject
+from acpfs.control.worker_contract import Incomplete, Report, Subject
 from acpfs.drain_records import QueueEntry, Verification
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode
 
@@ -72,9 +73,16 @@ async def ls(subject: Subject, request: ControlRequest, tell: Report) -> Json:
 
 
 async def flush(subject: Subject, request: ControlRequest, tell: Report) -> Json:
-    """Wait until all that was complete at the call is persisted."""
-    done = await _drain_complete(subject, request.paths(), request.seconds("timeout_s"), tell)
+    """Wait until all that was complete at the call is persisted; with paths, say what is not complete there."""
+    deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
+    paths = await followed(subject, request.paths(), deadline)
+    at_call = _incomplete_now(subject, paths)
+    until = await covering(subject, paths, deadline)
+    done = await drain(subject, until, _left_s(deadline), tell, paths)
     await _still_there(subject, DRAINED_ELSEWHERE)
+    left = [one for one in still_incomplete(subject, paths, at_call) if not one.is_stored_log]
+    if left:
+        raise _being_written(left)
     return {**done, "guarded": [asdict(guarded) for guarded in subject.guarded()]}
 
 
@@ -83,18 +91,27 @@ async def wait(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     paths = request.some_paths()
     count = count_of(request)
     if count:
+        still_incomplete(subject, paths, _incomplete_now(subject, paths))
         files = await wait_for_count(subject, paths, count, request.seconds("timeout_s"), tell)
         await _still_there(subject, DRAINED_ELSEWHERE)
         return {"files": files}
     deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
     paths = await followed(subject, paths, deadline)
+    at_call = _incomplete_now(subject, paths)
     until = await covering(subject, paths, deadline)
     with trio.move_on_at(deadline):
         done = await drain(subject, until, None, tell, paths)
+        # also what only then turned out not to be complete: a close that does not count
+        while still_incomplete(subject, paths, at_call):
+            await _completed(subject, paths, at_call, tell)
+            until = await covering(subject, paths, deadline)
+            await drain(subject, until, None, tell, paths)
         await _still_there(subject, DRAINED_ELSEWHERE)
         if request.flag("verified"):
             done["verified"] = await _check(subject, paths, tell)
         return done
+    if left := still_incomplete(subject, paths, at_call):
+        raise _being_written(left)
     persisted = subject.remaining(until, paths).operations == 0
     if persisted and not request.flag("verified"):  # with no time at all it is a question
         await _still_there(subject, DRAINED_ELSEWHERE)
@@ -386,6 +403,60 @@ async def _still_there(subject: Subject, so_what: str) -> None:
     """
     if problem := await subject.problem():
         raise AcpfsError(f"{problem}; {so_what}")
+
+
+def _incomplete_now(subject: Subject, paths: Sequence[bytes]) -> dict[int, int]:
+    """Files that are not complete at the paths → how often they were."""
+    return {one.number: one.versions for one in subject.incomplete(paths)} if paths else {}
+
+
+def still_incomplete(
+    subject: Subject, paths: Sequence[bytes], at_call: dict[int, int]
+) -> list[Incomplete]:
+    """What was not complete at the call and has not been since.
+
+    Raises:
+        AcpfsError: some of it will not be by itself, which it says.
+    """
+    if not at_call:
+        return []
+    found = [
+        one for one in subject.incomplete(paths) if at_call.get(one.number, -1) >= one.versions
+    ]
+    halves = [one for one in found if one.is_half]
+    if halves:
+        raise AcpfsError(
+            f"{_first(halves)} interrupted: its writer was lost, or a write failed; "
+            "`acpfs-ctl retry` stores what there is, `discard` drops it"
+        )
+    return found
+
+
+async def _completed(
+    subject: Subject, paths: Sequence[bytes], at_call: dict[int, int], tell: Report
+) -> None:
+    """Until nothing of that is left."""
+    while True:
+        began = time.perf_counter()
+        left = still_incomplete(subject, paths, at_call)
+        if not left:
+            return
+        took_s = time.perf_counter() - began
+        await tell(
+            {"event": "progress", "operations": len(left), "bytes": 0, "trouble": subject.trouble()}
+        )
+        await trio.sleep(max(PROGRESS_INTERVAL_S, PROGRESS_SHARE * took_s))
+
+
+def _being_written(left: Sequence[Incomplete]) -> DeadlineError:
+    return DeadlineError(
+        f"{_first(left)} being written, and only in RAM until its writer closes it"
+    )
+
+
+def _first(found: Sequence[Incomplete]) -> str:
+    more = f" and {len(found) - 1} more are" if len(found) > 1 else " is"
+    return f"{_shown(os.fsencode(found[0].path))}{more}"
 
 
 def _none_interrupted(subject: Subject) -> None:

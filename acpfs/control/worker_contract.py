@@ -6,7 +6,7 @@ Every method that is not async returns at once: nothing here may call the backin
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from acpfs.control.reports import CheckpointFile, CheckpointReport, FileState, Remaining, Status
 from acpfs.control.socket_messages import Json
@@ -14,6 +14,20 @@ from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 
 Report = Callable[[Json], Awaitable[None]]
 """Sends one event to the client."""
+
+
+class Incomplete(NamedTuple):
+    """A file of which what it has now is nowhere but in RAM."""
+
+    number: int
+    """Of the file, whatever its name is."""
+    path: str
+    is_half: bool
+    """Its writer was lost, or a write failed; else somebody writes it."""
+    is_stored_log: bool
+    """It only grows, and what it had is stored now and then."""
+    versions: int
+    """How often its content was fixed for good."""
 
 
 class Subject(Protocol):
@@ -50,6 +64,10 @@ class Subject(Protocol):
 
         Waits for as long as a file's last close is under way, at most `timeout_s`.
         """
+        ...
+
+    def incomplete(self, paths: Sequence[bytes]) -> list[Incomplete]:
+        """Files at and below the paths that are being written, or are halves."""
         ...
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:

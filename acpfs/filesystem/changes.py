@@ -135,6 +135,7 @@ class Changes:
             node.ino
         ):  # its bytes are those that the staging file will have
             body.frozen()
+            node.versions += 1
             self._log.fold(node.ino, self.metadata(node, everything=False))
             self._table.changed(node)
             return op
@@ -142,6 +143,7 @@ class Changes:
         first = node.unlogged
         meta = self.metadata(node, everything=first)
         version = self._contents.freeze(node, quiet=quiet)
+        node.versions += 1
         below = self._view.beneath.uncover((parent, name)) if first else None
         victim = below.ino if below is not None else NO_INO
         op = self.record(
@@ -181,6 +183,7 @@ class Changes:
         ):  # deleted or replaced since: what did that needs the name to have been there
             self.confirm(op)
             return
+        node.versions -= 1
         self._log.needs.give_back(op)
         created = self._log.withdraw(op)
         self._known(op)

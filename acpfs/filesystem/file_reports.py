@@ -12,8 +12,8 @@ from acpfs.errors import errno_name
 from acpfs.filesystem.eviction import below
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import OpenFiles
-from acpfs.filesystem.records import FileReport
-from acpfs.types import Seq
+from acpfs.filesystem.records import FileReport, IncompleteFile
+from acpfs.types import Ino, Seq
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, VersionState
 
@@ -72,6 +72,29 @@ class Reports:
         if op.parked:
             return "parked"
         return op.version.state.value if op.version is not None else VersionState.COMPLETE.value
+
+    def incomplete(self, paths: Collection[bytes]) -> list[IncompleteFile]:
+        """Files at and below the paths that are not complete, by any of their names."""
+        found = []
+        for node in self._table.recorded():
+            if not node.is_file or not (node.modified or self._log.is_pending(node.ino)):
+                continue
+            op = self._log.last_of(node.ino)
+            in_doubt = op is not None and op.tentative
+            if not (node.modified or in_doubt):
+                continue
+            names = [self._name(parent, name) for parent, name in node.names]
+            path = next((one for one in names if any(below(one, path) for path in paths)), None)
+            if path is not None:
+                is_half = node.interrupted or bool(node.body.failed and not node.handles)
+                is_stored_log = self._open.is_log(node) and not node.unlogged
+                versions = node.versions - in_doubt
+                found.append(IncompleteFile(node.ino, path, is_half, is_stored_log, versions))
+        return found
+
+    def _name(self, parent: Ino, name: bytes) -> bytes:
+        above = self._table.path(parent)
+        return above + b"/" + name if above else name
 
     def complete_until(self, paths: Iterable[bytes]) -> Seq:
         """See `FileSystem.complete_until`."""

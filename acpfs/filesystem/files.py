@@ -274,14 +274,18 @@ class Files:
             n for n in self._changed() if self._open.is_log(n) or self._open.was_closed(n)
         )
 
+    def look_at_writers(self) -> None:
+        """Hear what the kernel wrote by itself until now."""
+        for node in self._open.open_nodes():
+            if node.kernel_writers:
+                self._contents.kernel.look(node)
+
     def _freeze(self, nodes: Iterable[Node]) -> int:
         return sum(self._changes.freeze(node) is not None for node in list(nodes))
 
     def _changed(self) -> list[Node]:
         """Open files that hold something unfixed and can be fixed."""
-        for node in self._open.open_nodes():
-            if node.kernel_writers:
-                self._contents.kernel.look(node)
+        self.look_at_writers()
         return [
             n
             for n in self._open.open_nodes()

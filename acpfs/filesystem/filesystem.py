@@ -30,6 +30,7 @@ from acpfs.filesystem.records import (
     Caller,
     DirEntry,
     FileReport,
+    IncompleteFile,
     Lane,
     OpenFile,
     WaitingWriter,
@@ -460,6 +461,13 @@ class FileSystem:
     def complete_until(self, paths: Iterable[bytes] = ()) -> Seq:
         """The number up to which the log must be done so that all complete content below the paths is persisted; 0: nothing pending."""
         return self._parts.reports.complete_until(paths)
+
+    def incomplete(self, paths: Collection[bytes]) -> list[IncompleteFile]:
+        """Files at and below the paths of which what they have now has no place in the order, as their writers are at it or were lost."""
+        self._files.look_at_writers()
+        found = self._parts.reports.incomplete(paths)
+        self._state.commit()
+        return found
 
     def keep_deleted(self, kept: dict[Ino, int], keep: Callable[[Ino, list[int]], None]) -> None:
         """Go on with the last worker's descriptors of deleted files that are still open (`Nameless`), and have `keep` keep new ones."""

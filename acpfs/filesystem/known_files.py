@@ -29,7 +29,9 @@ class KnownFile:
     spilled_bytes: int
     """How much of it can be read from the spill directory."""
     is_writing: bool
-    """Changed since it was last closed, or never closed."""
+    """Changed since it was last closed, or never closed, and its writer is there."""
+    is_half: bool
+    """Its writer was lost, or a write failed."""
     is_persisted: bool
     """Content and name, as they are now."""
 
@@ -86,7 +88,9 @@ class KnownFiles:
             node.ino
         )  # an exchange gives both their names
         is_persisted = not (node.modified or moving or node.unlogged or pending)
-        return KnownFile(path, node.size, taken, spilled, node.modified, is_persisted)
+        is_half = node.interrupted or bool(node.modified and body.failed and not node.handles)
+        is_writing = node.modified and not is_half
+        return KnownFile(path, node.size, taken, spilled, is_writing, is_half, is_persisted)
 
     def is_gone(self, path: bytes) -> bool:
         """Whether the mount shows that nothing lies at a path, whatever the backing directory still has there."""

@@ -95,6 +95,19 @@ class WaitingWriter:
     reason: str
 
 
+class IncompleteFile(NamedTuple):
+    """A file that somebody writes, or that is a half: what it has now is nowhere but in RAM."""
+
+    ino: Ino
+    path: bytes
+    is_half: bool
+    """Its writer was lost, or a write failed."""
+    is_stored_log: bool
+    """It only grows, and what it had is stored now and then (S12)."""
+    versions: int
+    """How often its content was fixed for good."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileReport:
     """One row of `acpfs-ctl ls`; sizes in bytes, age in seconds."""

@@ -34,6 +34,7 @@ class _Sum:
     files: int = 0
     persisted: int = 0
     writing: int = 0
+    halves: int = 0
     damaged: int = 0
     """Files that were read back and are not what was stored."""
     size: int = 0
@@ -47,6 +48,7 @@ class _Sum:
         self.files += 1
         self.persisted += file.is_persisted
         self.writing += file.is_writing
+        self.halves += file.is_half
         self.size += max(0, file.size)
         self.unsized += file.size < 0
         self.ram += file.ram_bytes
@@ -134,7 +136,9 @@ class CheckpointView:
                 with lock:
                     gone = files.is_gone(row)
                 if not gone:
-                    yield KnownFile(row, size, 0, 0, is_writing=False, is_persisted=True)
+                    yield KnownFile(
+                        row, size, 0, 0, is_writing=False, is_half=False, is_persisted=True
+                    )
 
     # -- checkpoints
 
@@ -265,6 +269,8 @@ def _closed(total: _Sum) -> float:
 def _state(total: _Sum, times: CheckpointTimes, persisted_at: float) -> str:
     if total.writing:
         return "writing"
+    if total.halves:
+        return "interrupted"
     if total.persisted < total.files:
         return "persisting" if total.persisted else "complete"
     if total.damaged:

@@ -36,6 +36,7 @@ from acpfs.control.reports import (
 )
 from acpfs.control.socket_messages import Json
 from acpfs.control.verbs import GUARDED
+from acpfs.control.worker_contract import Incomplete
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import ConfigError
 from acpfs.filesystem.content.spilling import Unmirrored
@@ -253,6 +254,14 @@ class WorkerSubject:
             await settled(known)
         with self._parts.fs.lock:
             return self._parts.fs.complete_until(paths)
+
+    def incomplete(self, paths: Sequence[bytes]) -> list[Incomplete]:
+        with self._parts.fs.lock:
+            found = self._parts.fs.incomplete(paths)
+        return [
+            Incomplete(one.ino, os.fsdecode(one.path), one.is_half, one.is_stored_log, one.versions)
+            for one in found
+        ]
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
         parts = self._parts

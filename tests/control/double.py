@@ -24,6 +24,7 @@ from acpfs.control.reports import (
 )
 from acpfs.control.server import ControlServer
 from acpfs.control.socket_messages import Json
+from acpfs.control.worker_contract import Incomplete
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
 
@@ -39,6 +40,8 @@ class DoubleSubject:
         self.guarded_rows: list[GuardedReport] = []
         self.reports: list[CheckpointReport] = []
         self.persisted_rows = (0, 0)
+        self.incomplete_rows: list[Incomplete] = []
+        self.when_looked: Callable[[], object] = lambda: None
         self.settled = 0
         self.busy = False
         self.unmounted = trio.Event()
@@ -109,6 +112,10 @@ class DoubleSubject:
             if not paths or any(op[1].startswith(p.decode()) for p in paths)
         ]
         return max(numbers, default=0)
+
+    def incomplete(self, paths: Sequence[bytes]) -> list[Incomplete]:
+        self.when_looked()
+        return [row for row in self.incomplete_rows if row.path.encode() in paths]
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
         left = [op for op in self.ops if op[0] <= until]

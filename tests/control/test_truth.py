@@ -8,8 +8,9 @@ import pytest
 
 from acpfs.control import verbs
 from acpfs.control.registry import MountRecord
+from acpfs.control.worker_contract import Incomplete
 from acpfs.drain_records import Verification
-from acpfs.errors import AcpfsError, ExitCode
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode
 from tests.control.double import DoubleSubject
 from tests.control.test_server import ask, serve
 
@@ -99,4 +100,78 @@ def test_a_backing_directory_that_does_not_say_is_told_in_time(
             await ask(record, "wait", {"paths": ["a"], "timeout_s": 0.05})
 
     monkeypatch.setattr(verbs, "LOOK_S", 0.01)
+    serve(tmp_path, scenario)
+
+
+FILE = Incomplete(7, "a", is_half=False, is_stored_log=False, versions=1)
+WRITTEN = r"^a is being written, and only in RAM until its writer closes it$"
+
+
+@pytest.mark.clause("S392")
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [("wait", {"timeout_s": 0}), ("wait", {"verified": True, "timeout_s": 0.05}), ("flush", {})],
+)
+def test_what_is_being_written_is_not_persisted(
+    tmp_path: Path, verb: str, args: dict[str, Any]
+) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.incomplete_rows = [FILE]
+        with pytest.raises(DeadlineError, match=WRITTEN):
+            await ask(record, verb, {"paths": ["a"], **args})
+        await ask(record, verb, {"paths": ["b"], **args, "timeout_s": 60})
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S392")
+@pytest.mark.parametrize(
+    "now",
+    [[], [FILE._replace(versions=2)], [FILE._replace(number=8)]],
+    ids=["closed", "closed, and written anew", "replaced by another one"],
+)
+def test_who_waits_waits_for_the_close(tmp_path: Path, now: list[Incomplete]) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.incomplete_rows = [FILE]
+        looked = 0
+
+        def look() -> None:
+            nonlocal looked
+            looked += 1
+            if looked == 4:  # at the call, after the drain, and while it waits
+                subject.incomplete_rows = now
+
+        subject.when_looked = look
+        await ask(record, "wait", {"paths": ["a"], "timeout_s": 60})
+        assert looked >= 4
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S392")
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [("wait", {}), ("wait", {"verified": True}), ("wait", {"count": 1}), ("flush", {})],
+)
+def test_what_lost_its_writer_will_not_be_persisted_by_itself(
+    tmp_path: Path, verb: str, args: dict[str, Any]
+) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.incomplete_rows = [FILE._replace(is_half=True)]
+        for timeout_s in (0, None):
+            with pytest.raises(AcpfsError, match=r"^a is interrupted: ") as caught:
+                await ask(record, verb, {"paths": ["a"], "timeout_s": timeout_s, **args})
+            assert caught.value.exit_code is ExitCode.FAILED
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S392")
+def test_a_log_of_which_there_is_a_version_keeps_no_flush_from_its_end(tmp_path: Path) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.incomplete_rows = [FILE._replace(is_stored_log=True)]
+        await ask(record, "flush", {"paths": ["a"]})
+        with pytest.raises(DeadlineError, match=WRITTEN):
+            await ask(record, "wait", {"paths": ["a"], "timeout_s": 0})
+
     serve(tmp_path, scenario)

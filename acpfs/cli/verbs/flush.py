@@ -24,7 +24,10 @@ TIMEOUT_OPTION = click.option(
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_json: bool) -> None:
-    """Return when all that is complete now (below PATHS) is persisted. Exit code 0: it is; 1: refused for good; 4: not in time."""
+    """Return when all that is complete now is persisted. Exit code 0: it is; 1: refused for good, or interrupted; 4: not in time.
+
+    With PATHS also 4 if something below them is being written.
+    """
     record, below = target.with_paths(paths)
     with show.progress("flushing") as take:
         done = ask(record, "flush", {"paths": below, "timeout_s": timeout_s}, take, as_json=as_json)

@@ -42,7 +42,10 @@ def command(
     timeout_s: float | None,
     as_json: bool,
 ) -> None:
-    """Return when PATHS, as they are now, are persisted. Exit code 0: they are; 1: refused or different; 4: not in time."""
+    """Return when PATHS, as they are now, are persisted, once they are closed.
+
+    Exit code 0: they are; 1: refused, different, or interrupted (the writer was lost); 4: not in time, as when one is being written.
+    """
     if count is not None and state == "verified":
         raise click.UsageError(
             "--count waits for files to be persisted; wait for --verified afterwards"

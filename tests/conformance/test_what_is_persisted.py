@@ -1,0 +1,94 @@
+""" "Persisted" and "verified" are said of bytes that are on the storage, of nothing else: each way to ask."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from acpfs import client
+from acpfs.client import Durability
+from acpfs.errors import AcpfsError, DeadlineError
+from tests.rig.mounts import AcpfsMount, MakeMount
+
+clause = pytest.mark.clause
+pytestmark = pytest.mark.every_lane
+SIZE = 1 << 20
+KILLED = "import os, sys; f = open(sys.argv[1], 'wb', 0); f.write(b'n' * (1 << 20)); os.kill(os.getpid(), 9)"
+
+
+def asked(mount: AcpfsMount, *words: str) -> tuple[int, str]:
+    done = mount.run("acpfs-ctl", str(mount.path), *words, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def here(
+    transport: str, make_mount: MakeMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[AcpfsMount, Path]:
+    """A mount that this process finds, and a directory of a checkpoint."""
+    (tmp_path / "backing").mkdir()
+    mount = make_mount(tmp_path / "backing", transport, max_dirty_age=0)
+    directory = mount.path / "run" / "step-1"
+    directory.mkdir(parents=True)
+    mount.flush()
+    monkeypatch.setenv("ACPFS_RUNTIME_DIR", str(mount.runtime_dir))
+    return mount, directory
+
+
+@clause("S392", "S285")
+def test_a_file_is_not_persisted_while_it_is_written(here: tuple[AcpfsMount, Path]) -> None:
+    mount, directory = here
+    path = directory / "model.pt"
+    with path.open("wb", buffering=0) as file:
+        file.write(b"n" * SIZE)
+        for words in (
+            ("wait", str(path), "--timeout", "0"),
+            ("wait", "--verified", str(path), "--timeout", "0"),
+            ("wait", str(directory), "--timeout", "0"),
+            ("flush", str(directory)),
+        ):
+            code, said = asked(mount, *words)
+            assert code == 4, words
+            assert "run/step-1/model.pt is being written" in said
+        assert client.durability(path) is Durability.RAM
+        with pytest.raises(DeadlineError):
+            client.wait_persisted(path, 0.0)
+        os.fsync(file.fileno())
+        client.wait_persisted(path, 60)
+        assert (mount.backing / "run/step-1/model.pt").read_bytes() == b"n" * SIZE
+        file.write(b"m" * SIZE)
+        waiting = threading.Thread(target=client.wait_persisted, args=(path, 120))
+        waiting.start()
+    waiting.join(240)
+    assert not waiting.is_alive()
+    assert (mount.backing / "run/step-1/model.pt").read_bytes() == b"n" * SIZE + b"m" * SIZE
+
+
+@clause("S392", "S285")
+def test_nor_is_one_whose_writer_was_killed(here: tuple[AcpfsMount, Path]) -> None:
+    mount, directory = here
+    path = directory / "model.pt"
+    subprocess.run([sys.executable, "-S", "-c", KILLED, str(path)], check=False)
+    assert mount.wait_status(lambda status: status["open_files"] == 0)
+    for words in (
+        ("wait", str(path)),
+        ("wait", "--verified", str(path)),
+        ("wait", str(directory), "--timeout", "0"),
+        ("wait", "--count", "1", str(directory)),
+        ("flush", str(mount.path / "run")),
+    ):
+        code, said = asked(mount, *words)
+        assert code == 1, words
+        assert "run/step-1/model.pt is interrupted" in said
+    with pytest.raises(AcpfsError, match="interrupted"):
+        client.durability(path)
+    (checkpoint,) = mount.ask("checkpoints")["items"]
+    assert checkpoint["state"] == "interrupted"
+    mount.run("acpfs-ctl", "retry", str(path))
+    client.wait_persisted(path, 60)
+    assert (mount.backing / "run/step-1/model.pt").read_bytes() == b"n" * SIZE
