@@ -24,6 +24,8 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.errors import FULL_ERRNOS
 
 DIRECTORY = b"nodes"
+ANYTHING = "+"
+"""In `NodeRecord.held` instead of keys, where they would be too many."""
 RECORD_BYTES_MAX = 1 << 18
 BLOCK_BYTES = 4096
 SPARE_BYTES = 2048
@@ -62,6 +64,11 @@ class NodeRecord:
     """All that was closed (renamed …) on this node before then is persisted."""
     pointers: float | None = None
     """No pointer that was closed or removed on this node before then is still to come, withheld or guarded; None: an older acpfs."""
+    held: dict[str, float] = field(default_factory=dict)
+    """What is withheld there, of which the watermark says nothing: keys (`writeback.members.scopes`) → when it was closed, at the earliest.
+
+    Empty from an older acpfs, which does not say.
+    """
     gated: float | None = None
     """Close time of a pointer that only waits for other members, all before it persisted; None: there is none."""
     drift_s: float = 0.0
@@ -121,6 +128,11 @@ class NodeRecord:
         return cls(**known)
 
 
+def _shortest(record: NodeRecord) -> bytes:
+    held = {ANYTHING: min(record.held.values())} if record.held else {}
+    return replace(record, pending="", held=held).to_bytes()
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -140,9 +152,12 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "pointers": (False, lambda value: value is None or _is_number(value)),
     "gated": (False, lambda value: value is None or _is_number(value)),
     "drift_s": (False, _is_number),
-    "heard": (
-        False,
-        lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    **dict.fromkeys(
+        ("heard", "held"),
+        (
+            False,
+            lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+        ),
     ),
     "lost": (
         False,
@@ -194,8 +209,11 @@ class NodeRecords:
             self._mark(name)
 
     def _publish_in_place(self, name: bytes, record: NodeRecord) -> bool:
-        """Whether that could be done. Names that are pending are left out where they are too many: then nobody waits for them."""
-        contents = (record.to_bytes(), replace(record, pending="").to_bytes())
+        """Whether that could be done. Names that are pending are left out where they are too many: then nobody waits for them.
+
+        Where what is withheld is too much as well, all of others' pointers wait for it.
+        """
+        contents = (record.to_bytes(), replace(record, pending="").to_bytes(), _shortest(record))
         written = any(
             self._directory.overwrite_own((DIRECTORY, name), content) for content in contents
         )

@@ -408,6 +408,9 @@ class Changes:
         node = self._table.get(ino) if ino != ROOT else None
         return node.names[0][0] if node is not None and node.names else NO_INO
 
+    def path_of(self, ino: Ino) -> bytes:
+        return self._table.path(ino)
+
     def is_settled(self, path: LowerPath) -> bool:
         node: Node | None = self._table[ROOT]
         for name in path:

@@ -42,6 +42,7 @@ from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.manifest.manifest_writer import ManifestWriter
 from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.pointers import Pointers
+from acpfs.writeback.members.scopes import Scopes
 from acpfs.writeback.order.order import Order
 from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.report import queue_entries
@@ -134,6 +135,7 @@ class Engine:
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._failures = Failures(parts, self._queue, self._retry, self._due)
         pointers = Pointers(settings.pointer_patterns, listener.is_directory)
+        scopes = Scopes(parts.tree, listener.path_of, listener.is_directory, pointers.takes)
         freed = lambda op: self.guard.is_free(op)  # noqa: E731, PLW0108 - there is no guard yet
         self.gate: Gate = Gate(
             log,
@@ -142,6 +144,7 @@ class Engine:
             settings.cluster_order,
             freed,
             listener.directory_of,
+            scopes.of,
         )
         self.guard: Guard = Guard(parts, self.gate)
         self._order = Order(parts, pointers, self.gate, self._due, self._elide, self.guard)

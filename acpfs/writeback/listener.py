@@ -85,6 +85,10 @@ class Listener(Protocol):
         """The directory in which a node lies by its first name; NO_INO: in none, and above the root."""
         ...
 
+    def path_of(self, ino: Ino) -> bytes:
+        """The path of a directory below the mount point."""
+        ...
+
     def is_settled(self, path: LowerPath) -> bool:
         """Whether nothing at and below a path is open for writing, or waits to be persisted."""
         ...

@@ -112,10 +112,14 @@ class Node:
         self.records.publish(record)
         return record
 
+    def next_ino(self) -> Ino:
+        """Of what is closed next."""
+        return Ino(10 + len(self.log))
+
     def close(self, name: bytes) -> Op:
         return self.log.append(
             OpKind.SYMLINK,
-            Ino(10 + len(self.log)),
+            self.next_ino(),
             parent=ROOT,
             name=name,
             logged_at=self.log.clock.now(),

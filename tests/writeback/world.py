@@ -129,6 +129,11 @@ class ListenerDouble:
     def directory_of(self, ino: Ino) -> Ino:
         return NO_INO
 
+    def path_of(self, ino: Ino) -> bytes:
+        return next(
+            (path.encode() for path, other in self._world.inos.items() if other == ino), b"?"
+        )
+
     def is_settled(self, path: LowerPath) -> bool:
         prefix = b"/".join(path).decode()
         below = [

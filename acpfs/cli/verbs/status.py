@@ -15,7 +15,12 @@ from acpfs.errors import AcpfsError, NotMountedError
 WATCH_INTERVAL_S = 1.0
 QUEUE_ROWS_MAX = 15
 WAITING_LINES_MAX = 10
-WITHHELD_TEXT = {"lost": "LOST what it may point at", "unknown": "is UNKNOWN here"}
+WITHHELD_TEXT = {
+    "lost": "LOST what it may point at",
+    "unknown": "is UNKNOWN here",
+    "missing": "is MISSING",
+    "withheld": "WITHHOLDS one that was closed before",
+}
 HEALTH_TEXT = {
     "ok": "answers",
     "slow": "is slow",

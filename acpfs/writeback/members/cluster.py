@@ -33,7 +33,7 @@ from acpfs.writeback.members.gate import Gate, Gated
 from acpfs.writeback.members.incarnation import Incarnation, in_use
 from acpfs.writeback.members.pace import BETWEEN_WRITES, Pace
 from acpfs.writeback.members.peer_names import NOTHING, PeerNames, Pending
-from acpfs.writeback.members.peers import Peer, Terms, Verdict
+from acpfs.writeback.members.peers import RECORDS_AFTER, Peer, Terms, Verdict
 
 HEARD_MAX = 16
 """So many others' clocks are told of in a record, and so many records are read per record of ours while nothing is gated; of many, less."""
@@ -43,7 +43,7 @@ LEAVE_WAIT_S = 10.0
 """How long the end of a mount waits for its last record to be written."""
 LOOK_PATIENCE_S = 10.0
 """How long who asks about missing nodes waits for a look at them; after that it goes by what is known, as where storage hangs."""
-WITHHOLDING = (Verdict.MISSING, Verdict.UNKNOWN, Verdict.LOST)
+WITHHOLDING = (Verdict.MISSING, Verdict.UNKNOWN, Verdict.LOST, Verdict.WITHHELD)
 
 _log = get_logger(__name__)
 
@@ -231,6 +231,7 @@ class Cluster:
             clock=now,
             watermark=self._gate.watermark(now),
             pointers=self._gate.pointers(now),
+            held=self._gate.held(),
             gated=self._gate.head(),
             drift_s=clock.drift_s,
             heard={peer.node: peer.ahead_s_min for peer in heard if peer.record is not None},
@@ -351,14 +352,34 @@ class Cluster:
     async def looked(self) -> None:
         """Return when the nodes that pointers wait for were looked at since now, or do not let themselves be looked at for so long.
 
-        For who would otherwise say of a node that it is missing because of a look from before its return.
+        For who would otherwise say of a node that it is missing because of a look from before its return. A node that withholds
+        something may have done so because of such a look of its own, so it is given time to tell what it has found since.
         """
-        next_one = self._looks + 1
+        since = self._monotonic()
         with trio.move_on_after(LOOK_PATIENCE_S):
-            while self._looks_done < next_one:
-                looked = self._looked
-                self._bell.ring()
-                await looked.wait()
+            await self._look_once_more()
+            while self._is_to_hear_more(since):
+                await trio.sleep(self._pace.look_s(pointers=False))
+                await self._look_once_more()
+
+    async def _look_once_more(self) -> None:
+        next_one = self._looks + 1
+        while self._looks_done < next_one:
+            looked = self._looked
+            self._bell.ring()
+            await looked.wait()
+
+    def _is_to_hear_more(self, since: float) -> bool:
+        """Whether something is withheld for nothing but what others withhold, who have not told since whether they still do."""
+        with self._section():
+            return any(
+                self._peers[name].records_since(since) < RECORDS_AFTER
+                for one in self._gate.withheld()
+                if Verdict.WITHHELD.value in (whys := set(one.missing.values()))
+                and whys <= {Verdict.WITHHELD.value, Verdict.WAITS.value}
+                for name, why in one.missing.items()
+                if why == Verdict.WITHHELD.value and name in self._peers
+            )
 
     async def _look(self, gated: list[Gated], unknown: list[Gated]) -> None:
         told = await self._told_since(unknown)
@@ -427,12 +448,18 @@ class Cluster:
             one.required = dict.fromkeys(one.missing)
             # said at the operation, for who would wait for what stands behind it (`content.outlook`)
             one.op.awaits_members = bool(one.missing) and not self._gate.yields(one.op)
+            withholding = {verdict for verdict in verdicts.values() if verdict in WITHHOLDING}
+            one.for_all = Verdict.MISSING in withholding or any(
+                verdict is Verdict.WITHHELD and self._peers[name].waits_for_all
+                for name, verdict in verdicts.items()
+            )
+            one.of_what_is_lost = withholding == {Verdict.LOST}
             if not one.missing:
-                self.pointers_passed += 1
+                self.pointers_passed += one.makes is None
                 self.waited_s_max = max(self.waited_s_max, self._log.clock.now() - one.op.logged_at)
                 self._gate.passes(one)
                 goes_on = True
-            elif any(verdict in WITHHOLDING for verdict in verdicts.values()):
+            elif withholding:
                 goes_on = self._withhold(one) or goes_on
             else:
                 self._gate.frees(one)
@@ -446,21 +473,34 @@ class Cluster:
         removes, yields = one.op.kind in REMOVING, self._gate.yields(one.op)
         mark = peer.mark(one.marks, one.listed_at, terms)
         return peer.judge(
-            one.op.logged_at, terms, removes=removes, yields=yields, since=one.listed_at, mark=mark
+            one.op.logged_at,
+            terms,
+            removes=removes,
+            yields=yields,
+            asks=() if yields else self._gate.keys(one),
+            since=one.listed_at,
+            mark=mark,
         )
 
     def _withhold(self, one: Gated) -> bool:
         """Whether it was not yet, and is now."""
         if not self._gate.withholds(one):
             return False
-        if one.op.kind not in REMOVING:
+        if one.op.kind not in REMOVING and one.makes is None:
             self._tell_withheld(one)
         return True
 
     def _tell_withheld(self, one: Gated) -> None:
         self.pointers_withheld += 1
         for name, why in one.missing.items():
-            if why != Verdict.WAITS.value:
+            if why == Verdict.WITHHELD.value:
+                _log.warning(
+                    "a pointer file is withheld: another node withholds one that was closed before",
+                    node=name,
+                    seq=one.op.seq,
+                    name=shown(one.op.new_name or one.op.name),
+                )
+            elif why != Verdict.WAITS.value:
                 _log.error(
                     "a pointer file is withheld: a node that may have what it points at is missing; "
                     "`acpfs-ctl nodes` shows it, `acpfs-ctl nodes forget` goes on without it",
@@ -584,7 +624,7 @@ class Cluster:
         waiting = [
             WaitingPointer(one.op, dict(one.missing), one.op.withheld, self._gate.needs(one.op))
             for one in self._gate.gated()
-            if one.op.kind not in REMOVING
+            if one.op.kind not in REMOVING and one.makes is None
         ]
         return ClusterStatistics(
             node=self._who.node,

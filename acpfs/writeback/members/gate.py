@@ -5,7 +5,8 @@ logged until `acpfs.writeback.members.cluster` has found that every other member
 since another member's pointer may still name what it removes. The removal of a pointer keeps its place in the order; any other one
 *yields*: it waits for all pointers that others closed or removed before, is put off meanwhile, so that nobody waits for it, and takes its
 turn like a pointer only where something here needs it gone. One for which a node is missing is *withheld*: set aside like a parked
-operation, with an errno of its own, until that node is back, forgotten, or the pointer is superseded. Knows neither nodes nor records.
+operation, with an errno of its own, until that node is back, forgotten, or the pointer is superseded. What is stored under a temporary name
+and renamed to a pointer's is gated with that: members share the temporary name, too. Knows neither nodes nor records.
 Used under the file system's lock.
 """
 
@@ -16,14 +17,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from acpfs.backing.member_records import ANYTHING
 from acpfs.config import ClusterOrder
 from acpfs.errors import FULL_ERRNOS
 from acpfs.types import NO_INO, Ino, Seq
 from acpfs.writeback.arrival import Bell
 from acpfs.writeback.log.log import REMOVING, OperationLog
-from acpfs.writeback.log.ops import WITHHELD, Op
+from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.log.stages import Aside
+from acpfs.writeback.members import scopes
+from acpfs.writeback.members.scopes import EVERYBODYS, Scope
 
+_MOVING_IN = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK})
 LOOKED_AT_OPS_MAX = 256
 """With `all`, every operation is gated: the oldest ones are asked for, the others follow."""
 TIDY_OPS_MIN = 4096
@@ -48,6 +53,19 @@ class Gated:
     """Node → why it does not pass, as last looked at."""
     needed: bool = False
     """A removal that yields, and that something here waits for: it takes its turn like a pointer."""
+    makes: Op | None = None
+    """The operation that makes a pointer of what this one stores; None: it is one itself, or a removal."""
+    for_all: bool = True
+    """Whether a member is missing for which everybody waits, as last looked at."""
+    of_what_is_lost: bool = False
+    """Whether it is withheld for nothing but what other members have lost."""
+    keys: frozenset[str] | None = None
+    """Of what it waits for while that is withheld (`scopes`); None: not asked yet."""
+
+    @property
+    def pointer(self) -> Op:
+        """What becomes visible as a pointer."""
+        return self.makes or self.op
 
 
 class ToCome:
@@ -107,12 +125,14 @@ class Gate:
         order: ClusterOrder,
         freed: Callable[[Op], None] = lambda _op: None,
         directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO,
+        scope_of: Callable[[Op], Scope] | None = None,
     ) -> None:
         """`is_pointer`, `takes_pointer`: see `Pointers`. `freed`: a removal that the guard holds has nothing more to wait for here.
 
-        `directory_of`: in which directory a node lies.
+        `directory_of`: in which directory a node lies. `scope_of`: see `scopes.Scopes`; by default by names alone.
         """
         self._freed, self._directory_of = freed, directory_of
+        self._scope_of = scope_of or _by_name
         self._log, self._is_pointer, self._takes_pointer, self._order = (
             log,
             is_pointer,
@@ -154,10 +174,29 @@ class Gate:
             self._pointers[op.seq] = op
         if self._counting is not None and not self.yields(op):
             self._counting.add(op)
-        if self._begun and not op.begun and op.seq not in self._gated and self._concerns(op):
-            self._gated[op.seq] = Gated(op)
+        if self._begun and self._concerns(op):
+            self._add(op)
+        if self._begun and self._order is ClusterOrder.POINTERS and self._is_pointer(op):
+            self._add_content(op)
+
+    def _add(self, op: Op, makes: Op | None = None) -> None:
+        if not op.begun and op.seq not in self._gated:
+            self._gated[op.seq] = Gated(op, makes=makes)
             (self._yielding if self.yields(op) else self._others).add(op)
             self.bell.ring()
+
+    def _add_content(self, op: Op) -> None:
+        """What was stored under another name, and becomes a pointer by this, is part of it.
+
+        Members write a pointer under one temporary name before they rename it. If that were there while the rename waits, another
+        member's file would take its place, and be renamed in its stead.
+        """
+        if op.kind not in _MOVING_IN:
+            return
+        for ino in {op.ino, op.victim} - {NO_INO}:
+            for store in self._log.pending_of(ino):
+                if store.kind is OpKind.STORE and store.seq < op.seq and not store.started:
+                    self._add(store, makes=op)
 
     def _concerns(self, op: Op) -> bool:
         if self._order is ClusterOrder.ALL or self._is_pointer(op):
@@ -253,7 +292,7 @@ class Gate:
 
     def asks(self, gated: Gated, nodes: dict[str, None], us: str) -> None:
         """It is known now which other members there are. Those that a pointer's writer named stand for all, there or not."""
-        needs = self._log.needs.of(gated.op)
+        needs = self.needs(gated.pointer)
         gated.required = (
             nodes if needs is None else dict.fromkeys(node for node in needs if node != us)
         )
@@ -315,6 +354,43 @@ class Gate:
         """An operation is persisted."""
         if op.is_pointer:
             self.pointer_seq = max(self.pointer_seq, op.seq)
+
+    # -- what is withheld, and who waits for it
+
+    def is_withheld_for_others(self, op: Op) -> bool:
+        """Whether later pointers wait for it: not where what it waits for is lost, as it may never come (S164)."""
+        gated = self._gated.get(op.seq)
+        return op.withheld and not (gated is not None and gated.of_what_is_lost)
+
+    def keys(self, gated: Gated) -> frozenset[str]:
+        """By which it has to do with what is withheld, here or elsewhere."""
+        if gated.keys is None:
+            everybodys = self.needs(gated.pointer) is None
+            also = {ANYTHING, EVERYBODYS} if everybodys else {ANYTHING}
+            gated.keys = self._scope_of(gated.op).asks() | also
+        return gated.keys
+
+    def held(self) -> dict[str, float]:
+        """Key → since when what tells it is withheld: pointers to come, of which the watermark says nothing."""
+        return scopes.of_record(
+            (self._tells(op), op.logged_at)
+            for op in self._log.parked()
+            if self.is_withheld_for_others(op) and not self.yields(op) and self._is_held(op)
+        )
+
+    def _is_held(self, op: Op) -> bool:
+        """Whether it makes or takes a pointer; with `all`, everything counts as one."""
+        gated = self._gated.get(op.seq)
+        return (
+            self._order is ClusterOrder.ALL
+            or self._is_of_pointers(op)
+            or (gated is not None and gated.makes is not None)
+        )
+
+    def _tells(self, op: Op) -> frozenset[str]:
+        gated = self._gated.get(op.seq)
+        keys = self._scope_of(op).tells()
+        return keys | {EVERYBODYS} if gated is None or gated.for_all else keys
 
     # -- what other members are told
 
@@ -378,6 +454,10 @@ class Gate:
         return op.kind not in REMOVING or not (
             op.aside is Aside.HELD or op.parent < 0 or self.yields(op)
         )
+
+
+def _by_name(op: Op) -> Scope:
+    return Scope(frozenset(name for _directory, name in op.touches()))
 
 
 def is_staged(op: Op) -> bool:

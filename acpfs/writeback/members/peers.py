@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.writeback.members.pace import BETWEEN_WRITES
+from acpfs.writeback.members.scopes import EVERYBODYS
 
 SAMPLES_MAX = 64
 """Readings of a clock that are remembered: the best of a minute or two. Clocks drift by less than a millisecond in that time."""
@@ -39,6 +41,8 @@ class Verdict(Enum):
     """The pointer's writer named it, and there is no record of it."""
     LOST = "lost"
     """What it had closed before the pointer may be lost."""
+    WITHHELD = "withheld"
+    """It withholds a pointer that was closed before, and that this one has to do with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,10 @@ class Peer:
             else math.inf
         )
 
+    def records_since(self, since: float) -> int:
+        """How many records, each newer than the last, were looked for and found since then (monotonic)."""
+        return sum(began >= since for began, _clock in self._newer)
+
     def mark(self, marks: dict[str, float], since: float, terms: Terms) -> float:
         """`closed_before`, found once and kept in `marks` by node: the earlier it is, the sooner it is passed."""
         if self.node not in marks:
@@ -228,6 +236,32 @@ class Peer:
             and closed_at - bound_s < lost[1]
         )
 
+    def _is_surely_before(self, stamp: float, closed_at: float, terms: Terms) -> bool:
+        """Whether what it stamped so was closed before `closed_at` by our clock, however much its clock is ahead of ours.
+
+        That is at least what was measured; and no less than the bound allows, unless that is measured to be wrong. So of two members
+        that judge each other's pointers, not both find that the other's was first.
+        """
+        bound_s = self.bound_s(terms)
+        ahead_s = self.ahead_s_min
+        if self.ahead_s_max(terms.node) >= -bound_s:
+            ahead_s = max(ahead_s, -bound_s)
+        drift_s = abs(terms.drift_s) + (abs(self.record.drift_s) if self.record is not None else 0)
+        return stamp - ahead_s + drift_s < closed_at
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether it withholds something for a member that everybody waits for."""
+        return self.record is not None and EVERYBODYS in self.record.held
+
+    def _withholds(self, asks: Iterable[str], closed_at: float, terms: Terms) -> bool:
+        """Whether it holds back what the pointer has to do with, from before."""
+        record = self.record
+        if record is None or not record.held or record.state is NodeState.GONE:
+            return False
+        since = min((record.held[key] for key in asks if key in record.held), default=math.inf)
+        return self._is_surely_before(since, closed_at, terms)
+
     def judge(
         self,
         closed_at: float,
@@ -235,13 +269,15 @@ class Peer:
         *,
         removes: bool = False,
         yields: bool = False,
+        asks: Iterable[str] = (),
         since: float = -math.inf,
         mark: float = math.inf,
     ) -> Verdict:
         """Whether it has persisted what it had closed before a pointer was closed here, at `closed_at` by our clock.
 
         `removes`: not a pointer, but a removal: for that it does not matter what was lost. `yields`: nobody waits for that removal; then
-        what counts are the node's pointers, and all that may have been before. `since`: monotonic; that a node has left, or
+        what counts are the node's pointers, and all that may have been before. `asks`: keys of what it has to do with, if that is
+        withheld there (`scopes`). `since`: monotonic; that a node has left, or
         is silent, counts only if it was read since then, for it may have come back: only what is persisted is so for ever.
         `mark`: by its clock; what it had closed before is earlier than that, whatever the clocks (`closed_before`).
         """
@@ -257,6 +293,9 @@ class Peer:
                 and self._may_have_lost(record.lost, closed_at, terms)
             ):
                 return Verdict.LOST
+            if not yields and self._withholds(asks, closed_at, terms):
+                is_away = self.is_missing(terms) or (is_fresh and self._has_ended(record))
+                return Verdict.MISSING if is_away else Verdict.WITHHELD
             told = record.pointers if yields and record.pointers is not None else record.watermark
             if told > min(until, mark):
                 return Verdict.PASSES

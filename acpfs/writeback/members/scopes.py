@@ -1,0 +1,132 @@
+"""What two pointers have to do with each other, on one member or on two: by their paths, as keys that fit into a member's record.
+
+A pointer that is withheld *tells* keys, one that comes later *asks* for some; where they meet, the later one waits. It does so:
+
+* where both are of one name;
+* where the withheld one makes something visible that the later one may name, which lies in a directory beside it or deeper;
+* where the later one takes a directory's name away, and the withheld one is to change a pointer that may name it.
+
+Two pointer files beside each other do not name each other. Why that is enough: docs/internals/order-between-members.md.
+Pure but for `Scopes`, which looks into the trees under the file system's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from acpfs.backing.member_records import ANYTHING
+from acpfs.types import Ino
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Op
+
+EVERYBODYS = "*"
+"""Told of a pointer that waits for a member for which all wait; asked for by every pointer that waits for all members."""
+KEYS_MAX = 128
+"""Of 40 bytes each in a record. They are as many as names and directories with withheld pointers; with more, `ANYTHING` is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where an operation makes or takes a pointer."""
+
+    paths: frozenset[bytes]
+    """Below the mount point, all by which others may know it."""
+    is_directory: bool = False
+    """Whether a directory gets another name."""
+    changes: bool = False
+    """Whether something else is there until then."""
+
+    def tells(self) -> frozenset[str]:
+        """While it is withheld."""
+        return frozenset(self._tells())
+
+    def _tells(self) -> Iterator[str]:
+        for path in self.paths:
+            yield _key(b"name", path)
+            above = [*_above(path)]
+            # a file beside the later pointer is none that it names; a directory may be
+            for directory in above if self.is_directory else above[1:]:
+                yield _key(b"below", directory)
+            if self.changes:
+                yield _key(b"change", _top(path, is_directory=self.is_directory))
+
+    def asks(self) -> frozenset[str]:
+        """Before it is committed."""
+        return frozenset(self._asks())
+
+    def _asks(self) -> Iterator[str]:
+        for path in self.paths:
+            yield _key(b"name", path)
+            yield _key(b"below", next(_above(path)))
+            if self.is_directory:  # one at the top may name anything
+                yield _key(b"change", _top(path, is_directory=True))
+                yield _key(b"change", b"")
+
+
+def _key(kind: bytes, path: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(kind + b"\0" + path)
+
+
+def _above(path: bytes) -> Iterator[bytes]:
+    """The directories that it lies in, from the nearest to the top, which is b""."""
+    while path:
+        path = path.rpartition(b"/")[0]
+        yield path
+
+
+def _top(path: bytes, *, is_directory: bool) -> bytes:
+    """The directory at the top that it is or lies in; b"": a file at the top itself."""
+    top, slash, _rest = path.partition(b"/")
+    return top if slash or is_directory else b""
+
+
+def of_record(told: Iterable[tuple[frozenset[str], float]]) -> dict[str, float]:
+    """Key → the earliest of the times at which what tells it was closed."""
+    held: dict[str, float] = {}
+    for keys, closed_at in told:
+        for key in keys:
+            held[key] = min(closed_at, held.get(key, closed_at))
+    return held if len(held) <= KEYS_MAX else {ANYTHING: min(held.values())}
+
+
+class Scopes:
+    """Knows the scopes of operations."""
+
+    def __init__(
+        self,
+        tree: LowerTree,
+        path_of: Callable[[Ino], bytes],
+        is_directory: Callable[[Ino], bool],
+        takes: Callable[[Op], bool],
+    ) -> None:
+        """`path_of`: where the mount has a directory. `takes`: whether an operation removes a pointer."""
+        self._tree = tree
+        self._path_of = path_of
+        self._is_directory = is_directory
+        self._takes = takes
+
+    def of(self, op: Op) -> Scope:
+        """By the paths of the backing directory and of the mount: a directory above may be about to get another name."""
+        paths = {
+            _joined(directory, name)
+            for parent, name in op.touches()
+            if parent > 0
+            for directory in self._directories(parent)
+        }
+        moves = bool(op.new_parent) and any(map(self._is_directory, (op.ino, op.victim)))
+        changes = bool(op.victim) or self._takes(op) or bool(self._tree.places(op.ino))
+        return Scope(frozenset(paths), moves, changes)
+
+    def _directories(self, ino: Ino) -> set[bytes]:
+        committed = self._tree.path(ino)
+        found = {self._path_of(ino)}
+        if committed is not None:
+            found.add(b"/".join(committed))
+        return found
+
+
+def _joined(directory: bytes, name: bytes) -> bytes:
+    return directory + b"/" + name if directory else name

@@ -1,0 +1,284 @@
+"""What one member withholds, and who has to do with it: keys, judgements, and what is told of it."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.member_records import (
+    ANYTHING,
+    BLOCK_BYTES,
+    NodeRecord,
+    NodeRecords,
+    NodeState,
+)
+from acpfs.writeback.log.stages import Aside
+from acpfs.writeback.members.peers import RECORDS_AFTER, Peer, Terms, Verdict
+from acpfs.writeback.members.scopes import EVERYBODYS, KEYS_MAX, Scope, of_record
+from tests.writeback.conftest import Run
+from tests.writeback.test_cluster import Node, let_pass
+from tests.writeback.world import World
+
+clause = pytest.mark.clause
+pytestmark = clause("S400")
+TERMS = Terms("a", clock_bound_s=0.5, drift_s=0.0, node_timeout_s=30.0, forget_after_s=0.0)
+CLOSED = 1000.0
+
+
+def file(path: str) -> Scope:
+    return Scope(frozenset({path.encode()}))
+
+
+def directory(path: str) -> Scope:
+    return Scope(frozenset({path.encode()}), is_directory=True)
+
+
+def change(path: str) -> Scope:
+    return Scope(frozenset({path.encode()}), changes=True)
+
+
+@pytest.mark.parametrize(
+    ("withheld", "later", "has_to_do"),
+    [
+        (file("run/latest"), file("run/latest"), True),
+        (file("run/step/.metadata"), file("run/latest"), True),
+        (file("run/a/b/.metadata"), file("run/latest"), True),
+        (directory("run/step"), file("run/latest"), True),
+        (directory("run/step"), file("run/step/.metadata"), False),
+        (file("run/step/.metadata"), file("latest"), True),
+        (file("run/latest"), file("run/tracker"), False),
+        (file("run/latest"), file("run/step/.metadata"), False),
+        (file("run/step/.metadata"), file("other/latest"), False),
+        (file("run/latest"), directory("run/step"), False),
+        (change("run/latest"), directory("run/step"), True),
+        (change("latest"), directory("run/step"), True),
+        (change("run/a/latest"), directory("run/step"), True),
+        (change("other/latest"), directory("run/step"), False),
+        (change("run/latest"), file("run/tracker"), False),
+    ],
+)
+def test_what_has_to_do_with_what(withheld: Scope, later: Scope, has_to_do: bool) -> None:
+    assert bool(withheld.tells() & later.asks()) is has_to_do
+
+
+def test_a_record_stays_small_however_much_is_withheld() -> None:
+    many = [(file(f"run/step-{n}/.metadata").tells(), 1000.0 + n) for n in range(KEYS_MAX)]
+    assert of_record(many) == {ANYTHING: 1000.0}
+    few = of_record(many[5:7] * 100)
+    assert (len(few), set(few.values())) == (2 + 2, {1005.0, 1006.0})
+
+
+def test_where_there_is_no_room_for_it_all_of_others_pointers_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "backing").mkdir()
+    backing = BackingDirectory(tmp_path / "backing", "a")
+    records = NodeRecords(backing)
+    record = NodeRecord("a", "1", 1, clock=1000.0, watermark=999.0)
+    records.publish(record)
+
+    def no_room(*_arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    overwrite = backing.overwrite_own
+
+    def fits(path: tuple[bytes, ...], content: bytes) -> bool:
+        return len(content) <= BLOCK_BYTES and overwrite(path, content)
+
+    monkeypatch.setattr(backing, "write_own", no_room)
+    monkeypatch.setattr(backing, "overwrite_own", fits)
+    records.publish(replace(record, held={f"{n:016x}": 900.0 + n for n in range(KEYS_MAX)}))
+    found = records.read("a")
+    assert found is not None
+    assert found.held == {ANYTHING: 900.0}
+    backing.disconnect()
+
+
+def peer_of(**fields: Any) -> Peer:
+    peer = Peer("b", 0.0)
+    record = NodeRecord("b", beat=1, clock=1002.0, watermark=1002.0, heartbeat_s=2.0)
+    peer.saw(replace(record, **fields), 1002.0, 0.0)
+    peer.read_at = 1.0
+    return peer
+
+
+@clause("S160")
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({}, Verdict.PASSES),
+        ({"held": {"k": CLOSED - 1}}, Verdict.WITHHELD),
+        ({"held": {"k": CLOSED + 1}}, Verdict.PASSES),
+        ({"held": {"other": CLOSED - 1}}, Verdict.PASSES),
+        ({"held": {"k": CLOSED - 1}, "watermark": CLOSED - 2}, Verdict.WITHHELD),
+        ({"held": {"k": CLOSED - 1}, "gated": CLOSED + 1}, Verdict.WITHHELD),
+        ({"held": {"k": CLOSED - 1}, "state": NodeState.AWAY}, Verdict.MISSING),
+        ({"held": {"k": CLOSED - 1}, "state": NodeState.LEFT}, Verdict.MISSING),
+        ({"held": {"k": CLOSED - 1}, "state": NodeState.GONE}, Verdict.PASSES),
+    ],
+)
+def test_a_pointer_waits_for_what_is_withheld_elsewhere(
+    fields: dict[str, Any], verdict: Verdict
+) -> None:
+    peer = peer_of(**fields)
+    assert peer.judge(CLOSED, TERMS, asks={"k"}, since=1.0) is verdict
+    assert peer.judge(CLOSED, TERMS, asks={"k"}, since=1.0, yields=True) is not Verdict.WITHHELD
+
+
+@pytest.mark.parametrize("ahead_s", [-0.2, 0.0, 0.2, 3600.0, -3600.0])
+def test_of_two_members_not_both_find_that_the_others_was_first(ahead_s: float) -> None:
+    """B's clock is ahead by so much. Whatever the two stamps, one at most waits for the other."""
+    for apart_s in (-2.0, -0.3, -0.001, 0.0, 0.001, 0.3, 2.0):
+        ours, theirs = CLOSED, CLOSED + ahead_s + apart_s
+        b = peer_of(clock=1002.0 + ahead_s - 0.01, held={"k": theirs}, heard={"a": -ahead_s - 0.01})
+        a = Peer("a", 0.0)
+        record = NodeRecord("a", clock=1002.0 - 0.01, watermark=1002.0, held={"k": ours})
+        a.saw(replace(record, heard={"b": ahead_s - 0.01}), 1002.0 + ahead_s, 0.0)
+        ours_waits = b.judge(ours, TERMS, asks={"k"}) is Verdict.WITHHELD
+        theirs_waits = a.judge(theirs, replace(TERMS, node="b"), asks={"k"}) is Verdict.WITHHELD
+        assert not (ours_waits and theirs_waits)
+        if abs(apart_s) > 1.0:
+            assert (ours_waits, theirs_waits) == (apart_s < 0, apart_s > 0)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def withheld_elsewhere(node: Node, ago_s: float = 60.0) -> None:
+    now = node.log.clock.now()
+    node.other(held={EVERYBODYS: now - ago_s}, watermark=now + 60.0)
+
+
+def test_it_is_withheld_itself_and_told_of_in_turn_until_the_other_one_goes(node: Node) -> None:
+    async def scenario() -> None:
+        withheld_elsewhere(node)
+        await node.cluster.join()
+        await node.cluster.look()
+        node.gate.begin()
+        node.now += 1.0
+        pointer = node.close(b"latest")
+        await node.looked()
+        assert pointer.withheld
+        await node.cluster.publish()
+        told = node.records["a"].held
+        assert set(told.values()) == {pointer.logged_at}
+        assert EVERYBODYS in told, "they are passed on: what waits for this one waits for that"
+        node.other(beat=2, watermark=node.log.clock.now() + 60.0)
+        await node.looked()
+        assert node.gate.is_open(pointer)
+
+    trio.run(scenario)
+
+
+def test_a_pointer_whose_writer_named_its_nodes_waits_for_its_own_name_alone(node: Node) -> None:
+    async def scenario() -> None:
+        withheld_elsewhere(node)
+        await node.cluster.join()
+        await node.cluster.look()
+        node.gate.begin()
+        node.now += 1.0
+        node.log.needs.tell(node.next_ino(), ("b",))
+        pointer = node.close(b"latest")
+        await node.looked()
+        assert node.gate.is_open(pointer)
+
+    trio.run(scenario)
+
+
+@clause("S164")
+def test_what_waits_for_what_is_lost_is_told_to_nobody(node: Node) -> None:
+    """It may never come; pointers that were closed later are free."""
+
+    async def scenario() -> None:
+        now = node.log.clock.now()
+        await node.cluster.join()
+        node.gate.begin()
+        node.now += 1.0
+        pointer = node.close(b"latest")
+        node.other(watermark=now + 60.0, lost=(now - 5.0, now + 5.0))
+        await node.looked()
+        assert pointer.withheld
+        assert node.gate.held() == {}
+
+    trio.run(scenario)
+
+
+@clause("S161")
+def test_who_drains_gives_a_node_that_withholds_time_to_tell_anew(node: Node, run: Run) -> None:
+    """It may go by a look of its own from before the missing node's return: `flush` would say "withheld" of what goes in a moment."""
+
+    async def scenario() -> None:
+        withheld_elsewhere(node)
+        await node.cluster.join()
+        await node.cluster.look()
+        node.gate.begin()
+        node.now += 1.0
+        pointer = node.close(b"latest")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.cluster._gate_forever)
+            await trio.testing.wait_all_tasks_blocked()
+            assert pointer.withheld
+
+            async def beats() -> None:
+                for beat in range(2, 2 + RECORDS_AFTER):
+                    now = node.log.clock.now()
+                    held = {EVERYBODYS: now - 60.0} if beat < RECORDS_AFTER else {}
+                    await trio.sleep(0.5)
+                    node.other(beat=beat, clock=now + beat, watermark=now + 60.0, held=held)
+
+            nursery.start_soon(beats)
+            await node.cluster.looked()
+            assert not any(op.withheld for op in [pointer])
+            nursery.cancel_scope.cancel()
+
+    run(scenario)
+
+
+@clause("S401")
+def test_what_becomes_a_pointer_by_a_rename_is_not_there_before_that_may_be(
+    world: World, run: Run
+) -> None:
+    """Found by attack: another node's file took its place under the temporary name, and was renamed in its stead."""
+    gate = world.engine.gate
+    gate.begin()
+    world.mkdir("run")
+    content = world.store("run/latest.tmp", b"1")
+    pointer = world.rename("run/latest.tmp", "run/latest")
+    run(world.run_for, 1.0)
+    assert world.lower.visible() == {b"run/": b""}
+    assert [one.op for one in gate.gated()] == [content, pointer]
+    assert gate.head() == content.logged_at
+    for one in gate.gated():
+        assert gate.withholds(one)
+    after = world.store("after", b"goes on")
+    run(world.run_for, 1.0)
+    assert world.log.get(after.seq) is None
+    assert gate.watermark(math.inf) == math.inf
+    assert content.aside is pointer.aside is Aside.WITHHELD
+    for one in gate.gated():
+        gate.frees(one)
+    let_pass(world)
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+
+
+@clause("S401", "S81")
+def test_the_next_worker_knows_that_too(world: World, run: Run) -> None:
+    world.engine.gate.begin()
+    world.store("latest.tmp", b"1")
+    world.rename("latest.tmp", "latest")
+    world.restart()
+    world.engine.gate.begin()
+    run(world.run_for, 1.0)
+    assert world.lower.visible() == {}
