@@ -1,7 +1,8 @@
-"""Handlers of signals wait for the end of an update: what a handler raises, as that of SIGINT does, would tear it. No torch.
+"""Handlers of signals wait for the end of an update: what they raise would tear it. No torch.
 
-Only handlers in Python can raise, and Python calls them in the main thread between two lines. They are taken away for an update, whoever
-has set them, and called behind it. SIGTERM is left alone: `protection` answers it without raising anything.
+That of SIGINT does so by default. Only handlers in Python can raise, and Python calls them in the main thread between two lines. They
+are taken away for an update, whoever has set them, and called behind it. SIGTERM is left alone:
+`protection` answers it without raising anything.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class HeldSignals:
                 calls.callback(signal.raise_signal, number)
 
     def drop(self) -> None:
-        """The update is torn, and the job stops for that: handlers are back, and what came is over."""
+        """The update is torn, and the job stops for that: handlers are back, what came is over."""
         self._came.clear()
         self._give_back()
 

@@ -1,8 +1,9 @@
-"""Names in the directory of checkpoints: the tracker, and what has a name that a checkpoint is to get. No torch.
+"""Names in the directory of checkpoints: the tracker, and names that are taken. No torch.
 
-A name is no identity: what lies there may be a symbolic link, or have a second name, so that writing through it would change something
-else, such as the checkpoint that a script's own `latest` leads to. Written in place is only a small regular file of one link; anything
-else is replaced by a rename, and what would be lost with that is kept beside.
+A name is no identity: what lies there may be a symbolic link, or have a second name, so that
+writing through it would change something else, such as the checkpoint that a script's own `latest`
+leads to. Written in place is only a small regular file of one link; anything else is replaced by a
+rename, and what would be lost with that is kept beside.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ TRACKER_URGENT_S = 60.0
 
 
 def begun(manifest: Manifest) -> str:
-    """What the names of all have in common that a job's generations begin to write: jobs that share a directory are told apart."""
+    """What the names have in common of all that this job begins to write, and no other job."""
     return f".gasp-{manifest.job}"
 
 
 def keep_beside(path: Path, manifest: Manifest) -> None:
-    """What has this name gets another one, that is free: `NAME.before-gasp-GENERATION`, or with a number behind it."""
+    """What has this name gets a free one: `NAME.before-gasp-GENERATION`, or a number behind it."""
     if not os.path.lexists(path):
         return
     first = f"{path.name}.before-gasp-{manifest.generation}"
@@ -50,9 +51,10 @@ def keep_beside(path: Path, manifest: Manifest) -> None:
 
 
 def write_tracker(path: Path, text: str, manifest: Manifest) -> None:
-    """Write it, or write it again: whole at every moment, and not behind an older one that is withheld for a node that died.
+    """Write it, or write it again: whole at every moment.
 
-    One that is there is written in place, in one write and without being cut off first; without a mount it is replaced.
+    Nor does it come behind an older one that is withheld for a node that died: one that is there is
+    written in place, in one write and without being cut off first. Without a mount it is replaced.
     """
     data, nodes = text.encode(), mounted.needed(manifest.nodes)
     if _lies_in_mount(path):
@@ -91,10 +93,11 @@ def read_tracker(path: Path) -> Path:
 
 
 def remove_begun(directory: Path, begun: str, generation: int, keep: str) -> None:
-    """What a job has begun to write up to this generation, and has not named: it takes the room of what comes.
+    """What a job has begun to write up to this generation, and has not named, goes.
 
-    Nobody writes there any more but in vain: who hangs in an older generation, and was about to give the name, could still do so.
-    Without the manifest, which goes first, that would be no checkpoint to anybody. `begun`: what their names have in common.
+    It takes the room of what comes. Nobody writes there any more but in vain: who hangs in an older generation, and was about to
+    give the name, could still do so. Without the manifest, which goes first, that would be no
+    checkpoint to anybody. `begun`: what their names have in common.
     """
     left = re.compile(".*" + re.escape(begun) + r"-(\d+)\.tmp")
     with suppress(OSError):  # the mount may be full or gone for a moment: the next one removes them
@@ -146,7 +149,10 @@ def _write(file: BinaryIO, path: Path, data: bytes, nodes: tuple[str, ...]) -> N
 
 
 def _would_be_lost(path: Path) -> bool:
-    """Whether a rename to this name would end what has it, or fail: no link to something, no tracker, no second name of a file."""
+    """Whether a rename to this name would end what has it, or fail.
+
+    Not so of a link to something, of a tracker, and of a file that has another name, too.
+    """
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -57,6 +57,9 @@ class Rank(Protocol):
     def finish_begun(self) -> None:
         """What is left of an update that began, and that waits for nobody."""
 
+    def torn(self) -> tuple[Shard, ...]:
+        """Shards that are not, and cannot become, what they were at the end of the last update."""
+
     def digests(self) -> Mapping[Shard, str]: ...
 
     def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
@@ -208,7 +211,14 @@ class Park:
         self._at("stopping")
         mark = self._marks.now
         self._member.tell(
-            Stopped(mark.done, mark.ready, mark.phase, (), self._rank.gate_result, self._published)
+            Stopped(
+                mark.done,
+                mark.ready,
+                mark.phase,
+                self._rank.torn(),
+                self._rank.gate_result,
+                self._published,
+            )
         )
 
     def _settle(self, command: Settle) -> None:

@@ -65,6 +65,8 @@ class Policy:
     """So long PUBLISH waits for files that another node wrote."""
     buffers_bytes_max: int = 64 << 20
     """Persistent buffers above this are not part of the host state; `protect` refuses a model that has more."""
+    copies_bytes_max: int = 8 << 30
+    """Of a rank's parameters, where a loop changes them behind an update: no larger copy is taken."""
 
     drill: str = ""
     """Who is to die where (`acpfs.training.drill`): for `acpfs-train drill`, which kills ranks on purpose."""

@@ -278,9 +278,13 @@ class Protection:
 
     @contextmanager
     def long_operation(self) -> Iterator[None]:
-        """Evaluation, or a step that compiles: nobody takes this rank for one that hangs."""
+        """Evaluation, or a step that compiles: nobody takes this rank for one that hangs.
+
+        Whatever is done to parameters in it, such as averaged ones swapped in, is in no checkpoint.
+        """
         if self._member is not None:
             self._member.long_operation = True
+            self._rank.keep()
         try:
             yield
         finally:

@@ -103,6 +103,9 @@ class FakeRank:
             raise self.fails
         self.marks.end()
 
+    def torn(self) -> tuple[str, ...]:
+        return ()
+
     def digests(self) -> Mapping[str, str]:
         return {"ranks-0-1": f"digest of {self.marks.now.done}"}
 

@@ -74,6 +74,7 @@ class MegatronHolding:
     def __init__(self, shards: MegatronShards, begun: int) -> None:
         self._shards = shards
         self.layout, self.buffers = shards.layout, shards.buffers
+        self.frozen: dict[str, Any] = {}
         self.optimizers: Sequence[Any] = [one.optimizer.optimizer for one in shards.sharded]
         self.begun: int | None = begun
 

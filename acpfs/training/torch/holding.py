@@ -25,6 +25,8 @@ class Holding(Protocol):
 
     layout: Layout
     buffers: dict[str, Any]
+    frozen: dict[str, Any]
+    """Parameters that no optimizer updates."""
     optimizers: Sequence[Any]
     """Whose steps are an update."""
     begun: int | None
@@ -70,6 +72,7 @@ class TorchHolding:
         self.optimizers, self.layout = optimizers, layout_of(model, optimizers)
         self._state = LocalState(model, optimizers, self.layout)
         self.buffers = self._state.buffers
+        self.frozen = self._state.frozen
         self._parameters = named_parameters(model)
 
     def contents(self, shard: Shard) -> Contents:

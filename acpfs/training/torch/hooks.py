@@ -45,15 +45,18 @@ class UpdateHooks:
         at_ready: Callable[[int], None],
         *,
         at: Callable[[str], object] = str,
+        at_end: Callable[[], None] = lambda: None,
         update: Callable[[], None] | None = None,
     ) -> None:
         """`at_ready`: called with an update's number when its gradients are complete, before the mark says so.
 
+        `at_end`: called when an update is complete, before the mark says so.
         `at`: called at points by name. `update`: does an update that is ready and was not begun; None: the optimizers' steps do.
         """
         self._optimizers = [local_optimizer(optimizer) for optimizer in optimizers]
         self._whole = optimizers
         self._marks, self._gate, self._at_ready = marks, gate, at_ready
+        self._at_end = at_end
         self._stepped: set[int] = set()
         self._current: int | None = None
         """The optimizer whose step is under way; what an exception left here is overwritten by the next step."""
@@ -172,7 +175,7 @@ class UpdateHooks:
 
     def end(self) -> None:
         """The local update is complete."""
-        self._marks.end()
+        self._end()
         self._signals.release()
         self._at("updated")
 
@@ -192,7 +195,7 @@ class UpdateHooks:
                 if values is not None and isinstance(self._gate, ImplicitGate):
                     self._gate.use(values)
                 self._update()
-            self._marks.end()
+            self._end()
 
     def finish_begun(self) -> None:
         """Do the rest of an update that was left between two optimizers, where parameters of the first one were being sent round.
@@ -203,9 +206,13 @@ class UpdateHooks:
         if self._marks.updating and self._between:
             with self._uninterrupted(), self._no_gate():
                 self._step_all()
-                self._marks.end()
+                self._end()
         else:  # also behind one that is torn
             self._signals.drop()
+
+    def _end(self) -> None:
+        self._at_end()
+        self._marks.end()
 
     @contextmanager
     def _uninterrupted(self) -> Iterator[None]:

@@ -100,7 +100,7 @@ def layout_of(model: Any, optimizers: Sequence[Any], copies: Copies | None = Non
         ranks = (
             _zero_holders(zero[id(parameter)], parameter)
             if is_zero
-            else _holders(name, parameter, model, copies or {})
+            else holders_of(name, parameter, model, copies or {})
         )
         place = (
             _group_holders(model)
@@ -171,7 +171,12 @@ def _gathered(value: Any) -> list[Any]:
     return found
 
 
-def _holders(name: str, parameter: Any, model: Any, copies: Copies) -> Holders:
+def holders_of(name: str, parameter: Any, model: Any, copies: Copies) -> Holders:
+    """Of a parameter that no optimizer shards.
+
+    Raises:
+        ConfigError: it cannot be told.
+    """
     group = next((group for prefix, group in copies.items() if name.startswith(prefix)), None)
     if group is not None:
         return tuple(sorted(dist.get_process_group_ranks(group)))

@@ -6,13 +6,22 @@ References to parameters are taken when protection begins: in the middle of a fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from acpfs.errors import ConfigError
 from acpfs.training.messages import Shard
 from acpfs.training.torch.digest import digest_of
 from acpfs.training.torch.hooks import local_optimizer
-from acpfs.training.torch.layout import Layout, named_parameters, plain_module, plain_name
+from acpfs.training.torch.layout import (
+    Copies,
+    Layout,
+    holders_of,
+    named_parameters,
+    plain_module,
+    plain_name,
+    uncompiled,
+)
 
 
 class OwnState:
@@ -31,9 +40,18 @@ class OwnState:
 class LocalState:
     """Parameters, persistent buffers and optimizer state of one rank."""
 
-    def __init__(self, model: Any, optimizers: Sequence[Any], layout: Layout) -> None:
+    def __init__(
+        self,
+        model: Any,
+        optimizers: Sequence[Any],
+        layout: Layout,
+        copies: Copies | None = None,
+    ) -> None:
+        """`copies`: as `layout_of` was given it."""
+        self._model = uncompiled(model)
+        self._copies = copies
         self._parameters = named_parameters(model)
-        self._frozen = {
+        self.frozen: dict[str, Any] = {
             plain_name(name): value
             for name, value in plain_module(model).named_parameters()
             if plain_name(name) not in self._parameters
@@ -46,9 +64,10 @@ class LocalState:
         }
         # An optimizer may well have frozen parameters: it was given `model.parameters()`, and passes over them.
         names = {
-            id(parameter): name for name, parameter in (self._parameters | self._frozen).items()
+            id(parameter): name for name, parameter in (self._parameters | self.frozen).items()
         }
         self._optimizers, self._names, self._layout = optimizers, names, layout
+        self._trained = {id(parameter): parameter for parameter in self._parameters.values()}
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 if any(id(parameter) not in names for parameter in group["params"]):
@@ -60,6 +79,46 @@ class LocalState:
             name: {"": self._parameters[name].detach(), **self._moments(name)}
             for name in self._layout.parameters[shard]
         }
+
+    def live(self) -> dict[Shard, dict[str, dict[str, Any]]]:
+        """Shard → what `shard` gives, but parameters as they are."""
+        return {
+            shard: {name: {"": self._parameters[name], **self._moments(name)} for name in names}
+            for shard, names in self._layout.parameters.items()
+        }
+
+    def follow(self) -> None:
+        """What was frozen, and is trained from now on, becomes a part of its shard. Before an update in which it is.
+
+        Raises:
+            ConfigError: a parameter that none of this rank's shards can have; nothing of it would be in a checkpoint.
+        """
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if self._trained.get(id(parameter)) is not parameter and (
+                        parameter.requires_grad
+                    ):
+                        self._adopt(parameter, optimizer)
+
+    def _adopt(self, parameter: Any, optimizer: Any) -> None:
+        name = next((name for name, value in self.frozen.items() if value is parameter), None)
+        if name is None or local_optimizer(optimizer) is not optimizer:
+            raise ConfigError(
+                f"an optimizer was given {name or 'a parameter that is not one of the model'} behind protect: "
+                "no checkpoint would have it; call protect when all optimizers have all their parameters"
+            )
+        ranks = holders_of(name, parameter, self._model, self._copies or {})
+        shard = next((one for one, held in self._layout.holders.items() if held == ranks), None)
+        if shard is None:
+            raise ConfigError(
+                f"{name} is trained from now on, and ranks {ranks} hold nothing else together: call protect anew"
+            )
+        names = (*self._layout.parameters[shard], name)
+        self._layout = replace(self._layout, parameters={**self._layout.parameters, shard: names})
+        self._parameters[name] = self._trained[id(parameter)] = parameter
+        self._names[id(parameter)] = name
+        del self.frozen[name]
 
     def _moments(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -79,7 +138,7 @@ class LocalState:
 
     def checkpoint(self, shards: Iterable[Shard]) -> dict[str, Any]:
         """What `torch.distributed.checkpoint.state_dict` makes of model and optimizer, as far as these shards have it."""
-        model: dict[str, Any] = dict(self._frozen) | self.buffers
+        model: dict[str, Any] = dict(self.frozen) | self.buffers
         state: dict[str, Any] = {}
         for shard in shards:
             for name, values in self.shard(shard).items():

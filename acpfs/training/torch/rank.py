@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from acpfs.training.member import GenerationOverError
 from acpfs.training.memory_left import GoneError
 from acpfs.training.messages import Ask, GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
+from acpfs.training.torch.end_mark import ChangedError, EndMark, Live
 from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
@@ -100,12 +102,15 @@ class TorchRank:
             )
         self._state: LocalState | OwnState | Held
         self._state = held or (
-            LocalState(model, optimizers, self.layout) if own is None else OwnState(own)
+            LocalState(model, optimizers, self.layout, copies) if own is None else OwnState(own)
         )
+        self._follows = after_update is not None
+        self._end = EndMark(self._live, policy.copies_bytes_max, is_told=self._follows)
         self._host = host_state(
             optimizers,
             self._state.buffers,
             policy.buffers_bytes_max,
+            frozen=self._state.frozen if isinstance(self._state, LocalState) else {},
             schedulers=schedulers,
             scaler=scaler,
             further=further,
@@ -117,7 +122,13 @@ class TorchRank:
         self._gate = self._made_gate(use)
         self.points = Points()
         self.hooks = UpdateHooks(
-            optimizers, self.marks, self._gate, self._host.take, at=self.points, update=update
+            optimizers,
+            self.marks,
+            self._gate,
+            self._ready,
+            at=self.points,
+            at_end=self._end.note,
+            update=update,
         )
         self._by_hand = update is not None
 
@@ -139,6 +150,7 @@ class TorchRank:
 
     def install(self) -> None:
         """From here on updates move the marks."""
+        self._end.note()
         if not self._by_hand:
             self.hooks.install()
 
@@ -161,7 +173,28 @@ class TorchRank:
         """The rest of an update that was left between two optimizers."""
         self.hooks.finish_begun()
 
+    def _live(self) -> Live:
+        """What `EndMark` compares: of a framework's own shards nothing here knows the tensors."""
+        state = self._state
+        return state.live() if isinstance(state, LocalState) else {}
+
+    def _ready(self, step: int) -> None:
+        if isinstance(self._state, LocalState):
+            self._state.follow()
+        self._end.look()
+        self._host.take(step)
+
+    def keep(self) -> None:
+        """Something begins that may change parameters, and changes them back."""
+        if not self.marks.updating:
+            self._end.keep()
+
+    def torn(self) -> tuple[Shard, ...]:
+        return self._end.torn()
+
     def digests(self) -> Mapping[Shard, str]:
+        with suppress(ChangedError):  # told when it stopped; nobody will have it write
+            self._end.bring()
         return {shard: self._state.digest(shard) for shard in self.layout.holders}
 
     def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
@@ -169,6 +202,9 @@ class TorchRank:
         self._writer.prepare(order.step)
         member = order.savers.index(self.number)
         self.groups.regroup(LinkStore(ask), member, len(order.savers))
+        if self._follows:  # it may change parameters, and a save may be tried again
+            self._end.keep()
+        self._end.bring()
         self._host.bring(order.step)
         with own_failures(member):
             return self._writer.write(

@@ -114,6 +114,7 @@ class Run:
         """The same for whoever brings a holding. All but that one are as for `restore`."""
         host = host_state(
             *(held.optimizers, held.buffers, self._policy.buffers_bytes_max),
+            frozen=held.frozen,
             schedulers=schedulers,
             scaler=scaler,
             further=further,

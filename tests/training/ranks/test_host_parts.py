@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from acpfs.errors import ConfigError
 from acpfs.training.host_state import HostState
-from acpfs.training.torch.host_parts import host_state
+from acpfs.training.torch.end_mark import LOOKED_AT, ChangedError
+from acpfs.training.torch.host_parts import Frozen, host_state
 from acpfs.training.torch.writers import write_host_state
 from tests.training.ranks.forked import Ranks
 
@@ -84,3 +86,79 @@ def _reads_late(directory: Path) -> None:
 def test_a_file_that_cannot_be_opened_yet_stops_no_other_thread(tmp_path: Path) -> None:
     with Ranks(1, tmp_path, lambda rank: _reads_late(tmp_path)) as ranks:
         assert ranks.statuses(60) == [0], ranks.said()
+
+
+def moved(value: Any) -> None:
+    with torch.no_grad():
+        value.add_(1)
+
+
+def moved_by_data(value: Any) -> None:
+    value.data[1].add_(1)  # no count of writes, and not at an end
+
+
+@pytest.mark.clause("T174")
+@pytest.mark.parametrize("move", [moved, moved_by_data])
+def test_a_parameter_that_no_optimizer_updates_and_that_moves_is_kept(
+    move: Callable[[Any], None],
+) -> None:
+    still, target = torch.zeros(9, 9), torch.zeros(9, 9)
+    part = Frozen({"still": still, "target": target}, 1 << 20)
+    move(target)
+    first = part.take()
+    assert first.keys() == {"target"}
+    move(target)
+    part.give(first)
+    assert torch.equal(target, first["target"])
+    move(target)
+    second = part.take()
+    assert not torch.equal(second["target"], first["target"])
+    move(target)
+    part.give(second)
+    part.give(second)
+    assert torch.equal(target, second["target"])
+
+
+@pytest.mark.clause("T174")
+def test_a_parameter_that_moves_for_the_first_time_is_not_taken_for_what_it_was() -> None:
+    target = torch.zeros(9, 9)
+    part = Frozen({"target": target}, 1 << 20)
+    before = [part.take() for _ in range(LOOKED_AT + 1)][-1]
+    assert before == {}
+    part.give(before)
+    moved_by_data(target)
+    with pytest.raises(ChangedError, match="target"):
+        part.give(before)
+    moved(target)
+    assert part.take().keys() == {"target"}
+
+
+@pytest.mark.clause("T174")
+def test_more_than_is_kept_of_what_moves_is_refused_at_the_beginning() -> None:
+    target = torch.zeros(9, 9)
+    part = Frozen({"target": target}, 100)
+    moved(target)
+    with pytest.raises(ConfigError, match="buffers_bytes_max"):
+        part.take()
+    late = Frozen({"target": target}, 100)
+    for _ in range(LOOKED_AT):
+        late.take()
+    for _ in range(2):
+        moved(target)
+        assert late.take() == {}, "training goes on"
+    with pytest.raises(ChangedError):
+        late.give({})
+
+
+@pytest.mark.clause("T175")
+def test_a_parameter_group_that_was_added_since_is_not_in_what_comes_back() -> None:
+    weight, late = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    host = host_state([optimizer], {}, 1 << 20)
+    host.begin(1)
+    optimizer.add_param_group({"params": [late], "lr": 0.1})
+    host.begin(2)
+    host.bring(2)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.1]
+    host.bring(1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5]
