@@ -31,6 +31,7 @@ BY_PATH = {
     "backing/identity.py": {"temporary", "directory / f'{volume_id}-{node}'"},
     "backing/probe.py": {"directory.path"},
     "backing/syscalls.py": {"'/'"},
+    "filesystem/last_close.py": {"self._proc", "task / 'fdinfo'", "task / 'fd' / number"},
     "filesystem/lowerview.py": {"target"},
     "filesystem/salvage.py": {"unfinished"},
     "ram/mapped_records.py": {"path"},
@@ -177,7 +178,7 @@ def test_a_swapped_directory_leads_nowhere(directory: BackingDirectory, tmp_path
     (outside / "only-here").touch()
     before = state(outside)
     new = Metadata(
-        mode=0o777, uid=12345, gid=12345, atime_ns=1, mtime_ns=1, xattrs={b"user.x": b"1"}
+        permissions=0o777, uid=12345, gid=12345, atime_ns=1, mtime_ns=1, xattrs={b"user.x": b"1"}
     )
     e, f = (b"d", b"e"), (b"d", b"f")
     seen: set[bytes] = set()
