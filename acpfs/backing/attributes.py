@@ -79,9 +79,9 @@ class AttributeSetter:
         self._xattrs(fd, attributes.xattrs)
         if owner_was_set or any(not name.startswith(b"user.") for name in attributes.xattrs):
             st = os.fstat(fd)  # either may change the mode
-        mode = attributes.mode
-        if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(st.st_mode):
-            self._try("mode", NO_ATTRIBUTE, lambda: os.chmod(fd, stat.S_IMODE(mode)))
+        mode = attributes.permissions
+        if mode is not None and mode != stat.S_IMODE(st.st_mode):
+            self._try("mode", NO_ATTRIBUTE, lambda: os.chmod(fd, mode))
         times = _times(st, attributes)
         if times is not None:
             self.set_times(lambda: os.utime(fd, ns=times))
@@ -93,11 +93,11 @@ class AttributeSetter:
             st = os.fstat(fd)
             magic = f"/proc/self/fd/{fd}"  # leads to the very inode that is open, whatever its name is by now
             self._own(st, attributes, lambda uid, gid: os.chown(magic, uid, gid))
-            mode = attributes.mode
+            mode = attributes.permissions
             if not stat.S_ISLNK(st.st_mode):
                 self._xattrs(magic, attributes.xattrs)
-                if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(os.fstat(fd).st_mode):
-                    self._try("mode", NO_ATTRIBUTE, lambda: os.chmod(magic, stat.S_IMODE(mode)))
+                if mode is not None and mode != stat.S_IMODE(os.fstat(fd).st_mode):
+                    self._try("mode", NO_ATTRIBUTE, lambda: os.chmod(magic, mode))
             times = _times(st, attributes)
             if times is not None:
                 self.set_times(lambda: os.utime(magic, ns=times))

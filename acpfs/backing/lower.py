@@ -91,8 +91,8 @@ class NewAttributes(Protocol):
     """What can be given to an entry; None: leave as it is. `writeback.log.ops.Metadata` is one."""
 
     @property
-    def mode(self) -> int | None:
-        """Permission bits; file type bits are ignored."""
+    def permissions(self) -> int | None:
+        """Permission bits of a mode, without the type."""
         ...
 
     @property

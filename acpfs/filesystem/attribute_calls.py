@@ -84,7 +84,7 @@ class AttributeCalls:
         )
         if change.mode is not None:
             node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(change.mode)
-            meta.mode = stat.S_IMODE(change.mode)
+            meta.permissions = stat.S_IMODE(change.mode)
         node.uid = node.uid if change.uid is None else change.uid
         node.gid = node.gid if change.gid is None else change.gid
         node.atime_ns = node.atime_ns if change.atime_ns is None else change.atime_ns

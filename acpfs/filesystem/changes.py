@@ -50,6 +50,9 @@ class Changes:
         self._in_doubt: list[tuple[set[Seq], Future[None]]] = []
         for op in log:
             self._pin(op)
+            if op.kind is OpKind.MKNOD and not op.meta.file_type and op.ino in table:
+                # an earlier acpfs lost it when the permissions were changed
+                op.meta.file_type = stat.S_IFMT(table[op.ino].mode)
         for node in table:
             if node.unlogged:
                 for parent, name in node.names:
@@ -105,7 +108,7 @@ class Changes:
     def metadata(self, node: Node, *, everything: bool) -> Metadata:
         """The node's attributes as an operation carries them; `everything`: with its xattrs (for a new node)."""
         return Metadata(
-            mode=stat.S_IMODE(node.mode),
+            permissions=stat.S_IMODE(node.mode),
             uid=node.uid,
             gid=node.gid,
             atime_ns=node.atime_ns,

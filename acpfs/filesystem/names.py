@@ -186,7 +186,7 @@ class Names:
         self._table.set_child(parent.ino, name, node.ino)
         meta = self._changes.metadata(node, everything=True)
         if kind is OpKind.MKNOD:
-            meta.mode = node.mode
+            meta.file_type = stat.S_IFMT(node.mode)
         self._changes.record(kind, node, parent.ino, name, meta=meta, payload=payload)
         self._touch(parent)
         node.lookups += 1

@@ -193,7 +193,7 @@ def test_symlinks_are_never_followed(directory: BackingDirectory, tmp_path: Path
         assert refusal(directory.listdir, path) in (errno.ELOOP, errno.ENOTDIR)
     directory.apply(
         (b"file",),
-        Metadata(mode=0o777, uid=0, gid=0, mtime_ns=5, atime_ns=5, xattrs={b"user.x": b"1"}),
+        Metadata(permissions=0o777, uid=0, gid=0, mtime_ns=5, atime_ns=5, xattrs={b"user.x": b"1"}),
     )
     assert directory.lstat((b"file",)).mtime_ns == 5
     assert stat.S_IMODE((outside / "f").stat().st_mode) != 0o777
@@ -219,7 +219,7 @@ def test_long_paths(directory: BackingDirectory) -> None:
 def test_attributes(directory: BackingDirectory) -> None:
     put(directory, (b"f",), b"1")
     meta = Metadata(
-        mode=0o4751,
+        permissions=0o4751,
         uid=1234,
         gid=4321,
         atime_ns=1_000_000_001,

@@ -149,7 +149,7 @@ def test_rights_of_a_file_do_not_widen_before_what_was_closed_around_it(tmp_path
         await chmod(w, directory, 0o700)
         await chmod(w, attributes.ino, 0o644)
         with w.fs.lock:
-            modes = [op.meta.mode for op in w.log]
+            modes = [op.meta.permissions for op in w.log]
         assert modes == [0o755, 0o600, 0o700, 0o644]
         await drained(w)
         assert mode_of(w.backing / "d/f") == 0o644

@@ -313,8 +313,8 @@ class MemoryLower:
 
     def _apply(self, inode: Inode, attributes: NewAttributes) -> None:
         with self._lock:
-            if attributes.mode is not None:
-                inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(attributes.mode)
+            if attributes.permissions is not None:
+                inode.mode = stat.S_IFMT(inode.mode) | attributes.permissions
             for name in ("uid", "gid", "atime_ns", "mtime_ns"):
                 if getattr(attributes, name) is not None:
                     setattr(inode, name, getattr(attributes, name))

@@ -58,7 +58,7 @@ def _link(world: World) -> None:
 
 
 def _set_mode(world: World) -> None:
-    world.setattr("d/tmp", mode=0o600)
+    world.setattr("d/tmp", permissions=0o600)
 
 
 @clause("S23")

@@ -448,7 +448,7 @@ class TestParking:
                 raise PermissionError(errno.EACCES, "refused")
 
         world.lower.fault = refuse
-        world.setattr("theirs", mode=0o755)
+        world.setattr("theirs", permissions=0o755)
         world.store("theirs/shard", b"1")
         world.unlink("theirs/old")
         world.store("theirs/latest", b"shard")
@@ -571,7 +571,7 @@ def test_attributes_changed_after_staging_are_stored(world: World, run: Run) -> 
     run(world.run_for, 0.01)
     assert world.engine.statistics().queue[0].state == "staged"
     op = world.log.front(1)[0]
-    op.meta.mode = 0o600
+    op.meta.permissions = 0o600
     run(world.drain)
     assert world.lower.inode("f").mode & 0o777 == 0o600
 

@@ -37,11 +37,11 @@ def test_a_directory_that_was_closed_right_after_it_was_written_to_stops_nothing
     world.mkdir("run")
     world.mkdir("run/ck")
     world.store("run/ck/model", b"1")
-    world.setattr("run", mode=0o600)
+    world.setattr("run", permissions=0o600)
     world.listener.times = {world.inos["run/ck"]: (1, 2)}
     run(world.drain)
     world.store("after", b"2")
-    world.setattr("run", mode=0o700)
+    world.setattr("run", permissions=0o700)
     run(world.drain)
     world.store("run/ck/model", b"3")
     run(world.drain)
@@ -134,7 +134,7 @@ def test_a_directory_with_new_attributes_and_new_names_has_three_tries_too(
     run(world.drain)
     world.lower.fault = deny
     world.store("run/model", b"1")
-    world.setattr("run", mode=0o700)
+    world.setattr("run", permissions=0o700)
     run(world.drain)
     assert tries == 3
 

@@ -166,10 +166,10 @@ def test_what_is_recorded_is_not_in_doubt(log: OperationLog) -> None:
 
 def test_attributes_fold_into_the_store_until_it_is_committed(log: OperationLog) -> None:
     op = store(log, A, b"a", creates=True)
-    assert log.fold(A, Metadata(mode=0o600))
-    assert op.meta.mode == 0o600
+    assert log.fold(A, Metadata(permissions=0o600))
+    assert op.meta.permissions == 0o600
     log.mark_begun(op)
-    assert not log.fold(A, Metadata(mode=0o644))
+    assert not log.fold(A, Metadata(permissions=0o644))
 
 
 def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
     assert op.version is not None
     op.version.state = VersionState.STREAMING
     log.save_version(op.version)
-    op.meta = Metadata(mode=0o640, xattrs={b"user.x": b"\x00\xff", b"user.gone": None})
+    op.meta = Metadata(permissions=0o640, xattrs={b"user.x": b"\x00\xff", b"user.gone": None})
     log.save(op)
     state.close()
     again = OperationLog(StateDatabase(tmp_path / "state.db"))

@@ -118,7 +118,7 @@ def _symlink_and_replace(world: World) -> None:
 
 
 def _set_mode(world: World) -> None:
-    world.setattr("d/tmp", mode=0o600)
+    world.setattr("d/tmp", permissions=0o600)
 
 
 CHANGES = [
@@ -186,7 +186,7 @@ def test_attributes_that_followed_a_lost_content_come_with_it(world: World, run:
         if (label, path) == ("mkdir", (b"first",)) and tries < 3:
             tries += 1
             if tries == 3:
-                assert world.setattr("d/f", mode=0o600) is not None  # it is staged
+                assert world.setattr("d/f", permissions=0o600) is not None  # it is staged
             raise OSError(errno.EIO, "not yet")
         server(label, path)
 

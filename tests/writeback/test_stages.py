@@ -130,7 +130,7 @@ def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(
     """Found by reading: a look that failed had the operation be one that nothing was done for, and what was folded in was never given."""
     world.mkdir("d")
     run(world.drain)
-    op = world.setattr("d", mode=0o700)
+    op = world.setattr("d", permissions=0o700)
     assert op is not None
     with world.engine.section():
         world.log.mark_begun(op)
@@ -140,7 +140,7 @@ def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(
     world.lower.fault = FailNth("lstat", 1, errno.EIO)
     run(world.run_for, 0.01)
     assert world.engine.statistics().counters.retries
-    world.setattr("d", mode=0o750)
+    world.setattr("d", permissions=0o750)
     run(world.drain)
     assert world.lower.inode("d").mode & 0o777 == 0o750
 

@@ -258,7 +258,7 @@ class World:
             ino,
             creates=creates,
             version=version,
-            meta=Metadata(mode=mode, **meta),
+            meta=Metadata(permissions=mode, **meta),
             **self._place(path),
         )
 
@@ -270,7 +270,7 @@ class World:
         ino = self._new_ino(path)
         self.directory_inos.add(ino)
         return self._append(
-            OpKind.MKDIR, ino, creates=True, meta=Metadata(mode=mode), **self._place(path)
+            OpKind.MKDIR, ino, creates=True, meta=Metadata(permissions=mode), **self._place(path)
         )
 
     def _gone(self, path: str) -> Ino:
@@ -329,7 +329,7 @@ class World:
             OpKind.MKNOD,
             ino,
             creates=True,
-            meta=Metadata(mode=stat.S_IFIFO | 0o600),
+            meta=Metadata(permissions=0o600, file_type=stat.S_IFIFO),
             **self._place(path),
         )
 

@@ -177,7 +177,7 @@ class Conflicts:
         elif op.kind is OpKind.SYMLINK:
             same = stat.S_ISLNK(st.mode) and self._lower.readlink(path) == op.payload
         else:
-            same = stat.S_IFMT(st.mode) == stat.S_IFMT(op.meta.mode or 0)
+            same = stat.S_IFMT(st.mode) == op.meta.file_type
         if not same:
             self._put_aside(op, place, path)
         return None

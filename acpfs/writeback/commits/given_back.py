@@ -122,6 +122,6 @@ def make_directories(lower: Lower, path: LowerPath) -> list[LowerPath]:
             lower.mkdir(path[:depth])
         except FileExistsError:
             continue
-        lower.apply(path[:depth], Metadata(mode=MODE))
+        lower.apply(path[:depth], Metadata(permissions=MODE))
         made.append(path[:depth])
     return made

@@ -68,7 +68,9 @@ class Placing:
         elif op.kind is OpKind.SYMLINK:
             self._lower.symlink(op.payload, path)
         else:
-            self._lower.mknod(path, op.meta.mode or 0, op.meta.rdev)
+            # without a type mknod(2) makes a regular file
+            assert op.meta.file_type, op
+            self._lower.mknod(path, op.meta.mode or op.meta.file_type, op.meta.rdev)
 
     def is_made(self, op: Op, path: LowerPath) -> bool:
         """Whether what lies there is that."""
@@ -77,10 +79,7 @@ class Placing:
             return stat.S_ISDIR(present.mode)
         if op.kind is OpKind.SYMLINK:
             return stat.S_ISLNK(present.mode) and self._lower.readlink(path) == op.payload
-        return (
-            stat.S_IFMT(present.mode) == stat.S_IFMT(op.meta.mode or 0)
-            and present.rdev == op.meta.rdev
-        )
+        return stat.S_IFMT(present.mode) == op.meta.file_type and present.rdev == op.meta.rdev
 
     def put_in_place(self, op: Op, target: LowerPath) -> None:
         """Make an entry under a name that another has taken from outside: beside it first, then over it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import errno
 import json
+import stat
 from dataclasses import dataclass, field
 
 from acpfs.types import NO_INO, NO_TIER, Ino, Seq, TierId, VersionId
@@ -49,20 +50,28 @@ class OpKind(enum.Enum):
 class Metadata:
     """Attributes to give a node on the backing directory; None means "leave as it is".
 
-    `mode` holds permission bits and, for MKNOD, the file type. Times are nanoseconds since the epoch.
+    Times are nanoseconds since the epoch.
     """
 
-    mode: int | None = None
+    permissions: int | None = None
+    """The permission bits of a mode, and nothing else."""
     uid: int | None = None
     gid: int | None = None
     atime_ns: int | None = None
     mtime_ns: int | None = None
     rdev: int = 0
     xattrs: dict[bytes, bytes | None] = field(default_factory=dict)
+    file_type: int = 0
+    """The other bits of a mode: what MKNOD makes, which no later change of attributes changes; 0 elsewhere."""
+
+    @property
+    def mode(self) -> int | None:
+        """As mknod(2) takes it, and as a row of the state has it."""
+        return None if self.permissions is None else self.file_type | self.permissions
 
     def merge(self, later: Metadata) -> None:
         """Fold a later change into this one."""
-        for name in ("mode", "uid", "gid", "atime_ns", "mtime_ns"):
+        for name in ("permissions", "uid", "gid", "atime_ns", "mtime_ns"):
             value = getattr(later, name)
             if value is not None:
                 setattr(self, name, value)
@@ -70,7 +79,7 @@ class Metadata:
 
     def gives_rights(self, earlier: Metadata) -> bool:
         """Whether somebody may do something else with the node after it than after `earlier`."""
-        for name in ("mode", "uid", "gid"):
+        for name in ("permissions", "uid", "gid"):
             value = getattr(self, name)
             if value is not None and value != getattr(earlier, name):
                 return True
@@ -96,7 +105,9 @@ class Metadata:
         decoded = {
             bytes.fromhex(k): None if v is None else bytes.fromhex(v) for k, v in xattrs.items()
         }
-        return cls(mode, uid, gid, atime_ns, mtime_ns, rdev, decoded)
+        permissions = None if mode is None else stat.S_IMODE(mode)
+        file_type = 0 if mode is None else stat.S_IFMT(mode)
+        return cls(permissions, uid, gid, atime_ns, mtime_ns, rdev, decoded, file_type)
 
 
 class VersionState(enum.Enum):

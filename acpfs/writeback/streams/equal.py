@@ -85,7 +85,7 @@ class EqualFiles:
         st, meta = self._lower.lstat(path), op.meta
         same = (st.size, stat.S_IMODE(st.mode), st.uid, st.gid, st.nlink) == (
             version.size,
-            meta.mode,
+            meta.permissions,
             meta.uid,
             meta.gid,
             1,
