@@ -331,7 +331,11 @@ def _dies_once():
 FALLTHROUGH, MOUNTS = "acpfs/supervisor/fallthrough.py", "acpfs/ram/mounts.py"
 DEATHS = {
     "at the end": [
-        (FALLTHROUGH, '    log.error("bypassed: new opens are native"', "    _dies_once()\n{}")
+        (
+            FALLTHROUGH,
+            '    log.error(\n        "bypassed: new opens are native"',
+            "    _dies_once()\n{}",
+        )
     ],
     "before it is noted": [
         (FALLTHROUGH, "    if found.aside:\n        _write(", "    _dies_once()\n{}")
@@ -361,7 +365,7 @@ def test_a_worker_that_dies_as_the_mount_is_bypassed(
         REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__")
     )
     network = (
-        [(FALLTHROUGH, "_LASTING = frozenset({", "_LASTING = frozenset() and frozenset({")]
+        [(FALLTHROUGH, "_LASTING = frozenset(", "_LASTING = frozenset() and frozenset(")]
         if where != "at the end"
         else []
     )
