@@ -6,6 +6,7 @@ Used by the commands and by `acpfs.client`, so it imports nothing outside the st
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -15,11 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from acpfs.control import registry
 from acpfs.control.registry import MountRecord
 from acpfs.control.socket_messages import Json, encode, error_from, socket_address
-from acpfs.errors import AcpfsError, NotMountedError
+from acpfs.errors import AcpfsError, DeadlineError, NotMountedError
 
 CONNECT_TIMEOUT_S = 5.0
+GRACE_S = 30.0
+"""What a request with a time limit may take beyond it: to say what is left, to unmount. Then it ends, whatever the daemon does."""
 SILENCE_S_MAX = 60.0
 """A daemon that works on a request says something every second; one that says nothing for so long has a fault."""
 
@@ -50,6 +54,10 @@ REPEATABLE = frozenset(
 
 class _EndedError(AcpfsError):
     """The worker that was asked is not there any more."""
+
+
+class _NoSocketError(NotMountedError):
+    """Nobody listens there, though the daemon lives: somebody has cleaned up, and it makes its socket anew."""
 
 
 class Line:
@@ -100,16 +108,20 @@ def request(
     """
     args, began = dict(args or {}), time.monotonic()
     limit_s = args.get("timeout_s")
-    for _ in range(ATTEMPTS_MAX - 1 if verb in REPEATABLE else 0):
+    until = math.inf if limit_s is None else began + limit_s + GRACE_S
+    line, tries = line or Line(), ATTEMPTS_MAX if verb in REPEATABLE else 1
+    while True:
         try:
-            return _request(record, verb, args, on_event, line)
-        except _EndedError:
-            if not record.alive or (line is not None and line.is_cut):
+            return _request(record, verb, args, on_event, line, until)
+        except (_EndedError, _NoSocketError):
+            tries -= 1
+            # Another supervisor may have the mount by now, of which only the record that lies there tells.
+            record = registry.as_it_is_now(record)
+            if not tries or not record.alive or line.is_cut:
                 raise
-            time.sleep(NEXT_WORKER_WAIT_S)
+            line.wait_cut(NEXT_WORKER_WAIT_S)
             if limit_s is not None:  # one for all workers
                 args["timeout_s"] = max(0.0, limit_s - (time.monotonic() - began))
-    return _request(record, verb, args, on_event, line)
 
 
 def _request(
@@ -117,10 +129,11 @@ def _request(
     verb: str,
     args: Json,
     on_event: Callable[[Json], None] | None,
-    line: Line | None,
+    line: Line,
+    until: float,
 ) -> Any:
     items: list[Any] = []
-    for message in _messages(record, encode({"verb": verb, "args": args}), line or Line()):
+    for message in _messages(record, encode({"verb": verb, "args": args}), line, until):
         if "error" in message:
             raise error_from(message)
         if "result" in message:
@@ -138,18 +151,24 @@ def _request(
     )
 
 
-def _messages(record: MountRecord, question: bytes, line: Line) -> Iterator[Json]:
+def _messages(record: MountRecord, question: bytes, line: Line, until: float) -> Iterator[Json]:
     with _connected(record) as connection:
         try:
             line.take(connection)
             with suppress(BrokenPipeError):  # a daemon that refuses answers before it has read
                 connection.sendall(question)
             with connection.makefile("rb") as stream:
-                for answer in stream:
+                while True:
+                    # Each time anew: one that says all the while that it is at it must not keep the client either.
+                    connection.settimeout(min(SILENCE_S_MAX, _left_s(record, until)))
+                    answer = stream.readline()
                     if not answer.endswith(b"\n"):
-                        return  # killed in the middle of a line
+                        return  # at its end, or killed in the middle of a line
                     yield json.loads(answer)
+        except DeadlineError:
+            raise
         except TimeoutError:
+            _left_s(record, until)
             raise AcpfsError(
                 f"the daemon of {record.mountpoint} (process {record.pid}) does not answer"
             ) from None
@@ -157,6 +176,20 @@ def _messages(record: MountRecord, question: bytes, line: Line) -> Iterator[Json
             raise _EndedError(
                 f"the daemon of {record.mountpoint} (process {record.pid}) closed the connection"
             ) from None
+
+
+def _left_s(record: MountRecord, until: float) -> float:
+    """Until the client's own deadline.
+
+    Raises:
+        DeadlineError: it is over.
+    """
+    left_s = until - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineError(
+            f"the daemon of {record.mountpoint} (process {record.pid}) has not answered in time"
+        )
+    return left_s
 
 
 def _connected(record: MountRecord) -> socket.socket:
@@ -188,7 +221,7 @@ def _no_answer(record: MountRecord, error: OSError) -> AcpfsError:
             f"the daemon of {record.mountpoint} (process {record.pid}) does not answer"
         )
     if record.alive:
-        return NotMountedError(
+        return _NoSocketError(
             f"no answer from the daemon of {record.mountpoint} (process {record.pid}): {error.strerror}"
         )
     return NotMountedError(

@@ -97,13 +97,22 @@ def records(directories: Iterable[Path] | None = None) -> list[MountRecord]:
     for directory in places_to_look() if directories is None else directories:
         for file in sorted((directory / "mounts").glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-                values = json.loads(file.read_text())
-                found.append(
-                    MountRecord(
-                        **{field.name: values.get(field.name, "") for field in fields(MountRecord)}
-                    )
-                )
+                found.append(_read(file))
     return found
+
+
+def as_it_is_now(record: MountRecord) -> MountRecord:
+    """The record that lies in the place of this one: another supervisor may have the mount since. The same where there is none."""
+    try:
+        return _read(record.file)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return record
+
+
+def _read(file: Path) -> MountRecord:
+    """Raises OSError, ValueError, TypeError or AttributeError where it is none."""
+    values = json.loads(file.read_text())
+    return MountRecord(**{field.name: values.get(field.name, "") for field in fields(MountRecord)})
 
 
 def reachable(known: list[MountRecord] | None = None) -> list[MountRecord]:

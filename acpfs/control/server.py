@@ -90,6 +90,8 @@ class ControlServer:
         self._quick = RequestSlots(CLIENTS_MAX, "control connections")
         self._waiting = RequestSlots(WAITING_MAX, "control connections that wait")
         self._clients = 0
+        self._again = trio.Event()
+        """There is another socket to listen at."""
         self._all_gone = trio.Event()
         self.refused_clients = 0
 
@@ -99,10 +101,32 @@ class ControlServer:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; requests under way get their answers cut off then."""
-        listener = trio.SocketListener(self._socket)
         async with trio.open_nursery() as nursery:
             task_status.started()
-            await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
+            while True:
+                async with trio.open_nursery() as listening:
+                    listening.start_soon(self._listen, nursery)
+                    await self._again.wait()
+                    self._again = trio.Event()
+                    listening.cancel_scope.cancel()
+
+    async def _listen(self, handlers: trio.Nursery) -> None:
+        """Requests that came go on when another socket is listened at."""
+        listener = trio.SocketListener(self._socket)
+        await trio.serve_listeners(self._serve, [listener], handler_nursery=handlers)
+
+    def listen_again(self) -> bool:
+        """Make the socket anew where somebody has removed it, with its directory perhaps; whether that was so.
+
+        Raises:
+            OSError: it cannot be made now.
+        """
+        if self.path.is_socket():
+            return False
+        self.path.parent.mkdir(mode=0o755, exist_ok=True)
+        self._socket = _listening(self.path, self._gid)
+        self._again.set()
+        return True
 
     async def last_answers(self, timeout_s: float) -> None:
         """Let the requests under way get their answers, before the server is cancelled."""

@@ -26,6 +26,8 @@ PROGRESS_INTERVAL_S = 0.25
 PROGRESS_SHARE = 50.0
 """Looking at a long log must not hold up its drain: pauses are at least so many times what the look took."""
 BATCH_ITEMS = 500
+LAST_STEP_S = 5.0
+"""Each of the steps after the drain, which a mount that is no longer there cannot be spared: so long whatever the deadline is."""
 LOOK_S = 2.0
 """Whether a path is there is looked at for so long, whatever the client's deadline is."""
 GOOD = ("ok", "unknown")
@@ -205,22 +207,19 @@ async def unmount(subject: Subject, request: ControlRequest, tell: Report) -> Js
     With `leave`, what cannot be drained in time does not keep the mount: it stays in the RAM tier.
     """
     leave, late = request.flag("leave"), False
+    timeout_s = request.seconds("timeout_s")
+    deadline = trio.current_time() + _limit(timeout_s)
     done: Json = {"operations": 0, "bytes": 0}
     try:
-        done = await _drain_complete(subject, [], request.seconds("timeout_s"), tell)
+        done = await _drain_complete(subject, [], timeout_s, tell)
         _none_interrupted(subject)
     except RemoteError:
         if not leave:
             raise
         late = True
-    await subject.unmount(leave=late)
+    await subject.unmount(leave=late, patience_s=max(_left_s(deadline), LAST_STEP_S))
     problem = await subject.problem()
-    left: list[QueueEntry] = []
-    until = await subject.complete_until([], 0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tell_progress, subject, until, tell)
-        left = await subject.finished()
-        nursery.cancel_scope.cancel()
+    left = await _finished(subject, max(deadline, trio.current_time() + LAST_STEP_S), tell)
     guarded = [entry for entry in left if entry.state == GUARDED]
     left = [entry for entry in left if entry.state != GUARDED]
     if left and not leave:
@@ -235,6 +234,27 @@ async def unmount(subject: Subject, request: ControlRequest, tell: Report) -> Js
         "guarded": [asdict(entry) for entry in guarded[:LEFT_NAMED_MAX]],
     }
     return {**done, **named, "left_operations": len(left), "problem": problem or None}
+
+
+async def _finished(subject: Subject, deadline: float, tell: Report) -> list[QueueEntry]:
+    """What is left when the daemon has done what it could.
+
+    Raises:
+        DeadlineError: it is still at it.
+    """
+    until = await subject.complete_until([], 0)
+    with trio.move_on_at(deadline):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_progress, subject, until, tell)
+            left = await subject.finished()
+            nursery.cancel_scope.cancel()
+        return left
+    raise left_over(
+        subject,
+        until,
+        ExitCode.TIMEOUT,
+        "unmounted; the daemon drains on, and ends when it has done what it can",
+    )
 
 
 async def reload(subject: Subject, _request: ControlRequest, _tell: Report) -> Json:
@@ -329,34 +349,41 @@ async def drain(
     Raises:
         RemoteError: not in time (TIMEOUT), or never without an operator (FAILED); with what is left.
     """
-    start, left_at_look = subject.remaining(until, paths), -1
+    start = subject.remaining(until, paths)
     with trio.move_on_after(_limit(timeout_s)):
         while True:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_watch, subject, until, paths, tell, nursery.cancel_scope)
-                if not await subject.persisted(until):
-                    await (
-                        trio.sleep_forever()
-                    )  # something is parked; whether that matters here, the watch knows
-                nursery.cancel_scope.cancel()
-            await subject.decided()
+            await _come_to_rest(subject, until, tell, paths)
+            await subject.recorded()
+            # Meanwhile what was parked may have been tried again: that is no reason to call it late.
             rest = subject.remaining(until, paths)
-            if (
-                rest.withheld and rest.operations != left_at_look
-            ):  # a node that came back since may not have been seen yet
-                left_at_look = rest.operations
-                await subject.nodes_seen()
-            elif (
-                rest.operations == 0 or rest.stuck
-            ):  # else deletions that were held back are carried out now
+            if rest.operations == 0 or rest.stuck:
                 break
-        await subject.recorded()
     rest = subject.remaining(until, paths)
     if rest.operations == 0:
         return {"operations": start.operations, "bytes": start.size_bytes}
     if rest.stuck:
         raise left_over(subject, until, ExitCode.FAILED, WITHHELD if rest.withheld else REFUSED)
     raise left_over(subject, until, ExitCode.TIMEOUT, LATE)
+
+
+async def _come_to_rest(subject: Subject, until: int, tell: Report, paths: Sequence[bytes]) -> None:
+    """Wait until nothing is left up to that number, or nothing that will come by itself."""
+    left_at_look = -1
+    while True:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_watch, subject, until, paths, tell, nursery.cancel_scope)
+            if not await subject.persisted(until):
+                # Something is parked; whether that matters here, the watch knows.
+                await trio.sleep_forever()
+            nursery.cancel_scope.cancel()
+        await subject.decided()
+        rest = subject.remaining(until, paths)
+        if rest.withheld and rest.operations != left_at_look:
+            # A node that came back since may not have been seen yet.
+            left_at_look = rest.operations
+            await subject.nodes_seen()
+        elif rest.operations == 0 or rest.stuck:
+            return  # else deletions that were held back are carried out now
 
 
 async def _watch(

@@ -5,6 +5,7 @@ Every method that is not async returns at once: nothing here may call the backin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -156,11 +157,13 @@ class Subject(Protocol):
         """Files whose writer was lost with an earlier daemon."""
         ...
 
-    async def unmount(self, *, leave: bool) -> None:
+    async def unmount(self, *, leave: bool, patience_s: float = math.inf) -> None:
         """Take the mount away; from then on nothing new can come in. With `leave`, nothing more is drained.
 
+        `patience_s`: how long it waits for others who may have the mount only for a moment, before it is taken away and afterwards.
+
         Raises:
-            RefusedError: somebody uses it.
+            RefusedError: somebody uses it; it stays, unless the message says otherwise.
         """
         ...
 

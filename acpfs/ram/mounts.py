@@ -81,6 +81,94 @@ def holders(device: str) -> list[int]:
     return sorted(found)
 
 
+def users_elsewhere(mount: MountEntry) -> list[str]:
+    """Who else has a mount, in words: those whom unmounting it does not reach. Reads tables only.
+
+    An overlay over a directory in it, another mount of it here, and mounts in other mount namespaces to which its end is not propagated.
+    Not seen: what the kernel has by itself otherwise, and the overlays of other namespaces, whose paths mean something else.
+    """
+    table = mount_table()
+    own = [entry for entry in table if entry.device == mount.device]
+    numbers = {entry.number for entry in own}
+    if mount.number not in numbers:
+        return []  # it is gone
+    found = [f"it is mounted on {entry.path}, too" for entry in own if entry.path != mount.path]
+    since = [entry.number for entry in table].index(mount.number)
+    found += [
+        f"the overlay on {entry.path} has a directory of it"
+        for entry in table[since:]
+        if entry.kind == "overlay" and _lies_in(entry.options, mount.path)
+    ]
+    processes = _beyond(mount.device, numbers)
+    found += [
+        f"process {pid} still has it in another mount namespace (a container?)" for pid in processes
+    ]
+    return found
+
+
+def _lies_in(options: str, path: str) -> bool:
+    """Whether a directory that an overlay shows lies at or below a path."""
+    places = [
+        place
+        for option in options.split(",")
+        if option.startswith(("lowerdir", "upperdir", "workdir", "datadir"))
+        for place in option.partition("=")[2].split(":")
+    ]
+    return any(place == path or place.startswith(path.rstrip("/") + "/") for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a mount: its number, and the peer groups of the mount that it lies on, by which its end travels to other name spaces.
+
+    `shared` gets and gives what happens in a group, `master` only gets it; b"" is none.
+    """
+
+    number: int
+    shared: bytes
+    master: bytes
+
+
+def _beyond(device: str, own: set[int]) -> list[int]:
+    """Processes that have mounts of a file system beside ours, and beside those that the unmounting of ours is propagated to."""
+    found: dict[int, list[_Place]] = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                text = (process / "mountinfo").read_bytes()
+                found[int(process.name)] = _places(text, device.encode())
+    every = {one for places in found.values() for one in places}
+    reached = {one.shared for one in every if one.number in own} - {b""}
+    while more := {one.shared for one in every if one.master in reached} - reached - {b""}:
+        reached |= more
+    return sorted(
+        pid
+        for pid, places in found.items()
+        if any(
+            one.number not in own and one.shared not in reached and one.master not in reached
+            for one in places
+        )
+    )
+
+
+def _places(mountinfo: bytes, device: bytes) -> list[_Place]:
+    """Of the mounts of a file system."""
+    if b" " + device + b" " not in mountinfo:
+        return []
+    lines = [line.partition(b" - ")[0].split(b" ") for line in mountinfo.splitlines()]
+    groups = {
+        fields[0]: dict(field.split(b":", 1) for field in fields[6:] if b":" in field)
+        for fields in lines
+    }
+    parents = [
+        (int(fields[0]), groups.get(fields[1], {})) for fields in lines if fields[2] == device
+    ]
+    return [
+        _Place(number, tags.get(b"shared", b""), tags.get(b"master", b""))
+        for number, tags in parents
+    ]
+
+
 def kind_at(fd: int) -> str:
     """The kind of file system that a descriptor leads to; asks the kernel's tables alone, so it cannot hang. "" when they do not say."""
     number = number_of(fd)

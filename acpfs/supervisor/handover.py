@@ -120,7 +120,10 @@ class Door:
         return self._successor is not None
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Listen, from the first worker that serves on."""
+        """Listen, from the first worker that serves on; anew where somebody has removed the socket."""
+        if self._door is not None and not door_of(settings).is_socket():
+            self._forget(self._door)
+            self._door = None
         if self._door is None:
             with contextlib.suppress(OSError):  # a full disk, no descriptor: it is tried again
                 self._door = listening(door_of(settings))

@@ -89,6 +89,7 @@ class Keeper:
                     else:
                         self._hear(fd)
                 self._look_after(time.monotonic())
+                self._listen_again()
             except Exception:  # noqa: BLE001 - whatever it is
                 traceback.print_exc()  # a bug here must not cost the sessions
                 time.sleep(BUG_WAIT_S)
@@ -98,6 +99,15 @@ class Keeper:
                 f"the keeper ends, and with it these mounts, which nobody serves: {', '.join(left)}"
             )
         return 0
+
+    def _listen_again(self) -> None:
+        """Where somebody has removed the socket: supervisors would never find this keeper."""
+        if not (self._directory / SOCKET).is_socket():
+            door = listening(self._directory / SOCKET)
+            self._poll.unregister(self._door)
+            self._door.close()
+            self._door = door
+            self._poll.register(self._door, select.POLLIN)
 
     def _pause_s(self) -> float:
         """Until the next look, where nobody says anything."""

@@ -86,8 +86,10 @@ class Life(Protocol):
     def bypassed(self) -> tuple[float, str] | None: ...
     @property
     def beneath(self) -> bool: ...
+    @property
+    def detached(self) -> str: ...
     def waiting_calls(self) -> list[waiting_reports.WaitingCall]: ...
-    async def unmount(self, *, leave: bool) -> None: ...
+    async def unmount(self, *, leave: bool, patience_s: float = math.inf) -> None: ...
     async def bypass(self, reason: str) -> None: ...
     def reload(self) -> None: ...
     async def finished(self) -> list[QueueEntry]: ...
@@ -156,6 +158,7 @@ class WorkerSubject:
             counters=counters,
             warnings=[
                 *parts.warnings(),
+                *([self._life.detached] if self._life.detached else []),
                 *([str(lack)] if (lack := THREADS.lack()) is not None else []),
                 *([PINNED_FULL] if fs.is_pinned_full else []),
                 *map(_orphan, engine.guard.orphans),
@@ -394,8 +397,8 @@ class WorkerSubject:
 
     # -- the end
 
-    async def unmount(self, *, leave: bool) -> None:
-        await self._life.unmount(leave=leave)
+    async def unmount(self, *, leave: bool, patience_s: float = math.inf) -> None:
+        await self._life.unmount(leave=leave, patience_s=patience_s)
 
     def reload(self) -> None:
         self._life.reload()

@@ -40,6 +40,7 @@ from acpfs.logger import get_logger
 from acpfs.mounting import mountpoint, transports
 from acpfs.mounting.checks import BACKING_WAIT_S
 from acpfs.mounting.transports import TransportChoice
+from acpfs.ram import mounts
 from acpfs.ram import place as places
 from acpfs.ram.mounts import MountEntry, holders, mounted_at
 from acpfs.supervisor import fallthrough
@@ -67,8 +68,12 @@ ANCHOR_VARIABLE = "ACPFS_ANCHOR_INTERVAL"
 """For tests: the same in seconds."""
 ANCHOR_INTERVAL_S = float(os.environ.get(ANCHOR_VARIABLE, "5"))
 """How often is looked whether the backing directory is still what lies at its path."""
+RUN_DIRECTORY_INTERVAL_S = 2.0
+"""Less than a client waits for a socket that is not there."""
 LAST_ANSWERS_WAIT_S = 5.0
 DRAIN_LOOK_INTERVAL_S = 0.2
+ELSEWHERE_INTERVAL_S = 0.5
+"""Between two looks at who else has the mount, each through the mount tables of all processes."""
 LOCK_WAIT_S = 5.0
 SESSION_ENDS_VARIABLE = "ACPFS_SESSION_ENDS"
 SESSION_ENDS_S = float(os.environ.get(SESSION_ENDS_VARIABLE, "20"))
@@ -141,6 +146,8 @@ class Worker:
         )
         self.beneath = False
         """Whether the backing directory lies beneath the mount."""
+        self.detached = ""
+        """That the mount point is free and the mount goes on all the same, in words."""
 
     def _make_record(self) -> MountRecord:
         parts, pid = self._parts, self.link.supervisor_pid
@@ -314,6 +321,7 @@ class Worker:
         nursery.start_soon(metrics.write)
         nursery.start_soon(self._preloads.run, self._settings.preload)
         nursery.start_soon(self._watch_backing)
+        nursery.start_soon(self._watch_run_directory, server)
         nursery.start_soon(self._parts.scrubbing.run)
         nursery.start_soon(self._history.run)
         nursery.start_soon(partial(beat, self.link, self._alive, self._busy.longest_s))
@@ -507,6 +515,25 @@ class Worker:
                     {Seq(0)}
                 )  # none that is parked, but what is scheduled: now
 
+    async def _watch_run_directory(self, server: ControlServer) -> None:
+        """The mount's record and its socket are made anew where a cleaner has removed them: else no verb would ever come through."""
+        complaint = ""
+        while True:
+            await trio.sleep(RUN_DIRECTORY_INTERVAL_S)
+            try:
+                if self._was_mounted and not self._record.file.exists():
+                    self._record.file.parent.mkdir(mode=0o755, exist_ok=True)
+                    registry.write(self._record)
+                    log.warning("the mount's record was removed; it is written anew")
+                if server.listen_again():
+                    self.link.keep("control", [server.fileno()])
+                    log.warning("the control socket was removed; it is made anew")
+                complaint = ""
+            except OSError as error:
+                if complaint != str(error):
+                    log.error("the run directory cannot be restored", error=str(error))
+                complaint = str(error)
+
     def _alive(self) -> bool:
         """Whether requests can be served: this loop runs, and the lock is to be had."""
         if not self._parts.fs.lock.acquire(timeout=LOCK_WAIT_S):
@@ -570,38 +597,71 @@ class Worker:
         self._manager.stopping("draining", timeout_s)
         await self._drain()
         try:
-            await self.unmount()
+            # Whoever else has it does not keep it now: the mount point is free at once, and the session has its time to end.
+            await self._take_away()
+            await self._session_ends(SESSION_ENDS_S)
         except (RefusedError, MachineError) as error:
             log.warning("the mount is taken away from its users", reason=str(error))
             await THREADS.run_sync(partial(_detach, self._mountpoint))
             self._serving.cancel()
 
-    async def unmount(self, *, leave: bool = False) -> None:
-        """Take the mount away unless it is in use; in a thread, because this one serves it. With `leave`, drain nothing more.
+    async def unmount(self, *, leave: bool = False, patience_s: float = math.inf) -> None:
+        """Take the mount away unless it is in use. With `leave`, drain nothing more.
 
         Raises:
-            RefusedError: it is in use, here or in another mount namespace, where the mount then stays.
+            RefusedError: it is in use, here or elsewhere, and stays; or something that nobody could see has it still.
         """
         if self.bypassed is not None:
             self._end_bypass(leave=leave)
             return
-        if mountpoint.is_mounted(
-            self._mountpoint
-        ):  # else a call before this one did, and others held it
-            await THREADS.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
+        patience_s = min(patience_s, SESSION_ENDS_S)
+        if mountpoint.is_mounted(self._mountpoint):
+            await self._nobody_else(patience_s)
+        await self._take_away()
         if leave:
             self._hurry.set()
-        with trio.move_on_after(SESSION_ENDS_S):
+        await self._session_ends(patience_s)
+
+    async def _nobody_else(self, patience_s: float) -> None:
+        """Look before the mount point is free: what is written there afterwards goes past the mount. What starts has a copy for a moment.
+
+        Raises:
+            RefusedError: somebody else has the mount, and did so for all that time.
+        """
+        if self._mount is None:
+            return
+        until = trio.current_time() + patience_s
+        while others := await THREADS.run_sync(mounts.users_elsewhere, self._mount):
+            if trio.current_time() >= until:
+                raise RefusedError(f"{self._mountpoint} is in use: {others[0]}")
+            await trio.sleep(ELSEWHERE_INTERVAL_S)
+
+    async def _take_away(self) -> None:
+        """In a thread, because this one serves it; a call before this one may have done it, and others have the mount."""
+        if mountpoint.is_mounted(self._mountpoint):
+            await THREADS.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
+
+    async def _session_ends(self, patience_s: float) -> None:
+        """The kernel ends it when the last one who has the mount is gone.
+
+        Raises:
+            RefusedError: not within that time. The mount point is free; there is no way to put the mount back.
+        """
+        with trio.move_on_after(patience_s):
             await self._served.wait()
-        if (
-            not self._served.is_set()
-            and self._mount
-            and (others := await THREADS.run_sync(holders, self._mount.device))
-        ):
-            raise RefusedError(
-                f"{self._mountpoint} is unmounted here, but process {others[0]} still has it in another mount namespace (a container?): "
-                "the daemon serves that on, and ends with it"
-            )
+        if self._served.is_set():
+            return
+        others = [] if self._mount is None else await THREADS.run_sync(holders, self._mount.device)
+        who = (
+            f"process {others[0]} still has it in another mount namespace (a container?)"
+            if others
+            else "something in the kernel still has it (an overlay, a loop device, a mount that is attached nowhere)"
+        )
+        self.detached = (
+            f"{self._mountpoint} is unmounted here, but {who}: "
+            "the daemon serves that on, and ends with it"
+        )
+        raise RefusedError(self.detached)
 
     async def bypass(self, reason: str) -> None:
         """See `Subject`. What is dirty is drained on, with the same care for native changes as after a restart."""

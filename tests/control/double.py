@@ -1,6 +1,7 @@
 """A double of a worker: answers from what the test has put into it."""
 
 import errno
+import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ class DoubleSubject:
         self.absent: set[bytes] = set()
         self.stuck = self.withheld = False
         self.when_seen: Callable[[], object] = lambda: None
+        self.when_recorded: Callable[[], object] = lambda: None
         self.gone = ""
         self.state = "serving"
 
@@ -149,7 +151,7 @@ class DoubleSubject:
         self.when_seen()
 
     async def recorded(self) -> None:
-        return
+        self.when_recorded()
 
     def records(self, path: bytes) -> bool:
         return any(verdict.path.startswith(path.decode()) for verdict in self.verdicts)
@@ -203,7 +205,7 @@ class DoubleSubject:
             raise ConfigError(f"{key} cannot be changed")
         return {"key": key, "value": int(value)}
 
-    async def unmount(self, *, leave: bool) -> None:
+    async def unmount(self, *, leave: bool, patience_s: float = math.inf) -> None:
         if self.busy:
             raise RefusedError("/mnt/x is in use")
         self.unmounted.set()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from acpfs.control import client, server
 from acpfs.control.registry import MountRecord, process_started
@@ -620,3 +621,63 @@ def test_waiting_for_files_that_never_come_ends_with_what_there_is(tmp_path: Pat
             await ask(record, "wait", {"paths": ["a"], "count": -1})
 
     serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S443")
+def test_what_was_tried_again_meanwhile_is_not_called_late(tmp_path: Path) -> None:
+    """Nothing was left that would come by itself; then somebody mended the cause, while the manifest was awaited."""
+    subject = DoubleSubject()
+    subject.ops = [(1, "f", 5, True)]
+
+    mended = trio.Event()
+
+    def mend() -> None:
+        if not mended.is_set():
+            subject.ops = [(1, "f", 5, False)]
+            mended.set()
+
+    subject.when_recorded = mend
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(persist, subject)
+            assert (await ask(record, "flush", {"timeout_s": TEST_LIMIT_S}))["operations"] == 1
+
+    async def persist(subject: DoubleSubject) -> None:
+        await mended.wait()
+        subject.done(1)
+
+    serve(tmp_path, scenario, subject)
+
+
+@pytest.mark.clause("S443")
+def test_a_socket_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    """With its directory, as a cleaner does; what was asked before goes on."""
+    directory = tmp_path / "sockets"
+    directory.mkdir()
+
+    async def main() -> None:
+        with trio.fail_after(TEST_LIMIT_S):
+            subject = DoubleSubject()
+            subject.ops = [(1, "f", 5, False)]
+            control = ControlServer(directory / "c.sock", answers(subject))
+            async with trio.open_nursery() as nursery:
+                await nursery.start(control.run)
+                with socket_of(control) as record:
+                    await remove_and_ask(control, subject, record)
+                nursery.cancel_scope.cancel()
+
+    async def remove_and_ask(
+        control: ControlServer, subject: DoubleSubject, record: MountRecord
+    ) -> None:
+        assert not control.listen_again()
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask, record, "flush")
+            await wait_all_tasks_blocked(0.1)
+            (directory / "c.sock").unlink()
+            directory.rmdir()
+            assert control.listen_again()
+            assert (await ask(record, "ready"))["ready"]
+            subject.done(1)
+
+    trio.run(main)

@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from acpfs.errors import ExitCode
-from acpfs.ram.mounts import mounted_at
+from acpfs.ram.mounts import clone, mounted_at
 from acpfs.worker.worker import SESSION_ENDS_VARIABLE
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import (
@@ -185,7 +186,7 @@ def test_a_mount_in_use_is_refused_and_stays(
 def test_a_mount_that_a_container_has_is_not_waited_for(
     make_mount: MakeMount, transport: str, backing: Path
 ) -> None:
-    """Another mount namespace keeps the kernel's session, for as long as it likes."""
+    """Another mount namespace keeps the kernel's session, for as long as it likes. So the mount stays, here too."""
     mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
     (mount.path / "f").write_bytes(b"saved")
     supervisor = mount.supervisor
@@ -203,8 +204,56 @@ def test_a_mount_that_a_container_has_is_not_waited_for(
                     f"process {container.pid} still has it in another mount namespace"
                     in refused.stderr
                 )
+                assert is_mounted(mount.path), "what is written now would go past it"
+                (mount.path / "g").write_bytes(b"through it")
         finally:
             container.kill()
+    mount.umount()
+    mount.wait_ended(supervisor)
+    assert (backing / "f").read_bytes() == b"saved"
+    assert (backing / "g").read_bytes() == b"through it"
+    assert mount.leaks() == []
+
+
+def test_a_mount_that_an_overlay_shows_is_in_use(
+    make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path
+) -> None:
+    """umount(2) knows nothing of it: the mount point would be free, and the session would last as long as the overlay."""
+    mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
+    places = [tmp_path / name for name in ("upper", "work", "over")]
+    for place in (mount.path / "low", *places):
+        place.mkdir()
+    (mount.path / "low" / "f").write_bytes(b"saved")
+    options = f"lowerdir={mount.path}/low,upperdir={places[0]},workdir={places[1]}"
+    words = ["mount", "-t", "overlay", "overlay", "-o", options, str(places[2])]
+    if subprocess.run(words, check=False).returncode:
+        pytest.skip("no overlay can lie here")
+    try:
+        refused = mount.run("acpfs", "umount", str(mount.path), "--timeout", "5", check=False)
+        assert refused.returncode == ExitCode.REFUSED
+        assert f"the overlay on {places[2]} has a directory of it" in refused.stderr
+        assert is_mounted(mount.path)
+    finally:
+        subprocess.run(["umount", str(places[2])], check=True)
+    mount.umount()
+    assert (backing / "low" / "f").read_bytes() == b"saved"
+
+
+def test_a_mount_that_is_held_unseen_is_said_to_be_detached(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
+    """A copy of the mount that is attached nowhere, as it stands in no table."""
+    mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
+    (mount.path / "f").write_bytes(b"saved")
+    supervisor = mount.supervisor
+    tree = clone(mount.path)
+    try:
+        refused = mount.run("acpfs", "umount", str(mount.path), "--timeout", "5", check=False)
+        assert refused.returncode == ExitCode.REFUSED
+        assert "is unmounted here, but something in the kernel still has it" in refused.stderr
+        assert any("is unmounted here, but" in text for text in mount.status()["warnings"])
+    finally:
+        os.close(tree)
     mount.wait_ended(supervisor)
     assert (backing / "f").read_bytes() == b"saved"
     assert mount.leaks() == []
@@ -219,6 +268,27 @@ def test_a_mount_that_a_container_has_for_a_moment_is_waited_for(
         assert container.stdout is not None
         container.stdout.readline()
         mount.umount()
+    assert mount.leaks() == []
+
+
+@pytest.mark.clause("S443")
+def test_what_a_cleaner_has_removed_of_the_run_directory_is_made_anew(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
+    """Record and sockets, as a cleaner of /tmp does after some days: the mount could not be asked, nor unmounted in order."""
+    mount = make_mount(backing, transport)
+    (mount.path / "f").write_bytes(b"saved")
+    removed = [
+        file for name in ("mounts", "sockets") for file in (mount.runtime_dir / name).iterdir()
+    ]
+    assert len(removed) >= 2
+    for file in removed:
+        file.unlink()
+    while not all(file.exists() for file in removed):
+        threading.Event().wait(0.05)
+    assert mount.status()["state"] == "serving"
+    mount.umount()
+    assert (backing / "f").read_bytes() == b"saved"
     assert mount.leaks() == []
 
 
