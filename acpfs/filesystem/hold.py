@@ -252,7 +252,7 @@ class Hold:
     # -- holding
 
     def _helps_to_wait(self, node: Node) -> bool:
-        return self._room.waiting_helps(self._grant(node), urgent=self._room.is_urgent(node))
+        return self._room.waiting_helps(self._grant(node), self._applicant(node))
 
     def _begin(self, node: Node) -> None:
         assert self._holder is not None

@@ -153,6 +153,7 @@ class LaneUse:
                 self._ahead.cut(node)
                 self._contents.kernel_ended(node)
                 self._hold.look_soon()
+        self._contents.left_by_kernel(node)
         self._warming.released(node)
 
     def restored(self, handle: Handle) -> None:

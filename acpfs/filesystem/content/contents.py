@@ -38,7 +38,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import outlast, shared, unlocked, wait
 from acpfs.ram.tier import BLOCK_BYTES, FALLOC_PUNCH_HOLE, Tier, fallocate
 from acpfs.ram.waiting import Purpose
-from acpfs.types import NO_TIER, TierId
+from acpfs.types import NO_TIER, Ino, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, Version
 from acpfs.writeback.log.stages import Step
@@ -49,6 +49,8 @@ INLINE_WRITE_BYTES_MAX = 16 << 10
 """Up to here writing under the lock (about 4 us) costs less than letting it go and taking it again."""
 ALLOCATE_PIECE_BYTES = 32 << 20
 """About 10 ms of zeroing pages."""
+SLACK_LEFT_BYTES = 64 << 20
+"""Of the tmpfs' slack so much is left to writers in the passthrough lane who are not held yet (`hold`)."""
 COPY_AT_FREEZE_BYTES_MAX = 16 << 20
 """A file that the kernel may go on writing to unseen is frozen by a copy up to here (4 ms); beyond, by watching for changes."""
 
@@ -80,6 +82,8 @@ class Contents:
             tier, log, table, copies, self.opened, marks, versions.tell_renewed
         )
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
+        self._read_on: dict[Ino, tuple[TierId, int]] = {}
+        """Tier files that files have left, and that the kernel still reads for those who opened them before; with a descriptor."""
         self.writers = 0
         """Open files that may be written to; kept by `OpenFiles`."""
         self._take_over()
@@ -253,10 +257,8 @@ class Contents:
         body = node.body
         if body.busy is not None or body.is_overflowed:
             return
-        if node.in_kernel and node.kernel_target == body.tier:
-            raise OSError(
-                errno.ENOSPC, os.strerror(errno.ENOSPC)
-            )  # the kernel's handles stay on the tier file
+        if self._is_written_in_kernel(node):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         done = shared()
         body.busy, body.overflowing = done, True
         try:
@@ -264,12 +266,29 @@ class Contents:
                 await wait(after(LOOK_AGAIN_S))
             moved = await self._overflow.from_tier(body.tier, node.size)
             if node.body is body:
+                self._keep_for_readers(node)
                 self.adopt_overflow(node, moved.moved_from(body))
             else:
                 self._overflow.let_go(moved, remove=True)
         finally:
             body.busy, body.overflowing = None, False
             done.set_result(None)
+
+    @staticmethod
+    def _is_written_in_kernel(node: Node) -> bool:
+        """Whether somebody may write to the tier file unseen, perhaps through a mapping: then the file's bytes cannot be elsewhere."""
+        return node.kernel_writers > 0 and node.in_kernel and node.kernel_target == node.body.tier
+
+    def _keep_for_readers(self, node: Node) -> None:
+        """Who reads in the passthrough lane goes on reading the tier file (exception X9): its bytes count until the last has closed it."""
+        tier_id = node.body.tier
+        if node.in_kernel and node.kernel_target == tier_id and node.ino not in self._read_on:
+            self._read_on[node.ino] = (tier_id, self._tier.read_long(tier_id))
+
+    def left_by_kernel(self, node: Node) -> None:
+        """A handle is gone that kept the kernel on a tier file."""
+        if not node.in_kernel and node.ino in self._read_on:
+            self._tier.read_done(*self._read_on.pop(node.ino))
 
     def staging_in_use(self) -> set[str]:
         """Names of staging files that hold the content of files."""
@@ -312,6 +331,8 @@ class Contents:
                 )
                 if done is not None:
                     return done
+                if self._is_written_in_kernel(node):
+                    return await self._beyond(node, offset, data, writing)
                 await self._to_overflow(node)
                 body = await self._before_change(node, offset, writing)
                 if body.is_overflowed:
@@ -322,6 +343,22 @@ class Contents:
             if not (node.body.is_cold or node.body.is_outgrown):
                 self.fail(node, error.errno or errno.EIO, offset)
             raise
+
+    async def _beyond(
+        self, node: Node, offset: int, data: bytes | memoryview, writing: Writing
+    ) -> int:
+        """Write to RAM without room for it, into the slack of the tmpfs.
+
+        Raises:
+            OSError: ENOSPC: there is too little of that left.
+        """
+        body = await self._before_change(node, offset, writing)
+        done = None
+        if not body.is_overflowed and self._tier.space_left_bytes() >= len(data) + SLACK_LEFT_BYTES:
+            done = await self._change(node, body, offset, len(data), os.pwrite, data, offset)
+        if done is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return done
 
     def fail(self, node: Node, number: int, at: int) -> None:
         """Bytes that were written at `at` are not there: the file is not published as long as that is so, by no worker."""
@@ -462,7 +499,7 @@ class Contents:
             body = await (
                 self._before_change(node, start, Writing.WHOLE)
                 if changes
-                else self._aside.free(node, start)
+                else self._free(node, start)
             )
             if body.is_overflowed:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -656,7 +693,13 @@ class Contents:
 
     async def protect(self, node: Node, start: int) -> None:
         """Make bytes from `start` on free for the kernel to write."""
-        await self._aside.free(node, start)
+        await self._free(node, start)
+
+    async def _free(self, node: Node, start: int) -> Body:
+        """The content, once no version needs its bytes from `start` on: they have a copy, or, without room for one, the file moves."""
+        while (body := await self._aside.free(node, start)) is None:
+            await self._to_overflow(node)
+        return body
 
     def frozen_bytes(self, node: Node) -> int:
         """How many of the first bytes versions still need."""
@@ -678,7 +721,7 @@ class Contents:
         """
         while True:
             copied = self._aside.copied_bytes
-            body = await self._aside.free(node, start)
+            body = await self._free(node, start)
             known = writing is Writing.APPENDING or body.writing is Writing.WHOLE
             if not known:
                 body.writing = Writing.WHOLE

@@ -34,11 +34,11 @@ class CopyAside:
         self.copied_bytes = 0
         """So far."""
 
-    async def free(self, node: Node, start: int) -> Body:
-        """The node's content, once no version needs its bytes from `start` on.
+    async def free(self, node: Node, start: int) -> Body | None:
+        """The node's content, once no version needs its bytes from `start` on; None: there is no room for a copy of what they need.
 
         Raises:
-            OSError: EBUSY: it is changed through the path while it outgrows RAM in passthrough. ENOSPC: no room for a copy.
+            OSError: EBUSY: it is changed through the path while it outgrows RAM in passthrough. ENOSPC: no room, and that is the policy.
         """
         while True:
             body = node.body
@@ -53,17 +53,16 @@ class CopyAside:
             frozen = self._versions.frozen_bytes(body.tier)
             if frozen <= start:
                 return body
-            await self._copy_aside(node, body, frozen)
+            if not await self._copy_aside(node, body, frozen):
+                return None
 
-    async def _copy_aside(self, node: Node, body: Body, size: int) -> None:
-        """Give the versions on this tier file a copy of their own."""
+    async def _copy_aside(self, node: Node, body: Body, size: int) -> bool:
+        """Give the versions on this tier file a copy of their own; False: there is no room for it."""
         done = shared()
         body.busy = done
         try:
             if not await self._room.reserve(size, node, Purpose.COPY_ASIDE):
-                if not self._versions.on(body.tier):
-                    return  # they were all persisted meanwhile
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return not self._versions.on(body.tier)  # else they were all persisted meanwhile
             target = self._tier.create()
             try:
                 await self._copy(body.tier, target, size)
@@ -77,6 +76,7 @@ class CopyAside:
             # after each read whether the version has moved (interleaving 1).
             self._versions.move(body.tier, target)
             self.copied_bytes += size
+            return True
         finally:
             body.busy = None
             done.set_result(None)

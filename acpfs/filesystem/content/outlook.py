@@ -114,6 +114,17 @@ class DrainOutlook:
             and node.kernel_rewriters > 0
         )  # the kernel writes to it unseen, and its stream begins anew for as long as somebody does
 
+    def persists(self, ino: Ino) -> bool:
+        """Whether the versions on a file's tier file are persisted without anybody's doing but the storage's."""
+        node = self._table.get(ino)
+        tier_id = node.body.tier if node is not None else NO_TIER
+        seqs = [
+            op.seq
+            for op in self._log.pending_of(ino)
+            if op.version is not None and op.version.tier_id == tier_id != NO_TIER
+        ]
+        return bool(seqs) and not self.is_held_up(max(seqs))
+
     def is_storage_full(self) -> bool:
         """Whether what is next in the order has failed for want of room on the backing directory."""
         first = next(self._log.oldest_first(), None)

@@ -51,7 +51,7 @@ class Room:
         applicant = self.applicant(node, purpose)
         if self._tier.reserve_nowait(size, applicant):
             return True
-        helps = self.waiting_helps(size, urgent=applicant.urgent)
+        helps = self.waiting_helps(size, applicant)
         if helps and await self._wait(self._tier.reserve(size, applicant), size):
             return True
         if self.when_full is WhenFull.ERROR:
@@ -79,14 +79,22 @@ class Room:
             raise
         return True
 
-    def waiting_helps(self, size: int, *, urgent: bool) -> bool:
+    def waiting_helps(self, size: int, applicant: Applicant) -> bool:
         """Whether so much is about to come by itself: from what moves to the spill directory, or, where that is the policy, the drain."""
         if self._tier.ladder.is_coming():
             return True
         if self.when_full is not WhenFull.WAIT:
             return False
-        missing = self._missing(size, urgent=urgent)
-        return missing <= 0 or self._outlook.coming(missing).size >= missing
+        missing = self._missing(size, urgent=applicant.urgent)
+        return (
+            missing <= 0
+            or self._outlook.coming(missing).size >= missing
+            or self._ends_without(applicant)
+        )
+
+    def _ends_without(self, applicant: Applicant) -> bool:
+        """Whether the room will not be needed any more: when the version is persisted that is to be copied aside."""
+        return applicant.purpose is Purpose.COPY_ASIDE and self._outlook.persists(applicant.ino)
 
     def _missing(self, size: int, *, urgent: bool) -> int:
         """Nothing or less: whoever wants so much waits for its turn alone, and those before it get theirs or go."""
@@ -120,7 +128,11 @@ class Room:
         missing = [(self._missing(one.size, urgent=one.urgent), one) for one in queue]
         coming = self._outlook.coming(max((short for short, _one in missing), default=0))
         self._sure_for = coming.files // 2
-        return [one for short, one in missing if short > coming.size]
+        return [
+            one
+            for short, one in missing
+            if short > coming.size and not self._ends_without(one.applicant)
+        ]
 
     def reason(self) -> str:
         """Why there is none."""
