@@ -22,6 +22,7 @@ from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
+from acpfs.backing.posix_acl import DEFAULT
 from acpfs.backing.syscalls import Opener
 from acpfs.logger import shown
 
@@ -310,10 +311,13 @@ def make_private(opener: Opener, own: LowerPath, kind: bytes, node: bytes) -> No
         OSError: EPERM when somebody else made it, as anybody can where others may write to the directory above.
     """
     _make_in(opener, own, kind, 0o755)
-    if _make_in(opener, (*own, kind), node, 0o700):
-        return
+    is_new = _make_in(opener, (*own, kind), node, 0o700)
     fd = opener.open((*own, kind, node), os.O_RDONLY | os.O_DIRECTORY)
     try:
+        with suppress(OSError):  # none, mostly
+            os.removexattr(fd, DEFAULT)  # inherited from above, it would go to each staging file
+        if is_new:
+            return
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() and found.st_uid != _who_we_are(fd):
             raise OSError(

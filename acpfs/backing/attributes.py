@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from acpfs.backing import posix_acl
 from acpfs.backing.lower import LowerStat, NewAttributes
 from acpfs.backing.quirks import NO_ATTRIBUTE, NO_XATTR
 
@@ -53,13 +54,15 @@ class AttributeSetter:
         self._lock = threading.Lock()
         self._refused: Counter[str] = Counter(dict.fromkeys(("owner", "mode", "times", "xattr"), 0))
         self.xattrs_work = True
+        self.acls_work = True
 
     def refused(self) -> dict[str, int]:
         """How often the backing file system refused each kind of attribute."""
         with self._lock:
             return dict(self._refused)
 
-    def _try(self, kind: str, tolerated: frozenset[int], action: Callable[[], None]) -> None:
+    def _try(self, kind: str, tolerated: frozenset[int], action: Callable[[], None]) -> bool:
+        """Whether it was done."""
         try:
             action()
         except OSError as error:
@@ -67,6 +70,8 @@ class AttributeSetter:
                 raise
             with self._lock:
                 self._refused[kind] += 1
+            return False
+        return True
 
     def set_times(self, utime: Callable[[], None]) -> None:
         """Only an entry's owner may choose its times; a directory that others own may be written to all the same."""
@@ -76,10 +81,10 @@ class AttributeSetter:
         """To an open regular file. chown before chmod, for it clears set-id bits; times last, for the rest may change them."""
         st = os.fstat(fd)
         owner_was_set = self._own(st, attributes, lambda uid, gid: os.chown(fd, uid, gid))
-        self._xattrs(fd, attributes.xattrs)
+        refused_acl = self._xattrs(fd, attributes.xattrs)
         if owner_was_set or any(not name.startswith(b"user.") for name in attributes.xattrs):
             st = os.fstat(fd)  # either may change the mode
-        mode = attributes.permissions
+        mode = _permissions(attributes, st, refused_acl)
         if mode is not None and mode != stat.S_IMODE(st.st_mode):
             self._try("mode", NO_ATTRIBUTE, lambda: os.chmod(fd, mode))
         times = _times(st, attributes)
@@ -93,9 +98,9 @@ class AttributeSetter:
             st = os.fstat(fd)
             magic = f"/proc/self/fd/{fd}"  # leads to the very inode that is open, whatever its name is by now
             self._own(st, attributes, lambda uid, gid: os.chown(magic, uid, gid))
-            mode = attributes.permissions
             if not stat.S_ISLNK(st.st_mode):
-                self._xattrs(magic, attributes.xattrs)
+                refused_acl = self._xattrs(magic, attributes.xattrs)
+                mode = _permissions(attributes, os.fstat(fd), refused_acl)
                 if mode is not None and mode != stat.S_IMODE(os.fstat(fd).st_mode):
                     self._try("mode", NO_ATTRIBUTE, lambda: os.chmod(magic, mode))
             times = _times(st, attributes)
@@ -117,22 +122,33 @@ class AttributeSetter:
         self._try("owner", NO_ATTRIBUTE, lambda: chown(uid, gid))
         return True
 
-    def _xattrs(self, target: int | str, xattrs: Mapping[bytes, bytes | None]) -> None:
-        if not self.xattrs_work:
-            with self._lock:
-                self._refused["xattr"] += sum(
-                    not name.startswith(OWN_XATTR_PREFIX) for name in xattrs
-                )
-            return
+    def _xattrs(self, target: int | str, xattrs: Mapping[bytes, bytes | None]) -> bytes | None:
+        """Returns the ACL that the file was to have, and has not."""
+        refused = None
         for name, value in xattrs.items():
-            if value is None:
-                self._try("xattr", NO_XATTR, lambda name=name: os.removexattr(target, name))  # type: ignore[misc]
-            else:
-                self._try(
-                    "xattr",
-                    NO_XATTR,
-                    lambda name=name, value=value: os.setxattr(target, name, value),  # type: ignore[misc]
-                )
+            if not self._set_xattr(target, name, value) and name == posix_acl.ACCESS:
+                refused = value
+        return refused
+
+    def _set_xattr(self, target: int | str, name: bytes, value: bytes | None) -> bool:
+        works = self.acls_work if name in posix_acl.NAMES else self.xattrs_work
+        if not works:
+            with self._lock:
+                self._refused["xattr"] += not name.startswith(OWN_XATTR_PREFIX)
+            return False
+        if value is None:
+            return self._try("xattr", NO_XATTR, lambda: os.removexattr(target, name))
+        return self._try("xattr", NO_XATTR, lambda: os.setxattr(target, name, value))
+
+
+def _permissions(
+    attributes: NewAttributes, st: os.stat_result, refused: bytes | None
+) -> int | None:
+    """Those to give. Where an ACL was refused, they give nobody more than the ACL would: its group bits are no group's rights."""
+    if refused is None:
+        return attributes.permissions
+    given = attributes.permissions
+    return posix_acl.narrow(refused, stat.S_IMODE(st.st_mode) if given is None else given)
 
 
 def _times(st: os.stat_result, attributes: NewAttributes) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import xxhash
 
-from acpfs.backing import crossing, filling
+from acpfs.backing import crossing, filling, posix_acl
 from acpfs.backing.areas import OWN, staged_in, staging_name
 from acpfs.backing.attributes import (
     DIGEST_XATTR,
@@ -115,6 +115,7 @@ class BackingDirectory(OwnFiles):
         self._features = features
         self._direct = features.direct_io and features.direct_writes
         self._setter.xattrs_work = features.xattrs
+        self._setter.acls_work = features.acls
 
     def calls(self) -> dict[str, int]:
         """How many operations of each kind were started on the backing directory so far."""
@@ -210,13 +211,13 @@ class BackingDirectory(OwnFiles):
 
     def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
         self._count("xattrs")
-        if not self._features.xattrs:
+        if not (self._features.xattrs or self._features.acls):
             return {}
         fd = self._entries.open(path, os.O_PATH)
         try:
             if stat.S_ISLNK(os.fstat(fd).st_mode):
                 return {}
-            return _xattrs(f"/proc/self/fd/{fd}")
+            return _xattrs(f"/proc/self/fd/{fd}", self._features)
         finally:
             os.close(fd)
 
@@ -636,7 +637,7 @@ def _note(target: int | str) -> Note | None:
         raise
 
 
-def _xattrs(target: str) -> dict[bytes, bytes]:
+def _xattrs(target: str, features: Features) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     try:
         names = [os.fsencode(name) for name in os.listxattr(target)]
@@ -645,7 +646,20 @@ def _xattrs(target: str) -> dict[bytes, bytes]:
             return found
         raise
     for name in names:
-        if name == FSYNC_XATTR or not name.startswith(OWN_XATTR_PREFIX):
+        if name in posix_acl.NAMES:
+            if features.acls:
+                found.update(_acl(target, name))
+        elif features.xattrs and (name == FSYNC_XATTR or not name.startswith(OWN_XATTR_PREFIX)):
             with contextlib.suppress(OSError):  # removed meanwhile, or not readable for us
                 found[name] = os.getxattr(target, name)
     return found
+
+
+def _acl(target: str, name: bytes) -> dict[bytes, bytes]:
+    """One that cannot be read is an error: without it the mode would say more than is so."""
+    try:
+        return {name: os.getxattr(target, name)}
+    except OSError as error:
+        if error.errno != errno.ENODATA:
+            raise
+        return {}

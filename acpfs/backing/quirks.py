@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from acpfs.backing import filling
+from acpfs.backing.posix_acl import ACCESS, GROUP_OBJ, MASK, OTHER, USER_OBJ, Entry, encode
 from acpfs.backing.syscalls import rename_exchange
 
 CANNOT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
@@ -75,6 +77,18 @@ def _is(
 ) -> Any:
     """A field with what a good file system has for its default."""
     return field(default=good, metadata={"find": find, "lacking": lacking})
+
+
+def _acls(trial: Trial) -> bool:
+    """Whether an ACL can be set, and means something: a FUSE server may keep it as bytes like any other attribute."""
+    entries = (Entry(USER_OBJ, 6), Entry(GROUP_OBJ, 0), Entry(MASK, 4), Entry(OTHER, 0))
+    try:
+        os.setxattr(trial.file_fd, ACCESS, encode(entries))
+    except OSError as error:
+        if error.errno in _NO_ANSWER:
+            raise
+        return False
+    return stat.S_IMODE(os.fstat(trial.file_fd).st_mode) == 0o640
 
 
 def _hard_link(trial: Trial) -> None:
@@ -170,6 +184,11 @@ class Features:
     xattrs: bool = _can(
         lambda trial: os.setxattr(trial.file_fd, b"user.acpfs.probe", b"1"),
         "no extended attributes: checksums only in the manifest, users' attributes only in RAM",
+    )
+    acls: bool = _is(
+        _acls,
+        True,
+        lambda good: "" if good else "no POSIX ACLs: setfacl is refused, and no file inherits one",
     )
     hard_links: bool = _can(_hard_link, "no hard links: additional names are stored as copies")
     link_counts: bool = _is(

@@ -9,8 +9,10 @@ import errno
 import stat
 import time
 
+from acpfs.backing import posix_acl
 from acpfs.backing.attributes import FSYNC_XATTR, NEEDS_XATTR
 from acpfs.config import FsyncMode, Settings
+from acpfs.filesystem import acls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
@@ -85,6 +87,12 @@ class AttributeCalls:
         if change.mode is not None:
             node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(change.mode)
             meta.permissions = stat.S_IMODE(change.mode)
+            access = (node.xattrs or {}).get(posix_acl.ACCESS)
+            if access is not None and node.xattrs is not None:
+                # with it: the backing directory is never given the wider one first, where both come together
+                access = acls.shown(node.mode, posix_acl.ACCESS, access)
+                node.xattrs[posix_acl.ACCESS] = access
+                meta.xattrs[posix_acl.ACCESS] = access
         node.uid = node.uid if change.uid is None else change.uid
         node.gid = node.gid if change.gid is None else change.gid
         node.atime_ns = node.atime_ns if change.atime_ns is None else change.atime_ns
@@ -102,6 +110,8 @@ class AttributeCalls:
     async def getxattr(self, node: Node, name: bytes) -> bytes:
         if name in NEVER_KEPT:
             raise fail(errno.EOPNOTSUPP)  # with ENODATA, ls asks again for each file
+        if name in posix_acl.NAMES:
+            return await self._acl(node, name)
         self._check_name(name)
         if name == NEEDS_XATTR:
             return self._needs.value(node)
@@ -110,15 +120,70 @@ class AttributeCalls:
             raise fail(errno.ENODATA)
         return xattrs[name]
 
+    async def _acl(self, node: Node, name: bytes) -> bytes:
+        """As the kernel asks for it before it lets anybody in but the owner.
+
+        Raises:
+            OSError: ENODATA: the mode says all; EIO: that of a new file cannot be known now.
+        """
+        if not self._view.lower.features.acls:
+            raise fail(errno.EOPNOTSUPP)
+        if node.xattrs is None and not await self._view.knows_acls(node):
+            if name == posix_acl.ACCESS:
+                return acls.unknown(node.mode)
+            raise fail(errno.EIO)
+        value = (node.xattrs or {}).get(name)
+        if value is None:
+            raise fail(errno.ENODATA)
+        return acls.shown(node.mode, name, value)
+
+    async def _set_acl(
+        self, node: Node, name: bytes, value: bytes, *, kills_set_gid: bool | None
+    ) -> None:
+        if not self._view.lower.features.acls:
+            raise fail(errno.EOPNOTSUPP)
+        xattrs = await self._view.load_xattrs(node)
+        self._check_room(xattrs, name, value)
+        if name == posix_acl.DEFAULT:
+            xattrs[name] = value
+            self._changed(node, name, value)
+            return
+        kills = not node.is_dir if kills_set_gid is None else kills_set_gid
+        node.mode = acls.mode_after(node.mode, value, kills_set_gid=kills)
+        if posix_acl.says_more(value):
+            xattrs[name] = value
+        else:
+            xattrs.pop(name, None)
+        node.ctime_ns = time.time_ns()
+        self._changes.change_metadata(
+            node,
+            # the backing directory takes both in one step; one that says no more than the mode takes the former one away
+            Metadata(permissions=stat.S_IMODE(node.mode), xattrs={name: value}),
+        )
+
     async def listxattr(self, node: Node) -> list[bytes]:
         return sorted(await self._view.load_xattrs(node))
 
-    async def setxattr(self, node: Node, name: bytes, value: bytes, flags: int, uid: int) -> None:
+    async def setxattr(
+        self,
+        node: Node,
+        name: bytes,
+        value: bytes,
+        flags: int,
+        uid: int,
+        *,
+        kills_set_gid: bool | None = None,
+    ) -> None:
         """Set an extended attribute.
+
+        `kills_set_gid`: whether an ACL takes set-gid away, since the caller is not in the group; None: not known.
 
         Raises:
             OSError: EOPNOTSUPP where the backing file system could not keep it; EINVAL for a bad `user.acpfs.*`; ENOSPC for too many.
         """
+        if name in posix_acl.NAMES:
+            await self._set_acl(node, name, value, kills_set_gid=kills_set_gid)
+            return
         self._check_name(name)
         if name == NEEDS_XATTR:
             self._needs.set(node, value, flags, uid)
@@ -131,11 +196,15 @@ class AttributeCalls:
             raise fail(errno.EEXIST)
         if flags & XATTR_REPLACE and name not in xattrs:
             raise fail(errno.ENODATA)
+        self._check_room(xattrs, name, value)
+        xattrs[name] = value
+        self._changed(node, name, value)
+
+    @staticmethod
+    def _check_room(xattrs: dict[bytes, bytes], name: bytes, value: bytes) -> None:
         taken = sum(len(k) + len(v) for k, v in xattrs.items() if k != name)
         if taken + len(name) + len(value) > XATTRS_BYTES_MAX:
             raise fail(errno.ENOSPC)
-        xattrs[name] = value
-        self._changed(node, name, value)
 
     def _check_own(self, node: Node, name: bytes, value: bytes) -> None:
         if not name.startswith(OWN_PREFIX):
@@ -146,12 +215,17 @@ class AttributeCalls:
             raise fail(errno.EINVAL)
 
     async def removexattr(self, node: Node, name: bytes, uid: int) -> None:
-        self._check_name(name)
+        if name not in posix_acl.NAMES:
+            self._check_name(name)
+        elif not self._view.lower.features.acls:
+            raise fail(errno.EOPNOTSUPP)
         if name == NEEDS_XATTR:
             self._needs.remove(node, uid)
             return
         xattrs = await self._view.load_xattrs(node)
         if name not in xattrs:
+            if name in posix_acl.NAMES:
+                return  # as natively: the mode says all, before as after
             raise fail(errno.ENODATA)
         del xattrs[name]
         self._changed(node, name, None)

@@ -90,6 +90,11 @@ class FileSystem:
         self._table, self._view, self._state = parts.table, parts.lower_view, parts.state
         self.attributes_at_once, self.entry_at_once = parts.at_once.attributes, parts.at_once.entry
 
+    @property
+    def has_acls(self) -> bool:
+        """Whether the backing directory has POSIX ACLs; known as soon as it was probed."""
+        return self._parts.lower.features.acls
+
     # -- start
 
     async def start(self, space: SpaceInfo | None = None) -> SpaceInfo:
@@ -248,11 +253,23 @@ class FileSystem:
         return await self._attributes.listxattr(self._names.node(ino))
 
     async def setxattr(
-        self, ino: Ino, name: bytes, value: bytes, flags: int = 0, uid: int = 0
+        self,
+        ino: Ino,
+        name: bytes,
+        value: bytes,
+        flags: int = 0,
+        uid: int = 0,
+        *,
+        kills_set_gid: bool | None = None,
     ) -> None:
-        """Set an extended attribute; flags XATTR_CREATE (1), XATTR_REPLACE (2). `uid`: the caller's."""
+        """Set an extended attribute; flags XATTR_CREATE (1), XATTR_REPLACE (2). `uid`: the caller's.
+
+        `kills_set_gid`: whether that takes set-gid away (of an ACL); None: the kernel does not say.
+        """
         self._check_space()
-        await self._attributes.setxattr(self._names.node(ino), name, value, flags, uid)
+        await self._attributes.setxattr(
+            self._names.node(ino), name, value, flags, uid, kills_set_gid=kills_set_gid
+        )
 
     async def removexattr(self, ino: Ino, name: bytes, uid: int = 0) -> None:
         await self._attributes.removexattr(self._names.node(ino), name, uid)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import time
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from threading import RLock
 
+from acpfs.backing import posix_acl
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat
 from acpfs.backing.progress import Progress
 from acpfs.backing.read_rate import ReadRate
 from acpfs.config import Settings
+from acpfs.filesystem.acls import HandedOn
 from acpfs.filesystem.ahead import ListingsAhead
 from acpfs.filesystem.beneath import Beneath
 from acpfs.filesystem.bursts import Bursts
@@ -381,6 +384,47 @@ class LowerView:
                 return self._learn_xattrs(node, xattrs)
         return node.xattrs
 
+    async def handed_on(self, directory: Node) -> HandedOn:
+        """What the directory hands on to what is made in it; whether it does is not known only while the backing directory hangs."""
+        if not self.lower.features.acls:
+            return HandedOn()
+        if directory.xattrs is None and not await self.knows_acls(directory):
+            return HandedOn(is_known=False)
+        return HandedOn((directory.xattrs or {}).get(posix_acl.DEFAULT))
+
+    async def knows_acls(self, node: Node) -> bool:
+        """Have the node's extended attributes loaded; False: the backing directory hangs, or does not say.
+
+        Slow is not hung: an answer that would let nobody in is given only where there is none to wait for.
+        """
+        if node.xattrs is not None or self._tree.path(node.ino) is None:
+            return True
+        rounds = itertools.count()
+        most = self._settings.backing_timeout_s / self._settings.patience_s
+
+        def goes_on() -> int | None:
+            """Another number each time, as long as there is something to wait for."""
+            number = next(rounds)
+            return None if number > most or self._calls.health.is_stuck() else number
+
+        async def ask(path: LowerPath) -> dict[bytes, bytes]:
+            # not `foresee_xattrs`: who loses patience with a call that others wait for, too, would break off theirs
+            call = self._calls.submit("xattrs", self._there.xattrs, path)
+            patience_s = self._settings.patience_s
+            return await wait(self._calls.patient(call, patience_s, when_stuck=0.0, moved=goes_on))
+
+        try:
+            xattrs = await self.questions.at_place(node, ask)
+        except InterruptedError:
+            raise
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return self._tree.path(node.ino) is None
+        if node.xattrs is None:
+            self._learn_xattrs(node, xattrs)
+        return True
+
     def _learn_xattrs(self, node: Node, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
         """The next worker knows those of a directory too: what fsync means below it decides about lanes."""
         node.xattrs = xattrs
@@ -562,6 +606,9 @@ class LowerView:
         ):
             return
         self._table.listed(parent, {entry.name: entry for entry in entries}, asked_at, ahead=ahead)
+        if self.lower.features.acls:
+            # what is known of the directory is gone on with while the backing directory hangs, and to that belongs what it hands on
+            self.foresee_xattrs(parent)
         for name, child in list(directory.children.items()):
             if (
                 child.ino

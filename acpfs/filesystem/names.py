@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 
+from acpfs.filesystem.acls import HandedOn
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content.contents import Contents
@@ -143,18 +144,26 @@ class Names:
         if directory.is_removed:
             raise fail(errno.ENOENT)
 
-    def new_node(self, parent: Node, mode: int, caller: Caller) -> Node:
-        """A node that belongs to the caller, and to the directory's group where that is set-gid."""
+    def new_node(self, parent: Node, mode: int, caller: Caller, hands_on: HandedOn) -> Node:
+        """A node that belongs to the caller, and to the directory's group where that is set-gid.
+
+        `hands_on`: the directory's default ACL.
+        """
         gid = caller.gid
         if parent.mode & stat.S_ISGID:
             gid = parent.gid
             if stat.S_ISDIR(mode):
                 mode |= stat.S_ISGID
-        return self._table.new(mode, caller.uid, gid)
+        rights = hands_on.to_new(mode, caller.umask)
+        node = self._table.new(rights.mode, caller.uid, gid)
+        assert node.xattrs is not None
+        node.xattrs.update(rights.acls)
+        return node
 
     async def mkdir(self, parent_ino: Ino, name: bytes, mode: int, caller: Caller) -> Node:
+        hands_on = await self._view.handed_on(self.node(parent_ino))
         parent = await self.vacant(parent_ino, name)
-        node = self.new_node(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+        node = self.new_node(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller, hands_on)
         node.has_come_into(parent)
         parent.count_subdirectory(1)
         self._earlier.made(parent, name)
@@ -164,8 +173,9 @@ class Names:
         self, parent_ino: Ino, name: bytes, mode: int, rdev: int, caller: Caller
     ) -> Node:
         """Make a fifo, socket, device, or an empty regular file (complete at once)."""
+        hands_on = await self._view.handed_on(self.node(parent_ino))
         parent = await self.vacant(parent_ino, name)
-        node = self.new_node(parent, mode, caller)
+        node = self.new_node(parent, mode, caller, hands_on)
         node.rdev = rdev
         if not stat.S_ISREG(mode):
             return self._make(OpKind.MKNOD, parent, name, node)
@@ -176,7 +186,7 @@ class Names:
 
     async def symlink(self, parent_ino: Ino, name: bytes, target: bytes, caller: Caller) -> Node:
         parent = await self.vacant(parent_ino, name)
-        node = self.new_node(parent, stat.S_IFLNK | 0o777, caller)
+        node = self.new_node(parent, stat.S_IFLNK | 0o777, caller, HandedOn())
         node.target, node.size = target, len(target)
         return self._make(OpKind.SYMLINK, parent, name, node, payload=target)
 

@@ -284,13 +284,15 @@ class OpenFiles:
         again = self._created_before(caller.unique) if self._unanswered else None
         if again is not None:
             return again
+        hands_on = await self._view.handed_on(parent)
         ino = await self._view.child(parent, name)
         if ino and not flags & os.O_EXCL:
             opened = await self.open(ino, flags, caller)
             node = self._table[ino]
         else:
             self._names.check_vacant(parent, name, ino)
-            node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
+            rights = stat.S_IFREG | stat.S_IMODE(mode)
+            node = self._names.new_node(parent, rights, caller, hands_on)
             node.handles += 1
             node.writer_pid = caller.pid
             self._names.give_birth(parent, name, node)
@@ -306,7 +308,8 @@ class OpenFiles:
         again = self._created_before(caller.unique) if self._unanswered else None
         if again is not None:
             return again
-        node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
+        hands_on = await self._view.handed_on(parent)
+        node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller, hands_on)
         node.handles += 1
         self._contents.create(node)
         node.lookups += 1

@@ -13,7 +13,10 @@ from acpfs.types import HandleId, Ino
 
 
 class Caller(NamedTuple):
-    """Who makes the call; `umask` has been applied to modes by the kernel already."""
+    """Who makes the call.
+
+    `umask` counts where the directory hands no ACL on; with libfuse the kernel has applied it to modes already, in any case.
+    """
 
     uid: int
     gid: int

@@ -403,7 +403,16 @@ def _backing(backing: Path) -> list[Finding]:
             f"{backing}: {', '.join(has)}, names up to {report.features.name_bytes_max} bytes",
         )
     ]
-    return findings + [Finding("backing directory", "note", note) for note in report.notes]
+    findings += [Finding("backing directory", "note", note) for note in report.notes]
+    return findings + (_inherited_acls() if report.features.acls else [])
+
+
+def _inherited_acls() -> list[Finding]:
+    """What libfuse loses of ACLs, where that would be the transport."""
+    if not transports.native_lacks(transports.MachineSupport.this()):
+        return []
+    text = "with libfuse the umask narrows what a directory's default ACL gives to new files: set it to 0"
+    return [Finding("ACLs", "note", text)]
 
 
 def _spill(spill: Path, backing: Path | None) -> list[Finding]:

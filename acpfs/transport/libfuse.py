@@ -43,11 +43,11 @@ class Operations(pyfuse3.Operations):
 
     supports_dot_lookup = True
     enable_writeback_cache = False
-    enable_acl = False
 
     def __init__(self, fs: FileSystem) -> None:
         super().__init__()
         self._fs = fs
+        self.enable_acl = fs.has_acls
 
     async def _run(self, call: Call[T]) -> T:
         try:
@@ -172,7 +172,10 @@ class Operations(pyfuse3.Operations):
     async def setxattr(
         self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext
     ) -> None:
-        await self._run(self._fs.setxattr(Ino(inode), name, value, uid=ctx.uid))
+        kills = False if ctx.uid == 0 else None  # libfuse does not say
+        await self._run(
+            self._fs.setxattr(Ino(inode), name, value, uid=ctx.uid, kills_set_gid=kills)
+        )
 
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         await self._run(self._fs.removexattr(Ino(inode), name, ctx.uid))

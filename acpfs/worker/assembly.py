@@ -418,7 +418,9 @@ def _kept_lower(settings: Settings, link: Link) -> tuple[BackingDirectory, Ident
     """What an earlier worker of the session opened, claimed and probed."""
     facts = link.facts
     directory = BackingDirectory(settings.backing, facts["node"], kept_fd=link.kept["backing"][0])
-    probed = ProbeReport(Features(**facts["features"]), tuple(facts["notes"]))
+    # a session that began without them: its kernel checks by modes alone
+    features = {"acls": False} | facts["features"]
+    probed = ProbeReport(Features(**features), tuple(facts["notes"]))
     directory.adapt(probed.features)
     return directory, Identity(facts["node"], facts["volume"], link.kept["identity"][0]), probed
 

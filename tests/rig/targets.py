@@ -18,7 +18,7 @@ from tests.rig.mounts import ENVIRONMENTS, AcpfsMount
 
 TRANSPORTS = tuple(ENVIRONMENTS)
 CANNOT = {
-    "faultfs": frozenset({"tmpfile", "fallocate", "seek_hole", "dots", "devices"}),
+    "faultfs": frozenset({"tmpfile", "fallocate", "seek_hole", "dots", "devices", "acl"}),
     "libfuse": frozenset(
         {
             "tmpfile",
@@ -26,14 +26,13 @@ CANNOT = {
             "seek_hole",
             "whiteout",
             "chattr",
-            "acl",
             "labels",
             "dots",
             "devices",
         }
     ),
     **{
-        name: frozenset({"whiteout", "chattr", "acl", "labels", "devices"})
+        name: frozenset({"whiteout", "chattr", "labels", "devices"})
         for name in ENVIRONMENTS
         if name.startswith("native")
     },

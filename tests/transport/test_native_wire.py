@@ -89,6 +89,15 @@ def test_init_takes_what_is_offered_and_wanted() -> None:
     assert fields["flags2"] == negotiated.flags >> 32
 
 
+@pytest.mark.clause("S451", "S452")
+@pytest.mark.parametrize("acls", [False, True])
+def test_the_kernel_asks_for_acls_and_leaves_the_umask_where_there_are_acls(acls: bool) -> None:
+    offered = NEWEST | int(InitFlag.POSIX_ACL | InitFlag.DONT_MASK)
+    negotiated = answer_init(init_body(45, offered), ALL_FEATURES, 256, acls=acls).negotiated
+    assert negotiated is not None
+    assert [negotiated.has(flag) for flag in (InitFlag.POSIX_ACL, InitFlag.DONT_MASK)] == [acls] * 2
+
+
 @pytest.mark.parametrize(
     ("default_s", "max_s", "asked_s", "warned"),
     [

@@ -132,7 +132,9 @@ class Application:
         self.world.symlink(b"to%d" % self._number, self._new_path())
 
     def chmod(self) -> None:
-        self.world.setattr(self.rng.choice(self._files()), permissions=self.rng.choice((0o600, 0o640)))
+        self.world.setattr(
+            self.rng.choice(self._files()), permissions=self.rng.choice((0o600, 0o640))
+        )
 
     def rename(self) -> None:
         self.world.rename(self.rng.choice(self._files()), self._new_path())

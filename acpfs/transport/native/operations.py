@@ -106,6 +106,8 @@ COPY_FILE_RANGE_OUT = Layout("fuse_copy_file_range_out", 8, "u64 bytes_copied")
 
 SETXATTR_IN_COMPAT = Layout("fuse_setxattr_in without SETXATTR_EXT", 8, "u32 size, u32 flags")
 SETXATTR_IN = Layout("fuse_setxattr_in", 16, "u32 size, u32 flags, u32 setxattr_flags, u32 padding")
+ACL_KILL_SGID = 1 << 0
+"""Of `setxattr_flags`: the caller is not in the file's group."""
 GETXATTR_IN = Layout("fuse_getxattr_in", 8, "u32 size, u32 padding")
 STATFS_OUT = Layout(
     "fuse_statfs_out",
@@ -375,14 +377,21 @@ class Calls:
 
     def setxattr(self, request: Request) -> Call[None]:
         body = request.body()
-        size, flags, *_ = self._setxattr_in.unpack_from(body)
+        size, flags, *more = self._setxattr_in.unpack_from(body)
         name = name_in(body, self._setxattr_in.size)
         start = self._setxattr_in.size + len(name) + 1
         value = body[start : start + size]
         if len(value) != size:
             message = f"value of {size} bytes came with {len(value)}"
             raise ValueError(message)
-        return self._fs.setxattr(Ino(request.ino), name, value, flags, request.uid)
+        kills: bool | None = False
+        if more:
+            kills = bool(more[0] & ACL_KILL_SGID)
+        elif request.uid != 0:
+            kills = None  # the kernel does not say
+        return self._fs.setxattr(
+            Ino(request.ino), name, value, flags, request.uid, kills_set_gid=kills
+        )
 
     def getxattr(self, request: Request) -> Call[bytes]:
         body = request.body()

@@ -44,8 +44,10 @@ from acpfs.types import Ino
 log = get_logger(__name__)
 
 
-def negotiate(fd: int, feature_mask: int = ALL_FEATURES) -> Negotiated:
+def negotiate(fd: int, feature_mask: int = ALL_FEATURES, *, acls: bool = False) -> Negotiated:
     """Wait for INIT, the kernel's first request, and answer it. Blocks until the mount is made.
+
+    `acls`: whether the backing directory has POSIX ACLs.
 
     Raises:
         ProtocolError: the kernel's protocol is too old, or the first request is something else.
@@ -62,7 +64,11 @@ def negotiate(fd: int, feature_mask: int = ALL_FEATURES) -> Negotiated:
             raise ProtocolError(message)
         try:
             answer = answer_init(
-                request.body(), feature_mask, max_pages_limit(), RequestTimeouts.read().to_ask_for_s
+                request.body(),
+                feature_mask,
+                max_pages_limit(),
+                RequestTimeouts.read().to_ask_for_s,
+                acls=acls,
             )
         except (ProtocolError, struct.error):
             request.refuse(errno.EPROTO)
@@ -128,7 +134,8 @@ class Session:
         holding: Holding | None = None,
     ) -> Session:
         """A session over a descriptor that was just given to mount. Blocks until the kernel has sent INIT; raises as `negotiate`."""
-        return cls(fs, kept, fds, negotiate(fds[0], feature_mask), readers=readers, holding=holding)
+        negotiated = negotiate(fds[0], feature_mask, acls=fs.has_acls)
+        return cls(fs, kept, fds, negotiated, readers=readers, holding=holding)
 
     @classmethod
     def take_over(

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from acpfs.backing import posix_acl
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.lower import LowerPath, LowerStat, Note
 from acpfs.types import Ino
@@ -400,6 +401,20 @@ class Committer:
 
     # -- directories and special files
 
+    def _without_inherited(self, op: Op, path: LowerPath) -> Metadata:
+        """The attributes of what was made, which has an ACL only if the application saw it so.
+
+        The backing directory hands on what the directory above has there now, to which others may have given another default ACL.
+        """
+        if not self._lower.features.acls or op.kind is OpKind.SYMLINK:
+            return op.meta
+        inherited = posix_acl.NAMES & self._lower.xattrs(path).keys() - op.meta.xattrs.keys()
+        if not inherited:
+            return op.meta
+        meta = Metadata.from_json(op.meta.to_json())
+        meta.xattrs.update(dict.fromkeys(inherited))
+        return meta
+
     def _make_entry(self, op: Op) -> LowerStat:
         """MKDIR, SYMLINK, MKNOD: what is made without a staging file."""
         path = self._path_at(*self.place_of(op))
@@ -411,7 +426,7 @@ class Committer:
                     raise
                 self._placing.put_in_place(op, path)
         self._changed = True
-        self._lower.apply(path, op.meta)
+        self._lower.apply(path, self._without_inherited(op, path))
         st = self._lower.lstat(path)
         with self._settling(op):
             self._tree.add(op.ino, *self.place_of(op))

@@ -70,7 +70,9 @@ class Placing:
         else:
             # without a type mknod(2) makes a regular file
             assert op.meta.file_type, op
-            self._lower.mknod(path, op.meta.mode or op.meta.file_type, op.meta.rdev)
+            # group and others have to wait for owner and ACL, which come next
+            mode = op.meta.file_type | (op.meta.permissions or 0) & 0o700
+            self._lower.mknod(path, mode, op.meta.rdev)
 
     def is_made(self, op: Op, path: LowerPath) -> bool:
         """Whether what lies there is that."""
