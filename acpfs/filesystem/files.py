@@ -62,8 +62,8 @@ class Files:
 
     # -- the content as a whole
 
-    async def fsync(self, number: HandleId) -> None:
-        """Fix the content in the order; in durable mode, wait until it is persisted.
+    async def fsync(self, number: HandleId, *, is_durable: bool = False) -> None:
+        """Fix the content in the order; in durable mode, or where that is asked for, wait until it is persisted.
 
         Raises:
             OSError: ENOSPC: it outgrew RAM in the passthrough lane, opened before it was durable; it is persisted after its last close.
@@ -77,6 +77,7 @@ class Files:
         self._open.report_refusal(handle.node)
         if (
             handle.synchronous
+            or is_durable
             or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE
         ):
             if handle.writes_unseen:
@@ -169,7 +170,13 @@ class Files:
         return handle
 
     async def write(
-        self, number: HandleId, offset: int, data: bytes | memoryview, pid: int = 0
+        self,
+        number: HandleId,
+        offset: int,
+        data: bytes | memoryview,
+        pid: int = 0,
+        *,
+        is_durable: bool = False,
     ) -> int:
         """Write bytes; with O_APPEND at most at the end. `pid`: the thread that does; 0: it cannot be told.
 
@@ -186,8 +193,8 @@ class Files:
             node, offset, data, by_append=bool(handle.flags & os.O_APPEND)
         )
         self._open.wrote(handle)
-        if handle.synchronous:
-            await self.fsync(number)
+        if handle.synchronous or is_durable:
+            await self.fsync(number, is_durable=True)
         return done
 
     async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:

@@ -312,10 +312,19 @@ class FileSystem:
         return await self._files.read(handle, offset, size)
 
     async def write(
-        self, handle: HandleId, offset: int, data: bytes | memoryview, pid: int = 0
+        self,
+        handle: HandleId,
+        offset: int,
+        data: bytes | memoryview,
+        pid: int = 0,
+        *,
+        is_durable: bool = False,
     ) -> int:
-        """Write all bytes; returns how many. `pid`: the thread that does; 0: it cannot be told."""
-        return await self._files.write(handle, offset, data, pid)
+        """Write all bytes; returns how many. `pid`: the thread that does; 0: it cannot be told.
+
+        `is_durable`: this write is persisted when it returns, as those of a descriptor with O_DSYNC.
+        """
+        return await self._files.write(handle, offset, data, pid, is_durable=is_durable)
 
     async def flush(self, handle: HandleId, pid: int = 0) -> None:
         """One descriptor of the open file was closed, by the thread `pid`; 0: who opened it, for all that is known."""

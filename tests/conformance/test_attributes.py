@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig.mounts import MakeMount
 from tests.rig.syscalls import UTIME_NOW, UTIME_OMIT, utimens
 from tests.rig.targets import Target
 
@@ -228,3 +229,19 @@ def test_statfs_tells_the_backing_file_systems_space(d: Path, target: Target) ->
             return
         threading.Event().wait(LOOK_AGAIN_S)
     pytest.fail("the mount never tells how much room there is")
+
+
+@clause("S395")
+@pytest.mark.every_lane
+def test_reading_moves_no_access_time(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    (tmp_path / "backing").mkdir()
+    mount = make_mount(tmp_path / "backing", transport)
+    path = mount.path / "f"
+    path.write_bytes(b"x" * (2 << 20))
+    os.utime(path, ns=(5 * NS, 10 * NS))
+    for _ in range(2):
+        assert path.read_bytes()
+        assert os.stat(path).st_atime_ns == 5 * NS
+        mount.flush()

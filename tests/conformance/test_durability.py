@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -175,6 +176,46 @@ def test_sync_writes_are_durable_in_every_mode(
     os.write(fd, b"two")
     assert (fault_fs.source / "f").read_bytes() == b"onetwo"
     os.close(fd)
+
+
+@clause("S393")
+@pytest.mark.parametrize("flag", [os.RWF_SYNC, os.RWF_DSYNC], ids=["RWF_SYNC", "RWF_DSYNC"])
+@every_lane
+def test_a_single_write_is_durable_where_somebody_tells(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, flag: int
+) -> None:
+    mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
+    fd = os.open(mount.path / "f", os.O_CREAT | os.O_WRONLY, 0o644)
+    os.pwrite(fd, b"one", 0)
+    if transport == "native-direct":
+        os.pwritev(fd, [b"two"], 3, flag)
+        assert (fault_fs.source / "f").read_bytes() == b"onetwo"
+    fault_fs.freeze(["writes"])
+    try:
+        os.pwrite(fd, b"three", 6)
+        if transport != "native-direct":
+            os.pwritev(fd, [b"four"], 11, flag)  # else it would wait
+    finally:
+        fault_fs.thaw()
+    os.close(fd)
+
+
+@clause("S394")
+@every_lane
+def test_a_sync_of_the_file_system_says_nothing_of_the_drain(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
+    mount = make_mount(fault_fs.path, transport)
+    os.listdir(mount.path)
+    fault_fs.freeze(["writes"])
+    try:
+        (mount.path / "f").write_bytes(b"x")
+        fd = os.open(mount.path, os.O_RDONLY | os.O_DIRECTORY)
+        assert ctypes.CDLL(None).syncfs(fd) == 0
+        os.close(fd)
+        assert [entry["name"] for entry in mount.status()["queue"]] == ["f"]
+    finally:
+        fault_fs.thaw()
 
 
 @clause("S18")

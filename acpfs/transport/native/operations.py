@@ -8,6 +8,7 @@ happens (`errnos.MALFORMED`). Reader threads call it at once from several thread
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -311,10 +312,16 @@ class Calls:
         return self._fs.read(HandleId(handle), offset, size)
 
     def write(self, request: Request) -> Call[int]:
-        handle, offset, size, flags, _, _, _ = WRITE_IN.unpack_from(request.buffers.header, _BODY)
+        handle, offset, size, flags, _, open_flags, _ = WRITE_IN.unpack_from(
+            request.buffers.header, _BODY
+        )
         # pages of a mapping, or of a cache, are written back by whoever comes by
         pid = 0 if flags & WRITE_CACHE else request.pid
-        call = self._fs.write(HandleId(handle), offset, request.payload(size), pid)
+        # of the descriptor, or of this write alone (RWF_DSYNC); pages that are written back have those of any descriptor
+        is_durable = bool(open_flags & os.O_DSYNC) and not flags & WRITE_CACHE
+        call = self._fs.write(
+            HandleId(handle), offset, request.payload(size), pid, is_durable=is_durable
+        )
         return self._and_kill(request, call) if flags & WRITE_KILL_SUIDGID else call
 
     def flush(self, request: Request) -> Call[None]:
