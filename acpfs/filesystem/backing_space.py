@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
@@ -17,10 +18,16 @@ class BackingSpace:
     """What was last heard. Used under the file system's lock."""
 
     def __init__(
-        self, lower: Lower, calls: CallPool, lock: RLock, tell: Callable[[SpaceInfo], None]
+        self,
+        lower: Lower,
+        calls: CallPool,
+        lock: RLock,
+        tell: Callable[[SpaceInfo], None],
+        owed_bytes: Callable[[], int],
     ) -> None:
-        """`tell`: who else is to know, under the lock."""
+        """`tell`: who else is to know, under the lock. `owed_bytes`: what was written here and is not there yet."""
         self._tell = tell
+        self._owed_bytes = owed_bytes
         self._lower, self._calls, self._lock = lower, calls, lock
         self._known: SpaceInfo | None = None
         self._known_at = 0.0
@@ -32,6 +39,16 @@ class BackingSpace:
         self._known = space
         self._tell(space)
         self._known_at = 0.0 if of_earlier_worker else time.monotonic()
+
+    def left(self) -> SpaceInfo:
+        """As applications see it: what they have written is taken, though the backing directory has not got it yet."""
+        space = self.now()
+        owed = -(-self._owed_bytes() // max(1, space.block_bytes))
+        return replace(
+            space,
+            blocks_free=max(0, space.blocks_free - owed),
+            blocks_available=max(0, space.blocks_available - owed),
+        )
 
     def now(self) -> SpaceInfo:
         """The last answer, which is asked for anew where it is old. `learn` has to come first."""

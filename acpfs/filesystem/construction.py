@@ -222,7 +222,7 @@ class FileSystemParts:
             state, self.table, self.reports, self.changes, self.finish_outgrown
         )
         self.space, self.descriptors = (
-            BackingSpace(lower, calls, self.lock, self.files.learn_capacity),
+            BackingSpace(lower, calls, self.lock, self.files.learn_capacity, self.files.owed_bytes),
             Reserve(settings.allow_other),
         )
 

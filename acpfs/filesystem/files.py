@@ -25,7 +25,7 @@ from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.steps import wait
-from acpfs.ram.tier import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
+from acpfs.ram.tier import BLOCK_BYTES, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
 from acpfs.types import HandleId, Seq
 from acpfs.writeback.log.log import OperationLog
 
@@ -118,6 +118,19 @@ class Files:
     def learn_capacity(self, space: SpaceInfo) -> None:
         """What the backing file system has room for altogether; a longer file is nothing but a mistake, which would be copied for years."""
         self._file_bytes_max = max(FILE_BYTES_MAX, space.blocks * space.block_bytes)
+
+    def owed_bytes(self) -> int:
+        """What was written, closed or not, and is in RAM alone: the backing directory will want room for it."""
+        written = (
+            node
+            for node in self._open.open_nodes()
+            if (node.modified or node.kernel_writers) and not node.body.is_cold and node.body.tier
+        )
+        unfrozen = (
+            max(0, node.blocks * BLOCK_BYTES - self._contents.frozen_bytes(node))
+            for node in written
+        )
+        return self._log.unstored_bytes + sum(unfrozen)
 
     def _check_end(self, node: Node, end: int) -> None:
         """Whether a file may reach so far; one that is longer already may stay so.

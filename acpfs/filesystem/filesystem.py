@@ -407,7 +407,7 @@ class FileSystem:
 
     async def statfs(self) -> SpaceInfo:
         """Space of the backing file system, from memory; renewed behind the answer, so that `df` never waits."""
-        return self._parts.space.now()
+        return self._parts.space.left()
 
     def offer_lanes(self, daemon: Lane, *, passthrough: bool) -> None:
         """As `Lanes.offer`: what the transport has."""

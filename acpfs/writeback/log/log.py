@@ -83,8 +83,10 @@ class OperationLog:
         self._followers: list[tuple[Callable[[Op], None], Callable[[], None]]] = []
         self.dirty_bytes = 0
         """Sum of the sizes of all versions in the log."""
-        self._sizes: dict[VersionId, int] = {}
-        """As they count in it; a version may become longer."""
+        self.unstored_bytes = 0
+        """Of these, what the backing directory has not got yet: not in a staging file that is whole."""
+        self._sizes: dict[VersionId, tuple[int, int]] = {}
+        """As they count in both; a version may become longer."""
         self._left_out = 0
         state.create(DDL)
         self.needs = Needs(state)
@@ -265,8 +267,16 @@ class OperationLog:
         version.changed = self._state.changes
 
     def _count(self, version: Version) -> None:
-        self.dirty_bytes += version.size - self._sizes.get(version.vid, 0)
-        self._sizes[version.vid] = version.size
+        self._count_out(version.vid)
+        unstored = 0 if version.is_staged or not version.is_local else version.size
+        self._sizes[version.vid] = (version.size, unstored)
+        self.dirty_bytes += version.size
+        self.unstored_bytes += unstored
+
+    def _count_out(self, vid: VersionId) -> None:
+        size, unstored = self._sizes.pop(vid, (0, 0))
+        self.dirty_bytes -= size
+        self.unstored_bytes -= unstored
 
     def remove(self, op: Op) -> None:
         """The operation is persisted, elided or discarded."""
@@ -288,7 +298,7 @@ class OperationLog:
         if self._replaced.pop(op.seq, None) is not None:
             self._state.change("DELETE FROM replaces WHERE seq = ?", (op.seq,))
         if op.version is not None:
-            self.dirty_bytes -= self._sizes.pop(op.version.vid, 0)
+            self._count_out(op.version.vid)
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
         if not op.committed:
             self._left_out = self._state.changes
