@@ -404,7 +404,12 @@ def _backing(backing: Path) -> list[Finding]:
         )
     ]
     findings += [Finding("backing directory", "note", note) for note in report.notes]
-    return findings + (_inherited_acls() if report.features.acls else [])
+    return [*findings, *(_inherited_acls() if report.features.acls else []), _locks()]
+
+
+def _locks() -> Finding:
+    text = "flock, fcntl, O_EXCL and mkdir keep out programs of this machine only: no file for locks between machines here"
+    return Finding("locks", "ok", text)
 
 
 def _inherited_acls() -> list[Finding]:
