@@ -82,6 +82,10 @@ def bytes_written() -> int:
     return 0
 
 
+class OtherJobError(RefusedError):
+    """The coordinators are those of another job that has the same name."""
+
+
 class GenerationOverError(Exception):
     """A newer command came: what is being done is void."""
 
@@ -171,7 +175,9 @@ class Member:
             self._news.wait(TURN_S)
             self._news.clear()
         if isinstance(self._protected, Refused):
-            raise RefusedError(f"no protection: {self._protected.reason}")
+            raise (OtherJobError if self._protected.is_other_job else RefusedError)(
+                f"no protection: {self._protected.reason}"
+            )
         if self._protected is None and self._order is None:
             raise RefusedError(
                 "no protection: "

@@ -104,6 +104,8 @@ class Hello:
     """Updates that were completed when protection began: a gasp of that step would have nothing new."""
     address: str = ""
     """Where other members reach it; empty where they need not."""
+    first: bool = False
+    """Where ranks are replaced: nobody was this rank before. Who was is then of another job."""
 
     def __post_init__(self) -> None:
         if not self.rank < self.world <= WORLD_MAX:
@@ -367,6 +369,8 @@ class Refused:
     """No protection: the reason is for the user. The connection ends."""
 
     reason: str
+    is_other_job: bool = False
+    """It has the same name as the rank's own, which is to be looked for elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

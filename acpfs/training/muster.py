@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,8 @@ class Place:
     nodes: int
     generation: int
     """0: the first process that is this rank."""
+    is_named: bool = False
+    """Whether the launcher has drawn a name for this attempt of the job, which no other has."""
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -85,28 +88,108 @@ def place_from(environment: Mapping[str, str]) -> Place:
         ),
         nodes=-(-world // local_world),
         generation=int(environment.get("ACPFS_GENERATION", "0")),
+        is_named=bool(environment.get("ACPFS_JOB")),
     )
 
 
 def muster(
-    directory: Path, place: Place, policy: Policy, environment: Mapping[str, str] | None = None
+    directory: Path,
+    place: Place,
+    policy: Policy,
+    environment: Mapping[str, str] | None = None,
+    refused: frozenset[str] = frozenset(),
 ) -> Boot:
     """Coordinators, started or found, and connections to them.
+
+    `refused`: jobs that have this name too, and are others.
 
     Raises:
         RefusedError: none answers.
     """
     environment = os.environ if environment is None else environment
-    job_directory, node = directory / JOBS / place.job, _node(directory)
     named = environment.get("ACPFS_COORDINATORS", "")
+    if place.is_named or named:
+        found = _mustered(directory, place, policy, named, lambda: False)
+        assert found is not None, "nothing takes its place"
+        return found
+    drawn = Drawn(directory, place)
+    if drawn.is_mine:
+        drawn.draw()
+    while True:
+        job = drawn.job(policy.protected_s, refused)
+        own = replace(place, job=job)
+        found = _mustered(directory, own, policy, "", partial(drawn.is_over, job))
+        if found is not None:
+            return found
+        log.info("the job of this name was an older one", job=job)
+
+
+class Drawn:
+    """What tells attempts of a job apart whose launcher gives them all one name: rank 0 draws a number, and says it in a file.
+
+    Who reads it before rank 0 has written meets an older job there. Its coordinators are gone, or
+    know the rank's first process, and refuse this one (`Hello.first`): then it looks again.
+    """
+
+    def __init__(self, directory: Path, place: Place) -> None:
+        self._name = place.job
+        self._file = directory / JOBS / f".now-{place.job}"
+        self.is_mine = place.rank == 0 and not place.generation
+
+    def draw(self) -> None:
+        """This is rank 0, and a new job."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        job = f"{self._name}-{secrets.token_hex(4)}"
+        made = self._file.with_name(f".{job}.tmp")
+        made.write_text(job, encoding="utf-8")
+        made.rename(self._file)
+
+    def job(self, patience_s: float, refused: frozenset[str]) -> str:
+        """Its name; waits for one that is not `refused`.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            found = self._said()
+            if found and found not in refused:
+                return found
+            if time.monotonic() >= deadline:
+                raise RefusedError(f"rank 0 of job {self._name} does not appear ({self._file})")
+            time.sleep(LOOK_AGAIN_S)
+
+    def is_over(self, job: str) -> bool:
+        """Whether another one has taken the name of this one."""
+        return self._said() not in ("", job)
+
+    def _said(self) -> str:
+        place = readable(self._file.parent) / self._file.name
+        try:
+            return place.read_text(encoding="utf-8")
+        except (OSError, ValueError):  # a mount that does not answer right now
+            return ""
+
+
+def _mustered(
+    directory: Path, place: Place, policy: Policy, named: str, is_over: Callable[[], bool]
+) -> Boot | None:
+    """`named`: coordinators that a launcher has started. None: the job `is_over`."""
+    job_directory, node = directory / JOBS / place.job, _node(directory)
     if not named:
         for number in place.starts:
-            _start(directory, place, number, node, policy)
+            first = "" if number == 0 else _address(job_directory, 0, policy, is_over)
+            if number and not first:
+                return None
+            _start(directory, place, number, node, policy, first)
     addresses = {
         int(number): address
         for number, _, address in (one.partition("=") for one in named.split(",") if one)
     }
-    links = _links(job_directory, place, addresses, policy)  # by then the credentials are there
+    links = _links(job_directory, place, addresses, policy, is_over)
+    if links is None:
+        return None
+    # by now the credentials are there
     return Boot(
         place.job,
         node,
@@ -123,7 +206,10 @@ def _node(directory: Path) -> str:
         return socket.gethostname()
 
 
-def _start(directory: Path, place: Place, number: int, node: str, policy: Policy) -> None:
+def _start(
+    directory: Path, place: Place, number: int, node: str, policy: Policy, first: str
+) -> None:
+    """`first`: where the one is that commands first; empty for that one."""
     job_directory = directory / JOBS / place.job
     if number == 0:
         for name in job_directory.glob(
@@ -154,22 +240,16 @@ def _start(directory: Path, place: Place, number: int, node: str, policy: Policy
         if place.nodes > 1
         else ["--witness", "off"]
     )
-    words += (
-        ["--first"]
-        if number == 0
-        else [
-            word
-            for address in [_address(job_directory, 0, policy)]
-            for word in ("--peer", f"0={address}")
-        ]
-    )
+    words += ["--peer", f"0={first}"] if first else ["--first"]
     first_line(words, policy.protected_s)
 
 
-def _address(job_directory: Path, number: int, policy: Policy) -> str:
-    """Of a coordinator that is being started elsewhere."""
+def _address(job_directory: Path, number: int, policy: Policy, is_over: Callable[[], bool]) -> str:
+    """Of a coordinator that is being started elsewhere; empty: the job `is_over`."""
     deadline = time.monotonic() + policy.protected_s
     while time.monotonic() < deadline:
+        if is_over():
+            return ""
         if address := _told(job_directory, number):
             return address
         time.sleep(LOOK_AGAIN_S)
@@ -192,14 +272,22 @@ def _credentials(job_directory: Path) -> Credentials | None:
 
 
 def _links(
-    job_directory: Path, place: Place, named: Mapping[int, str], policy: Policy
-) -> dict[int, SocketLink]:
-    """To all of them; a process that comes later takes those that answer."""
+    job_directory: Path,
+    place: Place,
+    named: Mapping[int, str],
+    policy: Policy,
+    is_over: Callable[[], bool],
+) -> dict[int, SocketLink] | None:
+    """To all of them; a process that comes later takes those that answer. None: the job `is_over`."""
     began, links = time.monotonic(), dict[int, SocketLink]()
     found: Credentials | None = None
     wanted = len(named) or place.coordinators
     patience = policy.protected_s
     while len(links) < wanted and time.monotonic() - began < patience:
+        if is_over():
+            for link in links.values():
+                link.close()
+            return None
         found = found or (_credentials(job_directory) if policy.tls else None)
         for number in named or range(place.coordinators):
             address = named.get(number) or _told(job_directory, number)

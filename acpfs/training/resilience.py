@@ -24,7 +24,7 @@ from acpfs.training.coordinator.exiting import started_at
 from acpfs.training.first_update import tell_launcher
 from acpfs.training.interrupt import Interrupted, Interrupter, importing
 from acpfs.training.marks import Marks
-from acpfs.training.member import Member, Order
+from acpfs.training.member import Member, Order, OtherJobError
 from acpfs.training.memory_left import end_soon
 from acpfs.training.messages import (
     Done,
@@ -46,6 +46,7 @@ from acpfs.training.policy import Policy
 from acpfs.training.stacks import all_stacks
 
 if TYPE_CHECKING:
+    from acpfs.training.boot import Boot
     from acpfs.training.torch.device import Device
     from acpfs.training.torch.run import Run
 
@@ -103,20 +104,17 @@ class Voyage:
     ) -> None:
         """`device`: where the rank's tensors are."""
         from acpfs.training.torch.device import device_named
-        from acpfs.training.torch.run import Run
 
         self._directory, self._policy, self._train = directory, policy, train
         self._device: Device = device_named(device)
-        self._place = place = place_from(os.environ)
+        self._place = place_from(os.environ)
         self._marks = Marks()
         main = threading.get_ident()
         self._interrupter = Interrupter(
             *(main, lambda: self._marks.updating or importing(main, Voyage._enter.__code__)),
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
         )
-        self._run = Run(
-            directory, place.job, place.rank, place.world, self._marks, policy, self._updated
-        )
+        self._run: Run
         self._member: Member
         self._handled = 0
         self._is_running = False
@@ -140,7 +138,41 @@ class Voyage:
             suppress(OSError) if place.generation else nullcontext()
         ):  # a mount that does not answer right now is no reason to stay away
             self._directory.mkdir(parents=True, exist_ok=True)
-        booted = muster(self._directory, place, self._policy)
+        try:
+            self._register()
+            with rendezvous_by(self._run.rendezvous):
+                return self._serve()
+        finally:
+            if hasattr(self, "_member"):
+                self._member.end()
+
+    def _register(self) -> None:
+        """With the coordinators of this rank's own job: another one may have its name.
+
+        Raises:
+            RefusedError: there are none, or they do not take it.
+        """
+        refused: set[str] = set()
+        deadline = time.monotonic() + self._policy.protected_s
+        while True:
+            booted = muster(self._directory, self._place, self._policy, refused=frozenset(refused))
+            self._member = member = self._member_of(booted)
+            try:
+                return member.start(booted.links, self._policy.protected_s)
+            except OtherJobError:
+                member.end()
+                refused.add(booted.job)
+                if self._place.is_named or time.monotonic() > deadline:
+                    raise
+
+    def _member_of(self, booted: Boot) -> Member:
+        from acpfs.training.torch.run import Run
+
+        place = self._place
+        self._run = Run(
+            *(self._directory, booted.job, place.rank, place.world),
+            *(self._marks, self._policy, self._updated),
+        )
         hello = Hello(
             place.rank,
             place.world,
@@ -150,8 +182,9 @@ class Voyage:
             Gate.EXPLICIT,
             {},
             self._policy.name,
+            first=not place.generation,
         )
-        self._member = member = Member(
+        member = Member(
             booted.job,
             hello,
             self._marks,
@@ -162,12 +195,7 @@ class Voyage:
             on_stuck=self._stuck,
         )
         member.parked = True
-        try:
-            member.start(booted.links, self._policy.protected_s)
-            with rendezvous_by(self._run.rendezvous):
-                return self._serve()
-        finally:
-            member.end()
+        return member
 
     def _stuck(self) -> None:
         """Nothing brings the main thread out of C: another process takes this one's place, and has what this one has."""

@@ -245,12 +245,32 @@ class Coordinator:
                     Refused(f"this is the coordinator of job {self._settings.job}")
                 )
             )
+        elif isinstance(first.message, Hello) and self._is_of_another_job(first.message):
+            self._refuse("taken", peer, str(first.message.rank))
+            connection.post(
+                self._connected.framed(
+                    Refused(
+                        f"rank {first.message.rank} is another process: two jobs are called "
+                        f"{self._settings.job}; give each a name of its own (--rdzv-id, ACPFS_JOB)",
+                        is_other_job=True,
+                    )
+                )
+            )
         elif isinstance(first.message, Hello):
             await self._member(connection, first.message, first)
         elif isinstance(first.message, Watch):
             await self._other(connection, first.message)
         else:
             self._refuse("stranger", peer, type(first.message).__name__)
+
+    def _is_of_another_job(self, hello: Hello) -> bool:
+        """A rank's first process, where another one has been that rank: a name is no identity."""
+        known = self._phases.hellos.get(hello.rank)
+        return (
+            hello.first
+            and known is not None
+            and (known.node, known.pid, known.started) != (hello.node, hello.pid, hello.started)
+        )
 
     async def _member(self, connection: Connection, hello: Hello, first: Sent) -> None:
         rank = hello.rank

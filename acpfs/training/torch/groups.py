@@ -15,6 +15,20 @@ SAVERS_TIMEOUT_S = 86_400.0
 """None, in effect: one saver's storage may stand still, and the coordinator knows who is waited for, and ends the group's connections."""
 
 
+def refuse_other_backends() -> None:
+    """Of the default group, which has to be there.
+
+    Raises:
+        ConfigError: a backend whose collectives nobody has tried to leave.
+    """
+    # As torch has resolved it: "cpu:gloo" also where init_process_group was given none.
+    backend = str(dist.get_backend_config())
+    if {part.rpartition(":")[2] for part in backend.split(",")} != {"gloo"}:
+        raise ConfigError(
+            f"backend {backend}: acpfs.training gets ranks out of gloo's collectives only; others were not tried on a device"
+        )
+
+
 class Groups:
     """Of one rank. `abort` may be called from any thread; the rest belongs to the main thread, of all ranks alike."""
 
@@ -26,12 +40,7 @@ class Groups:
         """
         if not dist.is_initialized():
             raise ConfigError("protect comes after torch.distributed.init_process_group")
-        # As torch has resolved it: "cpu:gloo" also where init_process_group was given none.
-        backend = str(dist.get_backend_config())
-        if {part.rpartition(":")[2] for part in backend.split(",")} != {"gloo"}:
-            raise ConfigError(
-                f"backend {backend}: acpfs.training gets ranks out of gloo's collectives only; others were not tried on a device"
-            )
+        refuse_other_backends()
         self._sockets = GroupSockets()
         self._left: list[Any] = []
         """Groups that were destroyed: the end of such an object would wait for collectives that may never end."""

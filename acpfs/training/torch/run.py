@@ -27,6 +27,7 @@ from acpfs.training.sources import Having, Origin, Sources, sources
 from acpfs.training.torch import snapshot
 from acpfs.training.torch.buddy import Buddy, packed, unpacked
 from acpfs.training.torch.gate import ExplicitGate
+from acpfs.training.torch.groups import refuse_other_backends
 from acpfs.training.torch.holding import Holding, TorchHolding, gathered
 from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.host_parts import host_state
@@ -97,6 +98,7 @@ class Run:
         Raises:
             ConfigError: something that cannot be told from the model and the optimizers.
         """
+        refuse_other_backends()
         held = TorchHolding(model, several(optimizer))
         return self.restore_held(
             held, several(scheduler), scaler=scaler, further=state, after_update=after_update
@@ -112,6 +114,7 @@ class Run:
         after_update: Callable[[], None] | None = None,
     ) -> int:
         """The same for whoever brings a holding. All but that one are as for `restore`."""
+        refuse_other_backends()
         host = host_state(
             *(held.optimizers, held.buffers, self._policy.buffers_bytes_max),
             frozen=held.frozen,

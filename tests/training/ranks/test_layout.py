@@ -12,11 +12,14 @@ import torch
 import torch.distributed as dist
 
 from acpfs.errors import ConfigError
+from acpfs.training.marks import Marks
 from acpfs.training.messages import Gate, Save
+from acpfs.training.policy import Policy
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.layout import everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.replicated_zero import ReplicatedZero
+from acpfs.training.torch.run import Run
 from acpfs.training.torch.writers import NotWrittenError, SingleWriter
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import JOBS, network
@@ -146,9 +149,12 @@ def _without_a_backend(rank: int, directory: Path) -> None:
     dist.init_process_group("cpu:fake", store=dist.HashStore(), rank=0, world_size=1)
     with pytest.raises(ConfigError, match="backend cpu:fake"):
         Groups()
+    run = Run(directory, "job", 0, 1, Marks(), Policy(), lambda: None)
+    with pytest.raises(ConfigError, match="backend cpu:fake"):
+        run.restore(model=network(), optimizer=None)
 
 
-@pytest.mark.clause("T194")
+@pytest.mark.clause("T177", "T194")
 def test_a_backend_that_nobody_named_is_what_torch_takes(tmp_path: Path) -> None:
     with Ranks(1, tmp_path, lambda rank: _without_a_backend(rank, tmp_path)) as ranks:
         assert ranks.statuses() == [0], ranks.said()
