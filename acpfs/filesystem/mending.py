@@ -98,7 +98,7 @@ class Mending:
 
     def held(self, path: bytes) -> HeldContent | str:
         """What RAM has of the file that is persisted at a path, or in words why that is nothing."""
-        node = self._node(path)
+        node = self.node(path)
         if node is None or not node.is_file:
             return "the mount does not know it (any more): its copy has left RAM, or somebody removed it from the backing directory"
         if node.modified or self._log.is_pending(node.ino):
@@ -110,7 +110,7 @@ class Mending:
 
     def store_again(self, path: bytes, tier_id: TierId) -> Seq | None:
         """Log the content once more; None: it is not that content any more."""
-        node = self._node(path)
+        node = self.node(path)
         if (
             node is None
             or node.body.is_cold
@@ -123,7 +123,8 @@ class Mending:
         op = self._changes.freeze(node)
         return None if op is None else op.seq
 
-    def _node(self, path: bytes) -> Node | None:
+    def node(self, path: bytes) -> Node | None:
+        """What lies at a path, as far as the mount knows it."""
         ino = ROOT
         for name in path.split(b"/"):
             node = self._table.get(ino)

@@ -415,6 +415,12 @@ class WorkerSubject:
         rows = self._parts.manifest.rows(tuple(path.split(b"/")) if path else ())
         return next(rows, None) is not None
 
+    def _absolve(self, path: bytes) -> None:
+        with self._parts.fs.lock:
+            node = self._parts.inner.mending.node(path)
+            if node is not None:
+                self._parts.inner.warming.absolve(node)
+
     async def verify(
         self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]
     ) -> None:
@@ -434,6 +440,7 @@ class WorkerSubject:
             name = os.fsencode(verdict.path)
             if verdict.status == "ok":
                 good.add(name)
+                self._absolve(name)
             if verdict.status != "unknown":
                 self._view.read_back(name, is_whole=verdict.status == "ok")
             await tell(verdict)

@@ -435,6 +435,29 @@ def test_what_is_not_as_it_was_stored_is_not_served(
 
 
 @NATIVE
+@clause("S444")
+def test_a_file_that_is_verified_is_served_again(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
+    """The path to the storage gave wrong bytes for a while; the file was good all the time."""
+    data = os.urandom(3 * MIB)
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    (mount.path / "f").write_bytes(data)
+    mount.flush()
+    mount.umount()
+    mount.start(verify_reads=True)
+    rule = fault_fs.rule("flip", ops=["read"], glob="f")
+    with pytest.raises(OSError) as refused:
+        whole(mount.path / "f")
+    assert refused.value.errno == errno.EIO
+    fault_fs.clear(rule)
+    with pytest.raises(OSError):
+        whole(mount.path / "f")
+    assert mount.ctl("verify", str(mount.path / "f"))[0]["status"] == "ok"
+    assert whole(mount.path / "f") == data
+
+
+@NATIVE
 @clause("S104")
 def test_ram_serves_what_the_backing_directory_spoils(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs

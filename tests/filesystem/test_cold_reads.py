@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from acpfs.backing import calls
+from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.health import STUCK_AFTER_S
 from acpfs.backing.lower import LowerPath, Note
 from acpfs.config import WarmReads
@@ -352,6 +353,70 @@ def test_damage_is_found_in_a_file_whose_times_were_set_after_it_was_stored(tmp_
             assert refused.value.errno == errno.EIO
 
     trio.run(scenario)
+
+
+@pytest.mark.clause("S444")
+@pytest.mark.parametrize("verify_reads", [False, True], ids=["while read", "before"])
+@pytest.mark.parametrize("blocks", [1, 4 * 1024], ids=["small", "large"])
+def test_what_comes_wrong_once_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, verify_reads: bool
+) -> None:
+    """A path to the storage that gives one wrong byte once. The file is good, and was refused for as long as the mount lasted."""
+    data = os.urandom(1024) * blocks
+
+    async def scenario() -> None:
+        async with world(tmp_path, hold=False) as w:
+            await w.write(b"f", data)
+            await w.drained()
+        shutil.rmtree(tmp_path / "tier")
+        wrong = WrongOnce(monkeypatch)
+        async with world(tmp_path, verify_reads=verify_reads) as w:
+            ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            pieces = range(0, len(data), MIB)
+            await w.do(w.fs.read(opened.handle, 0, MIB))
+            coming = w.inner.table[ino].body.filling
+            for at in pieces:
+                await w.do(w.fs.read(opened.handle, at, MIB))
+            if coming is not None:
+                await trio.to_thread.run_sync(coming.settled.result, 60)
+            assert wrong.times == 1
+            found = [await w.do(w.fs.read(opened.handle, at, MIB)) for at in pieces]
+            assert b"".join(found) == data
+            await w.close(opened)
+            assert w.fs.statistics().lower_view.checksum_mismatches == 0
+
+    trio.run(scenario)
+
+
+class WrongOnce:
+    """The first bytes that are read of a file on the backing directory, whoever reads them, are wrong."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        self._lock = threading.Lock()
+        self._pread, self._read = os.pread, BackingDirectory.read
+        monkeypatch.setattr(os, "pread", self._wrong_pread)
+        monkeypatch.setattr(BackingDirectory, "read", lambda *words: self._wrong_read(*words))
+
+    def _is_first(self, fd: int) -> bool:
+        with self._lock:
+            if "/backing/" not in os.readlink(f"/proc/self/fd/{fd}") or self.times:
+                return False
+            self.times += 1
+            return True
+
+    def _wrong_pread(self, fd: int, size: int, offset: int) -> bytes:
+        data = self._pread(fd, size, offset)
+        return bytes([data[0] ^ 1]) + data[1:] if data and self._is_first(fd) else data
+
+    def _wrong_read(
+        self, directory: BackingDirectory, fd: int, target: memoryview, offset: int
+    ) -> int:
+        got = self._read(directory, fd, target, offset)
+        if got and self._is_first(fd):
+            target[0] ^= 1
+        return got
 
 
 @pytest.mark.clause("S131", "S101")

@@ -14,10 +14,11 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower
+from acpfs.backing.lower import Lower, LowerStat
 from acpfs.backing.progress import Progress
 from acpfs.config import Settings, WarmReads
 from acpfs.filesystem.content.contents import Contents
@@ -70,6 +71,8 @@ class Warming:
         self._fills, self.counts = fills, fills.counts
         self._watched: dict[Ino, tuple[Node, int]] = {}
         self._damaged: dict[Ino, Identity] = {}
+        self._suspected: dict[Ino, Coming] = {}
+        """Came otherwise than it was stored, and is read once more: nothing of it is served until it is known which was right."""
         self._bell = threading.Event()
         self._looking = False
         self._read_together = Progress()
@@ -131,6 +134,7 @@ class Warming:
         Raises:
             OSError: EIO, it is known not to be what was stored.
         """
+        await self.settled(node)
         self.check(node)
         if not node.body.is_cold or not (self._settings.verify_reads or node.size <= SMALL_BYTES):
             return
@@ -206,6 +210,20 @@ class Warming:
             "bring to RAM", coming.settled, coming.fill.progress
         )
 
+    async def settled(self, node: Node) -> None:
+        """Wait until it is known of a file that came wrong whether it is damaged.
+
+        Raises:
+            OSError: EIO: nothing of it comes any more.
+        """
+        coming = self._suspected.get(node.ino)
+        if coming is not None and coming.identity == node.identity:
+            await self._outcome(coming)
+
+    def absolve(self, node: Node) -> None:
+        """Somebody has verified it. Under the lock."""
+        self._damaged.pop(node.ino, None)
+
     def check(self, node: Node) -> None:
         """Refuse a file that was found damaged, as long as it is the same.
 
@@ -227,6 +245,7 @@ class Warming:
             OSError: EIO, the file is damaged, or the backing directory does not answer.
         """
         node = reader.node
+        await self.settled(node)
         self.check(node)
         coming = self._on_its_way(node)
         if coming is None:
@@ -409,22 +428,26 @@ class Warming:
     def closed(self, node: Node) -> None:
         """The last handle is gone: a file of which only a part was asked for does not come."""
         coming = node.body.filling
-        if coming is not None and not (coming.fill.led or coming.asked_for):
+        if coming is None or self._suspected.get(node.ino) is coming:
+            return
+        if not (coming.fill.led or coming.asked_for):
             self._fills.give_up(coming)
 
     # -- the end
 
     def _ended(self, node: Node, coming: Coming, done: Future[str]) -> None:
         """In the thread that brought the last piece, or under the lock where it was given up."""
-        outcome = "given up"
+        outcome: str | None = "given up"
         if not coming.gone:
             with self._lock:
                 if not coming.gone:
                     outcome = self._judge(node, coming, done)
                     self._commit()
-        coming.settled.set_result(outcome)
+        if outcome is not None:
+            coming.settled.set_result(outcome)
 
-    def _judge(self, node: Node, coming: Coming, done: Future[str]) -> str:
+    def _judge(self, node: Node, coming: Coming, done: Future[str]) -> str | None:
+        """How it ended; None: it is read once more."""
         fill = coming.fill
         error = done.exception()
         st = fill.after
@@ -438,25 +461,48 @@ class Warming:
             node.checked_at = 0.0
             self._fills.give_up(coming)
             return "changed"
-        try:
-            verified = self._view.whole.compare(
-                self._table.path(node.ino), st, fill.note, done.result()
-            )
-        except DamagedFileError:
-            self._found_damaged(node, coming)
-            return "mismatch"
+        verified, differs = self._view.whole.compared(st, fill.note, done.result())
+        if differs is not None:
+            return self._suspect(node, coming)
         self.counts.warmed_verified += verified
         coming.sound = True
         if not node.in_kernel:
             self._adopt(node, coming)
         return "verified" if verified else "unknown"
 
-    def _found_damaged(self, node: Node, coming: Coming) -> None:
-        self._damaged[node.ino] = coming.identity
+    def _suspect(self, node: Node, coming: Coming) -> str | None:
+        """It came otherwise than it was stored. Nothing of it counts; whether the file is damaged another reading says."""
+        path = self._view.path(node)
         node.keep_cache = False
-        self._fills.give_up(coming)
         if node.lookups:
             self._view.notices.changed(node.ino)  # pages that the kernel has of it go
+        if path is None:
+            self._fills.give_up(coming)
+            return "changed"
+        self._suspected[node.ino] = coming
+        again = self._ahead.submit("verify", self._view.whole.confirm, path, coming.fill.progress)
+        again.add_done_callback(partial(self._confirmed, node, coming))
+        return None
+
+    def _confirmed(self, node: Node, coming: Coming, again: Future[LowerStat]) -> None:
+        """In the thread that has read it once more."""
+        error = again.exception()
+        with self._lock:
+            if self._suspected.get(node.ino) is coming:
+                del self._suspected[node.ino]
+            if isinstance(error, DamagedFileError):
+                outcome = "mismatch"
+                self._damaged[node.ino] = coming.identity
+            elif error is not None:
+                outcome = f"failed: {getattr(error, 'strerror', error)}"
+            else:
+                outcome = "failed: it came otherwise than it was stored, and was right when it was read once more"
+                if again.result().identity() == coming.identity == node.identity:
+                    node.sound = coming.identity
+            if not coming.gone:
+                self._fills.give_up(coming)
+            self._commit()
+        coming.settled.set_result(outcome)
 
     def _adopt(self, node: Node, coming: Coming) -> None:
         """Make it the node's content, if that is still what the backing directory has."""

@@ -1,14 +1,16 @@
 """Reading a file of the backing directory from its first byte to its last, and holding it against what was stored.
 
-Owns the comparison with the checksum that acpfs noted at the file, and counts and tells what is damaged. Blocks on the backing directory:
-run it on a thread of a pool. Thread-safe; takes no lock of the file system.
+Owns the comparison with the checksum that acpfs noted at the file, and counts and tells what is damaged: what came wrong twice.
+Blocks on the backing directory: run it on a thread of a pool. Thread-safe; takes no lock of the file system.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
+from typing import NamedTuple
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat, Note
 from acpfs.backing.progress import Progress
@@ -22,11 +24,20 @@ from acpfs.writeback.evidence.whereabouts import Whereabouts
 CHUNK_BYTES = 8 << 20
 DAMAGED = "a file on the backing directory is not what was stored there: it is not served"
 
+MISREAD = "a file came otherwise than it was stored: it is read once more"
+
 log = get_logger(__name__)
 
 
 class DamagedFileError(OSError):
     """EIO: the bytes are not those that were stored, by their checksum."""
+
+
+class Differs(NamedTuple):
+    """Two checksums of one file."""
+
+    expected: str
+    found: str
 
 
 class WholeReads:
@@ -52,12 +63,29 @@ class WholeReads:
         """Copy the first `size` bytes to an open file; returns the entry as it was meanwhile.
 
         Raises:
-            DamagedError: all of it was read, and it is not what was stored.
+            DamagedFileError: all of it was read twice, and it is not what was stored.
             OSError: EIO, it changed. ECANCELED, nobody wants it any more.
         """
         progress.begin()
+        before, differs = self._copy_once(path, target_fd, size, progress)
+        if differs is not None:
+            self._tell_misread(path, differs)
+            before, differs = self._copy_once(path, target_fd, size, progress, past_cache=True)
+        if differs is not None:
+            raise self._condemned(path, differs)
+        return before
+
+    def _copy_once(
+        self,
+        path: LowerPath,
+        target_fd: int,
+        size: int,
+        progress: Progress,
+        *,
+        past_cache: bool = False,
+    ) -> tuple[LowerStat, Differs | None]:
         before = self._there.lstat(path)
-        source = self._there.open_read(path)
+        source = self._opened(path, past_cache=past_cache)
         hasher, done = Checksum(), 0
         try:
             while done < size and (data := os.pread(source, min(CHUNK_BYTES, size - done), done)):
@@ -69,17 +97,38 @@ class WholeReads:
             os.close(source)
         if done < size or self._there.lstat(path).identity() != before.identity():
             raise OSError(errno.EIO, "the file changed on the backing directory while it was read")
-        self.compare(b"/".join(path), before, note, hasher.hexdigest())
-        return before
+        return before, self.compared(before, note, hasher.hexdigest())[1]
 
     def verify(self, path: LowerPath, progress: Progress) -> LowerStat:
         """Read it for its checksum only; returns it as it was before.
 
         Raises:
-            DamagedError: it is not what was stored.
+            DamagedFileError: it is not what was stored, twice.
         """
         progress.begin()
-        source = self._there.open_read(path)
+        before, differs = self._read_once(path, progress)
+        if differs is not None:
+            self._tell_misread(path, differs)
+            return self.confirm(path, progress)
+        return before
+
+    def confirm(self, path: LowerPath, progress: Progress) -> LowerStat:
+        """Read what came wrong once more, from the storage and not from what this machine has kept of it.
+
+        A path to the storage can give wrong bytes once: that is no reason to refuse a good file from then on.
+
+        Raises:
+            DamagedFileError: it is not what was stored.
+        """
+        before, differs = self._read_once(path, progress, past_cache=True)
+        if differs is not None:
+            raise self._condemned(path, differs)
+        return before
+
+    def _read_once(
+        self, path: LowerPath, progress: Progress, *, past_cache: bool = False
+    ) -> tuple[LowerStat, Differs | None]:
+        source = self._opened(path, past_cache=past_cache)
         hasher, position = Checksum(), 0
         try:
             before = self._lower.stat_fd(source)
@@ -90,19 +139,27 @@ class WholeReads:
             note = self._lower.noted(source)
         finally:
             os.close(source)
-        self.compare(b"/".join(path), before, note, hasher.hexdigest())
-        return before
+        return before, self.compared(before, note, hasher.hexdigest())[1]
 
-    def compare(self, path: bytes, st: LowerStat, note: Note | None, found: str) -> bool:
-        """Hold a checksum against what was noted; False: nothing was, or the file was changed since.
+    def _opened(self, path: LowerPath, *, past_cache: bool) -> int:
+        source = self._there.open_read(path)
+        if past_cache:
+            with contextlib.suppress(OSError):  # a file system that keeps pages all the same
+                os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
+        return source
 
-        Raises:
-            DamagedError: it is not what was stored.
-        """
+    def compared(self, st: LowerStat, note: Note | None, found: str) -> tuple[bool, Differs | None]:
+        """Hold a checksum against what was noted: whether anything was that still counts, and by what it differs from that."""
         if note is None or not note.is_about(st, self._lower.features.time_granularity_ns):
-            return False
-        if found != note.digest:
-            self.mismatches += 1
-            log.error(DAMAGED, path=os.fsdecode(path), expected=note.digest, found=found)
-            raise DamagedFileError(errno.EIO, DAMAGED)
-        return True
+            return False, None
+        return True, None if found == note.digest else Differs(note.digest, found)
+
+    def _tell_misread(self, path: LowerPath, differs: Differs) -> None:
+        name = os.fsdecode(b"/".join(path))
+        log.warning(MISREAD, path=name, expected=differs.expected, found=differs.found)
+
+    def _condemned(self, path: LowerPath, differs: Differs) -> DamagedFileError:
+        name = os.fsdecode(b"/".join(path))
+        self.mismatches += 1
+        log.error(DAMAGED, path=name, expected=differs.expected, found=differs.found)
+        return DamagedFileError(errno.EIO, DAMAGED)
