@@ -138,7 +138,7 @@ def test_a_withheld_pointer_holds_no_removals_up_when_a_later_one_is_there(
     old = world.store("run/latest", b"1")
     run(world.run_for, 1.0)
     assert gate.withholds(gate.gated()[0])
-    world.store("latest", b"2")
+    world.store("run/latest_other", b"2")
     run(world.run_for, 1.0)
     assert gate.pointers(math.inf) == old.logged_at
     gate.passes(next(gated for gated in gate.gated() if gated.op is not old))

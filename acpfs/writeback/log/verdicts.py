@@ -27,6 +27,7 @@ class Why(enum.Enum):
     DELETES_BEFORE_POINTER = "it deletes, and a pointer before it is withheld"
     DELETES_BEFORE_REFUSED = "it deletes, and what was refused may be what replaces that"
     NAMES_REFUSED = "it may name what was refused"
+    NAMES_WITHHELD = "it may name what is withheld, or what a withheld pointer still names"
 
 
 OF_ASIDE = {

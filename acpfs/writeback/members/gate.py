@@ -132,7 +132,7 @@ class Gate:
         `directory_of`: in which directory a node lies. `scope_of`: see `scopes.Scopes`; by default by names alone.
         """
         self._freed, self._directory_of = freed, directory_of
-        self._scope_of = scope_of or _by_name
+        self.scope_of = scope_of or _by_name
         self._log, self._is_pointer, self._takes_pointer, self._order = (
             log,
             is_pointer,
@@ -367,7 +367,7 @@ class Gate:
         if gated.keys is None:
             everybodys = self.needs(gated.pointer) is None
             also = {ANYTHING, EVERYBODYS} if everybodys else {ANYTHING}
-            gated.keys = self._scope_of(gated.op).asks() | also
+            gated.keys = self.scope_of(gated.op).asks() | also
         return gated.keys
 
     def held(self) -> dict[str, float]:
@@ -389,7 +389,7 @@ class Gate:
 
     def _tells(self, op: Op) -> frozenset[str]:
         gated = self._gated.get(op.seq)
-        keys = self._scope_of(op).tells()
+        keys = self.scope_of(op).tells()
         return keys | {EVERYBODYS} if gated is None or gated.for_all else keys
 
     # -- what other members are told

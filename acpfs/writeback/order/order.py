@@ -1,12 +1,13 @@
 """Which operations may be committed next, and together.
 
 Normally: the longest run of ready operations at the front of the log. A pointer file begins a new group, so that everything before
-it is flushed first. While operations are parked, those that have nothing to do with them go on; what touches the same node or name or lies
+it is flushed first, and so does a removal after something that may replace what it removes.
+While operations are parked, those that have nothing to do with them go on; what touches the same node or name or lies
 above or below, deletions of what may be the last good state, and replacements and pointer files below the same directory at the top wait
 (`HELD`): an old consistent checkpoint beats a new broken one. A removal or a change of attributes that is parked breaks none, and holds
 up only what touches it.
 A pointer also waits for other members (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
-A pointer that is withheld because of a missing node holds up what has to do with it, and deletions
+A pointer that is withheld because of a missing node holds up what has to do with it, later pointers that may name it, and deletions
 until a later pointer is persisted; a later pointer has its own gate.
 Where there is no room for what is next, removals pass it, a few at a time.
 What the guard holds back is not in the order at all until it comes back. Used under the file system's lock.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from acpfs.types import Seq
 from acpfs.writeback.guard.guard import Guard
@@ -25,7 +27,8 @@ from acpfs.writeback.log.stages import Aside, Stage
 from acpfs.writeback.log.verdicts import OF_ASIDE, Why
 from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.pointers import Pointers
-from acpfs.writeback.order.parked import Parked, Touched
+from acpfs.writeback.members.scopes import Scope
+from acpfs.writeback.order.parked import Parked, Told, Touched
 from acpfs.writeback.order.want_of_room import WantOfRoom
 from acpfs.writeback.parts import DrainParts
 
@@ -39,6 +42,10 @@ PASSING_OPS_MAX = 16
 """Removals that pass at a time what there is no room for: that is tried again before the next ones do."""
 
 _DELETING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.EXCHANGE})
+_WITHOUT_BYTES = frozenset(
+    {OpKind.UNLINK, OpKind.RMDIR, OpKind.MKDIR, OpKind.SETATTR, OpKind.SETXATTR}
+)
+"""What may be lost, in a group with the removal of something else, without any content being lost."""
 _ADDING_NOTHING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.SETATTR, OpKind.SETXATTR})
 
 
@@ -58,8 +65,9 @@ class Order:
         self._pointers, self.gate, self._guard = pointers, gate, guard
         self._log, self._tree, self._due, self._elide = parts.log, parts.tree, due, elide
         self.room = WantOfRoom(parts.log)
-        self._parked = Parked(parts, elide, parts.log.parked_after, self._is_missed)
-        self._put_off = Parked(parts, elide, gate.put_off_after, self._is_missed)
+        asked = (self._is_missed, gate.scope_of, gate.is_withheld_for_others)
+        self._parked = Parked(parts, elide, parts.log.parked_after, *asked)
+        self._put_off = Parked(parts, elide, gate.put_off_after, *asked)
         self._plain: set[Seq] = set()
         """Deletions that are known to be of no checkpoint, as long as no path changes: each costs 10 us to see."""
         self._plain_at = parts.tree.epoch
@@ -83,7 +91,7 @@ class Order:
                 continue
             if put_off:
                 return group, now  # whether it may pass them is looked at anew
-            if self._verdict(op, now) is not Why.READY or (group and self._pointers.makes(op)):
+            if self._verdict(op, now) is not Why.READY or (group and self._begins(op, group)):
                 return group, self._due.get(op.seq, math.inf)
             if group and (self._guard.is_too_early(op) or self._guard.concerns(op)):
                 return group, now  # what precedes it is flushed before anything of it may go
@@ -97,6 +105,17 @@ class Order:
             if len(group) >= GROUP_OPS_MAX:
                 break
         return group, again
+
+    def _begins(self, op: Op, group: list[Op]) -> bool:
+        """Whether what precedes it must be flushed first: a loss of power may keep any part of a group.
+
+        So nobody finds a pointer without what it names, or an old checkpoint removed and the new one not there.
+        """
+        if self._pointers.makes(op) or self._pointers.takes(op):
+            return True
+        return op.kind in REMOVING and any(
+            before.kind not in _WITHOUT_BYTES or self._pointers.takes(before) for before in group
+        )
 
     def _making_room(self, now: float) -> list[Op]:
         """Removals that pass an operation which all others wait for, and which the backing directory has no room for.
@@ -175,18 +194,26 @@ class Order:
                 yield op
             return
         deletions_wait = self._deletions_wait()
-        held, looked_at = Touched(self._tree), 0
+        held, told, looked_at = Touched(self._tree), Told(self._scope_held), 0
         for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
-            self._hold(op, why := self._held_for(op, held, deletions_wait))
+            self._hold(op, why := self._held_for(op, held, told, deletions_wait))
             if why is not Why.READY:
                 held.add(op)
+                if self._is_missed(op):
+                    told.add(op)
             elif looked_at < SCAN_OPS_MAX:
                 looked_at += 1
                 yield op
             else:
                 return
 
-    def _held_for(self, op: Op, held: Touched, deletions_wait: bool) -> Why:
+    def _scope_held(self, op: Op) -> Scope:
+        """Of one that is held, or a pointer: what is made that is no pointer file, one beside it may name."""
+        scope = self.gate.scope_of(op)
+        is_file = self._is_published(op) or self._pointers.takes(op)
+        return scope if is_file else replace(scope, is_directory=True)
+
+    def _held_for(self, op: Op, held: Touched, told: Told, deletions_wait: bool) -> Why:
         """What of those that are aside it has to wait for; `READY`: nothing."""
         if self._destroys(op) and (deletions_wait or self._waits_for_refused(op)):
             return Why.DELETES_BEFORE_POINTER if deletions_wait else Why.DELETES_BEFORE_REFUSED
@@ -196,7 +223,10 @@ class Order:
             return Why.TOUCHES_REFUSED
         if held.meets(op):
             return Why.TOUCHES_HELD
-        return Why.TOUCHES_PUT_OFF if self._meets_put_off(op) else Why.READY
+        if self._meets_put_off(op):
+            return Why.TOUCHES_PUT_OFF
+        names = self._pointers.makes(op) and (self._parked.may_be_named_by(op) or told.concerns(op))
+        return Why.NAMES_WITHHELD if names else Why.READY
 
     @staticmethod
     def _hold(op: Op, why: Why) -> None:

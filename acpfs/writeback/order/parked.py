@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.members.scopes import Scope
 from acpfs.writeback.parts import DrainParts
 
 _ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
 _OF_ALL_BELOW = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.RMDIR})
 _NEVER = Seq(1 << 62)
+TOLD_OPS_MAX = 1024
+"""Their keys take 10 us each under the lock."""
 
 
 class Touched:
@@ -72,6 +75,30 @@ class Touched:
             directory = places[0][0]
 
 
+class Told:
+    """Keys (`members.scopes`) of operations that wait, and the number of the first that tells each; made when a pointer asks."""
+
+    def __init__(self, scope_of: Callable[[Op], Scope]) -> None:
+        self._scope_of = scope_of
+        self._new: list[Op] = []
+        self._count = 0
+        self._first: dict[str, Seq] = {}
+
+    def add(self, op: Op) -> None:
+        self._new.append(op)
+        self._count += 1
+
+    def concerns(self, op: Op) -> bool:
+        """Whether a later pointer has to do with one of them. Where they are very many it waits for all."""
+        if not self._count or self._count > TOLD_OPS_MAX:
+            return self._count > 0
+        while self._new:
+            earlier = self._new.pop()
+            for key in self._scope_of(earlier).tells():
+                self._first[key] = min(earlier.seq, self._first.get(key, _NEVER))
+        return any(self._first.get(key, _NEVER) < op.seq for key in self._scope_of(op).asks())
+
+
 def regions(tree: LowerTree, is_directory: Callable[[Ino], bool], op: Op) -> set[bytes]:
     """The directories at the top that an operation lies in; b"" for the top itself, or where that is not known: it may lie anywhere."""
 
@@ -96,11 +123,16 @@ class Parked:
         elide: Callable[[Op], bool],
         after: Callable[[int], Iterable[Op]],
         is_missed: Callable[[Op], bool],
+        scope_of: Callable[[Op], Scope],
+        is_waited_for: Callable[[Op], bool],
     ) -> None:
         """`elide`: leaves out what need not be done. `after`: those that were parked after the first so many.
 
         `is_missed`: whether the backing directory is broken, for those who rely on it, without the operation.
+        `is_waited_for`: whether later pointers wait for it while it is withheld.
         """
+        self._scope_of = scope_of
+        self._is_waited_for = is_waited_for
         self._log, self._tree, self._elide, self._after = parts.log, parts.tree, elide, after
         self._is_missed, self._is_directory = is_missed, parts.listener.is_directory
         self._known = (-1, -1)
@@ -116,6 +148,8 @@ class Parked:
         """Where those lie."""
         self.newest_withheld = 0
         """Number of the newest that waits for a missing node."""
+        self._told = Told(self._scope_of)
+        """By those that are withheld, and not because of what is lost."""
 
     def __bool__(self) -> bool:
         return self._count > 0
@@ -139,6 +173,8 @@ class Parked:
                 self._stores.append(op)
             if op.withheld:
                 self.newest_withheld = max(self.newest_withheld, op.seq)
+                if self._is_missed(op) and self._is_waited_for(op):
+                    self._told.add(op)
             elif op.parked and self._is_missed(op):
                 self.refused = True
                 self._regions |= regions(self._tree, self._is_directory, op)
@@ -156,6 +192,10 @@ class Parked:
             return False
         found = regions(self._tree, self._is_directory, op)
         return b"" in self._regions or b"" in found or not self._regions.isdisjoint(found)
+
+    def may_be_named_by(self, op: Op) -> bool:
+        """Whether a pointer or a directory's new name may name what is withheld, or what a withheld pointer still names."""
+        return self._told.concerns(op)
 
     def met_by(self, op: Op) -> list[Op]:
         """Those that it has to wait for."""
