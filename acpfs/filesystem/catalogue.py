@@ -18,6 +18,7 @@ from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.log.stages import Aside
 
 DDL = """
 CREATE TABLE IF NOT EXISTS checkpoint (
@@ -202,13 +203,13 @@ class Catalogue:
                 self._look_at(below)
 
     def _look_at(self, node: Node) -> None:
-        if node.names and not node.is_dir and (node.modified or self._log.is_pending(node.ino)):
+        if node.names and not node.is_dir and (node.modified or self._log.is_active(node.ino)):
             checkpoint = self.of(node)
             if checkpoint is not None:
                 self._unsettle(node, checkpoint)
 
     def done(self, op: Op, *, persisted: bool) -> None:
-        """An operation left the log."""
+        """An operation left the log, or is a deletion that is held back."""
         self._done(op, op.ino, persisted)
         if op.kind is OpKind.EXCHANGE:
             self._done(op, op.victim, persisted)
@@ -218,7 +219,7 @@ class Catalogue:
         if node is None or not node.names:
             self._settle(ino)
             return
-        if node.modified or self._log.is_pending(ino):
+        if node.modified or self._log.is_active(ino):
             return
         checkpoint = self.of(node)
         self._settle(ino)
@@ -228,6 +229,7 @@ class Catalogue:
             OpKind.EXCHANGE,
             OpKind.LINK,
         )
+        is_stored = is_stored or op.aside is Aside.GUARDED  # it had waited for the other name's
         if is_stored:
             self.damaged.replaced(self._table.path(ino))
         if checkpoint is not None and is_stored:

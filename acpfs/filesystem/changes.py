@@ -19,6 +19,7 @@ from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.steps import Steps
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.log.log import OperationLog
@@ -38,6 +39,7 @@ class Changes:
         steps: Steps,
         catalogue: Catalogue,
         durations: Durations,
+        paths: OperationPaths,
     ) -> None:
         """Pins what the log that the last worker left mentions."""
         self._table = table
@@ -47,6 +49,7 @@ class Changes:
         self._steps = steps
         self._catalogue = catalogue
         self._durations = durations
+        self._paths = paths
         self._in_doubt: list[tuple[set[Seq], Future[None]]] = []
         for op in log:
             self._pin(op)
@@ -358,6 +361,12 @@ class Changes:
         if op.version is not None:
             self._contents.settled()
 
+    def set_aside(self, op: Op) -> None:
+        node = self._table.get(op.ino)
+        if node is not None and node.is_file:
+            self._contents.retention.settle(node)
+        self._catalogue.done(op, persisted=True)
+
     def directory_times(self, ino: Ino) -> tuple[int, int] | None:
         node = self._table.get(ino)
         return None if node is None else (node.atime_ns, node.mtime_ns)
@@ -369,10 +378,7 @@ class Changes:
             node.checked_at = node.settled_at = time.monotonic()
 
     def display_path(self, op: Op) -> bytes:
-        if op.parent:
-            directory = self._table.path(op.parent) if op.parent in self._table else b"?"
-            return directory + b"/" + op.name if directory else op.name
-        return self._table.path(op.ino) if op.ino in self._table else b"?"
+        return self._paths.named(op)
 
     def still_frozen(self, version: Version) -> bool:
         return self._contents.still_frozen(version)

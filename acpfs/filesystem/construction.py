@@ -57,6 +57,7 @@ from acpfs.filesystem.missing import Missing
 from acpfs.filesystem.names import Names
 from acpfs.filesystem.needed_nodes import NeededNodes
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.pages_ahead import NoReadyMemory, PagesAhead, ReadyMemory
 from acpfs.filesystem.paths import Paths
@@ -133,6 +134,7 @@ class FileSystemParts:
         self.lower_view = LowerView(
             settings, lower, calls, tree, log, self.table, self.contents, tier, self.lock
         )
+        op_paths = OperationPaths(self.table, log, tree)
         self.changes = Changes(
             self.table,
             log,
@@ -141,6 +143,7 @@ class FileSystemParts:
             self.steps,
             self.catalogue,
             self.durations,
+            op_paths,
         )
         self.awaited = AwaitedNames(settings, self.table, self.lower_view, log)
         self.expectations = Expectations(state)
@@ -216,7 +219,7 @@ class FileSystemParts:
         )
         self.invariants, self.reports = (
             Invariants(self.table, log, tier),
-            Reports(self.table, log, self.open_files),
+            Reports(self.table, log, self.open_files, op_paths),
         )
         self.interrupted = InterruptedFiles(
             state, self.table, self.reports, self.changes, self.finish_outgrown

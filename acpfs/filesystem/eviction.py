@@ -136,7 +136,7 @@ class Eviction:
             return "interrupted: its writer was lost"
         if node.modified:
             return "being written"
-        if self._log.is_pending(node.ino):
+        if self._log.is_active(node.ino):
             return "not persisted yet"
         if node.handles:
             return "open or mapped"

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from acpfs.errors import errno_name
 from acpfs.filesystem.eviction import below
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.records import FileReport, IncompleteFile
 from acpfs.types import Ino, Seq
@@ -21,24 +22,27 @@ from acpfs.writeback.log.ops import Op, VersionState
 class Reports:
     """Views over nodes and log."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, open_files: OpenFiles) -> None:
+    def __init__(
+        self, table: NodeTable, log: OperationLog, open_files: OpenFiles, paths: OperationPaths
+    ) -> None:
         self._table = table
         self._log = log
         self._open = open_files
+        self._paths = paths
 
     def files(self, prefix: bytes) -> list[FileReport]:
         """One row per regular file that is in RAM or in the log."""
         rows = []
         for node in self._table.recorded():
             is_in_ram = not node.body.is_only_backing
-            if node.is_file and node.names and (is_in_ram or self._log.is_pending(node.ino)):
+            if node.is_file and node.names and (is_in_ram or self._log.is_active(node.ino)):
                 path = self._table.path(node.ino)
                 if below(path, prefix):
                     rows.append(self._file(node, path))
         return sorted(rows, key=lambda row: row.path)
 
     def _file(self, node: Node, path: bytes) -> FileReport:
-        op = self._log.last_of(node.ino)
+        op = self._log.last_active_of(node.ino)
         return FileReport(
             path=path,
             size=node.size,
@@ -77,9 +81,9 @@ class Reports:
         """Files at and below the paths that are not complete, by any of their names."""
         found = []
         for node in self._table.recorded():
-            if not node.is_file or not (node.modified or self._log.is_pending(node.ino)):
+            if not node.is_file or not (node.modified or self._log.is_active(node.ino)):
                 continue
-            op = self._log.last_of(node.ino)
+            op = self._log.last_active_of(node.ino)
             in_doubt = op is not None and op.tentative
             if not (node.modified or in_doubt):
                 continue
@@ -116,8 +120,7 @@ class Reports:
     def _op_path(self, op: Op) -> bytes:
         if op.ino in self._table and self._table[op.ino].names:
             return self._table.path(op.ino)
-        above = self._table.path(op.parent) if op.parent in self._table else b"?"
-        return above + b"/" + op.name if above else op.name
+        return self._paths.named(op)
 
     def interrupted(self, prefix: bytes) -> list[Node]:
         """Files whose writer was lost with an earlier daemon."""

@@ -84,7 +84,7 @@ class KnownFiles:
         taken, spilled = body.head_bytes, node.size if body.is_spilled else 0
         if body.is_whole_in_ram:
             taken = min(node.size, self._tier.allocated_bytes(body.tier)) if node.size else 0
-        pending = self._log.is_pending(node.ino) or self._log.is_victim(
+        pending = self._log.is_active(node.ino) or self._log.is_victim(
             node.ino
         )  # an exchange gives both their names
         is_persisted = not (node.modified or moving or node.unlogged or pending)

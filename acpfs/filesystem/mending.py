@@ -80,7 +80,7 @@ class Mending:
             or node.is_written
             or node.open_writers
             or not node.names
-            or self._log.is_pending(ino)
+            or self._log.is_active(ino)
         ):
             return None
         return Clean(self._table.path(ino), body.tier, node.size, node.identity)
@@ -101,7 +101,7 @@ class Mending:
         node = self.node(path)
         if node is None or not node.is_file:
             return "the mount does not know it (any more): its copy has left RAM, or somebody removed it from the backing directory"
-        if node.modified or self._log.is_pending(node.ino):
+        if node.modified or self._log.is_active(node.ino):
             return "it is being written or stored anew: look again when that is done"
         body = node.body
         if not body.is_whole_in_ram:
@@ -116,7 +116,7 @@ class Mending:
             or node.body.is_cold
             or node.body.tier != tier_id
             or node.modified
-            or self._log.is_pending(node.ino)
+            or self._log.is_active(node.ino)
         ):
             return None
         self._contents.dirtied(node)

@@ -63,7 +63,7 @@ PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's bud
 STATUS_QUEUE_ENTRIES_MAX = 100
 PROBLEM_LOOK_S = 2.0
 HASH_BUFFER_BYTES = 4 << 20
-RELEASED_BECAUSE = ("newer", "small", "time", "operator", "space", "needed")
+RELEASED_BECAUSE = ("newer", "small", "gone", "time", "operator", "space", "needed")
 """Why held deletions were carried out."""
 UNPERSISTED = ("writing", "complete", "interrupted")
 

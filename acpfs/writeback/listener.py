@@ -23,6 +23,10 @@ class Listener(Protocol):
         """`op` was removed from the log without being carried out (elided, or discarded by an operator). A STORE's version is finished."""
         ...
 
+    def set_aside(self, op: Op) -> None:
+        """A deletion is held back. What its file has under other names is as persisted as it was."""
+        ...
+
     def directory_times(self, ino: Ino) -> tuple[int, int] | None:
         """(atime_ns, mtime_ns) that the mount shows for a directory; None: leave.
 

@@ -242,6 +242,44 @@ def test_other_nodes_may_complete_the_newer_one(world: World, run: Run) -> None:
     assert held(world) == []
 
 
+@pytest.mark.clause("S405")
+def test_what_others_have_removed_is_not_held_back(world: World, run: Run) -> None:
+    """Found by attack: two nodes that rotate both delete, and one told for 30 minutes of what it kept, which was gone."""
+    save(world, "run/checkpoint-1")
+    run(world.drain)
+    remove(world, "run/checkpoint-1")
+    run(world.drain)
+    assert held(world) == [b"run/checkpoint-1"]
+    for name in FILES:
+        world.lower.unlink((b"run", b"checkpoint-1", name.encode()))
+    world.lower.rmdir((b"run", b"checkpoint-1"))
+    run(world.run_for, 2 * guard_module.POLL_S)
+    assert (held(world), len(world.log), world.log.all_aside()) == ([], 0, [])
+    assert released(world) == {"gone": 1}
+
+
+@pytest.mark.clause("S405")
+def test_what_only_seems_to_be_gone_stays(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server in trouble does not find what its directory lists: the deletion would be carried out when it does again."""
+    save(world, "run/checkpoint-1")
+    run(world.drain)
+    remove(world, "run/checkpoint-1")
+    lstat = world.lower.lstat
+
+    def finds_nothing(path: tuple[bytes, ...]) -> LowerStat:
+        if b"checkpoint-1" in path:
+            raise error(errno.ENOENT)
+        found: LowerStat = lstat(path)
+        return found
+
+    monkeypatch.setattr(world.lower, "lstat", finds_nothing)
+    run(world.run_for, 2 * guard_module.POLL_S)
+    assert held(world) == [b"run/checkpoint-1"]
+    assert "does not say" in told(world).why
+
+
 def test_it_is_held_again_after_a_restart_and_goes_by_the_same_rule(world: World, run: Run) -> None:
     save(world, "run/checkpoint-1")
     run(world.drain)

@@ -92,6 +92,9 @@ class ListenerDouble:
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         return self._world.left.get(ino)
 
+    def set_aside(self, op: Op) -> None:
+        pass
+
     def staging_in_use(self) -> set[str]:
         return set()
 

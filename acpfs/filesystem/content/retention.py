@@ -72,7 +72,7 @@ class Retention:
         body = node.body
         return (
             (body.head_bytes > 0 if body.is_cold else body.is_whole_in_ram and not body.modified)
-            and not self._log.is_pending(node.ino)
+            and not self._log.is_active(node.ino)
             and node.handles == 0
             and node.identity is not None
         )
@@ -87,7 +87,7 @@ class Retention:
         for node in self.order.candidates(also_retained=also_retained):
             if freed >= wanted_bytes:
                 break
-            if self._log.is_pending(node.ino):
+            if self._log.is_active(node.ino):
                 self.forget(
                     node
                 )  # renamed or the like since it was clean; it comes back when that is persisted
@@ -104,7 +104,7 @@ class Retention:
             node = self._table[ino]
             if freed >= wanted_bytes:
                 break
-            if self._log.is_pending(ino):
+            if self._log.is_active(ino):
                 self.forget(node)
             elif claims[ino] is not Claim.PINNED:
                 freed += self.evict(node, wanted_bytes - freed)
@@ -125,7 +125,7 @@ class Retention:
     def evict(self, node: Node, wanted_bytes: int | None = None) -> int:
         """Let one content go that may leave, or as much of its end as is wanted; returns the bytes that came free."""
         assert node.body.is_cold or not node.body.modified, node.ino
-        assert not self._log.is_pending(node.ino), node.ino
+        assert not self._log.is_active(node.ino), node.ino
         taken = self._tier.allocated_bytes(node.body.tier)
         stays = 0 if wanted_bytes is None else head_after(node.size, taken, wanted_bytes)
         if stays:

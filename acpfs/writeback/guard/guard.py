@@ -121,6 +121,7 @@ class Guard:
     def hold(self, op: Op) -> None:
         """Set the deletion aside; whether it has to stay there is looked at soon."""
         self._log.set_aside(op)
+        self._listener.set_aside(op)
         self._index(op)
         self._bell.ring()
 
@@ -428,8 +429,10 @@ class Guard:
 
     def _judge(self, held: Guarded, survey: Survey) -> None:
         own = held.inventory = survey.own
-        if not own.is_there:
-            held.why = "it is not where it should be: removed by others?"
+        if (
+            not own.is_there
+        ):  # others have removed it: there is nothing to keep, and nothing to wait for
+            self._release_in_turn(held, "gone")
             return
         is_other = held.checkpoint.name.isdigit() and (
             own.size_bytes < NUMBER_BYTES_MIN or not own.has_state

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checkpoints import Checkpoint, Checkpoints, is_state
 from acpfs.logger import shown
+from acpfs.writeback.evidence import absence
 
 LIKE_SHARE = 0.9
 """A checkpoint with fewer than 90 % of another's bytes is not whole yet: states of one run differ by less, a missing shard is more."""
@@ -111,6 +112,10 @@ def look(lower: Lower, recogniser: Checkpoints, question: Question) -> Survey:
     own = Inventory(question.checkpoint)
     for path, former in question.own:
         _take(lower, own, path, former)
+    if not own.is_there:  # what is gone is not held back any longer, so it is asked in two ways
+        listings = absence.Listings(lower)
+        for path, _former in question.own:
+            listings.make_sure(path)
     others: dict[Checkpoint, Inventory] = {}
     for path in _entries(lower, question.save_dir, _directories(question.checkpoint)):
         is_directory = _is_directory(lower, path)

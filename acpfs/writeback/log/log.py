@@ -73,6 +73,8 @@ class OperationLog:
         self.unparked = 0
         """How often one that was parked or put off has left."""
         self._aside: dict[Seq, Op] = {}
+        self._aside_of: Counter[Ino] = Counter()
+        """How many of these are of each node."""
         self._in_doubt: dict[Seq, Op] = {}
         self._waiters = Waiters()
         self._survivors: tuple[Op, Op] | None = None
@@ -163,6 +165,15 @@ class OperationLog:
 
     def is_pending(self, ino: Ino) -> bool:
         return ino in self._by_node
+
+    def is_active(self, ino: Ino) -> bool:
+        """Whether anything is to be done with the node, but for deletions of names of it that the guard holds back."""
+        return len(self._by_node.get(ino, ())) > self._aside_of[ino]
+
+    def last_active_of(self, ino: Ino) -> Op | None:
+        """The newest operation on a node that is not held back."""
+        ops = reversed(self._by_node.get(ino, ()))
+        return next((op for op in ops if op.seq not in self._aside), None)
 
     def is_victim(self, ino: Ino) -> bool:
         """Whether an operation will replace the node."""
@@ -280,7 +291,10 @@ class OperationLog:
 
     def remove(self, op: Op) -> None:
         """The operation is persisted, elided or discarded."""
-        del (self._aside if op.seq in self._aside else self._ops)[op.seq]
+        if op.seq in self._aside:
+            self._leave_aside(op)
+        else:
+            del self._ops[op.seq]
         self._leave_line(op)
         self._creates.discard(op.seq)
         self.needs.done(op.seq)
@@ -404,11 +418,12 @@ class OperationLog:
         """Out of the order: neither looked at, nor counted, nor waited for, until it is brought back. Its node and names stay pinned."""
         op.put(Aside.GUARDED)
         self._aside[op.seq] = self._ops.pop(op.seq)
+        self._aside_of[op.ino] += 1
         self._leave_line(op)
 
     def bring_back(self, ops: Iterable[Op]) -> None:
         """Into the order again, at the place that they had."""
-        back = {op.seq: self._aside.pop(op.seq) for op in ops}
+        back = {op.seq: self._leave_aside(op) for op in ops}
         for op in back.values():
             op.put(Aside.NONE)
         last = max(back, default=0)
@@ -418,6 +433,12 @@ class OperationLog:
             self._ops[seq] = back[seq]
             self._ops.move_to_end(seq, last=False)
         self._survivors = self._line = None
+
+    def _leave_aside(self, op: Op) -> Op:
+        self._aside_of[op.ino] -= 1
+        if not self._aside_of[op.ino]:
+            del self._aside_of[op.ino]
+        return self._aside.pop(op.seq)
 
     def all_aside(self) -> list[Op]:
         """What is set aside, oldest first."""
