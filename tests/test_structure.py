@@ -131,6 +131,61 @@ PUT_IN_LATER = {
 }
 """Objects that others put in after construction → why. Only shorter from here."""
 
+TAKES_AN_INODE_LOCK = {
+    "copy_file_range",
+    "fallocate",
+    "ftruncate",
+    "lseek",
+    "posix_fallocate",
+    "pwrite",
+    "pwritev",
+    "truncate",
+    "unlink",
+    "utime",
+}
+"""System calls that take the inode lock of the file they change. On a tmpfs lseek does, too."""
+OUR_INODE_LOCKS = {"fallocate", "punch_hole", "mark_file", "write_all"}
+INODE_LOCKS_OF = {
+    "no file of the kernel's lane: a new one, or one of our own": {
+        "filesystem/content/fill.py: *",
+        "filesystem/content/warming.py: *",
+        "filesystem/content/whole_reads.py: *",
+        "ram/kept.py: *",
+        "ram/mapped_records.py: *",
+        "ram/prefault.py: *",
+        "ram/spill_directory.py: *",
+        "ram/state_space.py: *",
+        "ram/tier.py: copy",
+        "writeback/sources/spill.py: *",
+    },
+    "a staging file, in threads that may wait for the backing directory": {
+        "filesystem/content/outgrown.py: _complete, _move",
+        "filesystem/content/overflow.py: *",
+    },
+    "here, or in the file's own thread: `Contents.locking`": {
+        "filesystem/content/contents.py: _allocate_piece, _beyond, allocate, empty, truncate, write",
+        "filesystem/content/outgrown.py: _has_data",
+        "filesystem/copy_range.py: _copy_range",
+        "filesystem/files.py: lseek",
+    },
+    "in the file's own thread": {
+        "filesystem/kernel_writes.py: _mark, mark_file",
+        "filesystem/pages_ahead.py: _take_piece",
+    },
+    "under the lock, and not of a file that is handed over": {
+        "filesystem/kernel_writes.py: expect",
+        "filesystem/pages_ahead.py: _give_back, _punch_end, _punch_hole, _take, take",
+        "ram/tier.py: _truncate, _unlink, punch_hole",
+        "writeback/sources/source.py: _seek",
+    },
+    "the kernel has the inode lock of the mount's file until the call is answered": {
+        "filesystem/content/outgrown.py: _punch, relieve",
+        "filesystem/kernel_writes.py: mark, set_times",
+    },
+}
+"""Why none of these is held up by an application in a thread that others need
+(docs/internals/concurrency.md) → module: functions."""
+
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
 TESTS = sorted(p for p in (REPOSITORY / "tests").rglob("*.py"))
 CLAUSE = re.compile(r"\*\*([STX]\d+)\.\*\*")
@@ -309,6 +364,49 @@ def _modules(path: Path) -> Iterator[tuple[str, int, bool]]:
             )
         elif isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno, node.lineno in inside) for alias in node.names)
+
+
+def taken_locks(node: ast.AST, function: str = "") -> Iterator[str]:
+    """Functions that name such a call."""
+    for child in ast.iter_child_nodes(node):
+        inner = (
+            child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        )
+        is_of_os = (
+            isinstance(child, ast.Attribute)
+            and isinstance(child.value, ast.Name)
+            and child.value.id == "os"
+            and child.attr in TAKES_AN_INODE_LOCK
+        )
+        is_ours = isinstance(child, ast.Name) and child.id in OUR_INODE_LOCKS
+        if is_of_os or is_ours:
+            yield inner
+        yield from taken_locks(child, inner)
+
+
+def is_told_whole(function: str, told: set[str]) -> bool:
+    """Whether all functions of its module are told of at once."""
+    return function.partition(": ")[0] + ": *" in told
+
+
+@pytest.mark.clause("S420")
+def test_no_thread_that_others_need_takes_an_inode_lock_that_an_application_may_keep() -> None:
+    """A call that is new here is told where it is made, and why nobody else waits for it."""
+    rooms = [PACKAGE / "filesystem", PACKAGE / "ram", PACKAGE / "writeback" / "sources"]
+    found = {
+        f"{path.relative_to(PACKAGE)}: {function}"
+        for room in rooms
+        for path in room.rglob("*.py")
+        for function in taken_locks(tree_of(path))
+    }
+    told = {
+        f"{module}: {function}"
+        for places in INODE_LOCKS_OF.values()
+        for module, _, functions in (place.partition(": ") for place in places)
+        for function in functions.split(", ")
+    }
+    found = {one.partition(": ")[0] + ": *" if is_told_whole(one, told) else one for one in found}
+    assert (found - told, told - found) == (set(), set())
 
 
 def test_modules_say_what_they_own() -> None:

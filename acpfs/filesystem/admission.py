@@ -108,6 +108,8 @@ class Admission:
     def refuse(self, handle: Handle) -> str:
         """Why not, or "": then the room is promised until `settle`."""
         node = handle.node
+        if self._tier.calls.is_crowded() and not node.kernel_writers:
+            return "the writers of many files stand still"
         path = self._table.path(node.ino)
         expected = self._expectations.expect(path)
         if (

@@ -258,32 +258,39 @@ class Files:
         """SEEK_DATA and SEEK_HOLE; a file that is not in RAM is all data."""
         node = self._open.handle(number).node
         if node.body.is_whole_in_ram:
-            return os.lseek(self._contents.opened(node.body), offset, whence)
+            return await self._contents.locking(node.body, os.lseek, offset, whence)
         if offset >= node.size:
             raise fail(errno.ENXIO)
         return offset if whence == os.SEEK_DATA else node.size
 
     # -- files that stay open
 
-    async def mark_older_than(self, age_s: float) -> None:
-        """Before `freeze_older_than`: writes that are under way in the passthrough lane get done first, and are waited for elsewhere."""
+    def due_older_than(self, age_s: float) -> list[Node]:
+        """Logs that are open and whose first unfixed change is older."""
+        changed = self._changed()
         due = time.monotonic() - age_s
-        for node in self._open.open_nodes():
-            if (
-                node.kernel_writers
-                and not node.body.is_cold
-                and node.body.modified_since <= due
-                and self._open.is_log(node)
-            ):
-                await self._contents.mark(node, behind=True)
+        return [
+            node
+            for node in changed
+            if not node.body.is_cold and node.body.modified_since <= due and self._open.is_log(node)
+        ]
 
     def freeze_older_than(self, age_s: float) -> int:
-        """Fix the content of logs that are open and whose first unfixed change is older; returns how many."""
-        due = time.monotonic() - age_s
-        changed = (
-            n for n in self._changed() if not n.body.is_cold and n.body.modified_since <= due
-        )
-        return self._freeze(n for n in changed if self._open.is_log(n))
+        """Fix such logs, but for those that the kernel writes (`freeze_marked`); how many."""
+        return self._freeze(n for n in self.due_older_than(age_s) if not n.kernel_writers)
+
+    async def freeze_marked(self, node: Node) -> None:
+        """Fix the content of a log that the kernel writes.
+
+        A write that is under way gets done first, which may take for ever.
+        """
+        node.handles += 1
+        try:
+            await self._contents.mark(node)
+            if node.modified and not node.interrupted and self._open.is_log(node):
+                self._changes.freeze(node)
+        finally:
+            self._open.closed(node)
 
     def freeze_the_closed(self) -> int:
         """Nobody can write any more: fix the content of open files, but for one that was never closed and is no log. Returns how many.

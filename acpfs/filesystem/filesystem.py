@@ -439,14 +439,22 @@ class FileSystem:
         self._state.commit()
         return frozen
 
-    async def mark_old(self) -> None:
-        """Before `freeze_old`, without the lock: settle closes, and have writes in the passthrough lane that are under way done."""
+    async def settle_closes(self) -> None:
+        """Find out which closes were the close of their file; before `freeze_old`."""
         await self._open.settle_closes()
-        if self.settings.max_dirty_age_s:
-            await self._files.mark_older_than(self.settings.max_dirty_age_s)
 
     def freeze_old(self) -> int:
-        """Commit long-open logs as of now (S12); under the lock; returns how many."""
+        """Commit long-open logs as of now (S12); under the lock; returns how many.
+
+        Those that the kernel writes come by themselves, each as soon as the write that is under way
+        is done: none of them holds up the others.
+        """
+        marked = 0
+        if self.settings.max_dirty_age_s:
+            for node in self._files.due_older_than(self.settings.max_dirty_age_s):
+                if node.kernel_writers and not node.body.marking:
+                    marked += 1
+                    self.steps.start(self._files.freeze_marked(node), lambda _value, _error: None)
         frozen = (
             self._files.freeze_older_than(self.settings.max_dirty_age_s)
             if self.settings.max_dirty_age_s
@@ -455,7 +463,7 @@ class FileSystem:
         if self._parts.spilling is not None:
             self._parts.spilling.look()
         self._state.commit()
-        return frozen
+        return frozen + marked
 
     def look_after_waiting(self) -> None:
         """Every second, under the lock: what those who wait for room waited for may be parked by now; foreign groups may be short of it."""

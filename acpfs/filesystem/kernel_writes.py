@@ -2,9 +2,13 @@
 
 Writers in the passthrough lane and shared mappings leave only a new size and mtime of the tier file, mappings not even that. An mtime
 alone is no proof: the kernel's clock ticks every few milliseconds, and one write takes its time after it set the mtime. So the tier
-file is marked: its mtime is set to a value that no clock gives (`stamp`), under its inode lock, so that writes under way are done and every
-later one replaces the mark. Marks outlive the worker (`marks`). Knows tier files, nodes and the log; does not know handles, room or
-lanes. Used under the file system's lock, but for `stamp`; nothing here waits.
+file is marked: its mtime is set to a value that no clock gives (`mark_file`), under its inode lock,
+so that writes under way are done and every later one replaces the mark. Marks outlive the worker
+(`marks`). Here is also known, and told to the tier, which files the kernel writes: an application
+can hold up whoever takes the inode lock of those.
+
+Knows tier files, nodes and the log; does not know handles, room or lanes. Used under the file
+system's lock, but for `mark_file`; nothing here waits.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from acpfs.backing.calls import CallPool
 from acpfs.filesystem.content.body import UNSEEN, Body
 from acpfs.filesystem.fullness import STAMPS, Fullness
 from acpfs.filesystem.marks import Marks
@@ -36,10 +39,12 @@ def _blocks_max(size: int) -> int:
     return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES // BLOCK_BYTES
 
 
-def stamp(fd: int) -> tuple[int, int]:
+def mark_file(fd: int) -> tuple[int, int]:
     """Mark a tier file; what it looks like as long as nobody writes to it (`UNSEEN`: somebody has again).
 
-    Waits for the write that is under way, so not under the lock, unless the kernel holds back writers meanwhile.
+    Waits for the write that is under way, which its application may hold up for ever. So of a file
+    that the kernel writes it is called in that file's own thread (`RamFileCalls`), unless the kernel
+    holds back whoever writes until a call is answered.
     """
     st = os.fstat(fd)
     mark = st.st_mtime_ns + 1 + next(_numbers) % STAMPS
@@ -67,12 +72,11 @@ class KernelWrites:
         tier: Tier,
         log: OperationLog,
         table: NodeTable,
-        copies: CallPool,
         opened: Callable[[Body], int],
         marks: Marks,
         renewed: Callable[[Version], None],
     ) -> None:
-        """`opened`: the descriptor of a content; `copies`: threads that may wait for writers.
+        """`opened`: the descriptor of a content.
 
         `renewed`: called when a version had to become what its file is now.
         """
@@ -80,7 +84,6 @@ class KernelWrites:
         self._tier = tier
         self._log = log
         self._table = table
-        self._copies = copies
         self._opened = opened
         self._marks = marks
         self._fullness = Fullness(tier, table)
@@ -97,10 +100,8 @@ class KernelWrites:
             self._fullness.judge(node, st, moment)
         if (st.st_mtime_ns, st.st_size) == body.seen:
             return False
-        node.size, node.blocks = (
-            st.st_size,
-            st.st_blocks if body.reserved else min(st.st_blocks, _blocks_max(st.st_size)),
-        )
+        node.size = st.st_size
+        node.blocks = self._blocks(node, st)
         if body.interrupted and body.seen != UNSEEN:  # somebody goes on writing to it
             body.interrupted = False
             self._table.changed(node)
@@ -112,22 +113,37 @@ class KernelWrites:
         self.assume_changed(node)
         return True
 
+    @staticmethod
+    def _blocks(node: Node, st: os.stat_result) -> int:
+        return st.st_blocks if node.body.reserved else min(st.st_blocks, _blocks_max(st.st_size))
+
     def mark(self, node: Node) -> None:
-        """Mark the tier file if it is not, while the kernel holds back whoever writes to the file."""
+        """Mark the tier file, at once: the kernel holds back whoever writes to the file."""
         if self.look(node):
-            self.note(node, stamp(self._opened(node.body)))
+            self.note(node, mark_file(self._opened(node.body)))
 
     def expect(self, node: Node) -> None:
         """From now on somebody may write unseen. Marks the tier file, unless it holds something unfrozen anyway."""
         if not node.kernel_writers and not node.body.is_cold:
+            assert not self._tier.calls.is_handed_over(node.body.tier), node.ino
             if not node.modified or node.interrupted:
-                node.body.seen = stamp(self._opened(node.body))
+                node.body.seen = mark_file(self._opened(node.body))
             self._marks.set(
                 node.ino, UNSEEN if node.modified and not node.interrupted else node.body.seen
             )
             moment = self._fullness.moment()
             self._fullness.judge(node, os.fstat(self._opened(node.body)), moment)
         node.kernel_writers += 1
+        self._tier.calls.hand_over(node.body.tier)
+
+    def left(self, node: Node) -> None:
+        """One less may write unseen.
+
+        The kernel says so when every write(2) of that one has returned.
+        """
+        assert node.kernel_target is not None
+        node.kernel_writers -= 1
+        self._tier.calls.take_back(node.kernel_target)
 
     def note(self, node: Node, seen: tuple[int, int]) -> None:
         """The tier file looks like this, and everything in it is known."""
@@ -139,9 +155,29 @@ class KernelWrites:
             self._marks.set(node.ino, seen)
             self._fullness.marked(node.ino, seen[0])
 
+    def marked(self, node: Node, seen: tuple[int, int]) -> None:
+        """The tier file was marked behind a write that may have gone on after the last look.
+
+        What it wrote since is seen by no later look: that finds the mark, and nothing new.
+        """
+        if seen != UNSEEN:
+            node.blocks = self._blocks(
+                node, self._tier.settle_fd(node.body.tier, self._opened(node.body))
+            )
+            node.size = seen[1]
+            if not 0 <= seen[0] - node.mtime_ns <= MARKS_NS:
+                node.mtime_ns = node.ctime_ns = seen[0]
+            self.assume_changed(node)
+        self.note(node, seen)
+
+    def note_as_is(self, node: Node) -> None:
+        """All of the tier file is known, but for a write under way: nobody waits to set a mark."""
+        st = os.fstat(self._opened(node.body))
+        self.note(node, (st.st_mtime_ns, st.st_size))
+
     def mark_behind(self, tier_id: TierId) -> Future[tuple[int, int]]:
-        """Mark a tier file as soon as the write that is under way is done."""
-        return self._copies.submit("mark", self._mark, tier_id)
+        """Mark a tier file in its own thread, as soon as the write that is under way is done."""
+        return self._tier.calls.submit(tier_id, self._mark, tier_id)
 
     def _mark(self, tier_id: TierId) -> tuple[int, int]:
         try:
@@ -149,7 +185,7 @@ class KernelWrites:
         except FileNotFoundError:
             return UNSEEN
         try:
-            return stamp(fd)
+            return mark_file(fd)
         finally:
             os.close(fd)
 
@@ -194,6 +230,9 @@ class KernelWrites:
 
     def restored(self, node: Node) -> None:
         """The file was open for writing with an earlier worker, and still is. The tmpfs is as that one left it: only workers free pages."""
+        assert node.kernel_target is not None
+        node.kernel_writers += 1
+        self._tier.calls.hand_over(node.kernel_target)
         moment = self._fullness.moment()
         written = self.look(node) or node.modified
         self._fullness.judge_found(node, moment, written=written)

@@ -146,7 +146,7 @@ class LaneUse:
                 self._contents.read_in_kernel(node)
         if handle.writes_unseen:
             self.look(handle)
-            node.kernel_writers -= 1
+            self._contents.kernel.left(node)
             node.kernel_rewriters -= handle.rewrites_unseen
             if not node.kernel_writers:
                 self._admission.settle(node)
@@ -165,7 +165,6 @@ class LaneUse:
         else:
             node.kernel_handles += 1
         if handle.writes_unseen:
-            node.kernel_writers += 1
             self._admission.restored(node)
             node.kernel_rewriters += handle.rewrites_unseen
             self._contents.kernel.restored(node)

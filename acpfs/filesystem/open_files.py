@@ -170,6 +170,8 @@ class OpenFiles:
         """Open an existing regular file; close-to-open: its attributes are renewed first.
 
         What truncates it and what makes the handle known to the next worker is one step: a worker that dies between them has done neither.
+        Only where others write to the file in the kernel it is not, and the request that comes
+        again truncates it again.
         """
         node, began_at = self._names.node(ino), time.monotonic()
         if self._unanswered:
@@ -325,18 +327,19 @@ class OpenFiles:
         Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
         """
         handle = self.handle(number)
-        if handle.node.kernel_writers:
-            await self._contents.mark(handle.node)
-        # before the wait below, which a killed writer does not live to see
+        # before the waits below, which a killed writer does not live to see
         closer = self._openers.process_of(pid) if pid and handle.process else 0
         if await self._is_half(handle, pid or handle.pid, closer):
             return
+        if await self._is_of_copy(handle, closer):  # it does not wait for what others write
+            self.report_refusal(handle.node)
+            return
+        if handle.writable and handle.node.kernel_writers:
+            # Who only reads fixes nothing, and does not wait for a write that is under way.
+            await self._contents.mark(handle.node)
         if handle.writable and handle.node.body.is_outgrown:
             await self._outgrown.check(handle.node)
             await self._contents.mark(handle.node)  # again: others may have written during the wait
-        if await self._is_of_copy(handle, closer):
-            self.report_refusal(handle.node)
-            return
         op = self.complete(handle)
         if op is not None and handle.opened_at and not handle.closed_at:
             self._durations.save.observe(time.monotonic() - handle.opened_at)
@@ -373,6 +376,8 @@ class OpenFiles:
                 path=shown(self._table.path(node.ino)),
             )
             self._contents.interrupt(node)
+            if node.kernel_writers:  # what others write from now on shows that somebody goes on
+                self._contents.kernel.note_as_is(node)
             handle.killed = True
             self._kept.changed(handle)
         elif closing is Closing.CALL and handle.killed and await self._is_opener(handle, closer):
@@ -534,7 +539,7 @@ class OpenFiles:
         self._count(handle, -1)
         if handle.opened_at and not handle.writable:
             self._loads.closed(handle.node, handle.opened_at, handle.place)
-        if handle.node.kernel_writers:
+        if handle.writable and handle.node.kernel_writers:
             await self._contents.mark(handle.node)
         self._lane_use.leave(handle)
         self.settle_tentative(handle, written=handle.wrote)

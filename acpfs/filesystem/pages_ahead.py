@@ -128,13 +128,11 @@ class PagesAhead:
         taken = self._take(body, 0, first)
         os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))  # nobody has written
         if taken and first < size:
-            self._threads.submit("pages", self._take_rest, node, body, size)
+            self._take_next(node, body, first, size)
 
     def _take(self, body: Body, start: int, size: int) -> bool:
         """One piece; with less than all of them the writer goes on as it would with none."""
-        if (
-            self._tier.free_bytes() < size or self._tier.space_left_bytes() < 2 * size
-        ):  # a tmpfs that is full for a moment fails others
+        if not self._has_room(size):
             return False
         try:
             fallocate(self._contents.opened(body), FALLOC_KEEP_SIZE, start, size)
@@ -145,25 +143,60 @@ class PagesAhead:
             self._tier.settle_fd(body.tier, self._contents.opened(body))
         return True
 
-    def _take_rest(self, node: Node, body: Body, size: int) -> None:
-        """In a thread, while the file is written. Its mtime becomes that of now, so only until somebody goes by that."""
-        for start in range(PIECE_BYTES, size, PIECE_BYTES):
-            piece = min(PIECE_BYTES, size - start)
-            self._ready.hand_over(piece, True)
-            with self._lock:
-                goes_on = (
-                    node.body is body
-                    and body.is_whole_in_ram
-                    and node.kernel_writers
-                    and body.tier in self._taken
-                )
-                if (
-                    not goes_on
-                    or body.seen != UNSEEN
-                    or body.reserved
-                    or not self._take(body, start, piece)
-                ):
-                    return
+    def _has_room(self, size: int) -> bool:
+        """A tmpfs that is full for a moment fails others."""
+        return self._tier.free_bytes() >= size and self._tier.space_left_bytes() >= 2 * size
+
+    def _take_next(self, node: Node, body: Body, start: int, size: int) -> None:
+        """While the file is written, so in its own thread, which has to wait for the writer.
+
+        Piece by piece: what somebody else wants of the same file gets in between.
+        """
+        if start < size:
+            self._tier.calls.submit(body.tier, self._take_piece, node, body, start, size)
+
+    def _take_piece(self, node: Node, body: Body, start: int, size: int) -> None:
+        """The file's mtime becomes that of now, so only until somebody goes by that.
+
+        Whoever marks the file does so in the same thread, but for calls for which the kernel holds
+        back writers: one of those in this moment costs that the same bytes are stored twice.
+        """
+        piece = min(PIECE_BYTES, size - start)
+        self._ready.hand_over(piece, True)
+        with self._lock:
+            if not self._goes_on(node, body) or not self._has_room(piece):
+                return
+            fd = os.dup(self._contents.opened(body))
+        try:
+            fallocate(fd, FALLOC_KEEP_SIZE, start, piece)
+        except OSError:
+            return
+        finally:
+            self._taken_piece(node, body, start + piece, fd)
+        self._take_next(node, body, start + piece, size)
+
+    def _goes_on(self, node: Node, body: Body) -> bool:
+        return (
+            node.body is body
+            and body.is_whole_in_ram
+            and node.kernel_writers > 0
+            and body.tier in self._taken
+            and body.seen == UNSEEN
+            and not body.marking
+            and not body.reserved
+        )
+
+    def _taken_piece(self, node: Node, body: Body, end: int, fd: int) -> None:
+        """The writer may have gone meanwhile: then what came too late goes at once."""
+        with self._lock:
+            if node.body is body:
+                self._tier.settle_fd(body.tier, fd)
+            os.close(fd)
+            if node.body is body and body.is_whole_in_ram:
+                taken = self._taken.setdefault(body.tier, _Taken(end, end))
+                taken.end = max(taken.end, end)
+                if not node.kernel_writers:
+                    self.cut(node)
 
     def found(self, node: Node) -> None:
         """An earlier worker had the file, and may have taken pages for it."""
@@ -208,6 +241,7 @@ class PagesAhead:
 
     def _give_back(self, node: Node, body: Body, taken: _Taken) -> bool:
         """Whether there may be more."""
+        assert not self._tier.calls.is_handed_over(body.tier), node.ino
         was_open = body.fd >= 0 and not body.closing
         fd = self._contents.opened(body)
         st = os.fstat(fd)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from acpfs.config import RESERVE_PERCENT_MAX, share_of
+from acpfs.ram.file_calls import RamFileCalls
 from acpfs.ram.ladder import Ladder
 from acpfs.ram.waiting import NOBODY, Applicant, Turns, Waiting
 from acpfs.types import Ino, TierId
@@ -85,6 +86,8 @@ class Tier:
         self._last_id = 0
         self._fulls = 0
         self._when_safe = when_safe
+        self.calls = RamFileCalls()
+        """Those on files that applications may hold up."""
         for name in os.listdir(self._dir_fd):
             self.settle(TierId(int(name)))
             self._last_id = max(self._last_id, int(name))
@@ -147,7 +150,9 @@ class Tier:
         """Delete a tier file, as soon as `when_safe` lets it, and give its bytes back to the budget once no reader keeps them."""
         taken = self._allocated.pop(tier_id)
         self._lost.discard(tier_id)
-        self._when_safe(partial(self._unlink, tier_id))
+        # unlink waits for the inode lock of the file with that of the directory in its hands,
+        # without which no file can be made
+        self._when_safe(partial(self.calls.when_back, tier_id, partial(self._unlink, tier_id)))
         if self._readers[tier_id]:
             self._leaving[tier_id] = taken
         else:
@@ -156,6 +161,7 @@ class Tier:
 
     def discard(self, tier_id: TierId) -> None:
         """`remove` a file that never became a content. Its pages are free at once, also where a thread that hangs has it open."""
+        assert not self.calls.is_handed_over(tier_id), tier_id
         self._truncate(tier_id, 0)
         self.remove(tier_id)
 
@@ -164,7 +170,7 @@ class Tier:
         freed = max(0, self._allocated[tier_id] - size)
         self._allocated[tier_id] -= freed
         self.used_bytes -= freed
-        self._when_safe(partial(self._cut, tier_id, size))
+        self._when_safe(partial(self.calls.when_back, tier_id, partial(self._cut, tier_id, size)))
         self._wake()
 
     def _cut(self, tier_id: TierId, size: int) -> None:

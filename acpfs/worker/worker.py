@@ -492,7 +492,7 @@ class Worker:
         """Promise 13: what stays open is committed as of now, every so often."""
         while True:
             await trio.sleep(FREEZE_INTERVAL_S)
-            await self._parts.fs.steps.drive(self._parts.fs.mark_old())
+            await self._parts.fs.steps.drive(self._parts.fs.settle_closes())
             with self._parts.fs.lock:
                 self._parts.fs.freeze_old()
                 self._parts.fs.look_after_waiting()

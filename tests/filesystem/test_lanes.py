@@ -12,6 +12,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import trio
 
 from acpfs.filesystem import lanes
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
+from acpfs.filesystem.steps import settled
 from acpfs.ram.control_groups import LimitedGroup
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import BUDGET_BYTES, CALLER, World
@@ -286,6 +288,35 @@ def test_an_append_through_the_daemon_comes_behind_what_the_kernel_wrote(tmp_pat
         await w.close(writer)
         await w.drained()
         assert persisted(w, "iter_1.pt")[end:] == b"kerneldaemon"
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S421")
+def test_a_close_during_a_write_has_all_that_was_written_before_it_is_answered(
+    tmp_path: Path,
+) -> None:
+    """The file grows between the look that finds it written to, and the mark, which waits for the
+    write."""
+
+    async def scenario(w: World) -> None:
+        ino, writer = await admitted(w)
+        end = os.fstat(writer.backing_fd).st_size
+        os.pwrite(writer.backing_fd, b"begun", end)
+        held = Event()
+        held_call = w.tier.calls.submit(w.inner.table[ino].body.tier, held.wait, 60)
+        call = w.fs.flush(writer.handle)
+        marked = w.fs.steps.step(call, None)
+        os.pwrite(writer.backing_fd, b" and ended", end + 5)
+        held.set()
+        await settled(held_call)
+        await settled(marked)
+        with pytest.raises(StopIteration):
+            w.fs.steps.step(call, marked)
+        assert (await w.do(w.fs.getattr(ino))).size == end + 15
+        await w.do(w.fs.release(writer.handle))
+        await w.drained()
+        assert persisted(w, "iter_1.pt")[end:] == b"begun and ended"
 
     run(tmp_path, scenario)
 

@@ -48,7 +48,7 @@ async def half_written(w: World, pid: int = OPENER) -> tuple[Ino, OpenFile]:
 
 async def asked(w: World) -> bytes:
     """What is stored under the name when all closes are known that can be, and all is stored that can be."""
-    await w.do(w.fs.mark_old())
+    await w.do(w.fs.settle_closes())
     await w.write(b"behind", b"x")
     await w.drained()
     assert (w.backing / "behind").exists(), "held up"
@@ -163,7 +163,7 @@ def test_what_is_not_known_keeps_its_place_until_it_is_its_turn(tmp_path: Path) 
         await w.do(w.fs.write(opened.handle, 0, HALF, OPENER))
         await w.do(w.fs.flush(opened.handle, OPENER))
         await w.write(b"latest", b"names f")
-        await w.do(w.fs.mark_old())
+        await w.do(w.fs.settle_closes())
         assert [op.name for op in w.log] == [b"before", b"f", b"latest"]
         await w.do(w.fs.release(opened.handle))
         await w.drained()
@@ -183,7 +183,7 @@ def test_who_waits_for_what_is_complete_does_not_wait_for_a_close_of_which_nothi
         await w.do(w.fs.flush(opened.handle, OPENER))
         with w.fs.lock:
             known = w.fs.closes_known()
-        await w.do(w.fs.mark_old())
+        await w.do(w.fs.settle_closes())
         assert known.done()
         assert [op.name for op in w.log] == [b"before"]
         await w.close(opened, OPENER)

@@ -47,9 +47,7 @@ class Log:
     async def stored_by_age(self) -> int:
         """Returns how many bytes went to the storage for it."""
         before = self._w.engine.statistics().counters.streamed_bytes
-        await self._w.do(self._w.fs.mark_old())
-        with self._w.fs.lock:
-            assert self._w.fs.freeze_old() == 1
+        assert await self._w.freeze_old() == 1
         return await self.drained(before)
 
     async def drained(self, before: int) -> int:
@@ -177,9 +175,7 @@ def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(
                         os.pwrite(opened.backing_fd, b"%d" % len(lines), 0)
 
             w.lower.meanwhile = meanwhile  # type: ignore[attr-defined]
-            await w.do(w.fs.mark_old())
-            with w.fs.lock:
-                assert w.fs.freeze_old() == 1
+            assert await w.freeze_old() == 1
             await w.drained()
             shown, now = (w.backing / "log").read_bytes(), os.pread(opened.backing_fd, 2 * size, 0)
             assert now.startswith(shown)

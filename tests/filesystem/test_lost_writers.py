@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.filesystem.kernel_writes import stamp
+from acpfs.filesystem.kernel_writes import mark_file
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
@@ -127,7 +127,7 @@ def test_a_file_that_was_open_and_holds_nothing_new_is_as_it_was(
 
 def test_a_mark_that_the_worker_did_not_live_to_record_is_no_write(tmp_path: Path) -> None:
     async def mark(w: World, ino: Ino, opened: OpenFile) -> None:
-        stamp(opened.backing_fd)
+        mark_file(opened.backing_fd)
 
     async def then(w: World, ino: Ino) -> None:
         assert w.fs.statistics().interrupted_files == 0

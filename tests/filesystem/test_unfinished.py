@@ -200,9 +200,7 @@ def grow_old(base: Path, scenario: Scenario, *, published: bool, session: str = 
                 await look(w, opened)
 
     async def look(w: World, opened: OpenFile) -> None:
-        await w.do(w.fs.mark_old())
-        with w.fs.lock:
-            assert w.fs.freeze_old() == published
+        assert await w.freeze_old() == published
         await w.drained()
         ino = (await w.do(w.fs.lookup(Ino(1), b"f"))).ino
         shown = await w.read(ino)
@@ -499,7 +497,7 @@ def test_a_copy_that_is_written_to_in_passthrough_is_not_taken_for_unused(
                 await look(w, opened)
 
     async def look(w: World, opened: OpenFile) -> None:
-        await w.do(w.fs.mark_old())
+        await w.do(w.fs.settle_closes())
         assert await after(w) == (OLD if goes_on else b"OLD and complete")
         await w.close(opened)
         assert await after(w) == (b"new and complete" if goes_on else b"OLD and complete")

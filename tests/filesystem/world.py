@@ -148,6 +148,20 @@ class World:
         await self.do(self.fs.releasedir(handle))
         return [entry.name for entry in entries if entry.name not in (b".", b"..")]
 
+    async def freeze_old(self) -> int:
+        """As the worker does every few seconds;
+
+        returns when what the kernel writes is frozen as well.
+        """
+        with self.fs.lock:
+            count = self.fs.freeze_old()
+            marked = [node.body.tier for node in self.inner.table if node.body.marking]
+        for (
+            tier_id
+        ) in marked:  # what follows in the same thread comes when the mark has been heeded
+            await settled(self.tier.calls.submit(tier_id, int))
+        return count
+
     async def drained(self) -> None:
         """Until everything that was logged is persisted."""
         self.engine.hold(False)

@@ -112,6 +112,8 @@ class Body:
     decides, or writes to it and closes it."""
     seen: tuple[int, int] = UNSEEN
     """(mtime in ns, size) that the tier file was marked with (`kernel_writes`); differs: the kernel may have written in passthrough."""
+    marking: int = 0
+    """How many are having the tier file marked, and do not know yet how it looks then."""
     fd: int = -1
     """Of the tier file or the staging file that has all bytes. Open while the file is; -1 otherwise."""
     in_flight: int = 0

@@ -32,7 +32,8 @@ from acpfs.filesystem.content.overflow import LOOK_AGAIN_S, Overflow
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room, pages_wanted
 from acpfs.filesystem.content.versions import Versions
-from acpfs.filesystem.kernel_writes import KernelWrites, stamp
+from acpfs.filesystem.earlier_calls import EarlierCalls
+from acpfs.filesystem.kernel_writes import KernelWrites
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import outlast, shared, unlocked, wait
@@ -70,17 +71,21 @@ class Contents:
         order: EvictionOrder,
         marks: Marks,
         fills: Fills,
+        earlier: EarlierCalls,
     ) -> None:
-        """`copies`: threads for large copies inside the RAM tier; `overflow`: where files go that do not fit; `order`: who leaves first."""
+        """`copies`: threads for large copies inside the RAM tier.
+
+        `overflow`: where files go that do not fit; `order`: who leaves first.
+        `earlier`: what killed workers may still do to the same files.
+        """
         self._tier, self._log = tier, log
         self._table = table
         self._copies, self._overflow = copies, overflow
         self._versions = versions
         self._room, self._fills = room, fills
+        self._earlier = earlier
         self._aside = CopyAside(tier, versions, room, copies)
-        self.kernel = KernelWrites(
-            tier, log, table, copies, self.opened, marks, versions.tell_renewed
-        )
+        self.kernel = KernelWrites(tier, log, table, self.opened, marks, versions.tell_renewed)
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
         self._read_on: dict[Ino, tuple[TierId, int]] = {}
         """Tier files that files have left, and that the kernel still reads for those who opened them before; with a descriptor."""
@@ -223,6 +228,24 @@ class Contents:
             body.fd = self._tier.open(body.tier)
         body.closing = False
         return body.fd
+
+    async def locking(self, body: Body, function: Callable[..., T], *arguments: Any) -> T:
+        """A system call that takes the inode lock of the content's RAM file, on its descriptor.
+
+        Made at once, unless an application may have that lock: then in the file's own thread, and
+        only the caller waits. Where a killed worker may still make the same call, that comes first.
+        """
+        calls = self._tier.calls
+        if calls.is_handed_over(body.tier):
+            await wait(self._earlier.over)
+        if not calls.is_handed_over(body.tier):
+            return function(self.opened(body), *arguments)
+        fd = self.opened(body)
+        body.keep_open()
+        try:
+            return await outlast(calls.submit(body.tier, function, fd, *arguments))
+        finally:
+            body.let_go()  # not before: the thread has the descriptor
 
     async def _unlocked(self, body: Body, function: Callable[..., T], *arguments: Any) -> T:
         """A system call on the content's descriptor, while others hold the lock."""
@@ -411,9 +434,14 @@ class Contents:
         *arguments: Any,
     ) -> int | None:
         try:
-            if size <= INLINE_WRITE_BYTES_MAX:
+            if self._tier.calls.is_handed_over(body.tier):
+                done = await self.locking(body, function, *arguments)
+            elif size <= INLINE_WRITE_BYTES_MAX:
                 done = function(self.opened(body), *arguments)
             else:
+                # Others who open the file meanwhile, to write in the kernel, come too late to hold
+                # this up: the kernel has the lock of the mount's inode, which their writes take
+                # first, until this one is answered.
                 done = await self._unlocked(body, function, *arguments)
         except OSError as error:
             if error.errno != errno.ENOSPC:
@@ -451,7 +479,7 @@ class Contents:
             await self._overflow.truncate(body, node.size, size)
             self._resized(node, size)
         else:
-            os.ftruncate(self.opened(body), size)
+            await self.locking(body, os.ftruncate, size)
             self._settle(node, body)
         self._modified(node, body)
         if size <= body.failed_at:
@@ -481,7 +509,7 @@ class Contents:
             )  # clean bytes stay until it is recorded that they are not shown any more
         else:
             body.writing = Writing.WHOLE if node.size else body.writing
-            os.ftruncate(self.opened(body), 0)
+            await self.locking(body, os.ftruncate, 0)
             self._settle(node, body)
         self._mended(node, node.body)
         self._modified(node, node.body)
@@ -505,7 +533,7 @@ class Contents:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             if wanted <= ALLOCATE_PIECE_BYTES:
                 try:
-                    fallocate(self.opened(body), mode, offset, length)
+                    await self.locking(body, fallocate, mode, offset, length)
                 finally:
                     self._settle(node, body)
             body.keep_open()
@@ -533,6 +561,9 @@ class Contents:
     ) -> None:
         """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get anywhere."""
         try:
+            if self._tier.calls.is_handed_over(body.tier):
+                await self.locking(body, fallocate, mode, offset, length)
+                return
             await outlast(
                 self._copies.submit("allocate", fallocate, self.opened(body), mode, offset, length)
             )
@@ -680,16 +711,22 @@ class Contents:
         ):
             self.drop(node)
 
-    async def mark(self, node: Node, *, behind: bool = False) -> None:
-        """Take over what the kernel wrote, have its later writes leave a trace. `behind`: another thread waits for the one under way."""
+    async def mark(self, node: Node) -> None:
+        """Take over what the kernel wrote, have its later writes leave a trace.
+
+        Waits for the write that is under way, which its application may hold up for ever. A caller
+        that dies meanwhile is let go: what its mark leaves is taken for one more write.
+        """
         body = node.body
         if not self.kernel.look(node):
             return
-        seen = await (
-            wait(self.kernel.mark_behind(body.tier)) if behind else self._unlocked(body, stamp)
-        )
+        body.marking += 1
+        try:
+            seen = await wait(self.kernel.mark_behind(body.tier))
+        finally:
+            body.marking -= 1
         if node.body is body:
-            self.kernel.note(node, seen)
+            self.kernel.marked(node, seen)
 
     async def protect(self, node: Node, start: int) -> None:
         """Make bytes from `start` on free for the kernel to write."""

@@ -4,7 +4,8 @@ Only while the file's writers are held (`hold`), so that the bytes stand still. 
 there, and the staging file has it; every piece is in one of the two. If the application writes to a gone piece again, the kernel
 fills the rest of its page with zeros: that is merged where it is exact, and where it cannot be told apart the file fails, loudly.
 Order: the row that says "gone" is committed before the hole is punched, so a crash between leaves both. Threads of the pool copy
-without the lock.
+without the lock. Whatever takes the tier file's inode lock is done while the file is held, when no
+application can have that lock, or in the file's own thread (`Contents.locking`).
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class OutgrownFiles:
             return False
         if not self._may(node, body):
             return False
-        if not any(self._movable(body, node.size)):
+        pieces = list(self._movable(body, node.size))
+        if not pieces:
             return False
         held.relieving = True
         self._running += 1
@@ -118,7 +120,7 @@ class OutgrownFiles:
                 ),
             }
             self._table.changed(node)
-        self._calls.submit("outgrown", self._run, held, body).add_done_callback(
+        self._calls.submit("outgrown", self._run, held, body, pieces).add_done_callback(
             lambda call: self._moved(held, node, body, call, done)
         )
         return True
@@ -141,18 +143,18 @@ class OutgrownFiles:
             if _has_data(fd, piece):
                 yield piece
 
-    def _run(self, held: Held, body: Body) -> None:
+    def _run(self, held: Held, body: Body, pieces: list[int]) -> None:
         """In a thread of the pool."""
         with self._lock:
-            moving, size = body.moving_out, held.node.size
+            moving = body.moving_out
             if moving is None:
                 return
             self._state.commit()
             source = os.dup(self._contents.opened(body))
         try:
             target = self._open(body, moving)
-            for piece in range(KEEP_PIECES, size // PIECE - KEEP_PIECES):
-                if _has_data(source, piece) and not self._move(held, body, source, target, piece):
+            for piece in pieces:
+                if not self._move(held, body, source, target, piece):
                     return
         finally:
             os.close(source)
@@ -387,25 +389,24 @@ class OutgrownFiles:
         body = node.body
         if not body.is_outgrown or body.failed:
             return
+        pieces = await self._contents.locking(body, _with_data, _gone(body))
         try:
-            await wait(self._calls.submit("check outgrown", self._check_all, body))
+            await wait(self._calls.submit("check outgrown", self._check_pieces, body, pieces))
         except TornError:
             self.fail(node, body)
 
-    def _check_all(self, body: Body) -> None:
+    def _check_pieces(self, body: Body, pieces: list[int]) -> None:
         moving = body.moving_out
         if moving is None:
             return
         with self._lock:
             source = os.dup(self._contents.opened(body))
         try:
-            for start, end in body.here.gaps():
-                for piece in range(start // PIECE, end // PIECE):
-                    if _has_data(source, piece):
-                        _check(
-                            os.pread(source, PIECE, piece * PIECE),
-                            os.pread(self._open(body, moving), PIECE, piece * PIECE),
-                        )
+            for piece in pieces:
+                _check(
+                    os.pread(source, PIECE, piece * PIECE),
+                    os.pread(self._open(body, moving), PIECE, piece * PIECE),
+                )
         finally:
             os.close(source)
 
@@ -463,14 +464,15 @@ class OutgrownFiles:
             self._log.save(op)
 
     def _complete(self, body: Body, size: int) -> None:
-        if size:  # else nothing of it is wanted, whatever it is
-            self._check_all(body)
+        """Nobody writes any more, and so nobody holds up who looks for data."""
         moving = body.moving_out
         if moving is None:
             return
         with self._lock:
             source = os.dup(self._contents.opened(body))
         try:
+            if size:  # else nothing of it is wanted, whatever it is
+                self._check_pieces(body, _with_data(source, _gone(body)))
             target = self._open(body, moving)
             for piece in range(-(-size // PIECE)):
                 if _has_data(source, piece):
@@ -500,6 +502,18 @@ class OutgrownFiles:
 def _is_gone(body: Body, piece: int) -> bool:
     """Whether the staging file has it; in the tier file it is a hole, or what was written to it since."""
     return not body.here.covers(piece * PIECE, (piece + 1) * PIECE)
+
+
+def _gone(body: Body) -> list[int]:
+    """Pieces that the staging file has."""
+    return [
+        piece for start, end in body.here.gaps() for piece in range(start // PIECE, end // PIECE)
+    ]
+
+
+def _with_data(fd: int, pieces: list[int]) -> list[int]:
+    """Of these, what is in the file."""
+    return [piece for piece in pieces if _has_data(fd, piece)]
 
 
 def _has_data(fd: int, piece: int) -> bool:

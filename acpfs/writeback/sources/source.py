@@ -146,8 +146,15 @@ class Source:
         return os.preadv(self._fd, [self._buffer[:count]], position), False
 
     def _seek(self, position: int, whence: int, otherwise: int) -> int:
+        """Of a file whose inode lock an application may keep, holes are read as the zeros they are.
+
+        Under the lock, without which nobody opens the file to write to it in the kernel.
+        """
         try:
-            return os.lseek(self._fd, position, whence)
+            with self._lock:
+                if self._tier.calls.is_handed_over(self._tier_id):
+                    return position if whence == os.SEEK_DATA else otherwise
+                return os.lseek(self._fd, position, whence)
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
