@@ -46,8 +46,8 @@ from acpfs.backing.quirks import (
     Features,
     top_exists,
 )
-from acpfs.backing.syscalls import rename_exchange, sync_file_system
-from acpfs.errors import MachineError
+from acpfs.backing.syscalls import allocate, rename_exchange, sync_file_system
+from acpfs.errors import FULL_ERRNOS, MachineError
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _COUNTED_TOGETHER = 32
@@ -588,6 +588,16 @@ class BackingDirectory(OwnFiles):
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         self._count("write")
         return filling.write(fd, data, offset)
+
+    def make_room(self, fd: int, size: int) -> bool:
+        self._count("fallocate")
+        try:
+            allocate(fd, size)
+        except OSError as error:
+            if error.errno in FULL_ERRNOS:
+                raise
+            return False  # whatever it is: only the bytes themselves can tell then
+        return True
 
     def expect_bulk(self, fd: int) -> None:
         if self._direct:

@@ -288,6 +288,14 @@ class Lower(Protocol):
 
     def read(self, fd: int, buffer: memoryview, offset: int) -> int: ...
     def write(self, fd: int, data: memoryview, offset: int) -> int: ...
+    def make_room(self, fd: int, size: int) -> bool:
+        """Have room set aside for the first bytes of a file, whose length stays; False: that cannot be had here.
+
+        Raises:
+            OSError: ENOSPC, EDQUOT: there is none.
+        """
+        ...
+
     def expect_bulk(self, fd: int) -> None:
         """A large file is about to be written or read, in order, from page-aligned memory. Advice: never fails."""
         ...

@@ -1,4 +1,4 @@
-"""System calls that Python does not offer: openat2, renameat2 and syncfs. Every path is resolved beneath a directory descriptor.
+"""System calls that Python does not offer: openat2, renameat2, fallocate and syncfs. Every path is resolved beneath a directory descriptor.
 
 No symlink is ever followed, nothing above the directory is ever reached, whatever others do to the tree meanwhile: the kernel
 checks it (openat2), or each component is opened on its own with O_NOFOLLOW where a kernel or sandbox has no openat2.
@@ -16,6 +16,8 @@ _OPENAT2 = 437
 _RESOLVE = 0x02 | 0x04 | 0x08
 """RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH."""
 _RENAME_EXCHANGE = 2
+_KEEP_SIZE = 1
+"""FALLOC_FL_KEEP_SIZE."""
 _PATH_BYTES_MAX = 4000
 """Below PATH_MAX (4096 with the final zero); longer paths are walked in pieces."""
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,6 +51,16 @@ def openat2(dir_fd: int, path: bytes, flags: int) -> int:
             errno.EINTR,
         ):  # EAGAIN: a rename elsewhere raced with the check
             raise error
+
+
+def allocate(fd: int, size: int) -> None:
+    """Room for the first bytes of a file, whose length stays. Not posix_fallocate: that writes zeros where there is no such call.
+
+    Raises:
+        OSError: ENOSPC; EOPNOTSUPP where the file system has no such call.
+    """
+    if _libc.fallocate(fd, ctypes.c_int(_KEEP_SIZE), ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        raise _fail()
 
 
 def _probe_openat2() -> bool:

@@ -42,6 +42,18 @@ def put(directory: BackingDirectory, path: tuple[bytes, ...], data: bytes) -> No
     directory.rename(directory.staging_path("put"), path)
 
 
+@pytest.mark.clause("S434")
+def test_room_that_is_set_aside_is_no_part_of_the_file(directory: BackingDirectory) -> None:
+    fd = directory.create_staging("room")
+    try:
+        is_set_aside = directory.make_room(fd, 1 << 20)
+        st = os.fstat(fd)
+        assert st.st_size == 0
+        assert st.st_blocks * 512 >= (1 << 20 if is_set_aside else 0)
+    finally:
+        os.close(fd)
+
+
 def content(directory: BackingDirectory, path: tuple[bytes, ...]) -> bytes:
     fd = directory.open_read(path)
     try:

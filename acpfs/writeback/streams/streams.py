@@ -29,6 +29,7 @@ from acpfs.writeback.sources.spill import Spill
 from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES, TokenBucket
 from acpfs.writeback.streams.equal import EqualFiles, linked_name
 from acpfs.writeback.streams.give_way import GiveWay
+from acpfs.writeback.streams.room_there import RoomThere
 from acpfs.writeback.streams.spares import Growth, NotGrownError, Spare, Spares
 
 SMALL_BYTES_MAX = 1 << 20
@@ -93,6 +94,7 @@ class Streamer:
         self._state, self._lock = parts.state, parts.lock
         self._bucket, self._discard, self._give_way = bucket, discard, give_way
         self._spares, self._spill, self._equal, self._on_staged = spares, spill, equal, on_staged
+        self._room = RoomThere(parts.lower, parts.tier)
         self._buffers: list[memoryview] = []
         self._told_short: set[VersionId] = set()
         """Versions that were parked because their staging file is too short."""
@@ -190,9 +192,11 @@ class Streamer:
     ) -> None:
         """All that a staging file needs; closes the descriptor. `former`: an older version's xattrs, where it is made of one."""
         try:
+            self._room.ask(stream.op, stream.version, fd)
             digest = self._copy(stream, fd, growth)
             st, applied = self._finish(stream, fd, digest, former)
         except BaseException as error:
+            self._room.ended(stream.version, error)
             if former is None and isinstance(error, OSError) and error.errno in FULL_ERRNOS:
                 with contextlib.suppress(
                     OSError
@@ -201,6 +205,7 @@ class Streamer:
             with contextlib.suppress(OSError):
                 self._lower.close(fd)
             raise
+        self._room.ended(stream.version, None)
         self._lower.close(fd)
         if self._parts.settings.verify_after_write and digest:
             self._verify(stream, name, digest)
