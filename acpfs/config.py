@@ -353,6 +353,8 @@ class Settings:
     """The volume that must lie at the backing directory: remembered (that of the last mount), its id (in .acpfs/volume), or any."""
     new_volume: bool = False
     """Take what lies there now for the volume from now on: another one, an empty directory, or another file system."""
+    nested: bool = False
+    """Mount also where a directory above is the backing directory of other mounts: there is no order between the two."""
     streams: Annotated[int, Check(_whole, and_(ge(1), le(256)))] = 8
     """Files copied to the backing directory at the same time."""
     bandwidth: Size = 0

@@ -29,6 +29,8 @@ from acpfs.logger import shown
 OWN = b".acpfs"
 """The name at the top, and in each area, that is acpfs' own."""
 MARK = b"area"
+VOLUME = b"volume"
+"""What the `.acpfs` at a backing directory's top has."""
 KNOWN_S = 5.0
 """How long it is known on which file system a directory lies: mounts come and go."""
 KNOWN_DIRECTORIES_MAX = 4096
@@ -171,9 +173,20 @@ class Areas:
             os.close(fd)
 
     def is_area(self, directory: LowerPath) -> bool:
-        """Whether the `.acpfs` in a directory is acpfs' own, of whichever node."""
+        """Whether the `.acpfs` in a directory is a staging area, of whichever node."""
+        return self._has(directory, MARK)
+
+    def is_own(self, directory: LowerPath) -> bool:
+        """Whether it is acpfs' own: a staging area, or that of another backing directory, which lies in this one."""
+        return self.is_area(directory) or self.is_volume(directory)
+
+    def is_volume(self, directory: LowerPath) -> bool:
+        """Whether another backing directory has its top there."""
+        return self._has(directory, VOLUME)
+
+    def _has(self, directory: LowerPath, name: bytes) -> bool:
         try:
-            os.close(self._opener.open((*directory, OWN, MARK), os.O_PATH))
+            os.close(self._opener.open((*directory, OWN, name), os.O_PATH))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
@@ -244,7 +257,7 @@ class Areas:
             names = os.listdir(readable_fd)
         finally:
             os.close(readable_fd)
-        if names and "volume" not in names:
+        if names and VOLUME.decode() not in names:
             raise OSError(
                 errno.EXDEV,
                 f"another file system, and {shown(own)} there was not made by acpfs: it cannot stage files there",

@@ -50,6 +50,7 @@ from acpfs.backing.syscalls import allocate, rename_exchange, sync_file_system
 from acpfs.errors import FULL_ERRNOS, MachineError
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+NESTED_TOP = "it is the backing directory of other acpfs mounts, whose .acpfs lies in it"
 _COUNTED_TOGETHER = 32
 """So many looks at names are counted at once: each count also says that the call goes on."""
 _UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, NAME_BYTES_MAX)
@@ -78,6 +79,7 @@ class BackingDirectory(OwnFiles):
             raise MachineError(f"backing directory {path}: {error.strerror}") from error
         super().__init__(self._root_fd, node_id)
         self._setter = AttributeSetter()
+        self._nested: set[LowerPath] = set()
         self._direct = False
         if kept_fd >= 0:
             return
@@ -162,12 +164,20 @@ class BackingDirectory(OwnFiles):
         self._count("listdir")
         if path:
             found = self._list(path)
-            has_own = any(entry.name == OWN for entry in found) and self._entries.areas.is_area(
-                path
-            )
+            has_own = any(entry.name == OWN for entry in found) and self._is_own(path)
             return [entry for entry in found if entry.name != OWN] if has_own else found
         with top_exists():
             return [entry for entry in self._list(path) if entry.name != OWN]
+
+    def _is_own(self, path: LowerPath) -> bool:
+        if self._entries.areas.is_volume(path):
+            self._nested.add(path)
+            return True
+        return self._entries.areas.is_area(path)
+
+    def nested(self) -> list[LowerPath]:
+        """Tops of other backing directories that were seen in this one."""
+        return sorted(self._nested.copy())
 
     def _list(self, path: LowerPath) -> list[LowerEntry]:
         fd = self._entries.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -262,9 +272,11 @@ class BackingDirectory(OwnFiles):
             try:
                 os.rmdir(name, dir_fd=dir_fd)
             except OSError as error:
-                if error.errno not in _NOT_EMPTY or not (
-                    self._entries.areas.is_area(path) and self._entries.areas.unmake(path)
-                ):
+                if error.errno not in _NOT_EMPTY:
+                    raise
+                if self._entries.areas.is_volume(path):
+                    raise OSError(error.errno, NESTED_TOP) from error
+                if not (self._entries.areas.is_area(path) and self._entries.areas.unmake(path)):
                     raise
                 os.rmdir(name, dir_fd=dir_fd)
 
@@ -488,7 +500,7 @@ class BackingDirectory(OwnFiles):
     # -- staging
 
     def is_staging_area(self, path: LowerPath) -> bool:
-        return self._entries.areas.is_area(path)
+        return self._entries.areas.is_own(path)
 
     def stage_near(self, name: str, directory: LowerPath) -> str:
         areas = self._entries.areas

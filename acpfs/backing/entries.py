@@ -83,7 +83,7 @@ class Entries:
                 raise OSError(errno.EINVAL, "not a name of a directory entry")
         for at in (depth for depth, name in enumerate(path) if name == OWN):
             if path[at : at + 3] not in (self.staging, self.kept) and (
-                not at or self.areas.is_area(path[:at])
+                not at or self.areas.is_own(path[:at])
             ):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 

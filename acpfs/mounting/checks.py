@@ -23,6 +23,7 @@ from acpfs.control import registry, runtime
 from acpfs.descriptors import readable
 from acpfs.errors import MachineError, NoThreadError, RefusedError
 from acpfs.mounting.mountpoint import check_apart, check_free
+from acpfs.mounting.nested import volume_above
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.service import has_inherited_session
@@ -31,6 +32,8 @@ from acpfs.threads import THREADS
 DEV_FUSE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
 BACKING_WAIT_S = 30.0
+NESTED_WAIT_S = 5.0
+"""For a look at the directories above: nothing in them is needed."""
 
 T = TypeVar("T")
 
@@ -76,6 +79,8 @@ def check_all(settings: Settings, *, is_mounted: bool = False) -> Settings:
         f"backing directory {settings.backing} does not answer",
         lambda: check_apart(settings.backing, mountpoint),
     )
+    if not settings.nested:
+        check_not_nested(settings.backing)
     if settings.spill is not None:
         spill = settings.spill
         complaint = f"spill directory {spill} does not answer"
@@ -135,6 +140,26 @@ def check_not_bare(backing: Path, tiers: Path) -> None:
         raise RefusedError(
             f"{backing} is not the directory (volume {volume}) for which the RAM tier {tier} keeps what is not drained: is its file system "
             f"mounted? To start without what is kept, move that RAM tier away"
+        )
+
+
+def check_not_nested(backing: Path) -> None:
+    """Refuse a directory below another backing directory that is in use.
+
+    Raises:
+        RefusedError: so it is.
+    """
+    try:
+        found = apart(
+            NESTED_WAIT_S, "what lies above does not answer", lambda: volume_above(backing)
+        )
+    except (MachineError, OSError):
+        return  # what hangs above is not this mount's business, and must not keep it from starting
+    if found is not None:
+        directory, members = found
+        raise RefusedError(
+            f"{backing} lies in {directory}, which is the backing directory of other mounts ({', '.join(members[:3])}): between the two "
+            f"there would be no order, and no pointer waits for the other's files. Mount {directory} here too, or say --nested"
         )
 
 

@@ -23,6 +23,7 @@ from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, node_id
+from acpfs.backing.lower import LowerPath
 from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.backing.ownership import check_own
 from acpfs.backing.probe import ProbeReport, probe
@@ -34,7 +35,7 @@ from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.scrub import RamScrub
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.mounting.checks import BACKING_WAIT_S, check_not_bare, within
 from acpfs.mounting.expected import ExpectedVolume
 from acpfs.mounting.spill_place import SpillPlace
@@ -119,6 +120,7 @@ class Parts:
             *self.probed.notes,
             *descriptor_limits.complaints(),
             *([too_large] if too_large else []),
+            *map(_nested, self.directory.nested()),
         ]
 
     def take_apart(self, *, nothing_left: bool) -> None:
@@ -412,6 +414,13 @@ def keep(parts: Parts, link: Link) -> None:
     link.keep("tier", [parts.place.lock_fd])
     link.keep("backing", [parts.directory.descriptor])
     link.keep("identity", [parts.identity.lock_fd])
+
+
+def _nested(path: LowerPath) -> str:
+    return (
+        f"{shown(b'/'.join(path))} is the backing directory of other acpfs mounts: there is no order between those and this one, "
+        "and no pointer waits for the other's files"
+    )
 
 
 def _kept_lower(settings: Settings, link: Link) -> tuple[BackingDirectory, Identity, ProbeReport]:

@@ -491,3 +491,25 @@ def test_looks_at_many_names_are_counted_one_by_one(
     before = directory.calls().get("lstat", 0)
     directory.lstat_many((), [b"n%d" % number for number in range(count)])
     assert directory.calls().get("lstat", 0) - before == count
+
+
+@pytest.mark.clause("S458")
+def test_another_backing_directory_below_keeps_its_own_files_to_itself(
+    directory: BackingDirectory, tmp_path: Path
+) -> None:
+    backing = tmp_path / "backing"
+    (backing / "run").mkdir()
+    BackingDirectory(backing / "run", "node-2").disconnect()
+    assert [entry.name for entry in directory.listdir((b"run",))] == [b".acpfs"]  # a user's, yet
+    (backing / "run/.acpfs/volume").write_text("0" * 32)
+    (backing / "run/shard").write_bytes(b"1")
+    assert [entry.name for entry in directory.listdir((b"run",))] == [b"shard"]
+    assert directory.nested() == [(b"run",)]
+    inside = (b"run", b".acpfs", b"nodes")
+    assert refusal(directory.lstat, inside) == errno.ENOENT
+    assert refusal(directory.rmdir, inside) == errno.ENOENT
+    assert refusal(directory.lstat, inside[:2]) == errno.ENOENT
+    (backing / "run/shard").unlink()
+    with pytest.raises(OSError, match="backing directory of other acpfs mounts"):
+        directory.rmdir((b"run",))
+    assert (backing / "run/.acpfs/volume").exists()
