@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from acpfs.backing.lower import LowerStat, SpaceInfo
 from acpfs.config import WhenFull
 from acpfs.filesystem.admission import Net
+from acpfs.filesystem.change_time import CLOCK
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.content.body import ContentStatistics
 from acpfs.filesystem.content.fill import WarmStatistics
@@ -243,7 +244,7 @@ class FileSystem:
             await self._attributes.setattr(node, change)
         elif change.size is None:
             await self._view.renew(node)
-            node.ctime_ns = time.time_ns()  # chown(-1, -1) changes nothing else
+            node.ctime_ns = CLOCK.now_ns(node.ctime_ns)  # chown(-1, -1) changes nothing else
         return self._attributes.of(node)
 
     async def getxattr(self, ino: Ino, name: bytes) -> bytes:

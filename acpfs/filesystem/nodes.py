@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 import json
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 from acpfs.backing.lower import LowerEntry, LowerStat
+from acpfs.filesystem.change_time import CLOCK
 from acpfs.filesystem.content.body import COLD, COLUMNS, Body, from_row, to_row
 from acpfs.filesystem.content.body import DDL as BODY_DDL
 from acpfs.filesystem.kept_listings import KeptListings
@@ -175,7 +175,7 @@ class Node:
 
     def touch(self, *, mtime: bool = True) -> None:
         """Something about it changed now."""
-        self.ctime_ns = time.time_ns()
+        self.ctime_ns = CLOCK.now_ns(max(self.ctime_ns, self.mtime_ns) if mtime else self.ctime_ns)
         if mtime:
             self.mtime_ns = self.ctime_ns
 
@@ -244,7 +244,7 @@ class NodeTable:
     def new(self, mode: int, uid: int, gid: int) -> Node:
         """A node born in the mount, now."""
         self._last_upper += 1
-        now = time.time_ns()
+        now = CLOCK.now_ns()
         node = Node(
             Ino(self._last_upper),
             mode,

@@ -83,6 +83,26 @@ def test_utime_omit_and_now(d: Path) -> None:
 
 
 @clause("S41")
+def test_what_is_touched_is_not_older_than_what_was_done_to_it_before(d: Path) -> None:
+    """The clock of programs is up to a tick ahead of the kernel's own."""
+    path = d / "f"
+
+    def touched(what: Path) -> tuple[int, int]:
+        before = what.stat().st_mtime_ns
+        os.utime(what)
+        return before, what.stat().st_mtime_ns
+
+    for _ in range(100):
+        with path.open("wb", buffering=0) as file:
+            made = touched(path)
+            file.write(b"x")
+        written = touched(path)
+        path.unlink()
+        for before, after in (made, written, touched(d)):
+            assert before <= after
+
+
+@clause("S41")
 def test_write_and_truncate_change_mtime_and_ctime(d: Path) -> None:
     (d / "f").write_bytes(b"0123")
     os.utime(d / "f", ns=(1, 1))

@@ -1,0 +1,40 @@
+"""The time that a change gets which the daemon makes; of the whole process, as there is one mount in it.
+
+The kernel's own clock for files is up to 10 ms behind the one that programs read. With libfuse it sets the times of touch(1) by that one
+itself, and nobody says that it did. So there changes get the same clock: a file that is touched after it was written is not older than
+that. Knows clocks and nothing else; thread-safe.
+"""
+
+from __future__ import annotations
+
+import time
+
+_CLOCK_REALTIME_COARSE = 5
+TICK_NS = 10_000_000
+"""The kernel's clock goes on by at most this."""
+
+
+class ChangeClock:
+    """Says what time it is."""
+
+    def __init__(self) -> None:
+        self._clock = time.CLOCK_REALTIME
+        self._heard_ns = 0
+
+    def follow_kernel(self) -> None:
+        """The kernel sets times too."""
+        self._clock = _CLOCK_REALTIME_COARSE
+
+    def hear(self, set_ns: int) -> None:
+        """A time was set: if it is one of just now the kernel may have set it, which may be ahead of its clock as programs read it."""
+        if self._heard_ns < set_ns <= time.time_ns():
+            self._heard_ns = set_ns
+
+    def now_ns(self, not_before_ns: int = 0) -> int:
+        """Nanoseconds since the epoch; not before what was heard, or given, if that is ahead by less than a tick."""
+        now = time.clock_gettime_ns(self._clock)
+        ahead = max((ns for ns in (self._heard_ns, not_before_ns) if ns - now < TICK_NS), default=0)
+        return max(now, ahead)
+
+
+CLOCK = ChangeClock()
