@@ -376,6 +376,9 @@ class Engine:
                     self._finish(untimed)
             if group:
                 await self._commit(group)
+            elif self._order.standing.wanted:
+                read = self._order.standing.read
+                await outcome(self._calls.commits.submit("read pointers", read))
             else:
                 await self._commit_bell.heard(
                     min(due, self._failures.next_parked() if not self._paused else math.inf)

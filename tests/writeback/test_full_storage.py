@@ -100,3 +100,54 @@ def test_what_a_pointer_may_name_and_what_has_to_do_with_others_stays(
     full.unlink("old-3")
     run(full.run_for, 3 * SPACE_PATIENCE_S)
     assert {b"latest", b"old-1", b"old-2", b"shard"} <= set(full.lower.visible())
+
+
+@pytest.mark.clause("S407")
+@pytest.mark.parametrize("text", [b"old-1", b"1", b"/mnt/acp/old-1\n"])
+def test_what_a_pointer_names_that_is_about_to_be_changed_stays(
+    world: World, run: Run, text: bytes
+) -> None:
+    """Found by driving the order with all small histories: `latest` named what made room for its successor."""
+    for name in ("old-1", "old-2", "old-3"):
+        world.store(name, b"x" * 25)
+    world.store("latest", text)
+    run(world.drain)
+
+    def no_room(label: str, _path: tuple[bytes, ...]) -> None:
+        if label == "write" and b"old-3" in world.lower.visible():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    world.lower.fault = no_room
+    world.store("new", b"y" * 25)
+    world.store("latest", b"new")
+    world.unlink("old-1")
+    world.unlink("old-2")
+    run(world.run_for, 3 * SPACE_PATIENCE_S)
+    assert set(world.lower.visible()) == {b"old-1", b"old-3", b"latest"}
+    world.unlink("old-3")
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+    named = [
+        b"old-1" in seen for seen in world.lower.visible_history if seen.get(b"latest") == text
+    ]
+    assert all(named)
+
+
+@pytest.mark.clause("S407")
+def test_what_a_pointer_that_cannot_be_read_may_name_stays(world: World, run: Run) -> None:
+    world.store("old", b"x" * 25)
+    world.store("latest", b"")
+    run(world.drain)
+
+    def fault(label: str, path: tuple[bytes, ...]) -> None:
+        if label == "open" and path == (b"latest",):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if label == "write" and b"old" in world.lower.visible():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    world.lower.fault = fault
+    world.store("new", b"y" * 25)
+    world.store("latest", b"new")
+    world.unlink("old")
+    run(world.run_for, 3 * SPACE_PATIENCE_S)
+    assert set(world.lower.visible()) == {b"old", b"latest"}

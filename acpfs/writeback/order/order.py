@@ -29,6 +29,7 @@ from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.members.scopes import Scope
 from acpfs.writeback.order.parked import Parked, Told, Touched
+from acpfs.writeback.order.standing_pointers import StandingPointers
 from acpfs.writeback.order.want_of_room import WantOfRoom
 from acpfs.writeback.parts import DrainParts
 
@@ -65,6 +66,7 @@ class Order:
         self._pointers, self.gate, self._guard = pointers, gate, guard
         self._log, self._tree, self._due, self._elide = parts.log, parts.tree, due, elide
         self.room = WantOfRoom(parts.log)
+        self.standing = StandingPointers(parts)
         asked = (self._is_missed, gate.scope_of, gate.is_withheld_for_others)
         self._parked = Parked(parts, elide, parts.log.parked_after, *asked)
         self._put_off = Parked(parts, elide, gate.put_off_after, *asked)
@@ -126,9 +128,13 @@ class Order:
         if not line or not self.room.is_wanted_by(line[0], now) or self._deletions_wait():
             return []
         group: list[Op] = []
-        held = Touched(self._tree)
+        held, changes = Touched(self._tree), list[Op]()
+        self.standing.renew(now, self.gate.pointer_seq)
         for op in line:
+            if self._pointers.makes(op) or self._pointers.takes(op):
+                changes.append(op)
             passes = self._may_pass(op, now) and not self._waits_for_refused(op)
+            passes = passes and not self.standing.name(changes, op)
             if not passes or held.meets(op) or self._parked.meets(op) or self._put_off.meets(op):
                 held.add(op)
             elif self._guard.concerns(op):
