@@ -7,12 +7,14 @@ ssl has no way to, and the package `cryptography` would be a dependency of every
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
 import ssl
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +28,7 @@ CONNECT_S = 5.0
 """So long a node is called that may be gone; the kernel answers for a process that is busy."""
 HANDSHAKE_S = 30.0
 """For the process at the other end, which may have a thousand others to speak with, or stand still for a while."""
+_LEAST_S = 0.001
 BEGINS, ENDS = "20000101000000Z", "20991231235959Z"
 """A job's certificate ends with its directory; nodes' clocks need not agree."""
 _CONFIG = """[ca]
@@ -173,17 +176,22 @@ def _openssl(*arguments: str) -> None:
 
 
 def connect(
-    address: str, credentials: Credentials | None, timeout_s: float = CONNECT_S
+    address: str, credentials: Credentials | None, timeout_s: float | None = None
 ) -> SocketLink:
     """A link to a coordinator, for a thread; without credentials without TLS.
+
+    `timeout_s`: for all of it. None: a node that is gone is given up soon, and a process that is busy has its time for the handshake.
 
     Raises:
         LinkClosedError: nobody is there, or it has not the job's certificate.
     """
     host, _, port = address.rpartition(":")
+    connect_s = CONNECT_S if timeout_s is None else timeout_s
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     try:
-        with dialling(host.strip("[]"), int(port), timeout_s) as plain:
-            plain.settimeout(max(timeout_s, HANDSHAKE_S))
+        with dialling(host.strip("[]"), int(port), connect_s) as plain:
+            # Never 0, which would mean not to wait at all, and be another error.
+            plain.settimeout(max(_LEAST_S, min(HANDSHAKE_S, until - time.monotonic())))
             return _link(address, plain, credentials)
     except LinkClosedError:
         raise
@@ -202,6 +210,7 @@ def _link(address: str, plain: socket.socket, credentials: Credentials | None) -
             )  # from here on `plain` owns nothing
             if not credentials.vouch_for(secured.getpeercert(binary_form=True)):
                 raise LinkClosedError(f"{address}: another certificate than the job's")
+        connected.settimeout(HANDSHAKE_S)  # what is said later is no part of connecting
         return SocketLink(connected)
     except BaseException:
         connected.close()

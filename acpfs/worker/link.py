@@ -52,6 +52,8 @@ class Link:
         self.pause_s = 0.0
         """How long nobody served before this worker did."""
         self.is_serving = False
+        self.is_alone = False
+        """Whether its supervisor is gone, and no other one was told of it yet."""
         self._step = ""
         """What the start is at."""
         self._telling = threading.Lock()
@@ -86,7 +88,7 @@ class Link:
     @property
     def says_hurry(self) -> bool:
         """Whether its supervisor says on the channel that it is to end at once; of an older one the second signal says it."""
-        return bool(self._orders.get("says_hurry"))
+        return bool(self._orders.get("says_hurry")) and not self.is_alone
 
     @property
     def supervisor_pid(self) -> int:
@@ -173,6 +175,7 @@ class Link:
         started_at = -math.inf
         while True:
             self._heed(leave, hurry)
+            self.is_alone = True
             if os.environ.get("NOTIFY_SOCKET"):
                 log.warning("the supervisor is gone; the service manager will start it again")
                 return
@@ -267,6 +270,7 @@ class Link:
                 )
                 self._outbox.close()
                 self._end, self._outbox = ours, Outbox(ours)
+                self.is_alone = False
                 self._orders["says_hurry"] = (
                     True  # it is of the installed code, which is no older than this
                 )

@@ -44,6 +44,7 @@ from acpfs.ram import mounts
 from acpfs.ram import place as places
 from acpfs.ram.mounts import MountEntry, holders, mounted_at
 from acpfs.supervisor import fallthrough
+from acpfs.supervisor.stopping import TOGETHER_S
 from acpfs.supervisor.stuck_processes import STUCK, wait_ended
 from acpfs.threads import THREADS
 from acpfs.transport.timeouts import RequestTimeouts
@@ -562,18 +563,23 @@ class Worker:
             task_status.started()
             async with trio.open_nursery() as nursery:
                 stopping = False
+                stopping_since = 0.0
                 async for number in signals:
                     if number == signal.SIGHUP:
                         logs.reopen()
                     elif not stopping:
                         stopping = True
+                        stopping_since = trio.current_time()
                         nursery.start_soon(self._stop)
                     elif self.link.says_hurry:  # it counts: this one may come from somebody who signals all processes of the mount
                         log.info(
                             "another signal: the supervisor says whether the drain goes on",
                             supervisor=self._record.pid,
                         )
+                    elif self.link.is_alone and trio.current_time() - stopping_since < TOGETHER_S:
+                        log.info("another signal comes with the first, and is one order with it")
                     else:
+                        # Of an older supervisor, or there is none that counts, as where a service manager is to start the next one.
                         self._hurry.set()
 
     def _told_to_hurry(self, token: trio.lowlevel.TrioToken) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -11,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+import pytest
+
+from acpfs.supervisor import channel
 from acpfs.supervisor.child import Child
 
 PROCESS = """
@@ -61,3 +65,37 @@ def test_one_that_serves_is_told_at_once_and_one_that_was_told_nothing_never() -
         assert said.readline() == "SIGUSR1\n"
         worker.kill(signal.SIGHUP)
         assert said.readline() == "SIGHUP\n"
+
+
+@pytest.mark.clause("S445")
+def test_an_order_that_finds_the_channel_full_is_kept_until_there_is_room() -> None:
+    """A worker that was stopped for a while: told again to end at once, it drained on to the deadline."""
+    ours, theirs = channel.pair()
+    with ours, theirs:
+        told = Child(ours)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                channel.send(ours, {"filled": True}, wait=False)
+        told.send({"hurry": True})
+        told.send({"fd": 1}, [ours.fileno()])
+        later: list[tuple[channel.Message, list[int]]] = []
+        while len(later) < 2:
+            message, fds = channel.receive(theirs)
+            told.send_waiting()
+            if message is not None and "filled" not in message:
+                later.append((message, fds))
+        assert [message for message, _fds in later] == [{"hurry": True}, {"fd": 1}]
+        assert [len(fds) for _message, fds in later] == [0, 1]
+        os.close(later[1][1][0])
+        told.let_go()
+
+
+@pytest.mark.clause("S445")
+def test_what_a_process_was_to_be_sent_is_sent_when_it_can_be_watched() -> None:
+    """There was no descriptor for that when its number was known."""
+    with child() as (worker, said):
+        worker.heard({"serving": "/mnt"})
+        pidfd, worker.pidfd = worker.pidfd, -1
+        worker.kill(signal.SIGUSR1)
+        worker.watched(pidfd)
+        assert said.readline() == "SIGUSR1\n"

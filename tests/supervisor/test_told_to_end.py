@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -429,6 +430,29 @@ def test_a_worker_under_an_older_supervisor_is_told_again_by_a_signal(
         tell_again(daemon.pid)
         assert daemon.wait(PATIENCE_S) == ExitCode.TIMEOUT
         check_kept(mount)
+
+
+@needs_fuse
+@pytest.mark.mount
+@pytest.mark.clause("S21", "S445")
+def test_a_worker_without_a_supervisor_is_told_again_by_a_signal(
+    mount: AcpfsMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a service manager it starts none: nobody else could say it, and the drain went on to its deadline."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with in_foreground(mount, *STALLED) as daemon:
+            (mount.path / "f").write_bytes(DATA)
+            worker = mount.pid
+            daemon.kill()
+            wait_until(lambda: "the supervisor is gone" in mount.log.read_text())
+            os.kill(worker, signal.SIGTERM)
+            wait_draining(mount, 1)
+            tell_again(worker)
+            monkeypatch.delenv("NOTIFY_SOCKET")
+            manager.close()  # what was stored there is the manager's
+            check_kept(mount)
 
 
 @needs_fuse

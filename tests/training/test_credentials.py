@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.errors import MachineError, RefusedError
+from acpfs.training import credentials as credentials_module
 from acpfs.training.credentials import Credentials, connect, make_credentials
 from acpfs.training.messages import Goodbye, Header, Sent
 from acpfs.training.wire import LinkClosedError, SocketLink
@@ -68,19 +69,28 @@ def test_who_has_the_jobs_certificate_speaks(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_that_stands_still_is_waited_for_longer_than_a_node_that_is_gone(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel takes the connection for it."""
+    monkeypatch.setattr(credentials_module, "CONNECT_S", 0.5)
     credentials, never = make_credentials(tmp_path / "job"), threading.Event()
     address, thread, errors = serve(
         credentials, lambda link: link.send(link.receive(120)), lambda: never.wait(1.0)
     )
-    link = connect(address, credentials, 0.5)
+    link = connect(address, credentials)
     link.send(HELLO)
     assert link.receive(120) == HELLO
     link.close()
     thread.join()
     assert errors == []
+
+
+def test_whoever_says_how_long_is_not_kept_longer_by_a_handshake(tmp_path: Path) -> None:
+    """The kernel takes the connection, and nobody ever says a word: it took 30 s whatever the caller said."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        host, port = mute.getsockname()
+        with pytest.raises(LinkClosedError, match="timed out"):
+            connect(f"{host}:{port}", make_credentials(tmp_path / "job"), 0.2)
 
 
 @clause("T22")
