@@ -11,14 +11,16 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from acpfs.control.runtime import places_to_look
+from acpfs.control.runtime import ENVIRONMENT_VARIABLE, places_to_look
 from acpfs.errors import NotMountedError, SeveralMountsError
 
 SYMLINKS_MAX = 40
+KIND = b"fuse.acpfs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,37 @@ def locate(path: str, known: list[MountRecord] | None = None) -> tuple[MountReco
     mountpoints = {record.mountpoint: record for record in known}
     reached, rest = _walk(os.path.join(os.getcwd(), path), mountpoints)
     if reached not in mountpoints:
-        raise NotMountedError(f"{path} lies in no acpfs mount")
+        raise NotMountedError(_why_in_none(path, mountpoints))
     return mountpoints[reached], rest
+
+
+def _why_in_none(path: str, registered: Iterable[str]) -> str:
+    mounted = _mounted()
+    mountpoint = _walk(os.path.join(os.getcwd(), path), {*registered, *mounted})[0]
+    return _elsewhere(mountpoint) if mountpoint in mounted else f"{path} lies in no acpfs mount"
+
+
+def _elsewhere(mountpoint: str) -> str:
+    """Of a mount that the kernel knows, and no run directory that was looked into."""
+    looked = ", ".join(map(os.fspath, places_to_look())) or "no run directory"
+    return (
+        f"{mountpoint} is an acpfs mount, but its run directory is not here ({looked}): "
+        f"name the one it was mounted with in {ENVIRONMENT_VARIABLE}, or ask as its user or in its container"
+    )
+
+
+def _mounted() -> set[str]:
+    """Mount points of acpfs, by the kernel's table: nothing of a mount is looked at."""
+    try:
+        lines = Path("/proc/self/mounts").read_bytes().splitlines()
+    except OSError:
+        return set()
+    fields = [line.split(b" ") for line in lines]
+    return {
+        os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), words[1]))
+        for words in fields
+        if words[2] == KIND
+    }
 
 
 def normalised(mountpoint: str) -> str:

@@ -142,6 +142,8 @@ class WorkerReport:
     """Why the last reload did not get as far as another worker; this one goes on."""
     keeper: bool = False
     """Whether a keeper holds the session, so that the mount outlives the end of all its processes."""
+    log_file: str | None = None
+    """Where the log is; None: standard error, which under a service manager is its journal."""
 
 
 @dataclass(frozen=True, slots=True)

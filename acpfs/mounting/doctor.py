@@ -57,6 +57,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never used
 SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 FUSE_SYSCTLS = Path("/proc/sys/fs/fuse")
 PROBE_NODE = "doctor"
+FULL_BYTES = 1 << 20
+"""Less is full: what acpfs itself needs there, and some files."""
 DEFAULT_SHARE = "25%"
 THROUGH_DAEMON = "large writes take up to 7 times as long"
 """3.4 instead of 24 GB/s (bench/results/native.md)."""
@@ -383,16 +385,21 @@ def _tidy(own: Path) -> None:
 
 
 def _backing(backing: Path) -> list[Finding]:
-    def look() -> ProbeReport:
+    def look() -> tuple[ProbeReport | None, os.statvfs_result]:
         check_backing(backing)
+        space = os.statvfs(backing)
+        if _lacking(space):
+            return None, space  # to try what it can do takes room
         directory = BackingDirectory(backing, PROBE_NODE)
         try:
-            return probe(directory)
+            return probe(directory), space
         finally:
             directory.disconnect()
             _tidy(backing / ".acpfs")
 
-    report = apart(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
+    report, space = apart(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
+    if report is None:
+        return _room(backing, space)
     has = [
         name.replace("_", " ") for name, value in asdict(report.features).items() if value is True
     ]
@@ -403,8 +410,32 @@ def _backing(backing: Path) -> list[Finding]:
             f"{backing}: {', '.join(has)}, names up to {report.features.name_bytes_max} bytes",
         )
     ]
+    findings += _room(backing, space)
     findings += [Finding("backing directory", "note", note) for note in report.notes]
     return [*findings, *(_inherited_acls() if report.features.acls else []), _locks()]
+
+
+def _room(backing: Path, space: os.statvfs_result) -> list[Finding]:
+    """What acpfs would get of it, which has no right to what is reserved for root."""
+    free, gib = space.f_bavail * space.f_frsize, 1 << 30
+    if lacking := _lacking(space):
+        text = (
+            f"{backing} is full, no {lacking} are free: "
+            "what is saved stays in RAM until there is room"
+        )
+        return [Finding("room", "bad", text)]
+    ram = budget_bytes(DEFAULT_SHARE, read_memory())
+    text = f"{free / gib:.1f} GiB are free in {backing}"
+    if free < ram:
+        return [Finding("room", "note", f"{text}, less than RAM would take ({ram / gib:.1f} GiB)")]
+    return [Finding("room", "ok", text)]
+
+
+def _lacking(space: os.statvfs_result) -> str:
+    """Of what it has none left; "" where it has room."""
+    if space.f_bavail * space.f_frsize < FULL_BYTES:
+        return "bytes"
+    return "inodes" if space.f_files and not space.f_favail else ""
 
 
 def _locks() -> Finding:

@@ -140,6 +140,7 @@ class WorkerSubject:
                 link.reason,
                 link.reload_failed,
                 link.keeper_holds,
+                None if parts.settings.log_file is None else os.fspath(parts.settings.log_file),
             ),
             ram=ram,
             queue=list(engine.queue[:STATUS_QUEUE_ENTRIES_MAX]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -35,6 +36,7 @@ SUBJECTS = {
     "shared memory",
     "mount helper",
     "backing directory",
+    "room",
 }
 
 
@@ -140,3 +142,27 @@ def test_the_script_is_printed_and_not_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
     assert all(line.startswith(("ln -s ", "sysctl -w ", "echo ")) for line in lines), lines
+
+
+@pytest.mark.clause("S446")
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
+def test_a_full_backing_directory_is_found(tmp_path: Path) -> None:
+    """Everything else about it works: staging files can be made and renamed, and no byte of a save finds room."""
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(full)], check=True)
+    try:
+        found = {finding.subject: finding for finding in doctor.examine(full)}
+        assert found["room"].verdict in ("ok", "note")
+        fill(full / "all of it")
+        found = {finding.subject: finding for finding in doctor.examine(full)}
+        assert found["room"].verdict == "bad"
+        assert f"{full} is full" in found["room"].text
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+
+
+def fill(file: Path) -> None:
+    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as filling:
+        while filling.write(bytes(1 << 16)):
+            pass

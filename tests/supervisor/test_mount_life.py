@@ -271,6 +271,26 @@ def test_a_mount_that_a_container_has_for_a_moment_is_waited_for(
     assert mount.leaks() == []
 
 
+@pytest.mark.clause("S446")
+def test_a_mount_of_another_run_directory_is_known_for_one_and_status_names_the_log(
+    make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log file"
+    mount = make_mount(backing, transport, log_file=log)
+    assert mount.status()["worker"]["log_file"] == str(log)
+    shown = mount.run("acpfs-ctl", str(mount.path), "status").stdout
+    assert f"log      {log}" in shown
+    other = AcpfsMount(backing, mount.path, transport, runtime_dir=tmp_path / "other")
+    other.runtime_dir.mkdir()
+    for path in (mount.path, mount.path / "f"):
+        refused = other.run("acpfs-ctl", str(path), "status", check=False)
+        assert refused.returncode == ExitCode.NOT_MOUNTED
+        assert f"{mount.path} is an acpfs mount, but its run directory is not here" in (
+            refused.stderr
+        )
+        assert "ACPFS_RUNTIME_DIR" in refused.stderr
+
+
 @pytest.mark.clause("S443")
 def test_what_a_cleaner_has_removed_of_the_run_directory_is_made_anew(
     make_mount: MakeMount, transport: str, backing: Path

@@ -177,6 +177,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
             + (", held by a keeper" if worker.get("keeper") else "")
             + _predecessor(worker),
         ),
+        ("log", show.printable(worker.get("log_file") or "standard error (the journal)")),
         ("lanes", _lanes(status)),
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
         *_urgent_facts(status),
