@@ -658,6 +658,29 @@ def test_no_link_count_decides_anything() -> None:
     assert wrong == []
 
 
+COMMITS = {
+    "ram/state.py": "steps",
+    "filesystem/steps.py": "steps of calls, of which a result may be withheld",
+    "filesystem/content/outgrown.py": "what the step that asked for it has changed",
+    "writeback/members/incarnation.py": "at the start, before anybody else is there",
+    "writeback/sources/spill.py": "the same",
+}
+"""Where a transaction is ended by a word. Everywhere else it is a step's, which a bug does not commit (S412)."""
+
+
+def test_transactions_end_with_steps() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr == "commit"
+        and "state" in ast.unparse(node.value)
+        and str(path.relative_to(PACKAGE)) not in COMMITS
+    ]
+    assert wrong == []
+
+
 def test_what_has_happened_to_an_operation_is_said_once() -> None:
     """`let_go` and `delayed` are no states: one place says each, and nobody takes the first one back."""
     found: dict[str, set[str]] = {"let_go": set(), "delayed": set()}

@@ -148,7 +148,7 @@ class FileSystemParts:
         self.awaited = AwaitedNames(settings, self.table, self.lower_view, log)
         self.expectations = Expectations(state)
         earlier = EarlierSaves(
-            lower, calls, tree, self.table, self.lock, self.expectations, state.commit
+            lower, calls, tree, self.table, self.lock, self.expectations, state.step
         )
         self.names = Names(
             self.table, self.lower_view, self.changes, self.contents, self.awaited, earlier
@@ -175,7 +175,7 @@ class FileSystemParts:
         self.hold = Hold(
             self.contents, admission, tier, room, self.table.path, self.outgrown.relieve
         )
-        shared = (tier, calls, fills or calls, self.lock, state.commit, self.fills)
+        shared = (tier, calls, fills or calls, self.lock, state.step, self.fills)
         self.warming = Warming(settings, self.table, self.contents, self.lower_view, *shared)
         self.spilling = (
             None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)

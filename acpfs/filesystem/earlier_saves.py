@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
@@ -41,9 +42,9 @@ class EarlierSaves:
         table: NodeTable,
         lock: RLock,
         expectations: Expectations,
-        commit: Callable[[], object],
+        step: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`commit`: of the state database."""
+        """`step`: of the state."""
         self._lower, self._calls, self._tree, self._table, self._lock = (
             lower,
             calls,
@@ -51,7 +52,7 @@ class EarlierSaves:
             table,
             lock,
         )
-        self._expectations, self._commit = expectations, commit
+        self._expectations, self._step = expectations, step
         self._asked: dict[tuple[Ino, bytes], None] = {}
         self._under_way = False
 
@@ -77,7 +78,7 @@ class EarlierSaves:
 
     def _looked(self, parent: Node, done: Future[Sizes]) -> None:
         """What went wrong is not told: sizes are a help, and the first save teaches them too."""
-        with self._lock:
+        with self._lock, self._step():
             self._under_way = False
             if (
                 done.cancelled()
@@ -88,7 +89,6 @@ class EarlierSaves:
             above = self._table.path(parent.ino)
             for path, size in done.result():
                 self._expectations.learn(b"/".join((above, *path) if above else path), size)
-            self._commit()
 
     # -- on a thread of the pool
 

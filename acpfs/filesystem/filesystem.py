@@ -126,7 +126,8 @@ class FileSystem:
         for node in self._table:
             node.lookups = max(node.lookups, self._parts.kept.references_of(node.ino))
         for node in self._table:
-            self._take_over(node)
+            if node.ino in self._table:  # else it has gone with one that it was kept for
+                self._take_over(node)
         return self._parts.space.now()
 
     def _take_over(self, node: Node) -> None:
@@ -169,13 +170,12 @@ class FileSystem:
 
     def forget(self, references: Iterable[tuple[Ino, int]]) -> None:
         """The kernel drops references: (node, how many). Takes the lock."""
-        with self.lock:
+        with self.lock, self._state.step():
             for ino, count in references:
                 node = self._table.get(ino)
                 if node is not None:
                     node.lookups = max(0, node.lookups - count)
                     self._view.reap(node)
-            self._state.commit()
 
     def _check_space(self, unique: int = 0) -> None:
         """Before anything is changed; not for a request that comes again, and may have been carried out.
@@ -428,17 +428,14 @@ class FileSystem:
 
     def tick(self) -> float:
         """Look after writers that the daemon does not see; under the lock; returns after how many seconds to do it again."""
-        try:
+        with self._state.step():
             return self._parts.hold.tick()
-        finally:
-            self._state.commit()
 
     def freeze_all(self) -> int:
         """At the end, under the lock: fix the content of open files that somebody closed, and of logs; returns how many."""
-        self._open.settle_at_the_end()
-        frozen = self._files.freeze_the_closed()
-        self._state.commit()
-        return frozen
+        with self._state.step():
+            self._open.settle_at_the_end()
+            return self._files.freeze_the_closed()
 
     async def settle_closes(self) -> None:
         """Find out which closes were the close of their file; before `freeze_old`."""
@@ -450,28 +447,25 @@ class FileSystem:
         Those that the kernel writes come by themselves, each as soon as the write that is under way
         is done: none of them holds up the others.
         """
-        marked = 0
-        if self.settings.max_dirty_age_s:
-            for node in self._files.due_older_than(self.settings.max_dirty_age_s):
+        age_s, marked, frozen = self.settings.max_dirty_age_s, 0, 0
+        if age_s:
+            for node in self._files.due_older_than(age_s):
                 if node.kernel_writers and not node.body.marking:
                     marked += 1
                     self.steps.start(self._files.freeze_marked(node), lambda _value, _error: None)
-        frozen = (
-            self._files.freeze_older_than(self.settings.max_dirty_age_s)
-            if self.settings.max_dirty_age_s
-            else 0
-        )
-        if self._parts.spilling is not None:
-            self._parts.spilling.look()
-        self._state.commit()
+        with self._state.step():
+            if age_s:
+                frozen = self._files.freeze_older_than(age_s)
+            if self._parts.spilling is not None:
+                self._parts.spilling.look()
         return frozen + marked
 
     def look_after_waiting(self) -> None:
         """Every second, under the lock: what those who wait for room waited for may be parked by now; foreign groups may be short of it."""
-        self._parts.urgent.look()
-        self._parts.room.look_again()
-        self._parts.payers.look()
-        self._state.commit()
+        with self._state.step():
+            self._parts.urgent.look()
+            self._parts.room.look_again()
+            self._parts.payers.look()
 
     def look_up_all_anew(self) -> None:
         """Ask the backing directory anew for all names and attributes, however young; under the lock."""
@@ -479,9 +473,9 @@ class FileSystem:
 
     def change_when_full(self, when_full: WhenFull) -> None:
         """Another policy from now on, also for those who wait; under the lock."""
-        self._parts.room.change_policy(when_full)
-        self._parts.hold.look_soon()
-        self._state.commit()
+        with self._state.step():
+            self._parts.room.change_policy(when_full)
+            self._parts.hold.look_soon()
 
     # -- for control; all under the lock, but for those that say otherwise
 
@@ -499,10 +493,9 @@ class FileSystem:
 
     def incomplete(self, paths: Collection[bytes]) -> list[IncompleteFile]:
         """Files at and below the paths of which what they have now has no place in the order, as their writers are at it or were lost."""
-        self._files.look_at_writers()
-        found = self._parts.reports.incomplete(paths)
-        self._state.commit()
-        return found
+        with self._state.step():
+            self._files.look_at_writers()
+            return self._parts.reports.incomplete(paths)
 
     def keep_deleted(self, kept: dict[Ino, int], keep: Callable[[Ino, list[int]], None]) -> None:
         """Go on with the last worker's descriptors of deleted files that are still open (`Nameless`), and have `keep` keep new ones."""

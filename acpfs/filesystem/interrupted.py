@@ -33,20 +33,20 @@ class InterruptedFiles:
     def store(self, path: bytes) -> int:
         """Store those below a path as they are; returns how many."""
         nodes = self._reports.interrupted(path)
-        for node in nodes:
-            node.body.failed = node.body.failed_at = 0  # as it is
-            node.body.interrupted = False
-            self._changes.freeze(node)
-            self._finish(node)
-        self._state.commit()
+        with self._state.step():
+            for node in nodes:
+                node.body.failed = node.body.failed_at = 0  # as it is
+                node.body.interrupted = False
+                self._changes.freeze(node)
+                self._finish(node)
         return len(nodes)
 
     def discard(self, path: bytes) -> tuple[int, list[bytes]]:
         """Show what was there before those below a path; returns how many, and the paths of those that somebody has open, which stay."""
         nodes = self._reports.interrupted(path)
         left = [self._table.path(node.ino) for node in nodes if node.handles]
-        for node in nodes:
-            if not node.handles:
-                self._changes.discard(node)
-        self._state.commit()
+        with self._state.step():
+            for node in nodes:
+                if not node.handles:
+                    self._changes.discard(node)
         return len(nodes) - len(left), left

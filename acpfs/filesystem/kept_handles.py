@@ -114,6 +114,7 @@ class KeptHandles:
 
     def __init__(self, kept: Kept) -> None:
         self._slots = kept.handles
+        self._given_up = kept.given_up
         self._former = kept.former_handles
 
     def opened(self, handle: Handle) -> None:
@@ -178,10 +179,14 @@ class KeptHandles:
                 )
 
     def restore(self, table: NodeTable) -> Iterator[tuple[Handle, int]]:
-        """Open files of the last worker, and the number of their tentative STORE (0: none). Records of nodes that never came to be go."""
+        """Open files of the last worker, and the number of their tentative STORE (0: none).
+
+        Records of nodes that never came to be, and of opens that were given up, go.
+        """
         for slot, words in self._slots:
             node = table.get(Ino(words[_INO]))
-            if node is None or not node.is_file:
+            # Who opened it was told that it failed, and closes nothing.
+            if node is None or not node.is_file or words[_UNIQUE] in self._given_up:
                 self._slots.free(slot)
                 continue
             bits = words[_BITS]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from threading import RLock
@@ -82,9 +83,9 @@ class RamScrub:
         manifest: Recorded,
         lower: Lower,
         lock: RLock,
-        commit: Callable[[], object],
+        step: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`manifest`: what this node has stored; of other files the backing directory is asked. `commit`: ends the step, under the lock."""
+        """`manifest`: what this node has stored; of other files the backing directory is asked. `step`: of the state."""
         self._mending, self._log, self._listener, self._tier, self._tree = (
             mending,
             operations,
@@ -92,7 +93,7 @@ class RamScrub:
             tier,
             tree,
         )
-        self._manifest, self._lower, self._lock, self._commit = manifest, lower, lock, commit
+        self._manifest, self._lower, self._lock, self._step = manifest, lower, lock, step
         self.read_bytes = self.repaired_files = 0
 
     def places(self) -> list[ScrubPlace]:
@@ -240,7 +241,7 @@ class RamScrub:
             why = "the backing directory has not what was stored, either: restore it from another copy"
         except OSError as error:
             stored, why = "", f"the backing directory's copy cannot be read ({error.strerror})"
-        with self._lock:
+        with self._lock, self._step():
             if self._mending.clean(ino) != clean or self._tree.path(ino) != lower_path:
                 return None
             if stored == found:
@@ -254,7 +255,6 @@ class RamScrub:
                     Soundness.DAMAGED,
                     "the backing directory has the right ones, and is read again when nobody has the file open",
                 )
-            self._commit()
             self.repaired_files += 1
         return finding(
             Soundness.REPAIRED, "the backing directory has the right ones, and is read from now on"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import trio
 
-from acpfs.ram.state import StateDatabase
+from acpfs.ram.state import StateDatabase, is_answer
 
 T = TypeVar("T")
 Call = Coroutine["Future[Any] | Unlocked", Any, T]
@@ -87,7 +87,7 @@ class Steps:
 
         Returns the next future to wait for. Raises StopIteration with the call's value, or what the call raised. Where the step's
         changes are late that comes after one more future: an answer that the next worker knows nothing of would be a lie. A caller that
-        is killed meanwhile is let go.
+        is killed meanwhile is let go. A step that ends by a bug, and has changed something, never happened: see `StateDatabase.abandon`.
         """
         withheld = self._withheld.pop(call, None)
         if isinstance(withheld, BaseException):
@@ -103,11 +103,17 @@ class Steps:
         changes = self._state.changes
         while True:
             with self.lock:
+                if self._state.is_abandoned:
+                    return (
+                        Future()
+                    )  # what there is in memory is half done, and the process is about to end
                 # The transaction ends before the lock is free, also where the call fails: who gets the lock next, or takes over after a
                 # kill -9 in between, sees a whole step or none of it.
                 try:
                     request = call.send(value) if error is None else call.throw(error)
                 except BaseException as outcome:
+                    if self._is_bug(outcome):
+                        raise
                     if self._state.commit() or self._state.changes == changes:
                         raise
                     return self._withhold(call, outcome)
@@ -124,6 +130,14 @@ class Steps:
                 value = request.function(*request.arguments)
             except OSError as failure:
                 error = failure
+
+    def _is_bug(self, outcome: BaseException) -> bool:
+        """Whether a step ended by one; what it has changed is never recorded. One that has changed nothing is just an answer, EIO."""
+        if isinstance(outcome, StopIteration) or is_answer(outcome):
+            return False
+        if self._state.has_changes:
+            self._state.abandon(outcome)
+        return True
 
     def _withhold(self, call: Call[Any], outcome: Future[Any] | BaseException) -> Future[None]:
         self._withheld[call] = outcome

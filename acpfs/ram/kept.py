@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ KEPT_VERSION = 1
 """Format of the records. A worker takes no session over whose records are newer than itself."""
 GENERATION_BITS = 32
 HANDLE_WORDS, DIRECTORY_WORDS, REFERENCE_WORDS, BACKING_WORDS, CALL_WORDS = 9, 3, 2, 3, 2
+GIVEN_UP_MAX = 64
+"""The newest: a worker serves on behind each, and is sent again what was under way."""
+_GIVEN_UP = "given_up"
 _FACTS = "facts.json"
 _HANDLES = "handles.slots"
 _LISTING = "listing-"
@@ -68,6 +72,10 @@ class Kept:
             else {}
         )
         """Bytes of each that is kept."""
+        self.serving = threading.local()
+        """`unique`: the number of the request that this thread serves, or has served last."""
+        self.given_up = frozenset(int(unique) for unique in self._facts.get(_GIVEN_UP, ()))
+        """Requests that an earlier worker ended over by a bug: answered with an error, they are not tried again."""
         self._facts |= {"session": session, "version": KEPT_VERSION, "generation": self.generation}
         self._write_facts()
 
@@ -111,6 +119,17 @@ class Kept:
         """How many references to the node the kernel has."""
         slot = self.reference_slots.get(ino)
         return 0 if slot is None else self.references.get(slot, 1)
+
+    def give_up(self) -> bool:
+        """This worker ends by a bug in this thread: what it serves is not tried again; whether there was anything."""
+        unique: int = getattr(self.serving, "unique", 0)
+        if not unique:
+            return False
+        try:
+            self.record(_GIVEN_UP, [*sorted(self.given_up)[-GIVEN_UP_MAX:], unique])
+        except OSError:  # no page is left for it: it is tried again, as often as `Restarts` has it
+            return False
+        return True
 
     # -- facts
 

@@ -10,6 +10,10 @@ one transaction has them. Meanwhile the database is `LATE`: it shows an earlier 
 find. So nothing may leave the worker, and nothing may be done that cannot be undone, on the strength of a change that is late:
 `Steps` withholds the answers to applications, and `must_commit` stops whoever is about to act.
 
+A step that ends by a bug is no step. What it has changed in memory cannot be undone, so the state is abandoned (`step`, `abandon`): the
+transaction is rolled back, nothing is committed any more, and whoever owns the process ends it, so that a next worker goes on from the
+last whole step.
+
 Each layer creates and reads its own tables. Not thread-safe: used under the file system's lock.
 """
 
@@ -20,13 +24,13 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence, Sized
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import CancelledError, Future
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from acpfs.errors import RefusedError
+from acpfs.errors import AcpfsError, RefusedError
 from acpfs.logger import get_logger
 from acpfs.ram import wal
 from acpfs.ram.migration import migrate
@@ -57,6 +61,11 @@ class Recording(Enum):
     """A transaction failed; its changes, and those since, are only in memory."""
     REPLAYED = "replayed"
     """They are in the open transaction, which is still to be committed."""
+
+
+def is_answer(error: BaseException) -> bool:
+    """Whether it is what somebody was to be told, or nobody waits any more; all else is a bug."""
+    return isinstance(error, (OSError, AcpfsError, CancelledError))
 
 
 class LateError(OSError):
@@ -130,13 +139,25 @@ def _check_copying(status: int, _remaining: int, _total: int) -> None:
 class StateDatabase:
     """Owner of the connection and of the transaction."""
 
-    def __init__(self, path: Path, space: StateSpace | None = None, *, check: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        space: StateSpace | None = None,
+        *,
+        check: bool = False,
+        abandoned: Callable[[BaseException], None] = lambda _error: None,
+    ) -> None:
         """Open or create the database at `path` (mode 0600). `space`: the room that it has. `check`: look at all of it (30 ms for 34 MB).
+
+        `abandoned`: told, under the lock, of the bug for which it was abandoned; ends the process.
 
         Raises:
             RefusedError: the state was written by a newer acpfs.
             DamagedError: it is damaged.
         """
+        self._tell_abandoned = abandoned
+        self.is_abandoned = False
+        """Memory is not what a next worker will find: nothing of it may leave this one."""
         try:
             self._open_database(path, StateSpace() if space is None else space)
             if check and (found := self.rows("PRAGMA quick_check(1)")) != [("ok",)]:
@@ -247,6 +268,8 @@ class StateDatabase:
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
         """Run one INSERT, UPDATE or DELETE inside the step's transaction."""
+        if self.is_abandoned:
+            return
         if self.recording is not Recording.LATE:
             try:
                 if not self._open:
@@ -265,6 +288,8 @@ class StateDatabase:
 
     def change_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """`change` for many rows."""
+        if self.is_abandoned:
+            return
         rows = [storable(row) for row in rows]
         if self.recording is not Recording.LATE:
             try:
@@ -282,7 +307,7 @@ class StateDatabase:
         Raises:
             LateError: it cannot, because they are late.
         """
-        if self.recording is Recording.LATE and not self._replay():
+        if self.is_abandoned or (self.recording is Recording.LATE and not self._replay()):
             raise LateError(self.problem)
         try:
             return self._db.execute(sql, values).fetchall()
@@ -299,8 +324,47 @@ class StateDatabase:
         """Have `action` called once, after the next commit: what takes away something that the state of before it still needs."""
         self._after.append(action)
 
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """One step under the lock: committed at its end, also where that is an answer; abandoned where it is a bug."""
+        try:
+            yield
+        except BaseException as error:
+            if is_answer(error):
+                self.commit()
+            else:
+                self.abandon(error)
+            raise
+        self.commit()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether anything was changed since the last commit, be it still to be brought (`before_commit`) or late."""
+        return bool(self._statements) or any(changed for changed, _write in self._writers)
+
+    def abandon(self, error: BaseException) -> None:
+        """A bug left a step half done: the database stays as it was before it, for the next worker."""
+        if self.is_abandoned:
+            return
+        self._roll_back()
+        self._statements.clear()
+        self._after.clear()
+        self.is_abandoned = True
+        self.problem = f"abandoned for a bug: {type(error).__name__}: {error}"
+        self._tell_abandoned(error)
+
     def commit(self) -> bool:
         """End the step's transaction, if it changed anything; whether all that was changed is recorded."""
+        if self.is_abandoned:
+            return False
+        try:
+            return self._commit()
+        except BaseException as error:
+            if not is_answer(error):
+                self.abandon(error)
+            raise
+
+    def _commit(self) -> bool:
         for changed, write in self._writers:
             if changed:
                 write()
@@ -330,7 +394,7 @@ class StateDatabase:
     def when_recorded(self) -> Future[None]:
         """Done, under the lock, when all that was changed until now is recorded; whoever asked may cancel it."""
         future: Future[None] = Future()
-        if self.recording is Recording.CURRENT:
+        if self.recording is Recording.CURRENT and not self.is_abandoned:
             future.set_result(None)
         else:
             self._recorded.append(future)
@@ -347,6 +411,10 @@ class StateDatabase:
 
     def close(self) -> None:
         """Commit and close."""
+        if self.is_abandoned:
+            log.error("the state stays as it was before the last step", problem=self.problem)
+            self._db.close()  # its mark stays: it is that of one who was killed
+            return
         if not self.commit():
             log.error(
                 "the last changes of the state could not be recorded",

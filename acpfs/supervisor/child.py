@@ -85,6 +85,8 @@ class Child:
         self.error: dict[str, Any] | None = None
         self.wanted = ""
         """The resource of the machine for want of which it ended, or was not forked; "": it was another reason."""
+        self.gave_up_a_call = False
+        """It ended by a bug in a call of an application, which the next one answers and does not try again."""
         self.leaving = False
         self._has_old_log = False
         self._told = told
@@ -120,6 +122,8 @@ class Child:
         if "error" in message:
             self.error = message["error"]
             self.wanted = message["error"].get("wanted", "")
+        if "given_up" in message:
+            self.gave_up_a_call = message["given_up"]
         if "ended" in message:
             self.exit_code = message["ended"]
 

@@ -450,9 +450,11 @@ class Supervisor:
         served_s = (
             now - child.serving_at if child.serving_at and not self._stopping.is_told else 0.0
         )
+        # who gave a call up dies of that one no more; another such call is another death, and no reason to give the mount up
+        is_over = child.leaving or child.gave_up_a_call
         delay_s = (
             0.0
-            if child.leaving and not child.wanted
+            if is_over and not child.wanted
             else self._restarts.delay_s(served_s, is_want=bool(child.wanted))
         )
         if child.wanted:

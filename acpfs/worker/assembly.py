@@ -50,6 +50,7 @@ from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
 from acpfs.worker import mirroring
+from acpfs.worker.bugs import end_by_bug
 from acpfs.worker.history import History
 from acpfs.worker.learned import LearnedSizes
 from acpfs.worker.link import Link
@@ -161,7 +162,14 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         place = _take_place(settings, runtime, identity, link)
         undo.callback(places.let_go, place)
         link.step(f"reading the state in {place.directory}")
-        state = _open_state(settings, directory, identity, place, link)
+        state = _open_state(
+            settings,
+            directory,
+            identity,
+            place,
+            link,
+            lambda error: end_by_bug(link, kept, error),
+        )
         undo.callback(state.close)
         tier = Tier(
             place.directory,
@@ -177,7 +185,8 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             CallPools.make(streams=settings.streams * 4),
             CallPool("copies", COPY_THREADS),
         )
-        undo.callback((kept := _kept(place, link)).close)
+        kept: Kept = _kept(place, link)
+        undo.callback(kept.close)
         prefault = _prefault(settings, place, tier, lambda: inner)
         inner: FileSystemParts = FileSystemParts(
             settings,
@@ -217,7 +226,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             manifest,
             directory,
             inner.lock,
-            state.commit,
+            state.step,
         )
         state.accept()
         mirroring.begin(
@@ -339,7 +348,12 @@ def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Lin
 
 
 def _open_state(
-    settings: Settings, directory: BackingDirectory, identity: Identity, place: Place, link: Link
+    settings: Settings,
+    directory: BackingDirectory,
+    identity: Identity,
+    place: Place,
+    link: Link,
+    abandoned: Callable[[BaseException], None],
 ) -> StateDatabase:
     """What the last worker left, or, where the RAM tier was lost, what it mirrored."""
     path = place.directory / places.STATE_FILE
@@ -350,11 +364,11 @@ def _open_state(
     space = places.state_space(place)
     space.look()
     if link.workers_before or (path.exists() and not was_there):
-        return StateDatabase(path, space)
+        return StateDatabase(path, space, abandoned=abandoned)
     try:
         if why := lost(path, has_bytes=places.has_bytes(place.directory)):
             raise DamagedError(f"{path} is damaged: {why}")
-        return StateDatabase(path, space, check=True)
+        return StateDatabase(path, space, check=True, abandoned=abandoned)
     except DamagedError as error:
         raise RefusedError(f"{error}; {places.way_out(place)}") from error
 

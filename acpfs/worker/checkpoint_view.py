@@ -144,7 +144,7 @@ class CheckpointView:
 
     def read_back(self, path: bytes, *, is_whole: bool) -> None:
         """A file of the backing directory was held against what was stored there."""
-        with self._parts.fs.lock:
+        with self._parts.fs.lock, self._parts.state.step():
             damaged = self._parts.inner.catalogue.damaged
             if is_whole == (path not in damaged):
                 return  # as it is known already: most of thousands of files
@@ -152,7 +152,6 @@ class CheckpointView:
                 damaged.whole(path)
             else:
                 damaged.found(path)
-            self._parts.state.commit()
 
     def verified(self, path: bytes, good: Collection[bytes], since: float) -> None:
         """Files at and below a path were read back from `since` on: note checkpoints that lie there whole and were good."""
@@ -162,10 +161,9 @@ class CheckpointView:
             checkpoint = catalogue.recognise(file.path)
             if checkpoint is not None and below(checkpoint.path, path):
                 whole[checkpoint] = whole.get(checkpoint, True) and file.path in good
-        with self._parts.fs.lock:
+        with self._parts.fs.lock, self._parts.state.step():
             for checkpoint in (checkpoint for checkpoint, is_good in whole.items() if is_good):
                 catalogue.verified(checkpoint, since)
-            self._parts.state.commit()
 
     def reports(self, path: bytes) -> list[CheckpointReport]:
         """Checkpoints at and below a path, or those that it lies in; by save_dir, oldest first."""

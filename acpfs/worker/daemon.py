@@ -19,9 +19,11 @@ if sys.version_info < (3, 11):
 from acpfs.config import Settings, validated
 from acpfs.errors import AcpfsError, ExitCode, MachineError, wanted
 from acpfs.logger import get_logger
+from acpfs.ram.state import is_answer
 from acpfs.threads import THREADS
 from acpfs.worker import logs
 from acpfs.worker.assembly import assemble
+from acpfs.worker.bugs import of_want
 from acpfs.worker.link import Link, orders_of
 from acpfs.worker.worker import Worker
 
@@ -64,7 +66,7 @@ def work(orders: dict[str, Any], fds: list[int]) -> int:
     except Exception as error:
         if want := wanted(error):
             log.error(OF_WANT, wanted=want, exc_info=error)
-            link.last_words(error=_of_want(want))
+            link.last_words(error=of_want(want))
             return int(ExitCode.ENVIRONMENT)
         log.exception("the worker failed")
         link.last_words(
@@ -76,15 +78,6 @@ def work(orders: dict[str, Any], fds: list[int]) -> int:
         return int(ExitCode.FAILED)
     link.last_words(ended=int(code))
     return int(code)
-
-
-def _of_want(want: str) -> dict[str, Any]:
-    """The last words of a worker that ended for want of a resource: the supervisor does not take it for one that cannot serve."""
-    return {
-        "exit_code": int(ExitCode.ENVIRONMENT),
-        "message": f"the machine has no {want} left for acpfs",
-        "wanted": want,
-    }
 
 
 def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
@@ -110,8 +103,12 @@ def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
     try:
         worker = Worker(parts, link)
         return trio.run(worker.run)
-    except BaseExceptionGroup as group:
-        raise _single(group) from None
+    except BaseException as error:  # noqa: BLE001 - the one thing in a group of groups is raised
+        cause = _single(error)
+        if not is_answer(cause):
+            with parts.fs.lock:
+                parts.state.abandon(cause)  # it may have come in the middle of a step
+        raise cause from None
     finally:
         parts.take_apart(nothing_left=worker is not None and worker.nothing_left)
 
@@ -124,13 +121,12 @@ def _wait_for_threads(link: Link, waited_s: float) -> None:
         link.still()
         return
     log.error(OF_WANT, wanted="threads", waited_s=round(waited_s, 1))
-    link.last_words(error=_of_want("threads"))
+    link.last_words(error=of_want("threads"))
     os._exit(ExitCode.ENVIRONMENT)
 
 
-def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _single(error: BaseException) -> BaseException:
     """The one thing that went wrong; trio wraps what leaves a nursery."""
-    error: BaseException = group
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -191,11 +191,9 @@ class HistoryWatch:
                 for report in self._reports(checkpoint.path)
                 if report.path == path and report.persisted_at
             ]
-        with lock:
+        with lock, self._parts.state.step():
             entries += [loaded(checkpoint, load, now) for checkpoint, load in inner.loads.take()]
             for entry in entries:
                 self._parts.history.note(entry)
             inner.catalogue.told(settled)
-            if entries:
-                self._parts.state.commit()
         self._seen = seen

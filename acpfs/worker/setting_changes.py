@@ -22,17 +22,16 @@ SPILL_ANSWERS_S = 10.0
 def _change_ram(parts: Parts, wanted: int | str) -> None:
     budget = budget_bytes(wanted, read_memory())
     with parts.fs.lock:
-        parts.tier.look_full()
-        places.resize(parts.place, max(budget, parts.tier.budget_bytes))
-        parts.tier.change_budget(budget)
-        parts.state.commit()  # tier files end with it
+        with parts.state.step():  # tier files end with it
+            parts.tier.look_full()
+            places.resize(parts.place, max(budget, parts.tier.budget_bytes))
+            parts.tier.change_budget(budget)
         places.resize(parts.place, budget)  # after what may leave has left
 
 
 def _change_keep(parts: Parts, wanted: int) -> None:
-    with parts.fs.lock:
+    with parts.fs.lock, parts.state.step():
         parts.inner.eviction.keep(wanted)
-        parts.state.commit()
 
 
 def _change_when_full(parts: Parts, wanted: WhenFull) -> None:
@@ -48,9 +47,8 @@ def _change_spill_budget(parts: Parts, wanted: int | str) -> Future[None]:
 
 
 def _change_reserve(parts: Parts, wanted: int | str) -> None:
-    with parts.fs.lock:
+    with parts.fs.lock, parts.state.step():
         parts.tier.keep_for_urgent(wanted)
-        parts.state.commit()
 
 
 async def answered(asked: Future[None]) -> None:

@@ -321,9 +321,8 @@ class WorkerSubject:
             return (
                 "RAM has another content than was recorded: it is not written over the damaged one"
             )
-        with parts.fs.lock:
+        with parts.fs.lock, parts.state.step():
             seq = parts.inner.mending.store_again(path, held.tier_id)
-            parts.state.commit()
         if seq is None:
             return "it was changed meanwhile: look again"
         log.warning("repair: stored once more from RAM", path=verdict.path, was=verdict.status)

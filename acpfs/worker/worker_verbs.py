@@ -76,26 +76,23 @@ class WorkerVerbs:
     async def _pin(self, request: ControlRequest, _tell: Report) -> Json:
         kept_bytes = 0
         for path in request.some_paths():
-            with self._parts.fs.lock:
+            with self._parts.fs.lock, self._parts.state.step():
                 kept_bytes = self._parts.inner.eviction.pin(path)
-                self._parts.state.commit()
         return {"pinned_bytes": kept_bytes}
 
     async def _unpin(self, request: ControlRequest, _tell: Report) -> Json:
         removed = 0
         for path in request.some_paths():
-            with self._parts.fs.lock:
+            with self._parts.fs.lock, self._parts.state.step():
                 removed += self._parts.inner.eviction.unpin(path)
-                self._parts.state.commit()
         return {"pins": removed}
 
     async def _evict(self, request: ControlRequest, tell: Report) -> Json:
         """Each file that stayed is an item."""
         files = freed = 0
         for path in request.some_paths():
-            with self._parts.fs.lock:
+            with self._parts.fs.lock, self._parts.state.step():
                 done = self._parts.inner.eviction.evict(path)
-                self._parts.state.commit()
             files, freed = files + done.files, freed + done.freed_bytes
             stayed = [
                 StayedFile(os.fsdecode(one.path), one.reason, one.size_bytes) for one in done.stayed
@@ -121,11 +118,10 @@ class WorkerVerbs:
                 f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent"
             )
         urgent = self._parts.inner.urgent
-        with self._parts.fs.lock:
+        with self._parts.fs.lock, self._parts.state.step():
             changed = (
                 urgent.declare(path, seconds, request.uid) if seconds else urgent.withdraw(path)
             )
-            self._parts.state.commit()
         return {"changed": changed}
 
     async def _found(self, path: bytes) -> Node:

@@ -42,11 +42,9 @@ class DrainParts:
     def section(self) -> Iterator[None]:
         """Under the lock, one transaction; whose wait is over is told afterwards, without the lock."""
         with self.lock:
-            try:
+            with self.state.step():
                 yield
-            finally:
-                self.state.commit()
-                deliver = self.log.answer_waiters()
+            deliver = self.log.answer_waiters()
         deliver()
 
     def path(self, ino: Ino) -> LowerPath | None:

@@ -56,7 +56,7 @@ class Stand:
             self.recorded,
             w.lower,
             w.fs.lock,
-            w.state.commit,
+            w.state.step,
         )
         self.between: Callable[[], object] = lambda: None
         """Done under the first piece that is read."""

@@ -339,7 +339,8 @@ async def world(
     try:
         async with _running(engine, spill):
             yield made
-            found = violations(made)
+            # what a bug has left in memory is half done, and nobody goes on with it
+            found = [] if made.state.is_abandoned else violations(made)
             assert found == [], found
     finally:
         calls.close()  # not before the engine has ended: a task that is about to run would be told that there is no answer

@@ -1,4 +1,4 @@
-"""A copy of the package with a place that hangs once, when told: a worker that a debugger could not tell from a real fault."""
+"""A copy of the package with a place that hangs once, when told, or with a bug: workers that a debugger could not tell from real ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.rig.mounts import REPOSITORY
 
 Place = tuple[str, str, str]
-"""A file, the text in it behind which to hang, and the line that calls `hang_here`, with its indentation."""
+"""A file, the text in it behind which something is put, and that, with its indentation: a line that calls `hang_here`, or a bug."""
 _FIRST_IMPORT = "from __future__ import annotations\n"
 _HANG = """
 
@@ -27,16 +27,20 @@ def flag_of(base: Path) -> Path:
 
 def code_that_hangs(base: Path, place: Place) -> Path:
     """The directory to import it from, below `base`."""
+    return code_with(base, place, _HANG.replace("FLAG", repr(str(flag_of(base)))))
+
+
+def code_with(base: Path, place: Place, functions: str = "") -> Path:
+    """The same, with what `place` says, and some functions more."""
     code = base / "code"
     shutil.copytree(
         REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__")
     )
-    name, after, call = place
+    name, after, put = place
     text = (code / name).read_text()
     assert text.count(after) == 1
     head, rest = text.split(after)
-    hang = _HANG.replace("FLAG", repr(str(flag_of(base))))
     (code / name).write_text(
-        head.replace(_FIRST_IMPORT, _FIRST_IMPORT + hang) + after + call + rest
+        head.replace(_FIRST_IMPORT, _FIRST_IMPORT + functions) + after + put + rest
     )
     return code

@@ -40,6 +40,7 @@ class Recorded:
     """A state database that nothing is changed in."""
 
     changes = 0
+    is_abandoned = has_changes = False
 
     def commit(self) -> bool:
         return True
@@ -53,7 +54,10 @@ class Under:
         self.steps = Steps(threading.RLock(), state)
         self.failed: Future[BaseException] = Future()
         self.continuations = Continuations(
-            self.steps, lambda *_: None, lambda _request, error: self.failed.set_result(error)
+            self.steps,
+            lambda _request: None,
+            lambda *_: None,
+            lambda _request, error: self.failed.set_result(error),
         )
         self.first: Future[None] = Future()
         self.never: Future[None] = Future()

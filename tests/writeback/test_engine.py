@@ -133,6 +133,7 @@ def test_a_lost_table_is_filled_from_the_written_manifest(world: World, run: Run
     run(world.drain)
     world.state.change("DELETE FROM checksum")
     world.state.change("DELETE FROM checksum_origin")
+    world.state.commit()
     world.restart()
     assert world.manifest.load() == 1
     assert world.manifest.digest((b"a",)) == xxhash.xxh3_128_hexdigest(b"1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -46,8 +46,23 @@ class Mortal:
 
     def __init__(self, lower: MemoryLower) -> None:
         self.lower = lower
-        self.calls_left = -1
+        self.on_death: Callable[[], None] = lambda: None
+        self._calls_left, self._is_dead = -1, False
         self.after = False
+
+    @property
+    def calls_left(self) -> int:
+        return self._calls_left
+
+    @calls_left.setter
+    def calls_left(self, calls: int) -> None:
+        """For the next life."""
+        self._calls_left, self._is_dead = calls, False
+
+    def _die(self) -> NoReturn:
+        self._is_dead = True
+        self.on_death()
+        raise KilledError
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.lower, name)
@@ -55,12 +70,14 @@ class Mortal:
             return attribute
 
         def call(*arguments: Any) -> Any:
-            self.calls_left -= 1
-            if self.calls_left == 0 and not self.after:
-                raise KilledError
+            if self._is_dead:
+                raise KilledError  # a dead process calls nothing, however it is unwound here
+            self._calls_left -= 1
+            if self._calls_left == 0 and not self.after:
+                self._die()
             result = attribute(*arguments)
-            if self.calls_left == 0:
-                raise KilledError
+            if self._calls_left == 0:
+                self._die()
             return result
 
         return call

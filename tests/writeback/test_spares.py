@@ -604,6 +604,8 @@ class Loggers(Application):
     """Mostly logs that grow, while all else goes on."""
 
     def act(self) -> None:
+        if self.world.state.is_abandoned:
+            return  # its call waits for the next worker
         logs = [
             path
             for path in self._files()

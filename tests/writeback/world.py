@@ -188,7 +188,7 @@ class World:
         """Put the parts together over whatever lies in the directory."""
         self.state = StateDatabase(self.directory / "state.db")
         self.log, self.tree = OperationLog(self.state), LowerTree(self.state)
-        self.tier = Tier(self.directory / "tier", 1 << 40)
+        self.tier = Tier(self.directory / "tier", 1 << 40, when_safe=self.state.after_commit)
         self.listener = ListenerDouble(self)
         self.manifest = Manifest(self.state, self.lower, self.lock, "node")
         parts = (
@@ -203,14 +203,22 @@ class World:
             self.settings,
         )
         self.engine = Engine(DrainParts(*parts), self.manifest)
+        if hasattr(self.lower, "on_death"):
+            self.lower.on_death = self.die
         self.engine._retry._random = random.Random(0)
 
     def restart(self) -> None:
         """As after kill -9: what was not committed to the state database is gone."""
         self.engine._stop()
+        self.die()
         self.state.close()
         self.tier.close()
         self.assemble()
+
+    def die(self) -> None:
+        """Nothing of this worker reaches the state database any more, whatever its threads and tasks still do as they unwind."""
+        with self.lock:
+            self.state.abandon(RuntimeError("kill -9"))
 
     @property
     def symlinks(self) -> set[str]:

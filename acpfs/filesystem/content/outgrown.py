@@ -225,7 +225,7 @@ class OutgrownFiles:
     def _moved(
         self, held: Held, node: Node, body: Body, call: Future[Any], done: Callable[[], None]
     ) -> None:
-        with self._lock:
+        with self._lock, self._state.step():
             self._running -= 1
             held.relieving = False
             error = call.exception() if not call.cancelled() else None
@@ -237,7 +237,6 @@ class OutgrownFiles:
                     error=str(error),
                 )
                 held.not_before = time.monotonic() + RETRY_DELAY_MAX_S / 10
-            self._state.commit()
         done()
 
     def fail(self, node: Node, body: Body) -> None:

@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from threading import RLock
 
@@ -56,10 +57,10 @@ class Warming:
         requests: CallPool,
         ahead: CallPool,
         lock: RLock,
-        commit: Callable[[], object],
+        step: Callable[[], AbstractContextManager[None]],
         fills: Fills,
     ) -> None:
-        """`requests`, `ahead`: as `Fill` has them; `commit` ends a step."""
+        """`requests`, `ahead`: as `Fill` has them; `step`: of the state."""
         self._settings, self._table, self._contents, self._view, self._tier = (
             settings,
             table,
@@ -67,7 +68,7 @@ class Warming:
             view,
             tier,
         )
-        self._requests, self._ahead, self._lock, self._commit = requests, ahead, lock, commit
+        self._requests, self._ahead, self._lock, self._step = requests, ahead, lock, step
         self._fills, self.counts = fills, fills.counts
         self._watched: dict[Ino, tuple[Node, int]] = {}
         self._damaged: dict[Ino, Identity] = {}
@@ -395,9 +396,8 @@ class Warming:
         """Begin where enough of the file is in the page cache; the look itself without the lock: it takes milliseconds where all is."""
         cached = self._lower.cached_bytes(fd) or 0
         if cached >= evidence_bytes(node.size):
-            with self._lock:
+            with self._lock, self._step():
                 self._enough(node, fd)
-                self._commit()
         return cached
 
     def _enough(self, node: Node, fd: int) -> None:
@@ -439,10 +439,9 @@ class Warming:
         """In the thread that brought the last piece, or under the lock where it was given up."""
         outcome: str | None = "given up"
         if not coming.gone:
-            with self._lock:
+            with self._lock, self._step():
                 if not coming.gone:
                     outcome = self._judge(node, coming, done)
-                    self._commit()
         if outcome is not None:
             coming.settled.set_result(outcome)
 
@@ -487,7 +486,7 @@ class Warming:
     def _confirmed(self, node: Node, coming: Coming, again: Future[LowerStat]) -> None:
         """In the thread that has read it once more."""
         error = again.exception()
-        with self._lock:
+        with self._lock, self._step():
             if self._suspected.get(node.ino) is coming:
                 del self._suspected[node.ino]
             if isinstance(error, DamagedFileError):
@@ -501,7 +500,6 @@ class Warming:
                     node.sound = coming.identity
             if not coming.gone:
                 self._fills.give_up(coming)
-            self._commit()
         coming.settled.set_result(outcome)
 
     def _adopt(self, node: Node, coming: Coming) -> None:

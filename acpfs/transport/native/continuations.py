@@ -48,6 +48,7 @@ class SuspendedCall:
     """Monotonic time of its first wait."""
 
 
+Begin = Callable[[Request], None]
 Finish = Callable[[Operation, Request, Any], None]
 Fail = Callable[[Request, BaseException], None]
 
@@ -55,9 +56,10 @@ Fail = Callable[[Request, BaseException], None]
 class Continuations:
     """Calls under way that wait for something."""
 
-    def __init__(self, steps: Steps, finish: Finish, fail: Fail) -> None:
-        """`finish` and `fail` answer the kernel."""
+    def __init__(self, steps: Steps, begin: Begin, finish: Finish, fail: Fail) -> None:
+        """`finish` and `fail` answer the kernel; `begin` is told of each that goes on."""
         self._steps = steps
+        self._begin = begin
         self._finish = finish
         self._fail = fail
         self._waiting: dict[int, SuspendedCall] = {}
@@ -166,6 +168,7 @@ class Continuations:
 
     def _go_on(self, waiting: SuspendedCall, done: Future[Any]) -> None:
         operation, request, call = waiting.operation, waiting.request, waiting.call
+        self._begin(request)
         try:
             future = self._steps.step(call, done)
         except StopIteration as stop:

@@ -2,7 +2,8 @@
 
 Owns the table of operations and the life of calls that have to wait. A call that ends in its first step is answered by the reader
 thread that read the request, without any task switch; one that waits is continued by the `Continuations` thread when its future is done.
-Nothing that a request does, or that a call raises, ends the session: bugs are logged with their stack and answered with EIO.
+Nothing that a request does, or that a call raises, ends the session. A bug is logged with its stack and answered with EIO; where its step
+has changed something, the worker ends with it (`StateDatabase.abandon`), and it is the next one that answers so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
 from acpfs.transport.native.operations import Calls, Operation, operations
 from acpfs.transport.native.protocol import INTERRUPT_IN, Opcode
 from acpfs.transport.native.replies import Replies
-from acpfs.transport.native.request import Request, RequestBuffers
+from acpfs.transport.native.request import Request, RequestBuffers, plain, resent
 from acpfs.transport.native.resent_requests import NOTED, ResentRequests
 from acpfs.transport.native.undo import Undo
 
@@ -35,11 +36,12 @@ class Dispatch:
     def __init__(
         self, fs: FileSystem, kept: Kept, calls: Calls, replies: Replies, undo: Undo
     ) -> None:
-        self._step = fs.steps.step
+        self._step, self._serving = fs.steps.step, kept.serving
+        self._given_up = frozenset(resent(unique) for unique in kept.given_up)
         self.resent = ResentRequests(fs, kept)
         self._operations = operations(calls, replies, undo)
         self._without_call = self._table_without_call(calls, undo)
-        self.continuations = Continuations(fs.steps, self._finish, self._fail)
+        self.continuations = Continuations(fs.steps, self._begin, self._finish, self._fail)
 
     def handle(self, fd: int, buffers: RequestBuffers, length: int) -> bool:
         """Handle one request that was read from `fd`; returns True when it keeps the buffers for later."""
@@ -47,6 +49,10 @@ class Dispatch:
             request = Request(fd, buffers, length)
         except MALFORMED:
             log.exception("not a FUSE request", bytes=length)
+            return False
+        self._serving.unique = plain(request.unique)
+        if request.unique in self._given_up:
+            self._refuse(request, errno.EIO)
             return False
         operation = self._operations.get(request.opcode)
         if operation is None:
@@ -87,6 +93,10 @@ class Dispatch:
         elif found is not None:
             self._finish(operation, request, found)
         return found is not None
+
+    def _begin(self, request: Request) -> None:
+        """One that waited goes on in this thread: if that ends the worker, the next one is to know which it was."""
+        self._serving.unique = plain(request.unique)
 
     def _finish(self, operation: Operation, request: Request, value: Any) -> None:
         """The call is done: tell the kernel."""

@@ -23,6 +23,11 @@ RESENT = 1 << 63
 """In the number of a request that a worker before this one had read."""
 
 
+def resent(unique: int) -> int:
+    """The number under which the kernel sends it again."""
+    return unique | RESENT
+
+
 def plain(unique: int) -> int:
     """The number that the request had at first."""
     return unique & ~RESENT

@@ -190,13 +190,12 @@ class Committer:
             OSError: the backing directory does not say where things are.
         """
         for move in self._there.moved(op):
-            with self._lock:
+            with self._lock, self._state.step():
                 self._tree.begin_move()
                 try:
                     self._record_moved(move)
                 finally:
                     self._tree.end_move()
-                    self._state.commit()
 
     def _record_moved(self, op: Op) -> None:
         at, to = self.place_of(op), self.target_of(op)
@@ -241,14 +240,13 @@ class Committer:
     @contextmanager
     def _settling(self, op: Op, *, moves: bool = False) -> Iterator[None]:
         """Around the changes that record a commit. `moves`: paths change with it, `_moving` has said so."""
-        with self._lock:
+        with self._lock, self._state.step():
             try:
                 yield
                 self._log.mark_committed(op)
             finally:
                 if moves:
                     self._tree.end_move()
-                self._state.commit()
 
     @contextmanager
     def _moving(self) -> Iterator[None]:

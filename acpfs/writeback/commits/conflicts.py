@@ -286,13 +286,12 @@ class Conflicts:
 
     def _remember(self, path: LowerPath, op: Op, kept_as: bytes) -> None:
         values = (b"/".join(path), op.kind.value, kept_as, time.time())
-        with self._lock:
+        with self._lock, self._state.step():
             self.total += 1
             self.told = [*self.told[1 - CONFLICTS_TOLD_MAX :], _report(*values)]
             self._state.change(
                 "INSERT INTO conflict (path, kind, kept_as, at) VALUES (?, ?, ?, ?)", values
             )
-            self._state.commit()
         why = (
             "changed natively while the mount was away"
             if self.covers(op)

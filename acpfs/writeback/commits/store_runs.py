@@ -226,15 +226,12 @@ class StoreRuns:
         self._applied.pop(version.vid, None)
 
     def _record_all(self, stores: list[_Store], run: GroupOutcome) -> None:
-        with self._lock:
-            try:
-                for store, (op, st) in zip(stores, run.done, strict=False):
-                    assert st is not None
-                    self._tree.add(op.ino, *store.place)
-                    self.record(store.version, [store.target], st)
-                    self._log.mark_committed(op)
-            finally:
-                self._state.commit()
+        with self._lock, self._state.step():
+            for store, (op, st) in zip(stores, run.done, strict=False):
+                assert st is not None
+                self._tree.add(op.ino, *store.place)
+                self.record(store.version, [store.target], st)
+                self._log.mark_committed(op)
         for op, st in run.done:
             self._conflicts.noted(op, st)
 

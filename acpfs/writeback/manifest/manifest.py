@@ -171,14 +171,12 @@ class Manifest:
         # Page by page, the lock free in between: nothing is committed before this has ended, and what a kill leaves of it is loaded again.
         for start in range(0, len(lines), PAGE_ROWS):
             page = [(path, digest.decode()) for digest, path in lines[start : start + PAGE_ROWS]]
-            with self._lock:
+            with self._lock, self._state.step():
                 self._state.change_many("INSERT OR IGNORE INTO checksum VALUES (?, ?, -1)", page)
-                self._state.commit()
-        with self._lock:
+        with self._lock, self._state.step():
             if not self._changes:
                 self._take_over(found)
             self._state.change("INSERT INTO checksum_origin VALUES (1)")
-            self._state.commit()
             self._lacks_sizes = self._find_lack()
             if not self._changes:
                 self._written = 0
@@ -225,12 +223,11 @@ class Manifest:
                 continue
             with contextlib.suppress(OSError):  # gone, or not to be had now: asked again next time
                 found = self._lower.lstat(tuple(key.split(b"/")))
-                with self._lock:
+                with self._lock, self._state.step():
                     known = (
                         "UPDATE checksum SET size = ? WHERE path = ? AND digest = ? AND size < 0"
                     )
                     self._state.change(known, (found.size, key, digest))
-                    self._state.commit()
         with self._lock:
             self._lacks_sizes = self._find_lack()
 
@@ -267,9 +264,8 @@ class Manifest:
             numbers = {part.number for part in self._parts} if self.entries else set()
         for number in seen - numbers:
             self._remove_file(number, seen)
-        with self._lock:
+        with self._lock, self._state.step():
             self._written = changes
-            self._state.commit()
 
     def _write_part(self, part: ManifestPart, seen: set[int]) -> list[ManifestPart]:
         """Returns what is to be written in place of it: after a split, or where the part before has its lines now."""
@@ -300,9 +296,8 @@ class Manifest:
             seen.add(part.number)
         else:
             self._remove_file(part.number, seen)
-        with self._lock:
+        with self._lock, self._state.step():
             self._parts.written(part, noted)
-            self._state.commit()
         return []
 
     def _between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, str, int]]:

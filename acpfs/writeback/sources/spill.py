@@ -224,7 +224,7 @@ class Spill:
     def _begin(self) -> None:
         """What earlier workers left and no row names goes; then the budget. The journal that counts may be an earlier worker's, too."""
         found = self.directory.names()
-        with self._lock:
+        with self._lock, self._state.step():
             needed = {copy.name for copy in self.copies.values()} | self._fresh
             left = [
                 name for name in found if name not in needed and not name.startswith(MIRROR_PREFIX)
@@ -232,7 +232,6 @@ class Spill:
             if self.mirror is not None:
                 for name in left:
                     self._when_safe(partial(self._remove, name))
-                self._state.commit()
         if self.mirror is None:
             for name in left:
                 self.directory.remove(name)
@@ -364,7 +363,7 @@ class Spill:
 
     def _made(self, making: Making, done: Future[Copy]) -> None:
         version = making.version
-        with self._lock:
+        with self._lock, self._state.step():
             self.making.pop(version.vid, None)
             error = done.exception()
             if error is None:
@@ -373,7 +372,6 @@ class Spill:
                 self._failed(error)
             if error is not None and not making.abandoned:
                 making.listener.not_copied(version)
-            self._state.commit()
 
     def _keep(self, making: Making, copy: Copy) -> None:
         self._fresh.discard(copy.name)

@@ -274,10 +274,9 @@ class Streamer:
             version = stream.version
         found = self._lower.stat_fd(fd).size
         if found > version.size and not version.staging_name.startswith(OVERFLOW_PREFIX):
-            with self._lock:
+            with self._lock, self._state.step():
                 version.size = found
                 self._log.save_version(version)
-                self._state.commit()
         if found < version.size and version.vid not in self._told_short:
             self._told_short.add(version.vid)
             raise OnlyCopyError(
@@ -338,14 +337,13 @@ class Streamer:
                 if still and (not digest or stream.version.digest in ("", digest)):
                     return digest  # nearly always: no further turn at the lock for that
             still = still or self._has_only_grown(stream, size, digest)
-            with self._lock:
+            with self._lock, self._state.step():
                 if still:
                     if not digest or stream.version.digest in ("", digest):
                         return digest
                     if differed:
                         stream.version.digest = ""
                         self._log.save_version(stream.version)
-                        self._state.commit()
                         raise OnlyCopyError(
                             errno.EIO, "its bytes in RAM are not those that were closed"
                         )
@@ -507,13 +505,15 @@ class Streamer:
         with self._lock:
             if stream.abandoned:
                 raise AbandonedError
-            version = stream.version
-            version.staging_name, version.staging_ino, version.digest = name, staging_ino, digest
-            version.state = VersionState.STAGED
-            if grown is not None:
-                self._spares.staged(version, grown[0], grown[1])
-            if applied is not None:
-                self.applied[version.vid] = applied
-            self._log.save_version(version)
-            self._on_staged(stream)
-            self._state.commit()
+            with self._state.step():
+                version = stream.version
+                version.staging_name = name
+                version.staging_ino = staging_ino
+                version.digest = digest
+                version.state = VersionState.STAGED
+                if grown is not None:
+                    self._spares.staged(version, grown[0], grown[1])
+                if applied is not None:
+                    self.applied[version.vid] = applied
+                self._log.save_version(version)
+                self._on_staged(stream)
