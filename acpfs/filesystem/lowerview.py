@@ -301,7 +301,7 @@ class LowerView:
             self.notices.changed(node.ino)
 
     def _count_links(self, node: Node, nlink: int) -> None:
-        unseen = max(0, nlink - len(self._tree.places(node.ino)))
+        unseen = max(0, nlink - self._tree.places_count(node.ino))
         if unseen != node.unseen_links:
             node.unseen_links = unseen
             self._table.changed(node)
@@ -351,7 +351,7 @@ class LowerView:
         self, node: Node, place: Place | None, seen: Seen, asked_at: float, number: int
     ) -> None:
         """A name of the node leads to nothing, or to another by now; an error, when that was its only one."""
-        if place is not None and (seen.st is not None or len(self._tree.places(node.ino)) > 1):
+        if place is not None and (seen.st is not None or self._tree.places_count(node.ino) > 1):
             self.learn(self._table[place[0]], place[1], seen, asked_at)
         if node.is_dir or self._tree.place(node.ino) in (None, place):
             raise OSError(number, os.strerror(number))

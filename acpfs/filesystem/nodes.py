@@ -45,6 +45,9 @@ ABSENT_NAMES_MAX = 4096
 COUNTED_LINKS_MIN = 2
 """Links of an empty directory, by its name and by its dot, where the storage counts them."""
 
+NAMES_TAKEN_BACK_MAX = 8
+"""The rows of a file with more names stay, once they are there: else each open and close of it would write and remove all of them."""
+
 Identity = tuple[int, int, int, int]
 
 
@@ -349,6 +352,7 @@ class NodeTable:
             or node.handles
             or self._log.is_pending(node.ino)
             or self._log.is_victim(node.ino)
+            or (node.ino in self._recorded and len(node.names) > NAMES_TAKEN_BACK_MAX)
             or any(self._is_pinned(parent, name) for parent, name in node.names)
         )
 

@@ -20,6 +20,9 @@ from acpfs.types import NO_INO, Ino
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import LowerTree
 
+NAMES_LOOKED_AT_MAX = 16
+"""Of a node, to see whether an entry is one more of its names: the first that is still its own tells, and it may have thousands."""
+
 
 class Seen(NamedTuple):
     """What the backing directory says about a name."""
@@ -69,20 +72,16 @@ class Recognition:
             raise
 
     def _elsewhere(self, lower_ino: int, path: LowerPath) -> list[tuple[Ino, LowerPath]]:
-        """The nodes that had an inode number when they were last looked at, and their paths; but for the one that lies at `path`."""
+        """The nodes that had an inode number when they were last looked at, and where they lie; but for the one that lies at `path`."""
         with self._lock:
-            places = [
-                (node.ino, place)
+            here = self._tree.at(path)
+            return [
+                (node.ino, found)
                 for node in self._table.by_lower(lower_ino)
-                for place in self._tree.places(node.ino)
-            ]
-            paths = [
-                (ino, found)
-                for ino, place in places
+                if node.ino != here
+                for place in self._tree.first_places(node.ino, NAMES_LOOKED_AT_MAX)
                 if (found := self._tree.path_at(*place)) is not None
             ]
-        here = {ino for ino, found in paths if found == path}
-        return [(ino, found) for ino, found in paths if ino not in here]
 
     def node(
         self, known: Node | None, st: LowerStat, twin: Ino, asked_at: float, *, in_use: bool

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from acpfs.config import WarmReads
 from acpfs.filesystem import nodes
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.steps import Call, T
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run
 
@@ -135,3 +142,67 @@ def test_a_takeover_looks_for_no_node_that_only_the_kernel_knows(
     monkeypatch.setattr(NodeTable, "get", counted)
     run(tmp_path, after, session="s")
     assert looks["get"] < 1000
+
+
+FEW, MANY = 10, 1000
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """How many Python functions were called, in this thread."""
+    calls = [0]
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        calls[0] += event == "call"
+
+    sys.setprofile(count)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.clause("S414")
+def test_a_call_costs_the_same_on_a_file_with_many_names(tmp_path: Path) -> None:
+    """They were found on the backing directory, each with a row that came and went with each open."""
+    costs: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
+
+    def scenario(names: int) -> Callable[[World], Awaitable[None]]:
+        async def on(w: World) -> None:
+            ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+            for number in range(names - 1):
+                assert (await w.do(w.fs.lookup(ROOT, b"l%d" % number))).ino == ino
+
+            def cost(what: str, call: Call[T]) -> T:
+                rows = w.state.changes
+                with counted() as calls:
+                    result = w.fs.steps.run(call, 60)
+                costs[what][names] = (calls[0], w.state.changes - rows)
+                return result
+
+            with counted() as calls:  # in a thread of the pool, else
+                w.inner.lower_view._recognition.look((b"l%d" % (names - 1),))
+            costs["recognition"][names] = (calls[0], 0)
+            await w.close(await w.do(w.fs.open(ino, os.O_RDONLY, CALLER)))  # the rows come
+            opened = cost("open", w.fs.open(ino, os.O_RDONLY, CALLER))
+            cost("flush", w.fs.flush(opened.handle))
+            cost("release", w.fs.release(opened.handle))
+            cost("getattr", w.fs.getattr(ino))
+            w.engine.hold(paused=True)
+            cost("link", w.fs.link(ino, ROOT, b"new"))
+            cost("unlink", w.fs.unlink(ROOT, b"l%d" % (FEW - 2)))
+            cost("rename", w.fs.rename(ROOT, b"l0", ROOT, b"moved", 0))
+
+        return on
+
+    for names in (FEW, MANY):
+        base = tmp_path / str(names)
+        (base / "backing").mkdir(parents=True)
+        (base / "backing/f").write_bytes(b"bytes")
+        for number in range(names):
+            os.link(base / "backing/f", base / f"backing/l{number}")
+        run(base, scenario(names), warm_reads=WarmReads.OFF, attr_timeout_s=3600)
+    # The first call of a kind does a little more; what grows with the names is a hundred times as much.
+    grown = {what: by for what, by in costs.items() if by[MANY][0] > 2 * by[FEW][0]}
+    assert grown == {}
+    assert {what: by for what, by in costs.items() if by[MANY][1] > by[FEW][1]} == {}

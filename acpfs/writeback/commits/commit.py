@@ -269,15 +269,30 @@ class Committer:
         return self._conflicts.place(op, op.new_parent, op.new_name)
 
     def _places(self, ino: Ino) -> list[Place]:
-        """Where the node lies. A further name that others have removed since, or given to another file, is not this node's any more."""
+        """Where the node lies, which is where new content has to come: costs a question for each of its names."""
+        return self._look_at_places(ino, every=True)
+
+    def _find_place(self, ino: Ino) -> None:
+        """See to it that the node lies at the first of its places: one question, however many names it has."""
+        self._look_at_places(ino, every=False)
+
+    def _look_at_places(self, ino: Ino, *, every: bool) -> list[Place]:
+        """A further name that others have removed since, or given to another file, is not this node's any more.
+
+        But for `every`, up to the first one under which it lies.
+        """
         with self._lock:
             places = self._tree.places(ino)
             number = self._numbers.get(ino) or self._conflicts.number(ino)
         if len(places) < 2 or number is None or self._doubtful:
             return places
-        seen = {place: self._number_at(place) for place in places}
+        seen: dict[Place, int] = {}
+        for place in places:
+            seen[place] = self._number_at(place)
+            if seen[place] == number and not every:
+                break
         if number in seen.values():
-            others = [place for place in places if seen[place] != number]
+            others = [place for place, found in seen.items() if found != number]
         else:  # gone everywhere: last come, last served, as for a file with one name
             others = [place for place in places[1:] if seen[place] != NO_NUMBER]
         if not others:
@@ -364,7 +379,7 @@ class Committer:
             self._lower.sync_entry(staging)
 
     def _link(self, op: Op) -> LowerStat | None:
-        self._places(op.ino)
+        self._find_place(op.ino)
         source, target = self._parts.path(op.ino), self._path_at(*self.place_of(op))
         st = self._parts.look(source) if source is not None else None
         if source is None or st is None:
@@ -495,7 +510,7 @@ class Committer:
     # -- attributes
 
     def _set_attributes(self, op: Op) -> LowerStat | None:
-        self._places(op.ino)
+        self._find_place(op.ino)
         path = self._parts.path(op.ino)
         st: LowerStat | None = None
         if path is not None:

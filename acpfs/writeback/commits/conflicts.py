@@ -192,16 +192,16 @@ class Conflicts:
         return path if self.is_foreign(place, st) else None
 
     def _attributes(self, op: Op) -> LowerPath | None:
-        for place in self._parts.places(op.ino):
-            path, st = self._look(place)
-            if (
-                path is not None
-                and st is not None
-                and self.is_foreign(place, st)
-                and st.mtime_ns != op.meta.mtime_ns
-            ):
-                return path
-        return None
+        """Of a file with several names one is used, and looked at."""
+        with self._lock:
+            place = self._tree.place(op.ino)
+        if place is None:
+            return None
+        path, st = self._look(place)
+        is_changed = (
+            st is not None and self.is_foreign(place, st) and st.mtime_ns != op.meta.mtime_ns
+        )
+        return path if is_changed else None
 
     def _link(self, op: Op) -> LowerPath | None:
         foreign = self._attributes(op)

@@ -11,8 +11,9 @@ commit under way; may be done again at any point.
 from __future__ import annotations
 
 import errno
+import itertools
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from functools import partial
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.errors import PERMANENT_ERRNOS, errno_name
 from acpfs.logger import get_logger, shown
+from acpfs.types import Ino
 from acpfs.writeback.commits.commit import Committer
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.commits.placing import Placing
@@ -127,28 +129,27 @@ class Recheck:
     # -- what lies there
 
     def _entry(self, group: GroupOutcome, op: Op, st: LowerStat) -> bool:
-        found = [self._parts.path_at(place) for place in self._parts.places(op.ino)]
-        paths = list(
-            dict.fromkeys(
-                there
-                for path in found
-                if path is not None and (there := self._find(path)) is not None
-            )
-        )
-        if not paths:
+        paths = self._paths(op.ino)
+        first = next(paths, None)
+        if first is None:
             return False  # removed by a later operation of the group
         if op.kind is OpKind.STORE:
-            return self._content(group, op, paths)
+            return self._content(group, op, list(dict.fromkeys((first, *paths))))
         if op.kind is OpKind.LINK:
-            return self._link(op, st, paths)
+            return self._link(op, st, itertools.chain([first], paths))
         if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
-            return self._special(op, st, paths[0])
-        if op.kind is OpKind.MKDIR and self._parts.look(paths[0]) is None:
-            self._placing.with_parents(paths[0], lambda: self._placing.make(op, paths[0]))
+            return self._special(op, st, first)
+        if op.kind is OpKind.MKDIR and self._parts.look(first) is None:
+            self._placing.with_parents(first, lambda: self._placing.make(op, first))
             self._placing.repaired()
-        return (op.kind is OpKind.MKDIR or op.kind in _ATTRIBUTES) and self._attributes(
-            op, paths[0]
-        )
+        return (op.kind is OpKind.MKDIR or op.kind in _ATTRIBUTES) and self._attributes(op, first)
+
+    def _paths(self, ino: Ino) -> Iterator[LowerPath]:
+        """Where a node lies; a file may have thousands of names, and most questions are about one."""
+        for place in self._parts.places(ino):
+            path = self._parts.path_at(place)
+            if path is not None and (there := self._find(path)) is not None:
+                yield there
 
     def _content(self, group: GroupOutcome, op: Op, paths: list[LowerPath]) -> bool:
         after = [later for later, _st in group.done if later.ino == op.ino and later.seq > op.seq]
@@ -167,7 +168,7 @@ class Recheck:
         self._placing.repaired()
         return True
 
-    def _link(self, op: Op, st: LowerStat, paths: list[LowerPath]) -> bool:
+    def _link(self, op: Op, st: LowerStat, paths: Iterable[LowerPath]) -> bool:
         place = self._committer.place_of(op)
         path_at = self._parts.path_at(place)
         target = None if path_at is None else self._find(path_at)

@@ -64,6 +64,12 @@ class OperationLog:
         )  # a plain dict slows down when it is emptied from the front
         self._by_node: dict[Ino, list[Op]] = {}
         self._victims: Counter[Ino] = Counter()
+        self._net_removals: Counter[Ino] = Counter()
+        """Of each node: removals less links."""
+        self._replacing: Counter[Ino] = Counter()
+        """Operations of each node that replace another one."""
+        self._handed_out: dict[Ino, dict[Seq, Op]] = {}
+        """Of each node those that were begun, by this worker or an earlier one: a group at most, and what is in doubt."""
         self._by_directory: Counter[Ino] = Counter()
         self._creates: set[Seq] = set()
         self._last_seq = self._last_vid = 0
@@ -260,6 +266,7 @@ class OperationLog:
     def mark_committed(self, op: Op) -> None:
         """Persist that the operation is visible; one small statement, for it is made once per operation."""
         op.take(Step.CARRIED_OUT)
+        self._hand_out(op)
         self._in_doubt.pop(op.seq, None)
         self._state.change("UPDATE op SET committed = ? WHERE seq = ?", (COMMITTED, op.seq))
 
@@ -270,6 +277,10 @@ class OperationLog:
         if not op.begun:
             self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))
         op.take(Step.BEGUN)
+        self._hand_out(op)
+
+    def _hand_out(self, op: Op) -> None:
+        self._handed_out.setdefault(op.ino, {})[op.seq] = op
 
     def save_version(self, version: Version) -> None:
         if version.vid in self._sizes:
@@ -300,6 +311,7 @@ class OperationLog:
         self.needs.done(op.seq)
         self._in_doubt.pop(op.seq, None)
         self._leave_victim(op)
+        self._leave_node(op)
         self.unparked += op.aside is Aside.PUT_OFF or self._parked.pop(op.seq, None) is not None
         ops = self._by_node[op.ino]
         del ops[_place(ops, op)]
@@ -316,6 +328,21 @@ class OperationLog:
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
         if not op.committed:
             self._left_out = self._state.changes
+
+    def _leave_node(self, op: Op) -> None:
+        self._count_net(op, -1)
+        if op.victim:
+            _count(self._replacing, op.ino, -1)
+        handed_out = self._handed_out.get(op.ino, {})
+        handed_out.pop(op.seq, None)
+        if not handed_out:
+            self._handed_out.pop(op.ino, None)
+
+    def _count_net(self, op: Op, change: int) -> None:
+        if op.kind in REMOVING:
+            _count(self._net_removals, op.ino, change)
+        elif op.kind is OpKind.LINK:
+            _count(self._net_removals, op.ino, -change)
 
     def _leave_victim(self, op: Op) -> None:
         self._victims[op.victim] -= 1
@@ -456,11 +483,13 @@ class OperationLog:
         """The operation replaces that node, too."""
         self._leave_victim(op)
         self._victims[victim] += 1
+        _count(self._replacing, op.ino, bool(victim) - bool(op.victim))
         op.victim = victim
         self._save(op)
 
     def turn_into_rename(self, op: Op, new_parent: Ino, new_name: bytes, moved_for: Ino) -> None:
         """Instead of removing what it names, move it; the payload tells what it was, and `Op.moved_for`."""
+        self._count_net(op, -1)
         op.payload, op.kind = b"%s %d" % (op.kind.value.encode(), moved_for), OpKind.RENAME
         op.new_parent, op.new_name = new_parent, new_name
         self._by_directory[new_parent] += 1
@@ -580,7 +609,7 @@ class OperationLog:
             first.seq in self._creates
             and first.seq >= window_start
             and last.kind in REMOVING
-            and self._never_was(ops)
+            and self._never_was(op.ino)
         ):
             return last.seq
         heir = self.replacement(op)
@@ -588,14 +617,14 @@ class OperationLog:
             return None  # one that may yet be withdrawn, or fail, stands for nothing: what follows would come without either
         return heir.seq
 
-    @staticmethod
-    def _never_was(ops: list[Op]) -> bool:
-        """Whether the removal at the end removes the node's only name, and nothing else was touched on the way."""
-        if any(op.begun or op.victim for op in ops):
-            return False
-        links = sum(op.kind is OpKind.LINK for op in ops)
-        removals = sum(op.kind in REMOVING for op in ops)
-        return removals == links + 1
+    def _never_was(self, ino: Ino) -> bool:
+        """Whether the removal at the end removes the node's only name, and nothing else was touched on the way.
+
+        By what is counted as operations come and go: this is asked for each operation of a window, and the node may have thousands.
+        """
+        begun = self._handed_out.get(ino, {}).values()
+        is_touched = self._replacing[ino] or any(op.begun for op in begun)
+        return self._net_removals[ino] == 1 and not is_touched
 
     # -- persistence
 
@@ -605,6 +634,11 @@ class OperationLog:
             self._line[op.seq] = op
         self._by_node.setdefault(op.ino, []).append(op)
         self._victims[op.victim] += 1
+        self._count_net(op, 1)
+        if op.victim:
+            _count(self._replacing, op.ino, 1)
+        if op.begun:
+            self._hand_out(op)
         if creates:
             self._creates.add(op.seq)
         if op.parked:
@@ -644,6 +678,13 @@ class OperationLog:
             max(self._saved_counters[0], 0, *self._ops),
             max(self._saved_counters[1], 0, *versions),
         )
+
+
+def _count(counter: Counter[Ino], ino: Ino, change: int) -> None:
+    """What is nothing is not kept."""
+    counter[ino] += change
+    if not counter[ino]:
+        del counter[ino]
 
 
 def _place(ops: list[Op], op: Op) -> int:

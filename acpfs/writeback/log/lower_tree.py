@@ -7,6 +7,7 @@ directory with one compares `epoch` before and after (odd: a move is under way).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -31,7 +32,8 @@ class LowerTree:
         """Load what the last worker left."""
         self._state = state
         self._nodes: dict[Place, Ino] = {}
-        self._places: dict[Ino, list[Place]] = {}
+        self._places: dict[Ino, dict[Place, None]] = {}
+        """The first comes first. A file may have as many as its file system takes links (ext4: 65,000), and loses one at a time."""
         self._unrecorded: set[Ino] = set()
         """Whose places are known from the backing directory alone, and have no rows."""
         self.epoch = 0
@@ -43,7 +45,7 @@ class LowerTree:
 
     def _insert(self, place: Place, ino: Ino) -> None:
         self._nodes[place] = ino
-        self._places.setdefault(ino, []).append(place)
+        self._places.setdefault(ino, {})[place] = None
 
     def __contains__(self, ino: Ino) -> bool:
         """Whether the node is on the backing directory."""
@@ -60,6 +62,21 @@ class LowerTree:
     def places(self, ino: Ino) -> list[Place]:
         """All places of a node; [] when it is not on the backing directory."""
         return list(self._places.get(ino, ()))
+
+    def first_places(self, ino: Ino, count: int) -> list[Place]:
+        """At most so many."""
+        return list(itertools.islice(self._places.get(ino, ()), count))
+
+    def at(self, path: LowerPath) -> Ino | None:
+        """The node known to lie at a path, if any."""
+        ino: Ino | None = ROOT
+        for name in path:
+            ino = None if ino is None else self._nodes.get((ino, name))
+        return ino
+
+    def places_count(self, ino: Ino) -> int:
+        """How many."""
+        return len(self._places.get(ino, ()))
 
     def path(self, ino: Ino) -> LowerPath | None:
         """Path of a node by its first place that is still there; None when it is not on the backing directory.
@@ -91,7 +108,7 @@ class LowerTree:
             places = self._places.get(ino)
             if not places:
                 return None
-            ino, name = places[0]
+            ino, name = next(iter(places))
             names.append(name)
         return tuple(reversed(names))
 
@@ -115,7 +132,7 @@ class LowerTree:
         self._unrecorded.add(ino)
         place = (parent, name)
         self._nodes[place] = ino
-        self._places[ino] = [place]
+        self._places[ino] = {place: None}
 
     def _save(self, place: Place, ino: Ino) -> None:
         self._state.change("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", (*place, ino))
@@ -144,7 +161,7 @@ class LowerTree:
         if ino is None:
             return None
         places = self._places[ino]
-        places.remove(place)
+        del places[place]
         if not places:
             del self._places[ino]
         if ino not in self._unrecorded:

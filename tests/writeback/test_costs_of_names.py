@@ -1,0 +1,156 @@
+"""What a commit costs does not grow with what its file has: calls on the backing directory, rows, and calls in Python are counted."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.writeback.memory_lower import error
+from tests.writeback.world import World
+
+pytestmark = pytest.mark.clause("S414")
+FEW, MANY = 10, 1000
+NOISE = 1.5
+"""How often trio's own calls run is not quite the same in two runs; what grows with the names is a hundred times as much."""
+
+
+@dataclass
+class Calls:
+    """Of Python functions."""
+
+    python: int = 0
+
+
+@contextmanager
+def counted() -> Iterator[Calls]:
+    calls = Calls()
+
+    def count(_frame: FrameType, event: str, _argument: Any) -> None:
+        calls.python += event == "call"
+
+    sys.setprofile(count)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+def drain(world: World) -> None:
+    trio.run(world.drain, clock=MockClock(autojump_threshold=0))
+
+
+def cost_of(world: World, act: Callable[[World], Any]) -> tuple[int, int]:
+    """Calls on the backing directory, and rows, of what is done and its drain."""
+    lower, rows = sum(world.lower.calls.values()), world.state.changes
+    act(world)
+    drain(world)
+    return sum(world.lower.calls.values()) - lower, world.state.changes - rows
+
+
+def with_names(base: Path, count: int) -> World:
+    """One drained file with so many further names."""
+    base.mkdir()
+    world = World(base)
+    world.store("f", b"x")
+    for number in range(count):
+        world.link("f", f"l{number:04}")
+    drain(world)
+    return world
+
+
+def after_a_failed_flush(world: World) -> None:
+    """All that the group made is looked at."""
+    failures = itertools.count()
+
+    def fault(label: str, _path: object) -> None:
+        if label.startswith("sync") and next(failures) == 0:
+            raise error(errno.EIO)
+
+    world.lower.fault = fault
+    world.link("f", "flushed twice")
+    world.setattr("f", permissions=0o640)
+
+
+def after_a_restart(world: World) -> None:
+    """Others may have changed the backing directory meanwhile."""
+    world.lower.fault = lambda _label, _path: None
+    world.link("f", "after a restart")
+    world.setattr("f", permissions=0o644)
+    world.engine.expect_foreign_changes(world.log.last_seq)
+
+
+ACTS: dict[str, Callable[[World], Any]] = {
+    "link": lambda world: world.link("f", "new"),
+    "attributes": lambda world: world.setattr("f", permissions=0o600),
+    "unlink": lambda world: world.unlink(f"l{FEW - 1:04}"),
+    "rename": lambda world: world.rename("l0000", "moved"),
+    "another file": lambda world: world.store("another", b"y"),
+    "a failed flush": after_a_failed_flush,
+    "a restart": after_a_restart,
+}
+
+
+def test_a_commit_asks_nothing_of_further_names(tmp_path: Path) -> None:
+    few, many = (with_names(tmp_path / str(count), count) for count in (FEW, MANY))
+    costs = {what: (cost_of(few, act), cost_of(many, act)) for what, act in ACTS.items()}
+    assert {what: cost for what, cost in costs.items() if cost[0] != cost[1]} == {}
+
+
+def made_and_removed(world: World, count: int) -> None:
+    """As LTP's linkat02 leaves it: all of it is logged when the drain comes to it."""
+    world.store("f", b"x")
+    for number in range(count):
+        world.link("f", f"l{number:04}")
+    for number in range(count):
+        world.unlink(f"l{number:04}")
+    world.unlink("f")
+
+
+def kept(world: World, count: int) -> None:
+    world.store("f", b"x")
+    for number in range(count):
+        world.link("f", f"l{number:04}")
+    for number in range(count):
+        world.unlink(f"l{number:04}")
+
+
+def rewritten(world: World, count: int) -> None:
+    for number in range(count):
+        world.store("f", b"%d" % number)
+        world.setattr("f", permissions=0o600 | number % 8)
+
+
+@pytest.mark.parametrize("act", [made_and_removed, kept, rewritten])
+def test_an_operation_costs_the_same_behind_many_on_its_file(
+    tmp_path: Path, act: Callable[[World, int], None]
+) -> None:
+    def calls_per_operation(count: int) -> float:
+        base = tmp_path / str(count)
+        base.mkdir()
+        world = World(base)
+        act(world, count)
+        operations = len(world.log)
+        with counted() as calls:
+            drain(world)
+        return calls.python / operations
+
+    assert calls_per_operation(MANY // 4) < NOISE * calls_per_operation(MANY // 8)
+
+
+def test_what_is_counted_of_a_node_is_so(tmp_path: Path) -> None:
+    """Nothing is left behind when the log is empty."""
+    log = with_names(tmp_path / "w", FEW).log
+    assert list(log) == []
+    kept = (log._net_removals, log._replacing, log._handed_out)
+    assert not any(kept)
