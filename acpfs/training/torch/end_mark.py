@@ -34,6 +34,7 @@ KEPT_UPDATES = 16
 none in between."""
 SAMPLE_BYTES = 16
 SHOWN_MAX = 3
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 Live = Mapping[Shard, Mapping[str, Mapping[str, Any]]]
 """Shard → parameter's name → itself under "", and its optimizer state."""
 
@@ -50,20 +51,31 @@ def local(value: Any) -> Any:
 
 def trace(value: Any) -> object:
     """What differs where somebody has written to a tensor."""
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
+    written = writes(value)
+    if not isinstance(written, tuple):
+        return written
     found = value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001  # as above
-    try:
-        version = found._version  # noqa: SLF001  # torch has no other word for it
-    except RuntimeError:  # made in inference mode
-        version = None
-    place = found.data_ptr()
+    place = written[0]
     size = found.numel() * found.element_size()
-    if found.device.type != "cpu" or not size or not found.is_contiguous():
-        return place, version
+    if not size or found.device.type != "cpu" or not found.is_contiguous():
+        return written
     ends = min(size, SAMPLE_BYTES)
     first = ctypes.string_at(place, ends)
-    return place, version, first, ctypes.string_at(place + size - ends, ends)
+    return *written, first, ctypes.string_at(place + size - ends, ends)
+
+
+def writes(value: Any) -> object:
+    """The same without a look at bytes, at half the price: where a tensor lies, and torch's count of writes."""
+    if type(value) not in _PLAIN:  # `isinstance` of torch's own types is slow
+        if not isinstance(value, torch.Tensor):
+            return repr(value)
+        if isinstance(value, DTensor):
+            value = value._local_tensor  # noqa: SLF001  # as above
+    try:
+        version = value._version  # noqa: SLF001  # torch has no other word for it
+    except RuntimeError:  # made in inference mode
+        version = None
+    return value.data_ptr(), version
 
 
 class EndMark:
@@ -100,7 +112,7 @@ class EndMark:
         """Gradients of the next update are complete: what has changed since the last one?"""
         if self._updates < 1:  # what is loaded behind `protect` is no change
             return
-        changed = self.changed()
+        changed = {shard for shard, _, _ in self._differing(parameters_only=True)}
         if not changed and self._digests:
             digests = self._digested()
             if changed := {shard for shard in digests if digests[shard] != self._digests[shard]}:
@@ -121,8 +133,16 @@ class EndMark:
         """Shards in which something is not what it was, copies or not."""
         return {shard for shard, _, _ in self._differing()}
 
-    def _differing(self) -> set[tuple[Shard, str, str]]:
+    def _differing(self, *, parameters_only: bool = False) -> set[tuple[Shard, str, str]]:
         """A parameter that was not trained at the mark is not compared: it had its value then."""
+        if parameters_only:
+            return {
+                (shard, name, "")
+                for shard, parameters in self._live().items()
+                for name, values in parameters.items()
+                if (found := self._traces.get((shard, name, ""))) is not None
+                and found != trace(values[""])
+            }
         now = self._traced()
         known = {key[:2] for key in self._traces}
         return {
@@ -169,7 +189,10 @@ class EndMark:
                     yield shard, name, key, value
 
     def _traced(self) -> dict[tuple[Shard, str, str], object]:
-        return {(shard, name, key): trace(value) for shard, name, key, value in self._each()}
+        return {
+            (shard, name, key): writes(value) if key else trace(value)
+            for shard, name, key, value in self._each()
+        }
 
     def _digested(self) -> dict[Shard, str]:
         """Of parameters: an optimizer's state is its own."""
