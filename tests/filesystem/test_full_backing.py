@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -34,8 +35,12 @@ class SmallDisk(BackingDirectory):
         self.sent_bytes = 0
 
     def _left(self) -> int:
-        files = (path for path in self._root_path.rglob("*") if path.is_file())
-        return self.capacity_bytes - sum(path.stat().st_size for path in files)
+        taken = 0
+        for directory, _directories, files in os.walk(self._root_path):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):  # others remove files meanwhile
+                    taken += os.lstat(os.path.join(directory, name)).st_size
+        return self.capacity_bytes - taken
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         with self._guard:
@@ -73,7 +78,8 @@ def test_what_has_no_room_is_not_sent_again_at_each_try(
         await until(lambda: w.engine.statistics().counters.retries >= TRIES)
         tries = w.engine.statistics().counters.retries
         anyway = 0 if w.lower.sets_aside else FILE_BYTES * (tries // 8 + 3)
-        assert w.lower.sent_bytes <= 2 * w.lower.capacity_bytes + anyway
+        # all three at once before anybody knows, and the one that there is room for
+        assert w.lower.sent_bytes <= 4 * FILE_BYTES + anyway
         w.lower.capacity_bytes = 100 * MIB
         await w.drained()
         for number in range(3):
