@@ -92,6 +92,16 @@ GAUGES: dict[str, Gauge] = {
     "oldest_unpersisted_age_seconds": Gauge(
         "age of the oldest operation that is not persisted", lambda s: s.oldest_unpersisted_age_s
     ),
+    "operations_in_per_second": Gauge(
+        "operations that were logged, over the last half minute", lambda s: s.pace.in_per_s
+    ),
+    "operations_out_per_second": Gauge(
+        "operations that were persisted or left out, over the last half minute",
+        lambda s: s.pace.out_per_s,
+    ),
+    "drain_falls_behind": Gauge(
+        "1 while more and more operations wait to be persisted", lambda s: s.pace.falls_behind
+    ),
     "backing_calls_out": Gauge(
         "calls on the backing directory that have not returned",
         lambda s: s.backing_health.calls_out,

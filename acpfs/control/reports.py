@@ -277,6 +277,18 @@ class DurationsReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceReport:
+    """Whether the drain keeps up with what comes."""
+
+    in_per_s: float
+    """Operations that were logged, over the last half minute."""
+    out_per_s: float
+    """Operations that were persisted, or left out."""
+    falls_behind: bool
+    """More and more wait, and they are many."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Answer of `status`."""
 
@@ -339,6 +351,7 @@ class Status:
     waiting_calls: list[WaitingCallReport] = field(default_factory=list)
     """Calls that have waited for more than two seconds, the longest first, 20 at most; native transport."""
     cluster: ClusterReport | None = None
+    pace: PaceReport = PaceReport(0.0, 0.0, falls_behind=False)
     durations: dict[str, DurationsReport] = field(default_factory=dict)
     """What was measured → how long it took; the histograms of the metrics."""
 

@@ -52,7 +52,7 @@ from acpfs.types import Seq
 from acpfs.worker import waiting_reports
 from acpfs.worker.assembly import Parts
 from acpfs.worker.checkpoint_view import CheckpointView
-from acpfs.worker.drain_progress import is_below_any, remaining
+from acpfs.worker.drain_progress import DrainPace, is_below_any, remaining
 from acpfs.worker.link import Link
 from acpfs.worker.node_reports import cluster_counters, cluster_report
 from acpfs.worker.setting_changes import CHANGES, answered
@@ -103,8 +103,13 @@ class WorkerSubject:
         self._life = life
         self._view = CheckpointView(parts)
         self.metric_registry = Metrics(self.status)
+        self._pace = DrainPace()
 
     # -- reading
+
+    def look(self) -> None:
+        """Every second, under the lock."""
+        self._pace.look(time.monotonic(), self._parts.log)
 
     def status(self) -> Status:
         parts = self._parts
@@ -172,6 +177,7 @@ class WorkerSubject:
             conflicts=list(engine.conflicts),
             conflicts_total=engine.conflicts_total,
             spill=_spill(fs.spill, fs.unmirrored),
+            pace=self._pace.report(),
             guarded=list(engine.guard.checkpoints),
             guarded_operations=engine.guard.operations,
             held_files=[

@@ -497,6 +497,7 @@ class Worker:
             with self._parts.fs.lock:
                 self._parts.fs.freeze_old()
                 self._parts.fs.look_after_waiting()
+                self._subject.look()
                 self._parts.state.space.look()
             places.fit(self._parts.place)
 

@@ -188,6 +188,9 @@ def test_a_hostile_file_name_cannot_disturb_a_terminal() -> None:
     assert show.printable("a\x1b[2Jb\n\udcff[bold]") == "a\\x1b[2Jb\\n\\xff[bold]"
 
 
+PACE = {"in_per_s": 420.0, "out_per_s": 12.5, "falls_behind": True}
+
+
 def status(**changes: object) -> dict[str, object]:
     base: dict[str, object] = {
         "state": "serving",
@@ -223,6 +226,7 @@ def status(**changes: object) -> dict[str, object]:
             "the oldest 1 min 15 s old: it waits",
         ),
         ({"state": "draining"}, "told to end"),
+        ({"pace": PACE}, "NOT KEEP UP: 420.0 operations a second come, 12.5 go, and 0 wait"),
         ({"parked": 1}, "REFUSED"),
         (
             {
@@ -300,6 +304,7 @@ EVERYTHING: list[dict[str, object]] = [
     {"interrupted": 1},
     {"state": "draining"},
     {"queue_length": 1},
+    {"pace": PACE},
     {"ram": {"waiting_writers": 2}},
     {"waiting": [WAITS]},
     {"waiting": [WAITS] * 11},

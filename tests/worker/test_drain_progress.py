@@ -9,7 +9,13 @@ import pytest
 from acpfs.control.reports import Remaining
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
-from acpfs.worker.drain_progress import COUNTED_OPS_MAX, remaining
+from acpfs.worker.drain_progress import (
+    BEHIND_OPS_MIN,
+    COUNTED_OPS_MAX,
+    PACE_S,
+    DrainPace,
+    remaining,
+)
 from acpfs.writeback.engine_records import QUEUE_ENTRIES_MAX
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
@@ -69,3 +75,31 @@ def test_what_waits_for_missing_nodes_was_refused_by_nobody(log: OperationLog) -
     pointer.last_error = WITHHELD
     log.park(pointer)
     assert (left(log).stuck, left(log).withheld) == (True, True)
+
+
+@pytest.mark.clause("S415")
+@pytest.mark.parametrize(
+    ("per_look", "behind"),
+    [((200, 10), True), ((200, 250), False), ((20, 10), False)],
+    ids=["more and more", "fewer and fewer", "few"],
+)
+def test_a_drain_that_does_not_keep_up_is_told(
+    log: OperationLog, per_look: tuple[int, int], behind: bool
+) -> None:
+    came, left = per_look
+    pace = DrainPace()
+    fill(log, b"before", 2 * came, held=False)
+    pace.look(0.0, log)
+    assert not pace.report().falls_behind, "one look tells nothing"
+    looks = int(PACE_S) // 2
+    for number in range(looks):
+        fill(log, b"%d" % number, came, held=False)
+        for op in log.front(left):
+            log.remove(op)
+        pace.look(2.0 * (number + 1), log)
+    report = pace.report()
+    gone = min(left, came + 2 * came / looks)
+    assert report.in_per_s == came / 2
+    assert report.out_per_s == pytest.approx(gone / 2)
+    assert report.falls_behind is behind
+    assert behind is (len(log) >= BEHIND_OPS_MIN)

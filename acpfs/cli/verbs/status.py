@@ -342,6 +342,12 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append(
             f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old{why}"
         )
+    pace = status.get("pace") or {}
+    if pace.get("falls_behind"):
+        lines.append(
+            f"the drain does NOT KEEP UP: {pace['in_per_s']:.1f} operations a second come, {pace['out_per_s']:.1f} go, "
+            f"and {status['queue_length']} wait"
+        )
     if health["state"] != "ok":
         said = f" ({show.printable(health['why'])})" if health["why"] else ""
         lines.append(
