@@ -40,6 +40,30 @@ def _set_asynchronous(thread: int, exception: type[BaseException] | None) -> Non
     )
 
 
+class _Swallowed(BaseException):
+    """Raised and caught by `forget_asynchronous`."""
+
+
+def forget_asynchronous() -> None:
+    """Have the interpreter forget that an exception was on its way to some thread.
+
+    Up to Python 3.12 `PyThreadState_SetAsyncExc` sets a flag of the whole interpreter, also when it takes an exception
+    back, and only a thread that raises one clears it (`_PyEval_SignalAsyncExc` and `_Py_HandlePending` in ceval.c,
+    ceval_gil.c). Until then every call in every thread goes the slow way, and with a profiler or a debugger on
+    (`sys.setprofile`, `sys.settrace`) Python 3.11 never leaves the beginning of the next function. So this thread raises one.
+    """
+    own = threading.get_ident()
+    try:
+        _set_asynchronous(own, _Swallowed)
+        while True:  # it comes at the end of a turn
+            pass
+    except _Swallowed:
+        pass
+    except BaseException:
+        _set_asynchronous(own, None)  # a signal's handler was first: nothing comes behind it
+        raise
+
+
 def importing(thread: int, below: CodeType) -> bool:
     """Whether this thread is in an import that began inside of the function with this code.
 
@@ -142,6 +166,7 @@ class Interrupter:
                         break
                     self._due = None
                     _set_asynchronous(self._thread, None)
+                    forget_asynchronous()
                 return
             except Interrupted:
                 continue

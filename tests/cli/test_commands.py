@@ -22,6 +22,7 @@ from acpfs.cli.verbs import status as status_verb
 from acpfs.cli.verbs.status import print_queue, unsafe_lines
 from acpfs.config import FIELDS, option_name
 from acpfs.errors import ExitCode
+from acpfs.training.interrupt import forget_asynchronous
 from acpfs.worker import node_reports
 
 HEAVY = (
@@ -398,6 +399,7 @@ def reached(call: Callable[[], object]) -> tuple[set[int], set[str]]:
         return trace
 
     before = sys.gettrace()
+    forget_asynchronous()
     sys.settrace(trace)
     try:
         call()

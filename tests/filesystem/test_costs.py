@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -18,6 +15,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import Call, T
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run
+from tests.rig.python_calls import counted
 
 RENAME_EXCHANGE = 2
 
@@ -145,21 +143,6 @@ def test_a_takeover_looks_for_no_node_that_only_the_kernel_knows(
 
 
 FEW, MANY = 10, 1000
-
-
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """How many Python functions were called, in this thread."""
-    calls = [0]
-
-    def count(_frame: FrameType, event: str, _argument: object) -> None:
-        calls[0] += event == "call"
-
-    sys.setprofile(count)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
 
 
 @pytest.mark.clause("S414")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -183,6 +185,30 @@ def test_a_thread_that_came_back_just_now_is_not_replaced() -> None:
     assert not interrupter.hand_over(threading.get_ident)
     ends.set()
     thread.join()
+
+
+PROFILED = """
+import sys, threading
+from acpfs.training.interrupt import Interrupted, Interrupter
+
+interrupter = Interrupter(threading.get_ident(), lambda: False, 0.0, 10.0)
+interrupter.arm()
+try:
+    interrupter.tick()
+    while True:
+        pass
+except Interrupted:
+    pass
+interrupter.disarm()
+sys.setprofile(lambda *_: None)
+str.join("", (str(number) for number in range(3)))
+"""
+
+
+@pytest.mark.clause("T24")
+def test_a_program_that_was_interrupted_can_be_profiled() -> None:
+    """Python 3.11 would not come out of its next function."""
+    subprocess.run([sys.executable, "-c", PROFILED], check=True, timeout=120)
 
 
 @pytest.mark.clause("T24")

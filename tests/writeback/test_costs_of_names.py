@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import itertools
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.rig.python_calls import counted
 from tests.writeback.memory_lower import error
 from tests.writeback.world import World
 
@@ -23,27 +20,6 @@ pytestmark = pytest.mark.clause("S414")
 FEW, MANY = 10, 1000
 NOISE = 1.5
 """How often trio's own calls run is not quite the same in two runs; what grows with the names is a hundred times as much."""
-
-
-@dataclass
-class Calls:
-    """Of Python functions."""
-
-    python: int = 0
-
-
-@contextmanager
-def counted() -> Iterator[Calls]:
-    calls = Calls()
-
-    def count(_frame: FrameType, event: str, _argument: Any) -> None:
-        calls.python += event == "call"
-
-    sys.setprofile(count)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
 
 
 def drain(world: World) -> None:
@@ -143,7 +119,7 @@ def test_an_operation_costs_the_same_behind_many_on_its_file(
         operations = len(world.log)
         with counted() as calls:
             drain(world)
-        return calls.python / operations
+        return calls[0] / operations
 
     assert calls_per_operation(MANY // 4) < NOISE * calls_per_operation(MANY // 8)
 
