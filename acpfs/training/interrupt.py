@@ -29,6 +29,9 @@ LOOK_EVERY_S = 0.05
 """A turn is at least so long."""
 
 
+FORGET_TURNS = 1000
+
+
 class Interrupted(BaseException):
     """A fault elsewhere: the rank goes to its protection's handler. No `Exception`, so that a retry loop does not swallow it."""
 
@@ -50,18 +53,27 @@ def forget_asynchronous() -> None:
     Up to Python 3.12 `PyThreadState_SetAsyncExc` sets a flag of the whole interpreter, also when it takes an exception
     back, and only a thread that raises one clears it (`_PyEval_SignalAsyncExc` and `_Py_HandlePending` in ceval.c,
     ceval_gil.c). Until then every call in every thread goes the slow way, and with a profiler or a debugger on
-    (`sys.setprofile`, `sys.settrace`) Python 3.11 never leaves the beginning of the next function. So this thread raises one.
+    (`sys.setprofile`, `sys.settrace`) Python 3.11 never leaves the beginning of the next function. So a thread raises one.
+
+    Not the caller: of a thread that could not be started Python keeps a state with the number of who was to start it, and
+    finds that one first.
     """
-    own = threading.get_ident()
+    thread = threading.Thread(target=_raise_and_swallow, name="acpfs-forget", daemon=True)
     try:
-        _set_asynchronous(own, _Swallowed)
-        while True:  # it comes at the end of a turn
+        thread.start()
+    except RuntimeError:  # no thread can be had: only slow
+        return
+    thread.join()
+
+
+def _raise_and_swallow() -> None:
+    try:
+        _set_asynchronous(threading.get_ident(), _Swallowed)
+        for _ in range(FORGET_TURNS):  # it comes at the end of the first
             pass
+        _set_asynchronous(threading.get_ident(), None)
     except _Swallowed:
         pass
-    except BaseException:
-        _set_asynchronous(own, None)  # a signal's handler was first: nothing comes behind it
-        raise
 
 
 def importing(thread: int, below: CodeType) -> bool:

@@ -76,14 +76,14 @@ def test_a_task_waits_for_a_thread_and_can_be_cancelled_meanwhile() -> None:
 
     async def ask() -> int:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lift)
-            with no_thread_left():
+            with no_thread_left() as there_are_some:
+                nursery.start_soon(lift, there_are_some)
                 return await threads.run_sync(abs, -3)
 
-    async def lift() -> None:
+    async def lift(there_are_some: Callable[[], None]) -> None:
         await trio.sleep(AGAIN_S / 2)
         assert lack_of(threads).names == ("abs",)
-        threading.stack_size(0)
+        there_are_some()
 
     async def give_up() -> bool:
         with no_thread_left(), trio.CancelScope() as scope:

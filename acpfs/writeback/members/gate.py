@@ -367,7 +367,8 @@ class Gate:
         if gated.keys is None:
             everybodys = self.needs(gated.pointer) is None
             also = {ANYTHING, EVERYBODYS} if everybodys else {ANYTHING}
-            gated.keys = self.scope_of(gated.op).asks() | also
+            keys = self.scope_of(gated.op).asks(has_needs=not everybodys)
+            gated.keys = keys | also
         return gated.keys
 
     def held(self) -> dict[str, float]:

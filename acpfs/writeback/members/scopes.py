@@ -53,15 +53,19 @@ class Scope:
             if self.changes:
                 yield _key(b"change", _top(path, is_directory=self.is_directory))
 
-    def asks(self) -> frozenset[str]:
-        """Before it is committed."""
-        return frozenset(self._asks())
+    def asks(self, *, has_needs: bool) -> frozenset[str]:
+        """Before it is committed.
 
-    def _asks(self) -> Iterator[str]:
+        `has_needs`: its writer said whom it needs. Then a pointer that is withheld for others, and may name the directory whose
+        name goes, is no reason to wait: the last checkpoint of a job would be withheld for the node that died (S282).
+        """
+        return frozenset(self._asks(has_needs))
+
+    def _asks(self, has_needs: bool) -> Iterator[str]:
         for path in self.paths:
             yield _key(b"name", path)
             yield _key(b"below", next(_above(path)))
-            if self.is_directory:  # one at the top may name anything
+            if self.is_directory and not has_needs:  # one at the top may name anything
                 yield _key(b"change", _top(path, is_directory=True))
                 yield _key(b"change", b"")
 

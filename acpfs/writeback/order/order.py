@@ -200,7 +200,9 @@ class Order:
                 yield op
             return
         deletions_wait = self._deletions_wait()
-        held, told, looked_at = Touched(self._tree), Told(self._scope_held), 0
+        held = Touched(self._tree)
+        told = Told(self._scope_held, lambda op: self.gate.needs(op) is not None)
+        looked_at = 0
         for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
             self._hold(op, why := self._held_for(op, held, told, deletions_wait))
             if why is not Why.READY:

@@ -78,8 +78,10 @@ class Touched:
 class Told:
     """Keys (`members.scopes`) of operations that wait, and the number of the first that tells each; made when a pointer asks."""
 
-    def __init__(self, scope_of: Callable[[Op], Scope]) -> None:
+    def __init__(self, scope_of: Callable[[Op], Scope], has_needs: Callable[[Op], bool]) -> None:
+        """`has_needs`: whether an operation's writer said whom it needs."""
         self._scope_of = scope_of
+        self._has_needs = has_needs
         self._new: list[Op] = []
         self._count = 0
         self._first: dict[str, Seq] = {}
@@ -96,7 +98,8 @@ class Told:
             earlier = self._new.pop()
             for key in self._scope_of(earlier).tells():
                 self._first[key] = min(earlier.seq, self._first.get(key, _NEVER))
-        return any(self._first.get(key, _NEVER) < op.seq for key in self._scope_of(op).asks())
+        keys = self._scope_of(op).asks(has_needs=self._has_needs(op))
+        return any(self._first.get(key, _NEVER) < op.seq for key in keys)
 
 
 def regions(tree: LowerTree, is_directory: Callable[[Ino], bool], op: Op) -> set[bytes]:
@@ -148,7 +151,7 @@ class Parked:
         """Where those lie."""
         self.newest_withheld = 0
         """Number of the newest that waits for a missing node."""
-        self._told = Told(self._scope_of)
+        self._told = Told(self._scope_of, lambda op: self._log.needs.of(op) is not None)
         """By those that are withheld, and not because of what is lost."""
 
     def __bool__(self) -> bool:
