@@ -16,9 +16,10 @@ import trio
 
 from acpfs.backing import filling
 from acpfs.filesystem.content.spilling import Spilling
+from acpfs.filesystem.records import Lane
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import Ino
-from acpfs.writeback.log.ops import Version
+from acpfs.writeback.log.ops import Version, VersionState
 from acpfs.writeback.sources import spill as spill_module
 from tests.filesystem.world import CALLER, World, violations
 from tests.filesystem.world import run as in_world
@@ -537,3 +538,109 @@ def test_who_opens_a_spilled_file_when_ram_is_full_and_leaves_it_alone_changes_n
         assert (made.backing / "victim").read_bytes() == wanted
 
     run(tmp_path, script, when_full="native")
+
+
+def test_a_stream_that_waits_for_the_storage_keeps_no_room(tmp_path: Path) -> None:
+    """All streams have begun, and the storage takes nothing: what they read moves out of RAM, which is free then.
+
+    More than is left beside those four is asked for, and they are too few to move before anybody needs room.
+    """
+    few = BUDGET * 5 // 32
+    large = BUDGET * 7 // 16
+
+    async def script(made: World) -> None:
+        made.engine.hold(False)
+        for number in range(4):
+            await made.write(b"iter_%d.pt" % number, content(number, few))
+
+        def all_streaming() -> bool:
+            states = [op.version.state for op in made.log if op.version is not None]
+            return states == [VersionState.STREAMING] * 4
+
+        await until(made, all_streaming)
+        with trio.fail_after(60):
+            for number in range(4, 8):
+                await made.write(b"iter_%d.pt" % number, content(number, large))
+        made.engine.set_bandwidth(0)
+        await made.drained()
+        for number in range(8):
+            assert (made.backing / f"iter_{number}.pt").read_bytes() == content(
+                number, few if number < 4 else large
+            )
+
+    run(tmp_path, script, bandwidth=1, when_full="error")
+
+
+@pytest.mark.parametrize("short", ["before its release", "after its release"])
+def test_what_the_kernel_had_open_at_its_close_is_in_ram_once(tmp_path: Path, short: str) -> None:
+    """Its version got a copy of its own, as the kernel could have written on; nobody did, so one of the two leaves first."""
+
+    async def script(made: World) -> None:
+        await made.write(b"iter_0.pt", content(0, 2 * FILE))
+        await made.drained()
+        made.engine.hold(True)
+        writer, attributes = await made.create(b"iter_1.pt")
+        assert writer.lane is Lane.PASSTHROUGH, made.fs.statistics().lane_choices
+        os.pwrite(writer.backing_fd, content(1, 2 * FILE), 0)
+        await made.do(made.fs.flush(writer.handle, 0))
+        if short == "after its release":
+            await made.do(made.fs.release(writer.handle))
+        for number in range(2, 8):
+            await made.write(b"iter_%d.pt" % number, content(number, 2 * FILE))
+        await rested(made)
+        if short == "before its release":
+            await made.do(made.fs.release(writer.handle))
+        for number in range(8, 12):
+            await made.write(b"iter_%d.pt" % number, content(number, 2 * FILE))
+        await rested(made)
+        with made.fs.lock:
+            node = made.inner.table[attributes.ino]
+            version = next(op.version for op in made.log if op.ino == attributes.ino and op.version)
+            assert node.body.is_on(version)
+        assert await made.read(attributes.ino, 2 * FILE) == content(1, 2 * FILE)
+        await made.drained()
+        assert (made.backing / "iter_1.pt").read_bytes() == content(1, 2 * FILE)
+
+    in_world(
+        tmp_path,
+        script,
+        passthrough=True,
+        budget_bytes=2 * BUDGET,
+        spill=tmp_path / "spill",
+    )
+
+
+@pytest.mark.parametrize("changed", ["before its release", "by another open"])
+def test_what_is_changed_after_its_close_shares_no_bytes_with_its_version(
+    tmp_path: Path, changed: str
+) -> None:
+    async def script(made: World) -> None:
+        await made.write(b"iter_0.pt", content(0, 2 * FILE))
+        await made.drained()
+        made.engine.hold(True)
+        writer, attributes = await made.create(b"iter_1.pt")
+        os.pwrite(writer.backing_fd, content(1, 2 * FILE), 0)
+        await made.do(made.fs.flush(writer.handle, 0))
+        if changed == "before its release":
+            os.pwrite(writer.backing_fd, b"changed", 5)
+        await made.do(made.fs.release(writer.handle))
+        if changed == "by another open":
+            other = await made.do(made.fs.open(attributes.ino, os.O_WRONLY, CALLER))
+            await made.do(made.fs.write(other.handle, 5, b"changed"))
+            await made.do(made.fs.flush(other.handle, 0))
+            await made.do(made.fs.release(other.handle))
+        for number in range(2, 12):
+            await made.write(b"iter_%d.pt" % number, content(number, 2 * FILE))
+        await rested(made)
+        wanted = content(1, 2 * FILE)[:5] + b"changed" + content(1, 2 * FILE)[12:]
+        assert await made.read(attributes.ino, 2 * FILE) == wanted
+        await made.drained()
+        assert (made.backing / "iter_1.pt").read_bytes() == wanted
+
+    in_world(
+        tmp_path,
+        script,
+        passthrough=True,
+        budget_bytes=2 * BUDGET,
+        spill=tmp_path / "spill",
+    )

@@ -73,6 +73,8 @@ class Spilling:
         self._by_size: list[tuple[int, VersionId]] = []
         self._later: list[tuple[float, VersionId]] = []
         self._looks = False
+        self._doubled: dict[VersionId, Version] = {}
+        """Those with other bytes than their file's content has: mostly copied at their close, as the kernel could have written on."""
         self.moved_files = self.moved_bytes = 0
         """That left RAM so far."""
         versions.watch(self)
@@ -86,6 +88,9 @@ class Spilling:
     def new(self, version: Version) -> None:
         """See `VersionWatcher`. Its operation is logged when the step ends, which is when it is looked at."""
         self._live[version.vid] = version
+        _node, body = self._content_on(version)
+        if body is None:
+            self._doubled[version.vid] = version
         self._queue(version)
         self._look_soon()
 
@@ -97,6 +102,7 @@ class Spilling:
 
     def finished(self, version: Version) -> None:
         self._live.pop(version.vid, None)
+        self._doubled.pop(version.vid, None)
         self.spill.forget(version)
 
     def renewed(self, version: Version) -> None:
@@ -178,7 +184,10 @@ class Spilling:
         return short - sum(making.version.size for making in self.spill.making.values())
 
     def _shed(self, wanted: int) -> None:
-        """Let what has a copy leave; begin to copy for the rest."""
+        """Let go what is there twice, and what has a copy; begin to copy for the rest."""
+        for doubled in list(self._doubled.values()):
+            if wanted > 0:
+                wanted -= self._share(doubled)
         for vid in list(self.spill.copies) if self._mirrors else ():
             version = self._live.get(vid)
             if wanted > 0 and version is not None:
@@ -209,11 +218,11 @@ class Spilling:
             heapq.heappush(self._by_size, entry)
 
     def _relieve(self) -> bool:
-        """A writer finds no room: whether something is about to leave for the spill directory."""
-        before = self.moved_bytes
+        """A writer finds no room: whether something is about to leave for the spill directory, or has left."""
+        before = self._tier.used_bytes
         self._due()
         self._shed(max(1, self._short_bytes()))
-        return self.spill.is_moving() or self.moved_bytes > before
+        return self.spill.is_moving() or self._tier.used_bytes < before
 
     def unmirrored(self) -> Unmirrored:
         """What of the log would not survive a reboot: from the first version on that has neither copy nor staging file."""
@@ -268,8 +277,66 @@ class Spilling:
         node, body = self._content_on(version)
         if node is None or body is None:
             return True
-        idle = not node.handles and body.busy is None and not body.in_flight and body.fd < 0
-        return idle and body.is_clean and on[-1].size == node.size
+        return self._is_idle(node, body) and body.is_clean and on[-1].size == node.size
+
+    def _share(self, version: Version) -> int:
+        """Let a file's content and its last version, which are equal, have the same bytes; returns how many of RAM come free.
+
+        Their bytes are there twice where the kernel could have written on after the close. Not before the last descriptor is closed:
+        only then is it known that nobody did.
+        """
+        node, body = self._content_beside(version)
+        if node is None or body is None:
+            self._doubled.pop(version.vid, None)
+            return 0
+        if not (self._is_last(version, node) and self._is_idle(node, body)):
+            return 0
+        if not version.spilled:
+            taken = self._tier.allocated_bytes(version.tier_id)
+            self._versions.move(version.tier_id, body.tier)
+            return taken
+        taken = self._tier.allocated_bytes(body.tier)
+        self._move_out(node, body, version)
+        self.moved_bytes += taken
+        return taken
+
+    def _content_beside(self, version: Version) -> tuple[Node | None, Body | None]:
+        """The content of a version's file, where that is in RAM and on another tier file than the version."""
+        node = self._table.get(version.ino)
+        body = node.body if node is not None else None
+        if body is None or not (body.tier and body.is_whole_in_ram) or body.is_on(version):
+            return node, None
+        return node, body
+
+    def _is_last(self, version: Version, node: Node) -> bool:
+        """Whether the content of the file is what the version is: nothing has changed it since, or may have."""
+        op = self._op(version)
+        later = [
+            one
+            for one in self._log.pending_of(node.ino)
+            if one.version is not None and one.version.vid > version.vid
+        ]
+        return (
+            op is not None
+            and not (op.tentative or later)
+            and not self._versions.on(node.body.tier)
+            and not self._tier.is_lost(node.body.tier)
+            and node.body.is_clean
+            and node.size == version.size
+        )
+
+    @staticmethod
+    def _is_idle(node: Node, body: Body) -> bool:
+        """Whether nobody has the file open, or is at work on its bytes."""
+        return not node.handles and body.busy is None and not body.in_flight and body.fd < 0
+
+    def _move_out(self, node: Node, body: Body, version: Version) -> None:
+        """The version's copy in the spill directory has the content from now on."""
+        source = body.tier
+        body.move_out(SpillCopy(version.vid))
+        self._contents.retention.forget(node)
+        self._table.changed(node)
+        self._versions.unuse(source)
 
     def _leave_ram(self, version: Version) -> int:
         """Give up the RAM of a version that has a copy, and of the content that is equal to it; returns the bytes that come free."""
@@ -278,13 +345,9 @@ class Spilling:
         source = version.tier_id
         node, body = self._content_on(version)
         taken = self._tier.allocated_bytes(source)
-        if node is not None and body is not None:
-            body.move_out(SpillCopy(version.vid))
-            self._contents.retention.forget(node)
-            self._table.changed(node)
         self._versions.spilled(version)
-        if body is not None:
-            self._versions.unuse(source)
+        if node is not None and body is not None:
+            self._move_out(node, body, version)
         self.moved_files += 1
         self.moved_bytes += taken
         return max(1, taken)

@@ -112,6 +112,10 @@ class Source:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the tier file, which counts for as long as it is open here."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with self._lock:
@@ -120,6 +124,8 @@ class Source:
     def read(self, position: int, count: int) -> tuple[int, bool]:
         """(bytes, is a hole); data lies in the buffer. The number is compared without the lock: it changes before the first byte does."""
         while True:
+            if self._fd < 0 and self._file is None:
+                self._open()
             found, is_hole = self._piece(position, count)
             if self._reading.abandoned:
                 raise AbandonedError
@@ -130,6 +136,10 @@ class Source:
             self._open()
         if found == 0:
             raise OSError(errno.EIO, "the file holds fewer bytes than the version has")
+        if self._spilled is not None:
+            # What was read goes to the storage next, which may take for ever. The version may move to the
+            # spill directory meanwhile, to make room: an open file would keep the room.
+            self._let_go()
         return found, is_hole
 
     def _piece(self, position: int, count: int) -> tuple[int, bool]:
