@@ -1,0 +1,23 @@
+"""`python -m tests.sim`: histories of the whole engine, each from a seed. See docs/CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """In a process in which sets have the same order each time."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        os.execve(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], environment)
+    from tests.sim import virtual
+
+    virtual.install()  # before anything of acpfs is imported
+    from tests.sim.command import run
+
+    run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

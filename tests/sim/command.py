@@ -1,0 +1,139 @@
+"""The command: runs histories, side by side, and says what came of them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.sim import virtual
+from tests.sim.choices import Choices, Profile
+from tests.sim.history import History, Outcome
+from tests.sim.trace import Finding
+
+EVENTS_SHOWN = 40
+
+
+def run(arguments: list[str]) -> None:
+    """Exit status 1 where a history failed."""
+    options = _parser().parse_args(arguments)
+    virtual.install_in_acpfs()
+    logging.disable(logging.CRITICAL)  # the trace says what failed, and that it was meant to
+    profiles = [Profile(name) for name in options.profile or [one.value for one in Profile]]
+    _stay_on_one_processor()
+    failed = _many(profiles, options) if options.seed is None else _these(profiles, options)
+    sys.stdout.flush()
+    os._exit(any(failed))  # threads of dead lives wait for turns that never come
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--profile", action="append", choices=[one.value for one in Profile])
+    parser.add_argument(
+        "--seeds", type=int, default=20, metavar="N", help="this many of each profile"
+    )
+    parser.add_argument("--from", type=int, default=0, metavar="N", dest="first")
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
+    parser.add_argument("--seed", type=int, metavar="N", help="this one alone")
+    parser.add_argument("--trace", action="store_true", help="all its events")
+    parser.add_argument("--digests", action="store_true", help="a line for each history")
+    return parser
+
+
+def _these(profiles: list[Profile], options: argparse.Namespace) -> list[bool]:
+    return [_one(Choices(options.seed, profile), options) for profile in profiles]
+
+
+def _stay_on_one_processor() -> None:
+    """One thread goes on at a time: handing on to one on another processor takes four times as long."""
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {processors[os.getpid() % len(processors)]})
+
+
+def _history(choices: Choices) -> Outcome:
+    with tempfile.TemporaryDirectory(dir=_memory(), prefix="acpfs-sim-") as base:
+        return History(choices, Path(base) / "history").run()
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _one(choices: Choices, options: argparse.Namespace) -> bool:
+    outcome = _history(choices)
+    if options.trace:
+        print(*outcome.trace.events, sep="\n")
+    print(report(outcome, 0 if options.trace else EVENTS_SHOWN))
+    return outcome.failure is not None
+
+
+def _many(profiles: list[Profile], options: argparse.Namespace) -> list[bool]:
+    began_s, began_cpu = virtual.REAL_CLOCK(), os.times()
+    seeds = range(options.first, options.first + options.seeds)
+    todo = [Choices(seed, profile) for seed in seeds for profile in profiles]
+    failed, counts = [], Counter[str]()
+    for outcome in _outcomes(todo, options.jobs):
+        name = f"{outcome.choices.profile.value} {outcome.choices.seed}"
+        counts += outcome.counts
+        if options.digests:
+            print(f"{name} {outcome.trace.digest:08x}", flush=True)
+        if outcome.failure is not None:
+            failed.append(True)
+            print(f"FAILED {name}: {sentence(outcome)}", flush=True)
+    took_s, cpu = virtual.REAL_CLOCK() - began_s, os.times()
+    cpu_s = sum(cpu[:4]) - sum(began_cpu[:4])
+    print(
+        f"{len(todo)} histories, {len(failed)} failed, {took_s:.1f} s, {cpu_s:.1f} s of processors:"
+        f" {60 * len(todo) / cpu_s:.0f} a minute of one; {dict(counts)}"
+    )
+    return failed
+
+
+def _outcomes(todo: list[Choices], jobs: int) -> Iterator[Outcome]:
+    if jobs <= 1:
+        yield from map(_history, todo)
+        return
+    context = multiprocessing.get_context("fork")
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    with context.Pool(jobs, initializer=_stay_on_one_processor) as pool:
+        yield from pool.imap_unordered(_bare_history, todo)
+
+
+def _bare_history(choices: Choices) -> Outcome:
+    """Without what another process needs not know."""
+    outcome = _history(choices)
+    outcome.trace.events.clear()
+    if outcome.failure is not None:
+        outcome.failure = Finding("?", sentence(outcome))
+    return outcome
+
+
+def sentence(outcome: Outcome) -> str:
+    """What was wrong."""
+    failure = outcome.failure
+    if failure is None:
+        return "nothing"
+    if isinstance(failure, Finding):
+        return str(failure)
+    place = traceback.extract_tb(failure.__traceback__)[-1]
+    return f"{type(failure).__name__}: {failure} at {place.filename}:{place.lineno}"
+
+
+def report(outcome: Outcome, events: int) -> str:
+    """For people."""
+    choices = outcome.choices
+    lines = [f"history {choices.profile.value} {choices.seed}: {dict(outcome.counts)}"]
+    if outcome.failure is not None:
+        lines += map(str, list(outcome.trace.events)[-events:] if events else [])
+        lines.append(f"FAILED {sentence(outcome)}")
+        if not isinstance(outcome.failure, Finding):
+            lines.append("".join(traceback.format_exception(outcome.failure)))
+    lines.append(f"digest {outcome.trace.digest:08x}")
+    return "\n".join(lines)

@@ -1,0 +1,54 @@
+"""What goes wrong in a history: calls on the storage that fail, and where a life ends."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from tests.sim.choices import Choices
+
+
+class FaultKind(enum.Enum):
+    """How a call on the storage fails."""
+
+    BEFORE = "not done"
+    AFTER = "done"
+
+
+class Faults:
+    """Those of one life."""
+
+    def __init__(self, choices: Choices, life: int, error_rate: float) -> None:
+        self.choices, self.life, self.error_rate = choices, life, error_rate
+        self._stream = choices.stream("faults", life)
+        self._calls = 0
+
+    def next(self, *, changes: bool) -> FaultKind | None:
+        """Of the storage's next call."""
+        self._calls += 1
+        if not changes or self._stream.random() >= self.error_rate:
+            return None
+        return self._stream.choice(list(FaultKind))
+
+
+@dataclass(slots=True)
+class Death:
+    """Where a life ends by kill -9; the first of these that comes."""
+
+    turn: float = math.inf
+    commit: float = math.inf
+    is_after_commit: bool = False
+    calls: float = math.inf
+    """Calls of programs that were answered in this life."""
+    pause_s: float = 0.0
+
+    @classmethod
+    def drawn(cls, choices: Choices, life: int) -> Death:
+        chance = choices.stream("death", life)
+        kind = chance.choice(("turn", "commit", "commit", "calls"))
+        if kind == "turn":
+            return cls(turn=chance.randrange(20, 1500))
+        if kind == "commit":
+            return cls(commit=chance.randrange(1, 200), is_after_commit=chance.random() < 0.5)
+        return cls(calls=chance.randrange(1, 25), pause_s=chance.choice((0.0, 0.01, 0.5)))

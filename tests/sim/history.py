@@ -1,0 +1,288 @@
+"""One history from its seed to its verdict: programs, lives that follow each other, one storage."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+import trio.testing
+
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.records import Caller
+from acpfs.filesystem.steps import Call
+from tests.sim.choices import Choices, Knobs
+from tests.sim.life import Life
+from tests.sim.oracles import Told, judge_order, judge_shown
+from tests.sim.programs import Calls, Died, Program
+from tests.sim.scheduler import Killed
+from tests.sim.storage import Shown, Storage, below
+from tests.sim.trace import Finding, Trace, causes
+from tests.sim.virtual import MACHINE
+
+T = TypeVar("T")
+
+CALL_MAX_S = 600.0
+"""Virtual time in which each call is answered, where no storage hangs for good."""
+DRAIN_MAX_S = 3000.0
+"""Virtual time in which everything is persisted, once faults have stopped."""
+LOOK_S = 0.5
+WAIT_S = 0.001
+
+
+@dataclass
+class Outcome:
+    """What came of a history."""
+
+    choices: Choices
+    trace: Trace
+    failure: BaseException | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Process:
+    """A program's way to the file system: the kernel of the machine on which it runs."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.mount = 0
+        """The life in which the machine began: without a session no call reaches another one."""
+
+    def new_caller(self) -> Caller:
+        return self._history.new_caller()
+
+    async def request(
+        self, make: Callable[[FileSystem], Call[T]], is_done: Callable[[], Awaitable[bool]]
+    ) -> T | None:
+        """See `Kernel`."""
+        mount, came_again = self.mount, False
+        while True:
+            life = await self._history.serving()
+            if not self._history.knobs.keeps_session and life.number != mount:
+                raise Died(mount)
+            if came_again and await is_done():
+                return None
+            answer = await self._history.ask(life, make)
+            if answer is not None:
+                return answer[0]
+            came_again = True
+
+
+class History:
+    """Makes the lives, and carries calls to the one that there is."""
+
+    def __init__(self, choices: Choices, base: Path) -> None:
+        """`base`: a directory for RAM tiers, best on a tmpfs."""
+        self.choices, self.base, self.trace = choices, base, Trace()
+        self.knobs = Knobs.drawn(choices)
+        self.storage = Storage()
+        self.storage.counts_subdirectories = self.knobs.counts_subdirectories
+        MACHINE.begin(choices.seed, self.storage)
+        self.counts: Counter[str] = Counter()
+        self.processes = [Process(self) for _number in range(self.knobs.programs)]
+        self.programs = [self._program(*one) for one in enumerate(self.processes)]
+        self.life: Life | None = None
+        self._requests = 0
+        self._halves_of = 0
+        """The latest life with programs: what the mount shows of those is known to be whole since."""
+
+    def _program(self, number: int, process: Process) -> Program:
+        name = f"p{number}"
+        chance = self.choices.stream("inherited", number)
+        at_first: Shown = {}
+        if self.knobs.inherited_files:
+            at_first[f"{name}/".encode()] = b""
+            for file in range(self.knobs.inherited_files):
+                data = chance.randbytes(chance.choice(self.knobs.sizes))
+                at_first[f"{name}/old{file}".encode()] = data
+        for path, content in at_first.items():
+            self.storage.put(path, content)
+        told = Told(f"{name}/".encode(), at_first)
+        return Program(name, Calls(process), self.choices, self.knobs, self.trace, told)
+
+    # -- the kernel
+
+    def new_caller(self) -> Caller:
+        self._requests += 1
+        return Caller(0, 0, 1, 0, self._requests)
+
+    async def ask(self, life: Life, make: Callable[[FileSystem], Call[T]]) -> tuple[T] | None:
+        """The answer; None: the life has died before it could tell."""
+        answer: list[T] = []
+        async with trio.open_nursery() as nursery:
+
+            async def leave() -> None:
+                await life.died.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(leave)
+            try:
+                with trio.fail_after(CALL_MAX_S):
+                    answer.append(await life.fs.steps.drive(make(life.fs)))
+            except trio.TooSlowError:
+                raise Finding("LIVENESS", f"no answer within {CALL_MAX_S:.0f} s") from None
+            except Killed:
+                pass
+            except OSError:
+                if not life.turns.is_over:
+                    raise
+            nursery.cancel_scope.cancel()
+        if not answer or life.turns.is_over:
+            return None
+        life.answered += 1
+        if life.answered >= life.death.calls:
+            life.death.turn = 0
+        return (answer[0],)
+
+    async def serving(self) -> Life:
+        while (life := self.life) is None or not life.is_serving or life.turns.is_over:  # noqa: ASYNC110 - threads end lives, too
+            await trio.sleep(WAIT_S)
+        return life
+
+    # -- the history
+
+    def run(self) -> Outcome:
+        outcome = Outcome(self.choices, self.trace, counts=self.counts)
+        try:
+            trio.run(self._main, clock=trio.testing.MockClock())
+        except BaseException as failure:
+            if isinstance(failure, KeyboardInterrupt):
+                raise
+            outcome.failure = worst(failure)
+        finally:
+            if self.life is not None:
+                self.life.turns.is_over = True
+                self.life.bury()
+            shutil.rmtree(self.base, ignore_errors=True)
+        return outcome
+
+    async def _main(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._lives)
+            async with trio.open_nursery() as programs:
+                for one in zip(self.programs, self.processes, strict=True):
+                    programs.start_soon(self._run, *one)
+            await self._end()
+            nursery.cancel_scope.cancel()
+
+    async def _lives(self) -> None:
+        base = self.base / "life-0"
+        for number in range(self.knobs.lives):
+            life = Life(number, base, self.storage, self.choices, self.knobs, self.trace)
+            self.counts["lives"] += 1
+            self.life = life
+            if number and not self.knobs.keeps_session:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._judge_after_death, life)
+                    await life.live()
+                    nursery.cancel_scope.cancel()
+            else:
+                await life.live()
+            assert life.left is not None
+            base = life.left
+            self._count(life)
+            life.bury()
+            self.storage.forget_descriptors()
+            self._look()
+
+    def _count(self, life: Life) -> None:
+        self.counts["turns"] += life.turns.count
+        self.counts["kills"] += life.left is not None
+        self.counts["answers"] += life.answered
+
+    async def _run(self, program: Program, process: Process) -> None:
+        while True:
+            try:
+                await program.run()
+            except Died as death:
+                # what it has left is being looked at
+                while process.mount <= death.mount:  # noqa: ASYNC110 - in virtual time
+                    await trio.sleep(WAIT_S)
+            else:
+                return
+
+    def _look(self) -> None:
+        states, self.storage.shown = self.storage.shown, []
+        judge_order([program.told for program in self.programs], states)
+
+    async def _judge_after_death(self, life: Life) -> None:
+        """All processes died: what does the mount show? Halves are discarded, as an operator would."""
+        process = Process(self)
+        process.mount = life.number
+        calls = Calls(process)
+        try:
+            got = await calls.tree("")
+            if self._halves_of == life.number - 1:
+                for program in self.programs:
+                    program.judge_halves(got)
+            self._discard_halves(life)
+            got = await calls.tree("")
+        except (Died, Killed):
+            return
+        for program, its_process in zip(self.programs, self.processes, strict=True):
+            program.died(below(got, program.told.directory))
+            its_process.mount = life.number
+        self._halves_of = life.number
+        self._look()
+
+    def _discard_halves(self, life: Life) -> None:
+        with life.fs.lock:
+            for node in list(life.inner.table):
+                if node.is_file and node.body.interrupted:
+                    node.handles = 0
+                    life.inner.changes.discard(node)
+            life.state.commit()
+
+    # -- its end
+
+    async def _end(self) -> None:
+        """Faults have stopped when the last life lives; then everything is persisted, and equal."""
+        began_s = math.inf
+        while True:
+            life = await self.serving()
+            self._look()
+            is_judged = self.knobs.keeps_session or self.processes[0].mount == life.number
+            if is_judged and not len(life.log):
+                if life.number == self.knobs.lives - 1:
+                    break
+                life.death.turn = 0  # what it leaves is all that there is
+            if life.number == self.knobs.lives - 1:
+                began_s = min(began_s, MACHINE.moment_s)
+                life.engine.retry()
+            if MACHINE.moment_s - began_s > DRAIN_MAX_S:
+                kinds = [op.kind.name for op in life.log][:3]
+                raise Finding(
+                    "LIVENESS", f"not drained {DRAIN_MAX_S:.0f} s after faults stopped: {kinds}"
+                )
+            await trio.sleep(LOOK_S)
+        await self._judge_end(life)
+
+    async def _judge_end(self, life: Life) -> None:
+        wanted = {path: data for one in self.programs for path, data in one.told.now.items()}
+        calls = Calls(self.processes[0])
+        judge_shown("SHOWN AT THE END", await calls.tree(""), wanted)
+        judge_shown("STORED AT THE END", self.storage.visible(), wanted)
+        wrong = [
+            violation
+            for piece in life.inner.invariants.pieces()
+            for place in piece
+            for violation in life.inner.invariants.wrong(place)
+        ]
+        if wrong:
+            raise Finding("INVARIANT", str(wrong[:3]))
+        if life.tier.reserved_bytes:
+            raise Finding("ROOM", f"{life.tier.reserved_bytes} bytes stay reserved")
+        self._count(life)
+
+
+def worst(failure: BaseException) -> BaseException:
+    """The one of a group that says most."""
+    found = causes(failure)
+    findings = [one for one in found if isinstance(one, Finding)]
+    others = [one for one in found if not isinstance(one, Killed | trio.Cancelled)]
+    return (findings or others or found)[0]

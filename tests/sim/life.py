@@ -1,0 +1,314 @@
+"""One daemon: real file system, real engine, real state and RAM files, over turns and a storage in memory.
+
+A life ends by kill -9. What it leaves are the files of its RAM tier as they are at that instant,
+copied before anything unwinds; from then on nothing that it does has any effect: its state takes no
+commit, its calls on the storage end by `Killed`, and its copy of the tier is not used again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+
+import acpfs.backing.calls as calls_module
+from acpfs.backing.calls import CallPools
+from acpfs.backing.health import Health
+from acpfs.backing.lower import Lower
+from acpfs.config import Settings
+from acpfs.filesystem.closing import Closing
+from acpfs.filesystem.construction import FileSystemParts
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.last_close import Left, Openers
+from acpfs.ram.kept import Kept
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.types import Ino
+from acpfs.writeback.engine import Engine
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.parts import DrainParts
+from tests.sim.choices import Choices, Knobs
+from tests.sim.faults import Death, FaultKind, Faults
+from tests.sim.scheduler import Killed, Timers, TurnPool, Turns
+from tests.sim.storage import NODE, Storage, error
+from tests.sim.trace import Finding, Trace, causes
+from tests.sim.virtual import MACHINE
+
+POOLS = ("requests", "streams", "commits", "syncs", "fills", "verifies")
+THREADS = 8
+TURNS_MAX = 60_000
+"""Of one life: more than ten times what the longest ones take."""
+LAZY_ROUNDS = 4
+"""Rounds of trio in which nobody does anything, before time goes on."""
+STEP_MIN_S, STEP_MAX_S, STEP_S = 0.0005, 5.0, 0.05
+QUIET_CALLS = frozenset({"read", "xattrs", "note", "fstat", "lstat"})
+"""Not in the trace when they succeed."""
+
+
+class NoOpeners(Openers):
+    """Nobody has a second descriptor; each thread is its own process."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def process_of(self, thread: int) -> int:
+        return thread
+
+    def left(self, process: int, ino: Ino) -> Left:
+        return Left.NONE
+
+    def _is_handed_on(self, process: int, ino: Ino) -> bool:
+        return False
+
+
+class MortalState(StateDatabase):
+    """Kills its life before or after a commit, and commits nothing of a dead one."""
+
+    life: Life | None = None
+
+    def commit(self) -> bool:
+        life = self.life
+        if life is None or not self.has_changes:
+            return super().commit()
+        if life.turns.is_over:
+            raise Killed
+        life.commits += 1
+        is_last = life.commits == life.death.commit
+        if is_last and not life.death.is_after_commit:
+            life.kill("before a commit of the state")
+        recorded = super().commit()
+        if is_last:
+            life.kill("after a commit of the state")
+        return recorded
+
+
+class StorageCaller:
+    """What one life notices of the storage."""
+
+    def __init__(self, life: Life, faults: Faults, trace: Trace) -> None:
+        self._life, self._faults, self._trace = life, faults, trace
+        self._fault: FaultKind | None = None
+
+    def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> None:
+        turns = self._life.turns
+        if turns.is_over:
+            raise Killed
+        if turns.is_main:
+            raise Finding("THREADS", f"the thread that serves requests calls the storage: {label}")
+        if self._life.fs.lock._is_owned():  # type: ignore[attr-defined]
+            raise Finding("LOCK", f"{turns.name} has the lock and calls the storage: {label}")
+        turns.point()
+        self._fault = self._faults.next(changes=changes)
+        if self._fault is FaultKind.BEFORE:
+            self._tell(label, arguments, "fails, not done")
+            raise error(errno.EIO)
+
+    def ends(self, label: str, arguments: Sequence[object], failure: OSError | None) -> None:
+        fault, self._fault = self._fault, None
+        if failure is not None:
+            self._tell(label, arguments, f"fails: {failure.strerror}")
+        elif fault is FaultKind.AFTER:
+            self._tell(label, arguments, "is done, and fails")
+            raise error(errno.EIO)
+        elif label not in QUIET_CALLS:
+            self._tell(label, arguments, "")
+        self._life.turns.point()
+
+    def _tell(self, label: str, arguments: Sequence[object], outcome: str) -> None:
+        self._trace.note("storage", label, arguments, outcome)
+
+
+class Life:
+    """See above."""
+
+    def __init__(
+        self,
+        number: int,
+        base: Path,
+        storage: Storage,
+        choices: Choices,
+        knobs: Knobs,
+        trace: Trace,
+    ) -> None:
+        """`base`: its RAM tier, as the life before left it."""
+        is_last = number >= knobs.lives - 1
+        self.number, self._base, self._trace = number, base, trace
+        self.death = Death() if is_last else Death.drawn(choices, number)
+        self.commits = self.answered = 0
+        self.is_serving = self._is_buried = False
+        self.left: Path | None = None
+        """Its RAM tier as it was when it died."""
+        self.died = trio.Event()
+        self.turns = Turns(choices.stream("turns", number), in_order=choices.in_order)
+        self._timers = Timers()
+        setattr(calls_module, "_TIMERS", self._timers)  # noqa: B010 - it is another type
+        self.settings = Settings(
+            backing=Path("/backing"),
+            mountpoint=Path("/mnt"),
+            keep_last_persisted=False,
+            cluster_order="off",
+            retry_delay_min_s=0.05,
+            retry_delay_max_s=0.2,
+            patience_s=1000,
+            backing_timeout_s=5000,
+            max_dirty_age_s=0,
+            scrub_ram_s=0,
+            when_full=knobs.when_full,
+        )
+        self._assemble(storage, knobs)
+        self.engine._retry._random = random.Random(MACHINE.chance.random())
+        faults = Faults(choices, number, 0.0 if is_last else knobs.error_rate)
+        storage.caller = StorageCaller(self, faults, trace)
+        self.state.life = self
+
+    def _assemble(self, storage: Storage, knobs: Knobs) -> None:
+        directory = self._base / "tier"
+        directory.mkdir(parents=True, exist_ok=True)
+        self.state = MortalState(directory / "state.sqlite")
+        self.tier = Tier(directory, knobs.ram_bytes, when_safe=self.state.after_commit)
+        self.log, tree = OperationLog(self.state), LowerTree(self.state)
+        health = Health()
+        pools = {name: TurnPool(name, THREADS, health) for name in POOLS}
+        calls = CallPools(**pools, health=health)
+        lower: Lower = storage
+        self.inner = FileSystemParts(
+            self.settings,
+            self.state,
+            self.tier,
+            self.log,
+            tree,
+            lower,
+            calls.requests,
+            TurnPool("copies", 2),
+            limits=lambda _pid: [],
+            available=lambda: 1 << 62,
+            closing=lambda _pid: Closing.CALL,
+            kept=Kept(directory / "session", "session") if knobs.keeps_session else None,
+            openers=NoOpeners(),
+        )
+        self.fs = FileSystem(self.inner)
+        parts = (self.fs.lock, self.inner.changes, calls, self.settings)
+        self.engine = Engine(
+            DrainParts(lower, tree, self.log, self.tier, self.state, *parts),
+            Manifest(self.state, lower, self.fs.lock, NODE.decode()),
+        )
+
+    # -- living
+
+    async def live(self) -> None:
+        """Until it dies, or is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._guarded, self._give_turns)
+            nursery.start_soon(self._guarded, self._serve, nursery)
+            await self.died.wait()
+            nursery.cancel_scope.cancel()
+        self.is_serving = False
+
+    async def _guarded(self, run: Any, *arguments: Any) -> None:
+        """What a dead life's tasks end by is of no interest."""
+        try:
+            await run(*arguments)
+        except BaseException as failure:
+            if isinstance(failure, trio.Cancelled) or not self._is_of_death(failure):
+                raise
+            self.died.set()
+
+    def _is_of_death(self, failure: BaseException) -> bool:
+        """Whatever the file system's code comes to is; what the simulation finds is not."""
+        is_found = any(isinstance(one, AssertionError) for one in causes(failure))
+        return self.turns.is_over and not is_found
+
+    async def _serve(self, nursery: trio.Nursery) -> None:
+        await self.fs.steps.drive(self.fs.start(None))
+        nursery.start_soon(self._guarded, self.engine.run)
+        self.is_serving = True
+
+    async def _give_turns(self) -> None:
+        """Threads take turns, tasks take turns, and time goes on when nobody can do anything."""
+        lazy_rounds = 0
+        while not self.turns.is_over:
+            if self.turns.count >= self.death.turn:
+                self.kill("at a turn")
+            if self.turns.count > TURNS_MAX:
+                raise Finding("LIVELOCK", f"{TURNS_MAX} turns in one life, and no end")
+            did = self.turns.turn()
+            self._timers.fire()
+            await trio.lowlevel.checkpoint()
+            lazy_rounds = 0 if did or self.turns.is_anyone_ready else lazy_rounds + 1
+            if lazy_rounds > LAZY_ROUNDS:
+                self._let_time_pass()
+                lazy_rounds = 0
+        self.died.set()
+
+    def _let_time_pass(self) -> None:
+        tasks_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
+        step_s = max(STEP_MIN_S, min(tasks_s, self._timers.next_s(), STEP_MAX_S))
+        MACHINE.moment_s += step_s
+        cast("trio.testing.MockClock", trio.lowlevel.current_clock()).jump(step_s)
+
+    # -- dying
+
+    def kill(self, where: str) -> None:
+        """kill -9, here and now."""
+        if self.left is None:
+            self.left = self._base.with_name(f"life-{self.number + 1}")
+            copy_of_tier(self._base, self.left)
+            self.turns.is_over = True
+            self.state.is_abandoned = True  # steps of the dead end nowhere
+            self._trace.note("world", f"KILL of life {self.number}", (), where)
+            if self.turns.is_main:
+                self.died.set()  # else `_give_turns` does so: trio's events are its thread's
+        raise Killed
+
+    def bury(self) -> None:
+        """Nothing of it is left in this process."""
+        if self._is_buried:
+            return
+        self._is_buried = True
+        self.turns.bury()
+        self.state.life = None
+        self.state._db.close()
+        self.tier.close()
+        kept = self.inner.kept
+        for slots in (kept.handles, kept.directories, kept.references, kept.backings, kept.calls):
+            slots._view.release()
+        for node in self.inner.table:
+            if node.body.is_whole_in_ram and node.body.fd >= 0:
+                os.close(node.body.fd)
+
+
+def copy_of_tier(source: Path, target: Path) -> None:
+    """Files as they are, with holes and times: what a kill leaves."""
+    for at, _directories, files in os.walk(source):
+        place = target / os.path.relpath(at, source)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in files:
+            _copy(os.path.join(at, name), os.path.join(place, name))
+
+
+def _copy(source: str, target: str) -> None:
+    st = os.stat(source)
+    reading = os.open(source, os.O_RDONLY)
+    writing = os.open(target, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(writing, st.st_size)
+        at = 0
+        while at < st.st_size:
+            try:
+                at = os.lseek(reading, at, os.SEEK_DATA)
+            except OSError:
+                break  # a hole to the end
+            end = os.lseek(reading, at, os.SEEK_HOLE)
+            while at < end:
+                at += os.pwrite(writing, os.pread(reading, min(1 << 20, end - at), at), at)
+        os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
+    finally:
+        os.close(reading)
+        os.close(writing)

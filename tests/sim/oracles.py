@@ -1,0 +1,125 @@
+"""What decides that a history is wrong, by what anybody can see: answers, the mount, the storage.
+
+No oracle looks into the engine. Each program works below a directory of its own and remembers what
+it was told (`Told`). What the storage shows must be, for each program, one of the moments of its
+history, never an earlier one than before; and over all programs, nothing without what was told
+before it began.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.sim.storage import Shown, below, differences
+from tests.sim.trace import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a program's directory was, from when it was told on."""
+
+    shown: Shown
+    began: int
+    told: int
+    """Numbers of events of all programs: the first of its call, and its answer."""
+
+
+class Told:
+    """The history of one program, as it was told."""
+
+    _events = itertools.count(1)
+
+    def __init__(self, directory: bytes, at_first: Shown) -> None:
+        self.directory = directory
+        self.moments = [Moment(at_first, 0, 0)]
+        self.pending: Moment | None = None
+        """A call is under way that would make it so."""
+        self.at = 0
+        """The earliest moment that the storage can be at now."""
+        self.pending_was_shown = False
+
+    @property
+    def now(self) -> Shown:
+        return self.moments[-1].shown
+
+    def begin(self, shown: Shown) -> None:
+        """A call that makes it so."""
+        self.pending = Moment(shown, next(self._events), 0)
+
+    def end(self) -> None:
+        """It was told that the call is done."""
+        assert self.pending is not None
+        if self.pending.shown != self.now:
+            moment = Moment(self.pending.shown, self.pending.began, next(self._events))
+            self.moments.append(moment)
+        self.pending, self.pending_was_shown = None, False
+
+    def never(self) -> None:
+        """The call was not carried out, as anybody can see."""
+        if self.pending_was_shown:
+            raise Finding("ORDER", f"the storage showed what {self.directory.decode()} never was")
+        self.pending = None
+
+    def found(self, shown: Shown) -> None:
+        """The storage shows this of the program's directory."""
+        for at in range(self.at, len(self.moments)):
+            if self.moments[at].shown == shown:
+                self.at = at
+                return
+        if self.pending is not None and self.pending.shown == shown:
+            self.pending_was_shown = True
+            return
+        raise Finding("ORDER", f"the storage shows what never was: {self.nearest(shown)}")
+
+    def latest(self, shown: Shown) -> int:
+        """The latest moment that this can be."""
+        if self.pending is not None and self.pending.shown == shown:
+            return len(self.moments)
+        return max(
+            at for at in range(self.at, len(self.moments)) if self.moments[at].shown == shown
+        )
+
+    def nearest(self, shown: Shown) -> str:
+        """For people: what it is like."""
+        moments = [*self.moments, *([] if self.pending is None else [self.pending])]
+        distance = [
+            sum(shown.get(path) != moment.shown.get(path) for path in {*shown, *moment.shown})
+            for moment in moments
+        ]
+        at = min(range(self.at, len(moments)), key=lambda one: distance[one])
+        return (
+            f"nearest is moment {at} (before it showed {self.at}, now is {len(self.moments) - 1}):"
+            f" {differences(shown, moments[at].shown)}"
+        )
+
+
+def judge_order(programs: Sequence[Told], states: Iterable[Shown]) -> None:
+    """Prefix consistency, of each program and over all of them."""
+    for shown in states:
+        for program in programs:
+            program.found(below(shown, program.directory))
+        if len(programs) > 1:
+            _judge_between(programs, shown)
+
+
+def _judge_between(programs: Sequence[Told], shown: Shown) -> None:
+    """Nothing is shown without what another program was told before it began."""
+    for first, second in itertools.permutations(programs, 2):
+        at = first.latest(below(shown, first.directory))
+        if at + 1 >= len(first.moments) or second.at == 0:
+            continue
+        if second.moments[second.at].began > first.moments[at + 1].told:
+            raise Finding(
+                "ORDER",
+                f"{second.directory.decode()} is shown as of moment {second.at}, and"
+                f" {first.directory.decode()} only as of {at} of {len(first.moments) - 1}, where"
+                f" the next was told earlier",
+            )
+
+
+def judge_shown(oracle: str, got: Shown, wanted: Shown) -> None:
+    """The same, or a finding."""
+    if got != wanted:
+        raise Finding(oracle, differences(got, wanted))

@@ -1,0 +1,334 @@
+"""Who goes on next: each thread of a life has turns, and a seed chooses.
+
+One thread runs at a time. The main one runs trio, and lets one of the others go on for a turn: until
+it begins or ends a call on the storage. Nothing in acpfs holds the file system's lock there (the
+storage checks it), so these are the only places where another thread has to get in. A thread is a
+real one, so its locks and its thread-local state are what they are in a daemon; it waits for its turn.
+
+Owns the turns, the pools and the timers of one life. Knows neither storage nor file system.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar, cast
+
+from acpfs.backing.calls import BackingTimeoutError, CallPool
+from acpfs.backing.health import Health
+from acpfs.ram.file_calls import RamFileCalls
+from acpfs.threads import THREADS, Threads
+from acpfs.types import TierId
+from tests.sim.virtual import MACHINE
+
+T = TypeVar("T")
+
+SPINS_MAX = 100_000
+"""Turns of a thread that waits for another one, without an end."""
+
+
+class Killed(BaseException):
+    """The life has ended by kill -9; whoever notices does nothing more."""
+
+
+class _Carrier:
+    """A thread of this process that carries jobs, one after the other, also those of other lives."""
+
+    def __init__(self) -> None:
+        self._go = threading.Lock()
+        self._back = threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        self.run: Callable[[], None] = lambda: None
+        self.is_idle = True
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._carry, name="turns", daemon=True).start()
+
+    def resume(self) -> None:
+        """Called by the main thread: until the job has ended its turn."""
+        self._go.release()
+        self._back.acquire()
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+    def pause(self) -> None:
+        """Called by the job: until its next turn."""
+        self._back.release()
+        self._go.acquire()
+
+    def _carry(self) -> None:
+        while True:
+            self._go.acquire()
+            try:
+                self.run()
+            except Killed:
+                pass
+            except BaseException as error:  # noqa: BLE001 - a defect of the simulation: the main thread ends by it
+                self.failure = error
+            self.run, self.is_idle = (lambda: None), True
+            self._back.release()
+
+
+class _Job:
+    """What a thread of a life does."""
+
+    def __init__(self, name: str, run: Callable[[], None]) -> None:
+        self.name = name
+        self.run = run
+        self.carrier: _Carrier | None = None
+
+
+class Turns:
+    """Those of one life."""
+
+    _carriers: list[_Carrier] = []  # noqa: RUF012 - of the process: threads are dear to start
+    current: Turns
+    """Of the life whose parts are being made: some of them make pools by themselves."""
+
+    def __init__(self, chance: random.Random, *, in_order: bool = False) -> None:
+        """`in_order`: first come, first served, for a history that is being made shorter."""
+        self.is_over = False
+        self.count = 0
+        self._chance = chance
+        self._in_order = in_order
+        self._ready: list[_Job] = []
+        self._waiting: list[tuple[Callable[[], bool], _Job]] = []
+        self._running: _Job | None = None
+        Turns.current = self
+
+    @property
+    def name(self) -> str:
+        """Of the thread that has its turn; "" for the main one."""
+        return "" if self._running is None else self._running.name
+
+    @property
+    def is_main(self) -> bool:
+        return self._running is None
+
+    def spawn(self, name: str, run: Callable[[], None]) -> None:
+        """Have a thread do this."""
+        self._ready.append(_Job(name, run))
+
+    def turn(self) -> bool:
+        """Called by the main thread: let one of the others go on; whether one could."""
+        if self._waiting:
+            self._look_at_waiting()
+        if not self._ready:
+            return False
+        self.count += 1
+        at = 0 if self._in_order else self._chance.randrange(len(self._ready))
+        self._resume(self._ready.pop(at))
+        return True
+
+    def _look_at_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for until, job in waiting:
+            if until():
+                self._ready.append(job)
+            else:
+                self._waiting.append((until, job))
+
+    @property
+    def is_anyone_ready(self) -> bool:
+        if self._waiting:
+            self._look_at_waiting()
+        return bool(self._ready)
+
+    def _resume(self, job: _Job) -> None:
+        if job.carrier is None:
+            job.carrier = self._carriers.pop() if self._carriers else _Carrier()
+            job.carrier.run, job.carrier.is_idle = job.run, False
+        self._running = job
+        try:
+            job.carrier.resume()
+        finally:
+            self._running = None
+            if job.carrier.is_idle:
+                self._carriers.append(job.carrier)
+
+    def point(self) -> None:
+        """Called where a thread's turn ends; returns in its next one. The main thread has none."""
+        if (job := self._running) is not None:
+            self._ready.append(job)
+            self._pause(job)
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """`point`, but the next turn comes only when that is so."""
+        if (job := self._running) is not None:
+            self._waiting.append((until, job))
+            self._pause(job)
+
+    def _pause(self, job: _Job) -> None:
+        assert job.carrier is not None
+        job.carrier.pause()
+        if self.is_over:
+            raise Killed
+
+    def until(self, is_done: Callable[[], bool]) -> None:
+        """Whoever calls waits in the midst of its turn, while the others go on."""
+        for _spin in range(SPINS_MAX):
+            if is_done():
+                return
+            if self.is_over:
+                raise Killed
+            if self._running is not None:
+                self.point()
+            elif not self.turn():
+                break
+        msg = f"{self.name or 'the main thread'} waits for what nobody does"
+        raise AssertionError(msg)
+
+    def bury(self) -> None:
+        """The life is over: each of its threads ends where it stands, and its steps are of no effect."""
+        self.is_over = True
+        jobs = [*self._ready, *(job for _until, job in self._waiting)]
+        self._ready.clear()
+        self._waiting.clear()
+        for job in jobs:
+            while job.carrier is not None and not job.carrier.is_idle:
+                self._resume(job)
+
+
+class _Answer(Future[T]):
+    """Whoever waits for it in the midst of a step lets the others go on."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def result(self, timeout: float | None = None) -> T:
+        if not self.done():
+            self._turns.until(self.done)
+        return super().result(timeout)
+
+
+class TurnPool(CallPool):
+    """A pool whose threads have turns."""
+
+    def __init__(
+        self,
+        name: str,
+        threads_max: int,
+        health: Health | None = None,
+        threads: Threads = THREADS,
+    ) -> None:
+        super().__init__(name, threads_max, health, threads)
+        self._turns = Turns.current
+        self._busy = 0
+        self._held: deque[tuple[str, Callable[[], None]]] = deque()
+
+    def submit(self, label: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        answer: Future[T] = _Answer(self._turns)
+        if self._turns.is_over:
+            raise Killed
+        self._calls[label] += 1
+        if self._closed:
+            answer.set_exception(BackingTimeoutError(label))
+            return answer
+
+        def run() -> None:
+            try:
+                if answer.set_running_or_notify_cancel():
+                    self._answer(label, answer, function, arguments)
+            finally:
+                self._leave_thread()
+
+        self._held.append((f"{self.name}: {label}", run))
+        self._give_threads()
+        return answer
+
+    def later(self, label: str, function: Callable[..., object], *arguments: Any) -> None:
+        self.submit(label, function, *arguments)
+
+    def be_ready(self) -> None:
+        """Threads are there when they are needed."""
+
+    def _give_threads(self) -> None:
+        while self._held and self._busy < self.threads_max:
+            self._busy += 1
+            self._turns.spawn(*self._held.popleft())
+
+    def _leave_thread(self) -> None:
+        self._busy -= 1
+        if not self._turns.is_over:
+            self._give_threads()
+
+    def _answer(
+        self,
+        label: str,
+        answer: Future[T],
+        function: Callable[..., T],
+        arguments: tuple[Any, ...],
+    ) -> None:
+        try:
+            with self.health.call(self.name, label):
+                result = function(*arguments)
+        except Killed:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to the caller
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+
+def submit_on_ram_file(
+    calls: RamFileCalls, tier_id: TierId, function: Callable[..., T], *arguments: Any
+) -> Future[T]:
+    """In the place of `RamFileCalls.submit`: in the order in which they came, each in a turn."""
+    turns: Turns = Turns.current
+    answer: Future[T] = _Answer(turns)
+    waiting = cast("deque[Any]", calls._waiting.setdefault(tier_id, deque()))
+    waiting.append(answer)  # the order is what counts
+
+    def run() -> None:
+        while waiting[0] is not answer:
+            turns.point()
+        try:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(function(*arguments))
+        except Killed:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to the caller
+            answer.set_exception(error)
+        finally:
+            waiting.popleft()
+            if not waiting:
+                calls._waiting.pop(tier_id, None)
+
+    turns.spawn(f"RAM file {tier_id}", run)
+    return answer
+
+
+class _Timer(Protocol):
+    action: Callable[[], None] | None
+
+
+class Timers:
+    """Ends of patience, in virtual time; in the place of the process's thread for them."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, _Timer]] = []
+        self._number = itertools.count()
+
+    def start(self, delay_s: float, timer: _Timer) -> None:
+        heapq.heappush(self._heap, (MACHINE.moment_s + delay_s, next(self._number), timer))
+
+    def fire(self) -> None:
+        """Those that are due."""
+        while self._heap and self._heap[0][0] <= MACHINE.moment_s:
+            action = heapq.heappop(self._heap)[2].action
+            if action is not None:
+                action()
+
+    def next_s(self) -> float:
+        """For how long nothing is due."""
+        while self._heap and self._heap[0][2].action is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] - MACHINE.moment_s if self._heap else math.inf

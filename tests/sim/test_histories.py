@@ -1,0 +1,43 @@
+"""A few histories of the simulation, always the same ones; `python -m tests.sim` runs others.
+
+Each run is a process of its own: a history has its own clock, and its own calls of `os`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).parents[2]
+HISTORIES = 16
+"""Of each profile."""
+PATIENCE_S = 800
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.sim", *arguments],
+        cwd=TREE,
+        env={**os.environ, "PYTHONPATH": str(TREE)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_no_history_fails() -> None:
+    done = simulate("--seeds", str(HISTORIES))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_seed_is_the_same_history_in_each_process() -> None:
+    first, second = (simulate("--seeds", "3", "--digests") for _run in range(2))
+    digests = [line for line in first.stdout.splitlines() if "histories" not in line]
+    assert digests
+    assert digests == [line for line in second.stdout.splitlines() if "histories" not in line]
