@@ -135,7 +135,9 @@ class Engine:
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._failures = Failures(parts, self._queue, self._retry, self._due)
         pointers = Pointers(settings.pointer_patterns, listener.is_directory)
-        scopes = Scopes(parts.tree, listener.path_of, listener.is_directory, pointers.takes)
+        scopes = Scopes(
+            parts.tree, listener.path_of, listener.is_directory, pointers.takes, log.needs.of
+        )
         freed = lambda op: self.guard.is_free(op)  # noqa: E731, PLW0108 - there is no guard yet
         self.gate: Gate = Gate(
             log,

@@ -67,7 +67,7 @@ def change(path: str) -> Scope:
     ],
 )
 def test_what_has_to_do_with_what(withheld: Scope, later: Scope, has_to_do: bool) -> None:
-    assert bool(withheld.tells() & later.asks(has_needs=False)) is has_to_do
+    assert bool(withheld.tells() & later.asks()) is has_to_do
 
 
 def test_a_record_stays_small_however_much_is_withheld() -> None:

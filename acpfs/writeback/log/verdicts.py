@@ -28,6 +28,7 @@ class Why(enum.Enum):
     DELETES_BEFORE_REFUSED = "it deletes, and what was refused may be what replaces that"
     NAMES_REFUSED = "it may name what was refused"
     NAMES_WITHHELD = "it may name what is withheld, or what a withheld pointer still names"
+    NAMED = "a pointer names it on the backing directory, and the change of that is withheld"
 
 
 OF_ASIDE = {

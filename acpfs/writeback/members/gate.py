@@ -15,9 +15,8 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from acpfs.backing.member_records import ANYTHING
 from acpfs.config import ClusterOrder
 from acpfs.errors import FULL_ERRNOS
 from acpfs.types import NO_INO, Ino, Seq
@@ -132,7 +131,7 @@ class Gate:
         `directory_of`: in which directory a node lies. `scope_of`: see `scopes.Scopes`; by default by names alone.
         """
         self._freed, self._directory_of = freed, directory_of
-        self.scope_of = scope_of or _by_name
+        self.scope_of = scope_of or self._by_name
         self._log, self._is_pointer, self._takes_pointer, self._order = (
             log,
             is_pointer,
@@ -154,6 +153,8 @@ class Gate:
         """Whether there are other members, whose pointers may still name what is removed here; None: this worker has not looked yet."""
         self.pointer_seq = 0
         """Of the newest pointer that is persisted."""
+        self.pointers_persisted = 0
+        """How many pointers were made or taken on the backing directory: what one says there is known no longer than that stays."""
 
     def begin(self) -> None:
         """From now on somebody looks after what is gated. What an earlier worker logged may have waited already."""
@@ -352,6 +353,7 @@ class Gate:
 
     def persisted(self, op: Op) -> None:
         """An operation is persisted."""
+        self.pointers_persisted += self._is_of_pointers(op)
         if op.is_pointer:
             self.pointer_seq = max(self.pointer_seq, op.seq)
 
@@ -365,10 +367,8 @@ class Gate:
     def keys(self, gated: Gated) -> frozenset[str]:
         """By which it has to do with what is withheld, here or elsewhere."""
         if gated.keys is None:
-            everybodys = self.needs(gated.pointer) is None
-            also = {ANYTHING, EVERYBODYS} if everybodys else {ANYTHING}
-            keys = self.scope_of(gated.op).asks(has_needs=not everybodys)
-            gated.keys = keys | also
+            waits_for_all = self.scope_of(gated.pointer).waits_for_all
+            gated.keys = replace(self.scope_of(gated.op), waits_for_all=waits_for_all).asks()
         return gated.keys
 
     def held(self) -> dict[str, float]:
@@ -456,9 +456,9 @@ class Gate:
             op.aside is Aside.HELD or op.parent < 0 or self.yields(op)
         )
 
-
-def _by_name(op: Op) -> Scope:
-    return Scope(frozenset(name for _directory, name in op.touches()))
+    def _by_name(self, op: Op) -> Scope:
+        names = frozenset(name for _directory, name in op.touches())
+        return Scope(names, waits_for_all=self.needs(op) is None)
 
 
 def is_staged(op: Op) -> bool:

@@ -38,6 +38,8 @@ class Scope:
     """Whether a directory gets another name."""
     changes: bool = False
     """Whether something else is there until then."""
+    waits_for_all: bool = True
+    """Whether it waits for all other members: its writer has not said whom it needs."""
 
     def tells(self) -> frozenset[str]:
         """While it is withheld."""
@@ -53,19 +55,23 @@ class Scope:
             if self.changes:
                 yield _key(b"change", _top(path, is_directory=self.is_directory))
 
-    def asks(self, *, has_needs: bool) -> frozenset[str]:
+    def asks(self) -> frozenset[str]:
         """Before it is committed.
 
-        `has_needs`: its writer said whom it needs. Then a pointer that is withheld for others, and may name the directory whose
-        name goes, is no reason to wait: the last checkpoint of a job would be withheld for the node that died (S282).
+        One whose writer said whom it needs is not withheld for others, so it asks for less. Of a withheld change of a pointer that
+        may name the directory which it renames, `order.standing_pointers` says whether it does: else the last checkpoint of a job
+        would be withheld for the node that died (S282).
         """
-        return frozenset(self._asks(has_needs))
+        return frozenset(self._asks())
 
-    def _asks(self, has_needs: bool) -> Iterator[str]:
+    def _asks(self) -> Iterator[str]:
+        yield ANYTHING
+        if self.waits_for_all:
+            yield EVERYBODYS
         for path in self.paths:
             yield _key(b"name", path)
             yield _key(b"below", next(_above(path)))
-            if self.is_directory and not has_needs:  # one at the top may name anything
+            if self.is_directory and self.waits_for_all:  # one at the top may name anything
                 yield _key(b"change", _top(path, is_directory=True))
                 yield _key(b"change", b"")
 
@@ -105,8 +111,13 @@ class Scopes:
         path_of: Callable[[Ino], bytes],
         is_directory: Callable[[Ino], bool],
         takes: Callable[[Op], bool],
+        needs_of: Callable[[Op], tuple[str, ...] | None],
     ) -> None:
-        """`path_of`: where the mount has a directory. `takes`: whether an operation removes a pointer."""
+        """`path_of`: where the mount has a directory. `takes`: whether an operation removes a pointer.
+
+        `needs_of`: whom it waits for, where its writer said so; None: all. Nobody else asks whether that is so.
+        """
+        self._needs_of = needs_of
         self._tree = tree
         self._path_of = path_of
         self._is_directory = is_directory
@@ -122,7 +133,7 @@ class Scopes:
         }
         moves = bool(op.new_parent) and any(map(self._is_directory, (op.ino, op.victim)))
         changes = bool(op.victim) or self._takes(op) or bool(self._tree.places(op.ino))
-        return Scope(frozenset(paths), moves, changes)
+        return Scope(frozenset(paths), moves, changes, self._needs_of(op) is None)
 
     def _directories(self, ino: Ino) -> set[bytes]:
         committed = self._tree.path(ino)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from acpfs.types import Seq
 from acpfs.writeback.guard.guard import Guard
@@ -29,7 +30,7 @@ from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.members.scopes import Scope
 from acpfs.writeback.order.parked import Parked, Told, Touched
-from acpfs.writeback.order.standing_pointers import StandingPointers
+from acpfs.writeback.order.standing_pointers import Awaited, StandingPointers
 from acpfs.writeback.order.want_of_room import WantOfRoom
 from acpfs.writeback.parts import DrainParts
 
@@ -43,6 +44,7 @@ PASSING_OPS_MAX = 16
 """Removals that pass at a time what there is no room for: that is tried again before the next ones do."""
 
 _DELETING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.EXCHANGE})
+_TAKING_NAMES = frozenset({*_DELETING, OpKind.RENAME})
 _WITHOUT_BYTES = frozenset(
     {OpKind.UNLINK, OpKind.RMDIR, OpKind.MKDIR, OpKind.SETATTR, OpKind.SETXATTR}
 )
@@ -67,7 +69,8 @@ class Order:
         self._log, self._tree, self._due, self._elide = parts.log, parts.tree, due, elide
         self.room = WantOfRoom(parts.log)
         self.standing = StandingPointers(parts)
-        asked = (self._is_missed, gate.scope_of, gate.is_withheld_for_others)
+        awaited = partial(Awaited, self.standing, pointers)
+        asked = (self._is_missed, gate.scope_of, gate.is_withheld_for_others, awaited)
         self._parked = Parked(parts, elide, parts.log.parked_after, *asked)
         self._put_off = Parked(parts, elide, gate.put_off_after, *asked)
         self._plain: set[Seq] = set()
@@ -76,6 +79,7 @@ class Order:
 
     def group(self, now: float) -> tuple[list[Op], float]:
         """The next group, and, if it is empty, when to look again (infinity: when something happens)."""
+        self.standing.renew(now, self.gate.pointers_persisted)
         group, again = self._in_turn(now)
         return group or self._making_room(now), min(again, self.room.due(now))
 
@@ -129,7 +133,6 @@ class Order:
             return []
         group: list[Op] = []
         held, changes = Touched(self._tree), list[Op]()
-        self.standing.renew(now, self.gate.pointer_seq)
         for op in line:
             if self._pointers.makes(op) or self._pointers.takes(op):
                 changes.append(op)
@@ -201,12 +204,17 @@ class Order:
             return
         deletions_wait = self._deletions_wait()
         held = Touched(self._tree)
-        told = Told(self._scope_held, lambda op: self.gate.needs(op) is not None)
+        told = Told(self._scope_held)
+        changes = Awaited(self.standing, self._pointers)
         looked_at = 0
         for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
-            self._hold(op, why := self._held_for(op, held, told, deletions_wait))
+            why = self._held_for(op, held, told, deletions_wait)
+            if why is Why.READY and self._is_named(op, changes):
+                why = Why.NAMED
+            self._hold(op, why)
             if why is not Why.READY:
                 held.add(op)
+                changes.add(op)
                 if self._is_missed(op):
                     told.add(op)
             elif looked_at < SCAN_OPS_MAX:
@@ -235,6 +243,19 @@ class Order:
             return Why.TOUCHES_PUT_OFF
         names = self._pointers.makes(op) and (self._parked.may_be_named_by(op) or told.concerns(op))
         return Why.NAMES_WITHHELD if names else Why.READY
+
+    def _is_named(self, op: Op, held: Awaited) -> bool:
+        """Whether it takes the name of what a pointer on the backing directory still names.
+
+        The change of that pointer is withheld, or held behind something that is.
+        """
+        if op.kind not in _TAKING_NAMES or op.parent < 0 or self.gate.is_to_wait(op):
+            return False
+        names = op.touches() if op.kind is OpKind.EXCHANGE else op.touches()[:1]
+        paths = [path for place in names if (path := self._tree.path_at(*place)) is not None]
+        return any(
+            changes.name(op, path) for path in paths for changes in (self._parked.changes, held)
+        )
 
     @staticmethod
     def _hold(op: Op, why: Why) -> None:

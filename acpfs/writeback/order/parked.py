@@ -13,6 +13,7 @@ from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.scopes import Scope
+from acpfs.writeback.order.standing_pointers import Awaited
 from acpfs.writeback.parts import DrainParts
 
 _ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
@@ -78,10 +79,8 @@ class Touched:
 class Told:
     """Keys (`members.scopes`) of operations that wait, and the number of the first that tells each; made when a pointer asks."""
 
-    def __init__(self, scope_of: Callable[[Op], Scope], has_needs: Callable[[Op], bool]) -> None:
-        """`has_needs`: whether an operation's writer said whom it needs."""
+    def __init__(self, scope_of: Callable[[Op], Scope]) -> None:
         self._scope_of = scope_of
-        self._has_needs = has_needs
         self._new: list[Op] = []
         self._count = 0
         self._first: dict[str, Seq] = {}
@@ -98,8 +97,7 @@ class Told:
             earlier = self._new.pop()
             for key in self._scope_of(earlier).tells():
                 self._first[key] = min(earlier.seq, self._first.get(key, _NEVER))
-        keys = self._scope_of(op).asks(has_needs=self._has_needs(op))
-        return any(self._first.get(key, _NEVER) < op.seq for key in keys)
+        return any(self._first.get(key, _NEVER) < op.seq for key in self._scope_of(op).asks())
 
 
 def regions(tree: LowerTree, is_directory: Callable[[Ino], bool], op: Op) -> set[bytes]:
@@ -128,12 +126,14 @@ class Parked:
         is_missed: Callable[[Op], bool],
         scope_of: Callable[[Op], Scope],
         is_waited_for: Callable[[Op], bool],
+        awaited: Callable[[], Awaited],
     ) -> None:
         """`elide`: leaves out what need not be done. `after`: those that were parked after the first so many.
 
         `is_missed`: whether the backing directory is broken, for those who rely on it, without the operation.
-        `is_waited_for`: whether later pointers wait for it while it is withheld.
+        `is_waited_for`: whether later pointers wait for it while it is withheld. `awaited`: knows no change of a pointer yet.
         """
+        self._no_changes = awaited
         self._scope_of = scope_of
         self._is_waited_for = is_waited_for
         self._log, self._tree, self._elide, self._after = parts.log, parts.tree, elide, after
@@ -151,8 +151,10 @@ class Parked:
         """Where those lie."""
         self.newest_withheld = 0
         """Number of the newest that waits for a missing node."""
-        self._told = Told(self._scope_of, lambda op: self._log.needs.of(op) is not None)
+        self._told = Told(self._scope_of)
         """By those that are withheld, and not because of what is lost."""
+        self.changes = self._no_changes()
+        """Of pointers, withheld for whatever reason."""
 
     def __bool__(self) -> bool:
         return self._count > 0
@@ -176,6 +178,7 @@ class Parked:
                 self._stores.append(op)
             if op.withheld:
                 self.newest_withheld = max(self.newest_withheld, op.seq)
+                self.changes.add(op)
                 if self._is_missed(op) and self._is_waited_for(op):
                     self._told.add(op)
             elif op.parked and self._is_missed(op):

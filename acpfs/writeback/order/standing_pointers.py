@@ -1,7 +1,8 @@
-"""What pointers on the backing directory say that are about to be changed: what makes room must not take what they still name.
+"""What pointers on the backing directory say that are about to be changed: nobody takes what they still name.
 
-A removal that passes an operation without room passes the changes of pointers behind that, too. What these pointers say until then is read
-from the backing directory, on a thread; as long as that is not known, the removal does not pass. Asked under the file system's lock.
+A removal that passes an operation without room passes the changes of pointers behind that, too, and what passes a withheld change may
+move or remove what the pointer names until then. What these pointers say is read from the backing directory, on a thread; as long
+as that is not known, nothing passes that it may name. Asked under the file system's lock.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import math
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from acpfs.backing.lower import LowerPath
+from acpfs.types import Seq
+from acpfs.writeback.log.log import REMOVING
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op
+from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.parts import DrainParts
 
 TEXT_BYTES_MAX = 1 << 16
@@ -20,6 +25,11 @@ TEXT_BYTES_MAX = 1 << 16
 SAID_FOR_S = 10.0
 """What was read is read anew after so long."""
 _NUMBER = re.compile(rb"[0-9]+")
+_NUMBER_ALONE = re.compile(rb"(?<![\w.+-])[0-9]+(?![\w+-]|\.\w)")
+"""No part of a name: not the 7 of `step-7`."""
+
+Mentions = Callable[[bytes, bytes], bool]
+"""Whether a text names something by this name."""
 
 
 class StandingPointers:
@@ -36,23 +46,35 @@ class StandingPointers:
         self.wanted: set[LowerPath] = set()
         """Pointers to be read."""
 
-    def renew(self, now: float, pointer_seq: int) -> None:
-        """Forget what was read long ago, or before the last pointer was persisted."""
-        read_at, seq = self._known_since
-        if now > read_at + SAID_FOR_S or seq != pointer_seq:
+    def path_at(self, place: Place) -> LowerPath | None:
+        """Of a name in a directory; None: the directory is not on the backing directory."""
+        return self._tree.path_at(*place)
+
+    def renew(self, now: float, pointers_persisted: int) -> None:
+        """Forget what was read long ago, or before the last change of any pointer was persisted."""
+        read_at, count = self._known_since
+        if now > read_at + SAID_FOR_S or count != pointers_persisted:
             self._said.clear()
-            self._known_since = (now, pointer_seq)
+            self._known_since = (now, pointers_persisted)
 
     def name(self, changes: Iterable[Op], removal: Op) -> bool:
         """Whether one of the pointers that these operations change may name what is to be removed."""
         removed = self._tree.path_at(removal.parent, removal.name)
         if removed is None:
             return True
+        standing = {path for change in changes for path in self.changed_by(change)}
+        return any(self._says(path, removed, mentions=_may_mention) for path in standing)
+
+    def lead_to(self, pointers: Iterable[LowerPath], moved: LowerPath) -> bool:
+        """Whether one of the pointers that lie there names what is moved or removed, or something below it.
+
+        One that cannot be read, or is too large, may name what lies below the same directory at the top.
+        """
         return any(
-            self._names(path, removed) for change in changes for path in self._standing(change)
+            self._says(pointer, moved, mentions=_mentions, nearby=True) for pointer in pointers
         )
 
-    def _standing(self, change: Op) -> set[LowerPath]:
+    def changed_by(self, change: Op) -> set[LowerPath]:
         """Where what it replaces or removes lies now."""
         places = {*change.touches(), *self._tree.places(change.ino)}
         nodes = {place: self._tree.node_at(*place) for place in places}
@@ -63,17 +85,20 @@ class StandingPointers:
         }
         return {path for path in paths if path is not None}
 
-    def _names(self, pointer: LowerPath, removed: LowerPath) -> bool:
+    def _says(
+        self, pointer: LowerPath, removed: LowerPath, *, mentions: Mentions, nearby: bool = False
+    ) -> bool:
+        """`nearby`: one of which nobody knows what it says names what is near it, and not everything."""
         if pointer not in self._said:
             self.wanted.add(pointer)
             return True
         text = self._said[pointer]
         if text is None:
-            return True
+            return not nearby or _are_near(pointer, removed)
         shared = 0
         while shared < len(pointer) - 1 and pointer[: shared + 1] == removed[: shared + 1]:
             shared += 1
-        return any(_mentions(text, name) for name in removed[shared:])
+        return any(mentions(text, name) for name in removed[shared:])
 
     def read(self) -> None:
         """Read what is wanted. On a thread; blocks as the backing directory does."""
@@ -106,7 +131,68 @@ class StandingPointers:
             self._lower.close(fd)
 
 
-def _mentions(text: bytes, name: bytes) -> bool:
+class Awaited:
+    """Changes of pointers that wait while others pass them, and which files they are to change; found out when something asks."""
+
+    def __init__(self, standing: StandingPointers, pointers: Pointers) -> None:
+        self._standing = standing
+        self._pointers = pointers
+        self._new: list[Op] = []
+        self._first: dict[LowerPath, Seq] = {}
+        """Of each file on the backing directory that is to be changed: the number of the first change."""
+        self._named: dict[Place, Seq] = {}
+        self._again: dict[LowerPath, Seq] = {}
+        """Names for which two changes wait, and the number of the second."""
+
+    def add(self, change: Op) -> None:
+        """In the order of the log, as far as they are of one name. What changes no pointer is left out."""
+        if self._pointers.makes(change) or self._pointers.takes(change):
+            self._new.append(change)
+
+    def name(self, op: Op, moved: LowerPath) -> bool:
+        """Whether a pointer names what the operation moves or removes there, and is to be changed before.
+
+        What it says between two changes that both wait, nobody knows here; then it may name what is near it.
+        """
+        self._look()
+        standing = (path for path, seq in self._first.items() if seq < op.seq)
+        if self._standing.lead_to(standing, moved):
+            return True
+        return op.kind not in REMOVING and any(
+            seq < op.seq and _are_near(path, moved) for path, seq in self._again.items()
+        )
+
+    def _look(self) -> None:
+        while self._new:
+            change = self._new.pop(0)
+            for path in self._standing.changed_by(change):
+                self._first.setdefault(path, change.seq)
+            for place in self._pointers_of(change):
+                path_there = self._standing.path_at(place)
+                if place in self._named and path_there is not None:
+                    self._again.setdefault(path_there, change.seq)
+                self._named.setdefault(place, change.seq)
+
+    def _pointers_of(self, change: Op) -> tuple[Place, ...]:
+        """The names that it changes: not the temporary one that is renamed to a pointer's."""
+        places = change.touches()
+        return places if self._pointers.takes(change) else places[-1:]
+
+
+def _are_near(pointer: LowerPath, other: LowerPath) -> bool:
+    """Whether the pointer lies at the top, or both below one directory there."""
+    return len(pointer) == 1 or pointer[:1] == other[:1]
+
+
+def _may_mention(text: bytes, name: bytes) -> bool:
     """By the name itself, or by a number in it: `latest_checkpointed_iteration.txt` says 1000 of `iter_0001000`."""
     numbers = {int(found) for found in _NUMBER.findall(text)}
     return name in text or any(int(found) in numbers for found in _NUMBER.findall(name))
+
+
+def _mentions(text: bytes, name: bytes) -> bool:
+    """The same, but neither by a part of a name nor by a number in one: `step-1` names no `step-10`, and no `step-7.gasp-1`."""
+    if re.search(rb"(?<!\w)" + re.escape(name) + rb"(?!\w)", text):
+        return True
+    numbers = {int(found) for found in _NUMBER_ALONE.findall(text)}
+    return any(int(found) in numbers for found in _NUMBER.findall(name))

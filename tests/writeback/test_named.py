@@ -1,0 +1,189 @@
+"""What a pointer on the backing directory names keeps its name while the change of that pointer is withheld."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+
+import pytest
+
+from acpfs.types import Ino
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.verdicts import Why
+from acpfs.writeback.order.standing_pointers import TEXT_BYTES_MAX
+from tests.writeback.conftest import Run
+from tests.writeback.test_cluster import let_pass
+from tests.writeback.world import World
+
+pytestmark = pytest.mark.clause("S408")
+OLD = "run/step-7"
+
+
+@pytest.fixture
+def saved(world: World, run: Run) -> World:
+    world.mkdir("run")
+    world.mkdir(OLD)
+    world.store(f"{OLD}/x", b"7")
+    run(world.drain)
+    return world
+
+
+def say(world: World, run: Run, text: bytes, path: str = "run/latest") -> None:
+    """It is there."""
+    world.store(path, text)
+    run(world.drain)
+    world.engine.gate.begin()
+
+
+def withhold(world: World, run: Run, *ops: Op) -> None:
+    run(world.run_for, 1.0)
+    for gated in world.engine.gate.gated():
+        if gated.op in ops and not gated.op.withheld:
+            assert world.engine.gate.withholds(gated)
+
+
+def pass_all_but(world: World, run: Run, withheld: Iterable[Op]) -> None:
+    for gated in world.engine.gate.gated():
+        if gated.op not in withheld:
+            world.engine.gate.passes(gated)
+    run(world.run_for, 1.0)
+
+
+def move(world: World, source: str, target: str) -> Op:
+    """By somebody who says whom it needs: nobody that others wait for."""
+    world.log.needs.tell(world.inos[source], ("b",))
+    return world.rename(source, target)
+
+
+def goes_on(world: World, run: Run) -> None:
+    """The missing node is back."""
+    for gated in world.engine.gate.withheld():
+        world.engine.gate.frees(gated)
+    let_pass(world)
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+
+
+TEXTS = [
+    (b"step-7", True),
+    (b"step-7\n", True),
+    (b"/mnt/acp/run/step-7/x", True),
+    (b"7", True),
+    (b'{"iteration": 7}', True),
+    (b"step-70", False),
+    (b"laststep-7", False),
+    (b"step-5", False),
+    (b"step-9.of-7", False),
+    (b"70", False),
+    (b"", False),
+]
+
+
+@pytest.mark.parametrize(("text", "named"), TEXTS)
+def test_a_directory_keeps_its_name_where_the_pointer_names_it_and_only_there(
+    saved: World, run: Run, text: bytes, named: bool
+) -> None:
+    """Also where its writer named the nodes that it needs: `latest` of another writer led to nothing."""
+    say(saved, run, text)
+    withheld = saved.store("run/latest", b"step-9")
+    withhold(saved, run, withheld)
+    moved = move(saved, OLD, "run/step-7.before")
+    pass_all_but(saved, run, [withheld])
+    assert (b"run/step-7/x" in saved.lower.visible()) is named
+    assert saved.lower.visible()[b"run/latest"] == text
+    if named:
+        assert saved.engine._order.why(moved) is Why.NAMED
+    goes_on(saved, run)
+
+
+@pytest.mark.clause("S164")
+def test_so_it_is_where_the_change_waits_for_what_is_lost(saved: World, run: Run) -> None:
+    """It may never come; pointers that were closed later are free, and what the old one names stays."""
+    say(saved, run, b"step-7")
+    withheld = saved.store("run/latest", b"step-9")
+    withhold(saved, run, withheld)
+    next(one for one in saved.engine.gate.withheld()).of_what_is_lost = True
+    move(saved, OLD, "run/step-7.before")
+    saved.mkdir("run/step-10")
+    saved.store("run/step-10/.metadata", b"10")
+    pass_all_but(saved, run, [withheld])
+    assert {b"run/step-7/x", b"run/step-10/.metadata"} <= set(saved.lower.visible())
+    goes_on(saved, run)
+
+
+def test_what_is_taken_over_has_its_temporary_name_taken(saved: World, run: Run) -> None:
+    """As the last checkpoint of a job is: a number in a temporary name is none that the pointer names."""
+    say(saved, run, b"step-1")
+    withheld = saved.store("run/latest", b"step-5")
+    withhold(saved, run, withheld)
+    saved.mkdir("run/step-7.gasp-1.tmp")
+    saved.store("run/step-7.gasp-1.tmp/x", b"new")
+    move(saved, OLD, "run/step-7.before-gasp-1")
+    move(saved, "run/step-7.gasp-1.tmp", OLD)
+    pass_all_but(saved, run, [withheld])
+    assert saved.lower.visible()[b"run/step-7/x"] == b"new"
+    goes_on(saved, run)
+
+
+def test_a_symbolic_link_names_what_it_leads_to(saved: World, run: Run) -> None:
+    saved.symlink(b"step-7", "run/latest")
+    run(saved.drain)
+    saved.engine.gate.begin()
+    withheld = saved.unlink("run/latest")
+    withhold(saved, run, withheld)
+    assert withheld.withheld
+    move(saved, OLD, "run/step-7.before")
+    pass_all_but(saved, run, [withheld])
+    assert b"run/step-7/x" in saved.lower.visible()
+
+
+@pytest.mark.parametrize("why", ["unreadable", "large"])
+@pytest.mark.parametrize(("path", "near"), [("run/latest", True), ("other/latest", False)])
+def test_what_nobody_can_read_may_name_what_is_near_it(
+    saved: World, run: Run, why: str, path: str, near: bool
+) -> None:
+    saved.mkdir("other")
+    say(saved, run, b"x" * (TEXT_BYTES_MAX + 1) if why == "large" else b"step-1", path)
+
+    def fault(label: str, lower_path: tuple[bytes, ...]) -> None:
+        if why == "unreadable" and label == "open" and lower_path[-1] == b"latest":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    saved.lower.fault = fault
+    withheld = saved.store(path, b"step-9")
+    withhold(saved, run, withheld)
+    move(saved, OLD, "run/step-7.before")
+    pass_all_but(saved, run, [withheld])
+    assert (b"run/step-7/x" in saved.lower.visible()) is near
+    goes_on(saved, run)
+
+
+def test_between_two_changes_that_wait_it_may_name_what_is_near_it(saved: World, run: Run) -> None:
+    say(saved, run, b"step-1")
+    changes: list[Op] = []
+    for step in (b"step-7", b"step-9"):
+        temporary = f"run/latest.tmp-{len(changes)}"
+        saved.store(temporary, step)
+        changes.append(saved.rename(temporary, "run/latest"))
+        withhold(saved, run, *changes)
+    move(saved, OLD, "run/step-7.before")
+    pass_all_but(saved, run, changes)
+    assert b"run/step-7/x" in saved.lower.visible()
+    goes_on(saved, run)
+    leads = [
+        b"run/step-7/x" in seen
+        for seen in saved.lower.visible_history
+        if seen.get(b"run/latest") == b"step-7"
+    ]
+    assert all(leads)
+
+
+def test_nothing_is_read_while_nothing_takes_a_name(saved: World, run: Run) -> None:
+    say(saved, run, b"step-7")
+    withheld = saved.store("run/latest", b"step-9")
+    withhold(saved, run, withheld)
+    saved.store("run/other", b"1")
+    pass_all_but(saved, run, [withheld])
+    assert (saved.engine._order.standing.wanted, saved.engine._order.standing._said) == (set(), {})
+    assert Ino(1) == saved.inos[""]
