@@ -97,10 +97,18 @@ class Names:
         parent = self.node(parent_ino)
         self.check_vacant(parent, name, NO_INO)
         await self._check_own(parent, name)
-        if await self._view.child(parent, name):
+        if await self.taken_by(parent, name):
             raise fail(errno.EEXIST)
         self.check_present(parent)  # others may have removed it meanwhile
         return parent
+
+    async def taken_by(self, parent: Node, name: bytes) -> Ino:
+        """What has a name that only one may make, 0 for nothing.
+
+        Where other members live, one of them may have made it since it was last looked for: the
+        backing directory is asked anew. Where it hangs, what is known has to do.
+        """
+        return await self._view.child(parent, name, anew=self._awaited.peers.others)
 
     async def _check_own(self, parent: Node, name: bytes) -> None:
         """Asks only for that one name, which hardly anybody wants."""
@@ -296,7 +304,8 @@ class Names:
         self._check_reach(parent, new_parent)
         await self._check_own(new_parent, new_name)
         node = await self.existing(parent, name)
-        target_ino = await self._view.child(new_parent, new_name)
+        look = self.taken_by if flags & RENAME_NOREPLACE else self._view.child
+        target_ino = await look(new_parent, new_name)
         target = self._table[target_ino] if target_ino else None
         self.check_present(new_parent)  # the kernel knows only what was removed through this mount
         if flags & RENAME_EXCHANGE:

@@ -287,7 +287,8 @@ class OpenFiles:
         if again is not None:
             return again
         hands_on = await self._view.handed_on(parent)
-        ino = await self._view.child(parent, name)
+        look = self._names.taken_by if flags & os.O_EXCL else self._view.child
+        ino = await look(parent, name)
         if ino and not flags & os.O_EXCL:
             opened = await self.open(ino, flags, caller)
             node = self._table[ino]

@@ -45,3 +45,24 @@ def test_nodes_do_not_exclude_each_other(tmp_path: Path, shared: Path) -> None:
         for node in stand.nodes:
             node.flush()
         assert (shared / "once").read_bytes() in (b"first", b"second")
+
+
+@clause("S459")
+def test_what_another_node_has_persisted_is_not_made_again(tmp_path: Path, shared: Path) -> None:
+    """However young the knowledge is that it was not there."""
+    with Stand(tmp_path, [shared, shared], attr_timeout=3600.0) as stand:
+        first, second = (node.path for node in stand.nodes)
+        for name in ("file", "directory", "above/below"):
+            assert not (second / name).exists()
+        os.close(exclusive(first / "file"))
+        (first / "directory").mkdir()
+        (first / "above/below").mkdir(parents=True)
+        stand.nodes[0].flush()
+        with pytest.raises(FileExistsError):
+            exclusive(second / "file")
+        with pytest.raises(FileExistsError):
+            (second / "directory").mkdir()
+        (second / "above/below").mkdir(parents=True, exist_ok=True)
+        (second / "above/below/shard").write_bytes(b"shard")
+        stand.nodes[1].flush()
+        assert (shared / "above/below/shard").read_bytes() == b"shard"

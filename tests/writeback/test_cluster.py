@@ -169,6 +169,26 @@ def test_a_node_that_came_back_is_asked_although_it_had_left(node: Node) -> None
     trio.run(scenario)
 
 
+@clause("S459")
+def test_others_act_until_they_are_known_to_have_ended(node: Node) -> None:
+    """Names that only one may make are asked for anew as long as somebody else may make them."""
+    others = [node.cluster._names.others]
+
+    async def scenario() -> None:
+        await node.cluster.join()
+        others.append(node.cluster._names.others)
+        node.other()
+        await node.cluster._list()
+        others.append(node.cluster._names.others)
+        for state in (NodeState.LIVE, NodeState.LEFT, NodeState.LIVE, NodeState.AWAY):
+            node.other(state=state, beat=len(others) + 1)
+            await node.cluster._read_some()
+            others.append(node.cluster._names.others)
+        assert others == [True, False, True, True, False, True, False]
+
+    trio.run(scenario)
+
+
 @clause("S162")
 def test_a_node_is_not_forgotten_because_nobody_read_its_record_for_long(tmp_path: Path) -> None:
     node = Node(tmp_path, node_forget_after_s=60.0)

@@ -106,6 +106,7 @@ class Cluster:
         )
         self._names, self._pending = names or PeerNames(settings), pending
         self._names.known = self._listed = False
+        self._names.others = True  # until it is known
         self._beat = secrets.randbits(40)
         self._state = NodeState.LIVE
         self._peers: dict[str, Peer] = {}
@@ -257,8 +258,12 @@ class Cluster:
             for peer in self._peers.values():
                 peer.listed = peer.node in names
             self._gate.has_peers, self._listed = bool(self._peers), True
+            self._names.others = self._others_act()
             self._pace.nodes = len(self._peers) + 1
         return names
+
+    def _others_act(self) -> bool:
+        return any(peer.may_act() for peer in self._peers.values())
 
     async def _read_some(self) -> None:
         """While nothing is gated: a few of many, all of few, so that who is missing and how clocks differ is known before it matters."""
@@ -287,6 +292,7 @@ class Cluster:
                     peer.saw(answer.record, clock, now, began)
             for name in answers:
                 self._names.learn(name, self._peers.get(name), self.terms())
+            self._names.others = not self._listed or self._others_act()
             self._far_clocks.look(self._peers.values(), self.terms())
         self._names.tell()
 

@@ -52,6 +52,8 @@ class PeerNames:
         """Of the live nodes that have something pending."""
         self.known = True
         """Whether all records were read once. Until then any name may be pending: a lookup that waited in the last worker comes again."""
+        self.others = False
+        """Whether other members live, as far as is known: then a name that is not there may come at any time."""
         self._until: dict[Place, float] = {}
         """Names that were waited for → monotonic, seconds: when that ends, or has ended."""
         self._awaited: list[Place] = []

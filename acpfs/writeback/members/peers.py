@@ -108,6 +108,10 @@ class Peer:
             self._newer.append((min(began, monotonic), record.clock))
         self._ahead.append(record.clock - clock)
 
+    def may_act(self) -> bool:
+        """Whether it may be mounted: nothing says that it has ended."""
+        return self.record is None or self.record.state is NodeState.LIVE
+
     def is_removed(self) -> bool:
         """Its record was not there; whether that is so for good. Some file systems have moments without it during a rename."""
         self.absent += 1
