@@ -198,6 +198,15 @@ class Transport(str, Enum):
     LIBFUSE = "libfuse"
 
 
+class LockMode(str, Enum):
+    """What flock and fcntl locks keep out; docs/SEMANTICS.md."""
+
+    LOCAL = "local"
+    """Programs of this machine: they are the kernel's own."""
+    REFUSE = "refuse"
+    """Nobody, and no lock is granted: ENOLCK."""
+
+
 class FsyncMode(str, Enum):
     """What fsync means; docs/SEMANTICS.md."""
 
@@ -343,6 +352,8 @@ class Settings:
     """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the fastest that works here."""
     fsync: FsyncMode = FsyncMode.ORDERED
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
+    locks: LockMode = LockMode.LOCAL
+    """flock and fcntl locks: local (they keep out programs of this machine only) or refuse (ENOLCK; native transport)."""
     node_id: Annotated[
         str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))
     ] = None
@@ -437,6 +448,8 @@ class Settings:
             raise ValueError("retry_delay_min_s is larger than retry_delay_max_s")
         if self.spill_mode is SpillMode.MIRROR and self.spill is None:
             raise ValueError("spill_mode = mirror needs a directory: spill")
+        if self.locks is LockMode.REFUSE and self.transport is Transport.LIBFUSE:
+            raise ValueError("locks = refuse needs the native transport")
 
     def changed(self, **values: Any) -> "Settings":
         """A copy with other values."""

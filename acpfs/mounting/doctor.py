@@ -439,7 +439,10 @@ def _lacking(space: os.statvfs_result) -> str:
 
 
 def _locks() -> Finding:
-    text = "flock, fcntl, O_EXCL and mkdir keep out programs of this machine only: no file for locks between machines here"
+    text = (
+        "flock and fcntl keep out programs of this machine only (--locks refuse: none is granted); "
+        "O_EXCL and mkdir know of other machines what is on the storage"
+    )
     return Finding("locks", "ok", text)
 
 

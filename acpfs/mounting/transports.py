@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from acpfs.config import Transport
+from acpfs.config import LockMode, Transport
 from acpfs.errors import MachineError
 
 DEV_FUSE = Path("/dev/fuse")
@@ -60,11 +60,14 @@ class MachineSupport:
         )
 
 
-def choose(wanted: Transport, machine: MachineSupport | None = None) -> TransportChoice:
+def choose(
+    wanted: Transport, machine: MachineSupport | None = None, locks: LockMode = LockMode.LOCAL
+) -> TransportChoice:
     """The transport to use; `auto` is native wherever that can mount.
 
     Raises:
-        MachineError: only libfuse could mount here, and its package is not installed.
+        MachineError: only libfuse could mount here, and its package is not installed,
+            or it cannot do what `locks` says.
     """
     machine = machine or MachineSupport.this()
     if wanted is Transport.LIBFUSE and not machine.libfuse:
@@ -72,6 +75,10 @@ def choose(wanted: Transport, machine: MachineSupport | None = None) -> Transpor
     if wanted is not Transport.AUTO:
         return TransportChoice(wanted, "asked for")
     missing = native_lacks(machine)
+    if missing and locks is LockMode.REFUSE:
+        raise MachineError(
+            f"locks = refuse needs the native transport, which is not possible here: {missing}"
+        )
     if missing and not machine.libfuse:
         raise MachineError(
             f"the native transport is not possible here ({missing}), and libfuse is not installed: {HOW_TO_GET_LIBFUSE}"
@@ -81,7 +88,9 @@ def choose(wanted: Transport, machine: MachineSupport | None = None) -> Transpor
             Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False
         )
     how = "" if may_mount(machine.status) else f"; mounted by {HELPER}, so without passthrough"
-    return TransportChoice(Transport.NATIVE, f"the fastest that works here{how}", forced=False)
+    # pyfuse3 offers no lock operations: with libfuse the kernel grants locks without asking
+    forced = locks is LockMode.REFUSE
+    return TransportChoice(Transport.NATIVE, f"the fastest that works here{how}", forced=forced)
 
 
 def has_libfuse() -> bool:

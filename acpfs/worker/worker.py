@@ -114,7 +114,7 @@ class Worker:
         self._transport = (
             TransportChoice(Transport.NATIVE, link.facts["because"])
             if link.session
-            else transports.choose(parts.settings.transport)
+            else transports.choose(parts.settings.transport, locks=parts.settings.locks)
         )
         self._mountpoint = os.fspath(parts.settings.mountpoint)
         self._subject = WorkerSubject(parts, self)

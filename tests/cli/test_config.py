@@ -83,6 +83,11 @@ def test_parse_size_gives_a_size_or_a_value_error(text: str) -> None:
             "fsync = 'never': must be one of ordered, durable; streams = 0",
         ),
         ({"spill_mode": "mirror"}, "spill_mode = mirror needs a directory: spill"),
+        (
+            {"locks": "refuse", "transport": "libfuse"},
+            "locks = refuse needs the native transport",
+        ),
+        ({"locks": "backing"}, "locks = 'backing': must be one of local, refuse"),
     ],
 )
 def test_a_nonsense_value_is_named(values: dict[str, object], said: str) -> None:

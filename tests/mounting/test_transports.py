@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from acpfs.config import Settings, Transport
+from acpfs.config import LockMode, Settings, Transport
 from acpfs.errors import MachineError
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.records import Lane
@@ -43,6 +43,15 @@ def test_what_was_asked_for_is_taken(machine: MachineSupport) -> None:
 def test_native_where_it_can_mount(machine: MachineSupport) -> None:
     chosen = choose(Transport.AUTO, machine)
     assert (chosen.transport, chosen.forced) == (Transport.NATIVE, False)
+
+
+@pytest.mark.clause("S460")
+def test_locks_are_not_refused_by_a_transport_that_cannot(machine: MachineSupport) -> None:
+    """Nor does another transport take its place later."""
+    assert choose(Transport.AUTO, machine, LockMode.REFUSE).forced
+    old = dataclasses.replace(machine, release="4.18.0")
+    with pytest.raises(MachineError, match=r"locks = refuse .* 4\.18\.0"):
+        choose(Transport.AUTO, old, LockMode.REFUSE)
 
 
 def test_native_for_users_who_have_the_helper(machine: MachineSupport) -> None:

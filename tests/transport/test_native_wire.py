@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from acpfs.transport.native import operations, protocol
-from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError, answer_init
+from acpfs.transport.native.negotiate import (
+    ALL_FEATURES,
+    WITH_ACLS,
+    Negotiated,
+    ProtocolError,
+    answer_init,
+)
 from acpfs.transport.native.protocol import (
     INIT_IN,
     INIT_IN_V7_31,
@@ -93,7 +99,9 @@ def test_init_takes_what_is_offered_and_wanted() -> None:
 @pytest.mark.parametrize("acls", [False, True])
 def test_the_kernel_asks_for_acls_and_leaves_the_umask_where_there_are_acls(acls: bool) -> None:
     offered = NEWEST | int(InitFlag.POSIX_ACL | InitFlag.DONT_MASK)
-    negotiated = answer_init(init_body(45, offered), ALL_FEATURES, 256, acls=acls).negotiated
+    negotiated = answer_init(
+        init_body(45, offered), ALL_FEATURES, 256, also=int(WITH_ACLS) if acls else 0
+    ).negotiated
     assert negotiated is not None
     assert [negotiated.has(flag) for flag in (InitFlag.POSIX_ACL, InitFlag.DONT_MASK)] == [acls] * 2
 

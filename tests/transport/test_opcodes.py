@@ -14,9 +14,6 @@ from acpfs.transport.native import dispatch
 from acpfs.transport.native.protocol import Opcode
 
 LEFT_TO_THE_KERNEL = {
-    Opcode.GETLK: "locks are the kernel's own: no lock flags are asked for",
-    Opcode.SETLK: "as above",
-    Opcode.SETLKW: "as above",
     Opcode.BMAP: "no block device below",
     Opcode.IOCTL: "ENOTTY, exception X4",
     Opcode.POLL: "regular files are always ready",
@@ -32,8 +29,11 @@ NAMED_ELSEWHERE = {
             "BATCH_FORGET",
             "DESTROY",
             "FORGET",
+            "GETLK",
             "INTERRUPT",
             "NOTIFY_REPLY",
+            "SETLK",
+            "SETLKW",
             "SYNCFS",
         ),  # answered without a call
         "WRITE",  # may keep its buffers

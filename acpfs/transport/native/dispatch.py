@@ -17,7 +17,7 @@ from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
 from acpfs.transport.native.continuations import Continuations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
-from acpfs.transport.native.operations import Calls, Operation, operations
+from acpfs.transport.native.operations import Calls, Operation, is_unlock, operations
 from acpfs.transport.native.protocol import INTERRUPT_IN, Opcode
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers, plain, resent
@@ -151,6 +151,10 @@ class Dispatch:
             Opcode.ACCESS: lambda request: request.reply(b""),
             # sync(2) means what fsync in ordered mode means: the order is fixed already
             Opcode.SYNCFS: lambda request: request.reply(b""),
+            # these come only where locks are refused (`negotiate.WITHOUT_LOCKS`)
+            Opcode.GETLK: lambda request: self._refuse(request, errno.ENOLCK),
+            Opcode.SETLK: self._refuse_lock,
+            Opcode.SETLKW: self._refuse_lock,
             Opcode.DESTROY: lambda request: request.reply(b""),
         }
 
@@ -167,6 +171,13 @@ class Dispatch:
             self._reply_refused(request, error)
         except Exception:
             log.exception("bug in a file system call", opcode=request.opcode, ino=request.ino)
+
+    def _refuse_lock(self, request: Request) -> None:
+        """To let go of what nobody could lock is no error."""
+        if is_unlock(request):
+            request.reply(b"")
+        else:
+            self._refuse(request, errno.ENOLCK)
 
     def _interrupt(self, request: Request) -> None:
         self.continuations.interrupt(INTERRUPT_IN.unpack_from(request.body())[0])

@@ -39,13 +39,19 @@ WANTED = (
     | InitFlag.PASSTHROUGH
     | InitFlag.HAS_RESEND
 )
-"""Not WRITEBACK_CACHE (excludes passthrough, reads through write-only handles), no lock flags (the kernel keeps locks itself), not
-CREATE_SUPP_GROUP (the kernel already strips set-gid where the caller is not in the group). Without HANDLE_KILLPRIV_V2 every write asks
-for security.capability first."""
+"""Not WRITEBACK_CACHE (excludes passthrough, reads through write-only handles).
+
+No lock flags: the kernel keeps locks itself, but for `WITHOUT_LOCKS`. Not CREATE_SUPP_GROUP: the
+kernel already strips set-gid where the caller is not in the group. Without HANDLE_KILLPRIV_V2 every
+write asks for security.capability first.
+"""
 
 WITH_ACLS = InitFlag.POSIX_ACL | InitFlag.DONT_MASK
 """Where the backing directory has ACLs: the kernel asks for them, and leaves the umask to us. It does not count where a directory hands
 an ACL on, and what the kernel has masked cannot be had back."""
+
+WITHOUT_LOCKS = InitFlag.POSIX_LOCKS | InitFlag.FLOCK_LOCKS
+"""Where locks are refused: the kernel asks us for each one, and keeps none itself."""
 
 MAX_PAGES_DEFAULT = 32
 MAX_PAGES_OLD_KERNEL = 256
@@ -106,12 +112,18 @@ def max_pages_limit() -> int:
 
 
 def answer_init(
-    body: bytes, feature_mask: int, pages_limit: int, timeout_s: int = 0, *, acls: bool = False
+    body: bytes,
+    feature_mask: int,
+    pages_limit: int,
+    timeout_s: int = 0,
+    *,
+    also: int = 0,
 ) -> InitReply:
     """Choose what to take of what INIT offers.
 
     `feature_mask`: features that are treated as not offered are 0 here; simulates older kernels. `timeout_s`: after which the kernel may
-    give up a request, instead of its default; 0: nothing is asked for. `acls`: whether the backing directory has POSIX ACLs.
+    give up a request, instead of its default; 0: nothing is asked for.
+    `also`: features that this mount wants besides `WANTED`.
 
     Raises:
         ProtocolError: kernel older than 7.31.
@@ -128,8 +140,7 @@ def answer_init(
     if flags & InitFlag.INIT_EXT and len(body) >= INIT_IN.size:
         flags |= INIT_IN.unpack_from(body)[4] << 32
     wanted = int(WANTED) | (int(InitFlag.REQUEST_TIMEOUT) if timeout_s else 0)
-    if acls:
-        wanted |= int(WITH_ACLS)
+    wanted |= also
     negotiated = _negotiate(minor, flags & feature_mask, pages_limit, wanted)
     taken = negotiated.flags
     out = INIT_OUT.pack(

@@ -8,6 +8,7 @@ happens (`errnos.MALFORMED`). Reader threads call it at once from several thread
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -103,6 +104,14 @@ COPY_FILE_RANGE_IN = Layout(
 )
 COPY_FILE_RANGE_OUT = Layout("fuse_copy_file_range_out", 8, "u64 bytes_copied")
 
+# locks, asked for only where they are refused
+
+LOCK_IN = Layout(
+    "fuse_lk_in",
+    48,
+    "u64 fh, u64 owner, u64 start, u64 end, u32 type, u32 pid, u32 lk_flags, u32 padding",
+)
+
 # extended attributes and space
 
 SETXATTR_IN_COMPAT = Layout("fuse_setxattr_in without SETXATTR_EXT", 8, "u32 size, u32 flags")
@@ -140,6 +149,11 @@ def two_names(body: bytes, start: int = 0) -> tuple[bytes, bytes]:
 def time_ns(seconds: int, nanoseconds: int) -> int:
     """One number; times that 64 bits of nanoseconds cannot hold (before 1677, after 2262) become the nearest that they can."""
     return max(TIME_NS_MIN, min(TIME_NS_MAX, seconds * NS + nanoseconds))
+
+
+def is_unlock(request: Request) -> bool:
+    """Whether a SETLK lets go of a lock, or of a part of one."""
+    return bool(LOCK_IN.unpack_from(request.body())[4] == fcntl.F_UNLCK)
 
 
 def caller_of(request: Request, umask: int = 0) -> Caller:

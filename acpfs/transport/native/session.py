@@ -15,6 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 
+from acpfs.config import LockMode
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
@@ -26,6 +27,8 @@ from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import (
     ALL_FEATURES,
     MAX_WRITE_BYTES_MAX,
+    WITH_ACLS,
+    WITHOUT_LOCKS,
     Negotiated,
     ProtocolError,
     answer_init,
@@ -44,10 +47,18 @@ from acpfs.types import Ino
 log = get_logger(__name__)
 
 
-def negotiate(fd: int, feature_mask: int = ALL_FEATURES, *, acls: bool = False) -> Negotiated:
+def wanted_for(fs: FileSystem) -> int:
+    """Features that a mount wants besides what all do."""
+    wanted = WITH_ACLS if fs.has_acls else InitFlag(0)
+    if fs.settings.locks is LockMode.REFUSE:
+        wanted |= WITHOUT_LOCKS
+    return int(wanted)
+
+
+def negotiate(fd: int, feature_mask: int = ALL_FEATURES, *, also: int = 0) -> Negotiated:
     """Wait for INIT, the kernel's first request, and answer it. Blocks until the mount is made.
 
-    `acls`: whether the backing directory has POSIX ACLs.
+    `also`: features that this mount wants besides what all do.
 
     Raises:
         ProtocolError: the kernel's protocol is too old, or the first request is something else.
@@ -68,7 +79,7 @@ def negotiate(fd: int, feature_mask: int = ALL_FEATURES, *, acls: bool = False) 
                 feature_mask,
                 max_pages_limit(),
                 RequestTimeouts.read().to_ask_for_s,
-                acls=acls,
+                also=also,
             )
         except (ProtocolError, struct.error):
             request.refuse(errno.EPROTO)
@@ -134,7 +145,7 @@ class Session:
         holding: Holding | None = None,
     ) -> Session:
         """A session over a descriptor that was just given to mount. Blocks until the kernel has sent INIT; raises as `negotiate`."""
-        negotiated = negotiate(fds[0], feature_mask, acls=fs.has_acls)
+        negotiated = negotiate(fds[0], feature_mask, also=wanted_for(fs))
         return cls(fs, kept, fds, negotiated, readers=readers, holding=holding)
 
     @classmethod
@@ -150,6 +161,9 @@ class Session:
     ) -> Session:
         """A session that another worker has left, over descriptors that were kept; asks the kernel again for what was under way."""
         session = cls(fs, kept, fds, negotiated, readers=readers, holding=holding)
+        # the kernel asks for what INIT said, which comes once: another setting counts from the next mount
+        if fs.settings.locks is LockMode.REFUSE and not negotiated.has(InitFlag.POSIX_LOCKS):
+            log.warning("this mount began with locks = local, and grants locks until it ends")
         if negotiated.has(InitFlag.HAS_RESEND):
             session.device.resend()
         else:
