@@ -3,7 +3,9 @@
 The kernel says that a descriptor was closed (FLUSH), and when the last copy of it is gone (RELEASE). A child that inherits one closes
 it by its exec; another child keeps it open for hours, and never uses it. So where RELEASE does not come, this is asked: has the process
 that opened the file, and wrote it, a descriptor of it left? What cannot be told (a process in another PID namespace, a /proc that does
-not show it, one that others have written for) is no close; no clock decides it.
+not show it, one that others have written for) is no close; no clock decides it. Nor is what nobody explains: where RELEASE does not come
+and no process that is seen has a copy, something unseen has one that may write (a mapping, a descriptor that is on its way through a
+socket, a file of an io_uring, a thread with a table of its own, a process of another PID namespace).
 
 Knows /proc and nothing else; asks the mount nothing, since `fdinfo` has inode numbers without a call on the file. Thread-safe.
 """
@@ -38,6 +40,16 @@ class Left(enum.Enum):
     PERHAPS = "perhaps"
     """One of a file of that number, but of a mount that cannot be told: it was taken away, or is not seen from there."""
     UNKNOWN = "unknown"
+
+
+class Copies(enum.Enum):
+    """Who else has a descriptor of a file that can write, as far as is seen."""
+
+    NONE_SEEN = "none seen"
+    BY_CHANCE = "by chance"
+    """Only children that have been forked and did no exec since, as those that load data."""
+    PROGRAM = "program"
+    """Another program, or perhaps one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +104,16 @@ class Openers:
             return False
         left = self.left(close.process, close.ino)
         if left is Left.GONE:
-            if not close.by_opener:
+            # Nothing tells which copies of one that has ended were made by chance.
+            if not close.by_opener or not (close.sees_writers or close.ended):
                 return False
-            # nothing tells which copies were made by chance; but where nobody can write any more only those that are there are in doubt
-            return close.sees_writers or (
-                close.ended and not self._is_handed_on(close.process, close.ino)
-            )
-        if left is not Left.NONE:
+        elif left is not Left.NONE:
             return False
-        return close.sees_writers or not self._is_handed_on(close.process, close.ino)
+        copies = self._copies(close.process, close.ino)
+        if copies is Copies.NONE_SEEN:
+            # Something has one, or RELEASE would have come; only where nobody can write any more nothing is to be explained.
+            return close.ended
+        return close.sees_writers or copies is Copies.BY_CHANCE
 
     def left(self, process: int, ino: Ino) -> Left:
         """What a process has of a file."""
@@ -152,20 +165,18 @@ class Openers:
                 return True
         return False
 
-    def _is_handed_on(self, process: int, ino: Ino) -> bool:
-        """Whether another program has a descriptor of the file, or may have.
-
-        Not so a child that has only been forked, as those that load data: its copy it has by chance.
-        """
+    def _copies(self, process: int, ino: Ino) -> Copies:
+        """Who else has a descriptor of the file that `process` opened."""
         own = _start_of_stack(self._proc / str(process))
+        found = Copies.NONE_SEEN
         for name in os.listdir(self._proc):
             if not name.isdigit() or int(name) == process:
                 continue
-            directory = self._proc / name
-            has_it = self.left(int(name), ino) in (Left.SOME, Left.PERHAPS)
-            if has_it and (not own or _start_of_stack(directory) != own):
-                return True
-        return False
+            if self.left(int(name), ino) in (Left.SOME, Left.PERHAPS):
+                if not own or _start_of_stack(self._proc / name) != own:
+                    return Copies.PROGRAM
+                found = Copies.BY_CHANCE
+        return found
 
 
 def _is_first(thread: int) -> bool:

@@ -11,7 +11,7 @@ import trio
 
 from acpfs.filesystem import open_files
 from acpfs.filesystem.closing import Closing
-from acpfs.filesystem.last_close import Left
+from acpfs.filesystem.last_close import Copies, Left
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import Ino
 from tests.filesystem.world import CALLER, KnownOpeners, World, world
@@ -120,7 +120,7 @@ def test_nor_does_it_count_where_somebody_else_wrote(tmp_path: Path, left: Left)
 @pytest.mark.clause("S391")
 def test_nor_in_passthrough_where_another_program_may_write(tmp_path: Path) -> None:
     async def main() -> None:
-        openers = KnownOpeners(Left.NONE, is_handed_on=True)
+        openers = KnownOpeners(Left.NONE, Copies.PROGRAM)
         async with world(tmp_path, openers=openers, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
             ino = await w.write(b"f", OLD)
             await w.drained()
@@ -133,6 +133,35 @@ def test_nor_in_passthrough_where_another_program_may_write(tmp_path: Path) -> N
             await w.close(opened, OTHER)
             await w.drained()
             assert (w.backing / "f").read_bytes() == b"new and complete"
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S466")
+@pytest.mark.parametrize("left", [Left.NONE, Left.GONE])
+@pytest.mark.parametrize("lane", [Lane.DIRECT, Lane.PASSTHROUGH])
+def test_nor_where_nobody_who_is_seen_has_what_keeps_the_file_open(
+    tmp_path: Path, lane: Lane, left: Left
+) -> None:
+    """It is mapped, or a copy of the descriptor is on its way through a socket: whoever has it goes on writing."""
+
+    async def main() -> None:
+        openers = KnownOpeners(left, Copies.NONE_SEEN)
+        async with world(tmp_path, openers=openers, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
+            ino = await w.write(b"f", OLD)
+            await w.drained()
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=lane is Lane.PASSTHROUGH)
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, WRITER))
+            assert opened.lane is lane
+            if lane is Lane.PASSTHROUGH:
+                os.pwrite(opened.backing_fd, HALF, 0)
+            else:
+                await w.do(w.fs.write(opened.handle, 0, HALF, OPENER))
+            await w.do(w.fs.flush(opened.handle, OPENER))
+            assert await asked(w) == OLD
+            await w.do(w.fs.release(opened.handle))
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == HALF
 
     trio.run(main)
 

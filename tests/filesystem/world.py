@@ -23,7 +23,7 @@ from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem, FileSystemStatistics
-from acpfs.filesystem.last_close import Left, Openers
+from acpfs.filesystem.last_close import Copies, Left, Openers
 from acpfs.filesystem.records import Attributes, Caller, FileReport, Lane, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
@@ -52,11 +52,12 @@ PATIENCE_S = 60.0
 class KnownOpeners(Openers):
     """What /proc tells is given by the test; each thread is its own process."""
 
-    def __init__(self, left: Left = Left.NONE, *, is_handed_on: bool = False) -> None:
+    def __init__(self, left: Left = Left.NONE, copies: Copies = Copies.BY_CHANCE) -> None:
         super().__init__("")
         self.answer = left
         """What who opens a file has left of it."""
-        self.is_handed_on = is_handed_on
+        self.copies = copies
+        """Who else has one."""
 
     def process_of(self, thread: int) -> int:
         return thread
@@ -64,8 +65,8 @@ class KnownOpeners(Openers):
     def left(self, process: int, ino: Ino) -> Left:
         return self.answer
 
-    def _is_handed_on(self, process: int, ino: Ino) -> bool:
-        return self.is_handed_on
+    def _copies(self, process: int, ino: Ino) -> Copies:
+        return self.copies
 
 
 class CheckedState(StateDatabase):
