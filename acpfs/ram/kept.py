@@ -29,6 +29,9 @@ HANDLE_WORDS, DIRECTORY_WORDS, REFERENCE_WORDS, BACKING_WORDS, CALL_WORDS = 9, 3
 GIVEN_UP_MAX = 64
 """The newest: a worker serves on behind each, and is sent again what was under way."""
 _GIVEN_UP = "given_up"
+HUNG_WORDS = 2
+HANGS_MAX = 2
+"""Workers that one request may hang: the first, and one that carries it out in a thread of its own."""
 _FACTS = "facts.json"
 _HANDLES = "handles.slots"
 _LISTING = "listing-"
@@ -63,6 +66,7 @@ class Kept:
         """The slot of each node's references; made once, because a next worker waits for 100,000. Kept up by the transport."""
         self.backings = self._slots("backings", BACKING_WORDS)
         self.calls = self._slots("calls", CALL_WORDS)
+        self.hung = self._slots("hung", HUNG_WORDS)
         self._listings = (
             {
                 int(file.name[len(_LISTING) :]): file.stat().st_size
@@ -74,8 +78,13 @@ class Kept:
         """Bytes of each that is kept."""
         self.serving = threading.local()
         """`unique`: the number of the request that this thread serves, or has served last."""
-        self.given_up = frozenset(int(unique) for unique in self._facts.get(_GIVEN_UP, ()))
-        """Requests that an earlier worker ended over by a bug: answered with an error, they are not tried again."""
+        given_up = {int(unique) for unique in self._facts.get(_GIVEN_UP, ())}
+        given_up |= {unique for _slot, (unique, hangs) in self.hung if hangs >= HANGS_MAX}
+        self.given_up = frozenset(given_up)
+        """Requests over which an earlier worker ended by a bug, or two of them hung.
+
+        Answered with an error, they are not tried again.
+        """
         self._facts |= {"session": session, "version": KEPT_VERSION, "generation": self.generation}
         self._write_facts()
 
@@ -201,5 +210,12 @@ class Kept:
 
     def close(self) -> None:
         """Let go of the files; the records stay."""
-        for slots in (self.handles, self.directories, self.references, self.backings, self.calls):
+        for slots in (
+            self.handles,
+            self.directories,
+            self.references,
+            self.backings,
+            self.calls,
+            self.hung,
+        ):
             slots.close()

@@ -44,6 +44,7 @@ from acpfs.ram import mounts
 from acpfs.ram import place as places
 from acpfs.ram.mounts import MountEntry, holders, mounted_at
 from acpfs.supervisor import fallthrough
+from acpfs.supervisor.child import Limits
 from acpfs.supervisor.stopping import TOGETHER_S
 from acpfs.supervisor.stuck_processes import STUCK, wait_ended
 from acpfs.threads import THREADS
@@ -421,6 +422,7 @@ class Worker:
         def serving(session: Session) -> None:
             self._parts.inner.kept.record("negotiated", session.negotiated.to_record())
             self._session = session
+            session.watch(Limits().hang_s / 2)
             ready()
 
         negotiated = None

@@ -15,7 +15,8 @@ _HANG = """
 def hang_here():
     import os, threading
     if os.path.exists(FLAG):
-        os.unlink(FLAG)
+        if not AGAIN:
+            os.unlink(FLAG)
         threading.Event().wait()
 """
 
@@ -25,9 +26,10 @@ def flag_of(base: Path) -> Path:
     return base / "hang"
 
 
-def code_that_hangs(base: Path, place: Place) -> Path:
-    """The directory to import it from, below `base`."""
-    return code_with(base, place, _HANG.replace("FLAG", repr(str(flag_of(base)))))
+def code_that_hangs(base: Path, place: Place, *, again: bool = False) -> Path:
+    """The directory to import it from, below `base`. `again`: all who come by hang."""
+    hang = _HANG.replace("FLAG", repr(str(flag_of(base)))).replace("AGAIN", repr(again))
+    return code_with(base, place, hang)
 
 
 def code_with(base: Path, place: Place, functions: str = "") -> Path:

@@ -69,7 +69,11 @@ class Continuations:
         """The same of those that did not wait then: in a step, or answered by now. The oldest first."""
         self._looked_at = 0.0
         """Monotonic time, seconds, of the last look at interrupted callers."""
+        self.current = 0
+        """The kernel's number of the request that the thread goes on with; 0: none."""
         self._lock = threading.Lock()
+        self.identity = 0
+        """Of the thread."""
         self._done: SimpleQueue[SuspendedCall | None] = SimpleQueue()
         self._thread: Running | None = None
 
@@ -136,6 +140,7 @@ class Continuations:
     # -- the thread
 
     def _run(self) -> None:
+        self.identity = threading.get_ident()
         while True:
             waiting = self._next()
             if waiting is None:
@@ -143,7 +148,9 @@ class Continuations:
             if waiting is _LOOK:
                 self._break_off_the_dying()
             elif self._claim(waiting):
+                self.current = waiting.request.unique
                 self._go_on(waiting, waiting.future)
+                self.current = 0
 
     def _next(self) -> SuspendedCall | None:
         """What is to be done: `_LOOK` also when that is due, since a queue that never runs empty must not keep the dying waiting."""

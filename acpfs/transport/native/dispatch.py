@@ -9,20 +9,28 @@ has changed something, the worker ends with it (`StateDatabase.abandon`), and it
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.steps import Call
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
-from acpfs.transport.native.continuations import Continuations
+from acpfs.threads import THREADS
+from acpfs.transport.native.callers import Fate, fate_of
+from acpfs.transport.native.continuations import DYING_CHECK_INTERVAL_S, Continuations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
+from acpfs.transport.native.hung_requests import HungRequests
 from acpfs.transport.native.operations import Calls, Operation, is_unlock, operations
 from acpfs.transport.native.protocol import INTERRUPT_IN, Opcode
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers, plain, resent
 from acpfs.transport.native.resent_requests import NOTED, ResentRequests
 from acpfs.transport.native.undo import Undo
+
+T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -36,11 +44,16 @@ class Dispatch:
     def __init__(
         self, fs: FileSystem, kept: Kept, calls: Calls, replies: Replies, undo: Undo
     ) -> None:
-        self._step, self._serving = fs.steps.step, kept.serving
+        self._step = fs.steps.step
+        self._serving = kept.serving
         self._given_up = frozenset(resent(unique) for unique in kept.given_up)
+        self.hung = HungRequests(kept)
+        self._to_set_apart = self.hung.to_set_apart
         self.resent = ResentRequests(fs, kept)
         self._operations = operations(calls, replies, undo)
         self._without_call = self._table_without_call(calls, undo)
+        self.apart: dict[int, int] = {}
+        """Threads that are with a request that hung a worker, and its number; 0: it waits."""
         self.continuations = Continuations(fs.steps, self._begin, self._finish, self._fail)
 
     def handle(self, fd: int, buffers: RequestBuffers, length: int) -> bool:
@@ -53,20 +66,19 @@ class Dispatch:
         self._serving.unique = plain(request.unique)
         if request.unique in self._given_up:
             self._refuse(request, errno.EIO)
+            self.hung.ended(request.unique)
             return False
+        if request.unique in self._to_set_apart:
+            log.warning("a request hung the last worker: tried apart", opcode=request.opcode)
+            THREADS.start("fuse-apart", self._carry_out_apart, request)
+            return True
         operation = self._operations.get(request.opcode)
         if operation is None:
             self._handle_without_call(request)
             return False
-        try:
-            if operation.at_once is not None and self._answered(operation, request):
-                return False
-            call = operation.decode(request)
-        except MALFORMED as error:
-            self._malformed(request, error)
+        call = self._call_of(operation, request)
+        if call is None:
             return False
-        if request.opcode in NOTED:
-            call = self.resent.carried_out(request, call)
         try:
             future = self._step(call, None)
         except StopIteration as stop:
@@ -77,6 +89,64 @@ class Dispatch:
             self.continuations.suspend(operation, request, call, future)
             return bool(request.opcode == _WRITE)
         return False
+
+    def _call_of(self, operation: Operation, request: Request) -> Call[Any] | None:
+        """None: it is answered already."""
+        try:
+            if operation.at_once is not None and self._answered(operation, request):
+                return None
+            call = operation.decode(request)
+        except MALFORMED as error:
+            self._malformed(request, error)
+            return None
+        if request.opcode in NOTED:
+            call = self.resent.carried_out(request, call)
+        return call
+
+    # -- requests that hung a worker
+
+    def _carry_out_apart(self, request: Request) -> None:
+        """To its end: nobody else goes on with it, who might hang as well."""
+        self._begin(request)
+        seat = threading.get_ident()
+        self.apart[seat] = request.unique
+        operation = self._operations.get(request.opcode)
+        if operation is None:
+            self._handle_without_call(request)
+        elif (call := self._call_of(operation, request)) is not None:
+            try:
+                value = self._to_its_end(request, call)
+            except BaseException as error:  # noqa: BLE001 - _fail logs what is not an errno
+                self._fail(request, error)
+            else:
+                self._finish(operation, request, value)
+        del self.apart[seat]
+        self.hung.ended(request.unique)
+
+    def _to_its_end(self, request: Request, call: Call[T]) -> T:
+        """Step by step; where it waits it does not hang, and is broken off when its caller dies."""
+        seat = threading.get_ident()
+        done: Future[Any] | None = None
+        while True:
+            try:
+                done = self._step(call, done)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            self.apart[seat] = 0
+            if not self._waited_for(request, done):
+                done = Future()
+                done.cancel()
+            self.apart[seat] = request.unique
+
+    @staticmethod
+    def _waited_for(request: Request, future: Future[Any]) -> bool:
+        """Until it is done, or the caller dies: False where that leaves it under way."""
+        done = threading.Event()
+        future.add_done_callback(lambda _future: done.set())
+        while not done.wait(DYING_CHECK_INTERVAL_S):
+            if fate_of(request.pid) is Fate.DYING and not future.cancel():
+                return False
+        return True
 
     def _answered(self, operation: Operation, request: Request) -> bool:
         """Whether no call was needed; raises what decoding raises."""

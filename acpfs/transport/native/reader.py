@@ -10,7 +10,6 @@ kernel resends what was under way to the next worker.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import select
 import threading
@@ -21,7 +20,7 @@ from acpfs.logger import get_logger
 from acpfs.threads import THREADS, Running
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
-from acpfs.transport.native.request import RequestBuffers
+from acpfs.transport.native.request import UNIQUE_WORD, RequestBuffers
 
 READERS_MIN, READERS_MAX = 2, 8
 PATIENCE = 20
@@ -72,8 +71,9 @@ class Readers:
         self._ended, self._failed = ended, failed
         self._left = len(fds)
         self.current = [0] * len(fds)
-        """Per thread: the number of the request that it serves, counted from 1; 0: it waits for one."""
-        self._count = itertools.count(1)
+        """Per thread: the kernel's number of the request that it serves; 0: it waits for one."""
+        self.identities = [0] * len(fds)
+        """Per thread: Python's number of it."""
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held by the thread that reads requests."""
@@ -90,6 +90,7 @@ class Readers:
         return all(thread.join(timeout_s) for thread in self._threads)
 
     def _run(self, fd: int, number: int) -> None:
+        self.identities[number] = threading.get_ident()
         gone = 1
         try:
             self._serve(fd, number)
@@ -113,7 +114,7 @@ class Readers:
                 length = self._serve_small(fd, number, buffers)
             if not length:
                 return
-            self.current[number] = next(self._count)
+            self.current[number] = buffers.words[UNIQUE_WORD]
             if handle(fd, buffers, length):
                 buffers.renew()
             self.current[number] = 0
@@ -121,7 +122,7 @@ class Readers:
     def _serve_small(self, fd: int, number: int, buffers: RequestBuffers) -> int:
         """Handle requests until one comes that moves many bytes: its length; 0 when the mount has ended."""
         readv, handle, vector = os.readv, self._dispatch.handle, buffers.vector
-        current, count = self.current, self._count
+        current, words = self.current, buffers.words
         os.set_blocking(fd, False)
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)
@@ -142,9 +143,9 @@ class Readers:
                 raise
             if not length or length >= BULK_BYTES_MIN or is_bulk_read(buffers.header):
                 return length
-            current[number] = next(count)
+            current[number] = words[UNIQUE_WORD]
             if handle(fd, buffers, length):
                 buffers.renew()
-                vector = buffers.vector
+                vector, words = buffers.vector, buffers.words
             current[number] = 0
             patience = PATIENCE

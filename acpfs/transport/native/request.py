@@ -19,6 +19,7 @@ GATHER_BYTES_MIN = 4096
 _OUT_BYTES = OUT_HEADER.size
 
 
+UNIQUE_WORD = 1
 RESENT = 1 << 63
 """In the number of a request that a worker before this one had read."""
 
@@ -55,6 +56,8 @@ class RequestBuffers:
         self.header = whole[:HEADER_BYTES]
         self.payload = whole[mmap.PAGESIZE :]
         self.vector = (self.header, self.payload)
+        self.words = self.header.cast("Q")
+        """The header in words, of which `UNIQUE_WORD` is the number of the request."""
 
 
 class Request:

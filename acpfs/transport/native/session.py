@@ -23,6 +23,7 @@ from acpfs.transport.invalidations import Invalidations
 from acpfs.transport.native.device import Device, clones
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
+from acpfs.transport.native.hung_requests import Watch
 from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import (
     ALL_FEATURES,
@@ -125,6 +126,8 @@ class Session:
         self._dispatch = Dispatch(fs, kept, calls, replies, undo)
         shared = own or fds
         of_readers = [shared[n % len(shared)] for n in range(count)]
+        self._lock = fs.lock
+        self._watch: Watch | None = None
         self._readers = Readers(
             self._dispatch,
             of_readers,
@@ -202,7 +205,21 @@ class Session:
 
     def current(self) -> list[int]:
         """Per thread: the number of the request that it serves, 0 when it waits for one."""
-        return list(self._readers.current)
+        return [*self._readers.current, self._dispatch.continuations.current]
+
+    def _seats(self) -> list[tuple[int, int]]:
+        """Threads that serve requests, and the request of each."""
+        continuations = self._dispatch.continuations
+        return [
+            *zip(self._readers.identities, self._readers.current, strict=True),
+            (continuations.identity, continuations.current),
+            *list(self._dispatch.apart.items()),
+        ]
+
+    def watch(self, hung_after_s: float) -> None:
+        """From now on the next worker is told which requests hung this one."""
+        self._watch = Watch(self._dispatch.hung, self._seats, self._lock, hung_after_s)
+        self._watch.start()
 
     def close(self, timeout_s: float) -> bool:
         """After the mount has ended: wait for the threads, and let go of the descriptors.
@@ -214,6 +231,8 @@ class Session:
         self._holding.stop()
         self._invalidations.stop(timeout_s)
         self._dispatch.continuations.stop()
+        if self._watch is not None:
+            self._watch.stop()
         self.device.close()
         return True
 
