@@ -196,6 +196,43 @@ def test_a_pointer_whose_writer_named_its_nodes_waits_for_its_own_name_alone(nod
     trio.run(scenario)
 
 
+@clause("S409", "S282")
+@pytest.mark.parametrize(
+    ("name", "fields", "waits"),
+    [
+        ("latest", {}, True),
+        ("latest", {"state": NodeState.AWAY}, True),
+        ("latest", {"state": NodeState.GONE}, False),
+        ("step/.metadata", {}, False),
+        ("latest", {"watermark": -math.inf, "held": {}}, False),
+    ],
+)
+def test_what_a_node_that_was_not_named_withholds_under_its_name_comes_first(
+    node: Node, name: str, fields: dict[str, Any], waits: bool
+) -> None:
+    """Else `latest` goes back when the node that all wait for is back. Nothing else of that node is waited for."""
+
+    async def scenario() -> None:
+        now = node.log.clock.now()
+        held = dict.fromkeys(file(name).tells(), now - 60.0)
+        node.other(watermark=now + 60.0)
+        node.other(**{"node": "c", "watermark": now - 60.0, "held": held, **fields})
+        await node.cluster.join()
+        await node.cluster.look()
+        node.gate.begin()
+        node.now += 1.0
+        node.log.needs.tell(node.next_ino(), ("b",))
+        pointer = node.close(b"latest")
+        await node.looked()
+        assert pointer.withheld is waits
+        assert node.gate.is_open(pointer) is not waits
+        node.other(node="c", beat=2, watermark=now - 60.0)
+        await node.looked()
+        assert node.gate.is_open(pointer)
+
+    trio.run(scenario)
+
+
 @clause("S164")
 def test_what_waits_for_what_is_lost_is_told_to_nobody(node: Node) -> None:
     """It may never come; pointers that were closed later are free."""

@@ -476,6 +476,9 @@ class Cluster:
         if peer is None:
             return Verdict.UNKNOWN if name in one.unknown else Verdict.PASSES
         one.unknown.discard(name)
+        if one.named is not None and name not in one.named:
+            keys = self._gate.keys_of_its_name(one)
+            return peer.judge_name(one.op.logged_at, terms, asks=keys, since=one.listed_at)
         removes, yields = one.op.kind in REMOVING, self._gate.yields(one.op)
         mark = peer.mark(one.marks, one.listed_at, terms)
         return peer.judge(

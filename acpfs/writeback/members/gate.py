@@ -42,6 +42,8 @@ class Gated:
     """Nodes that have to be asked (still); None: it is not known yet which nodes there are."""
     unknown: set[str] = field(default_factory=set)
     """Of these, nodes that the pointer's writer named, and that no record is known of."""
+    named: frozenset[str] | None = None
+    """Nodes that the pointer's writer named; None: all. Others are asked for what they withhold under its name alone."""
     writes_before: int | None = None
     """Records of this node that were begun when it was first looked at."""
     listed_at: float = 0.0
@@ -292,12 +294,14 @@ class Gate:
         return False
 
     def asks(self, gated: Gated, nodes: dict[str, None], us: str) -> None:
-        """It is known now which other members there are. Those that a pointer's writer named stand for all, there or not."""
+        """It is known now which other members there are. Those that a pointer's writer named are asked whether they are there or not."""
         needs = self.needs(gated.pointer)
-        gated.required = (
-            nodes if needs is None else dict.fromkeys(node for node in needs if node != us)
-        )
-        gated.unknown = set() if needs is None else set(gated.required) - nodes.keys()
+        if needs is None:
+            gated.required = nodes
+            return
+        gated.named = frozenset(needs) - {us}
+        gated.required = dict.fromkeys([*sorted(gated.named), *nodes])
+        gated.unknown = set(gated.named - nodes.keys())
 
     def needs(self, op: Op) -> tuple[str, ...] | None:
         """Whom a pointer waits for, where its writer named them."""
@@ -370,6 +374,10 @@ class Gate:
             waits_for_all = self.scope_of(gated.pointer).waits_for_all
             gated.keys = replace(self.scope_of(gated.op), waits_for_all=waits_for_all).asks()
         return gated.keys
+
+    def keys_of_its_name(self, gated: Gated) -> frozenset[str]:
+        """The same, of members that its writer has not named."""
+        return self.scope_of(gated.op).asks_for_its_name()
 
     def held(self) -> dict[str, float]:
         """Key → since when what tells it is withheld: pointers to come, of which the watermark says nothing."""

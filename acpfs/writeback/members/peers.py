@@ -266,6 +266,24 @@ class Peer:
         since = min((record.held[key] for key in asks if key in record.held), default=math.inf)
         return self._is_surely_before(since, closed_at, terms)
 
+    def _of_withheld(self, record: NodeRecord, terms: Terms, *, is_fresh: bool) -> Verdict:
+        is_away = self.is_missing(terms) or (is_fresh and self._has_ended(record))
+        return Verdict.MISSING if is_away else Verdict.WITHHELD
+
+    def judge_name(
+        self, closed_at: float, terms: Terms, *, asks: Iterable[str], since: float
+    ) -> Verdict:
+        """For a pointer whose writer named others, and not this one: whether it withholds an older one of the same name.
+
+        `asks`, `since`: as for `judge`.
+        """
+        is_fresh = self.read_at >= since
+        if self.record is None or (is_fresh and self.is_forgotten(terms)):
+            return Verdict.PASSES
+        if not self._withholds(asks, closed_at, terms):
+            return Verdict.PASSES
+        return self._of_withheld(self.record, terms, is_fresh=is_fresh)
+
     def judge(
         self,
         closed_at: float,
@@ -298,8 +316,7 @@ class Peer:
             ):
                 return Verdict.LOST
             if not yields and self._withholds(asks, closed_at, terms):
-                is_away = self.is_missing(terms) or (is_fresh and self._has_ended(record))
-                return Verdict.MISSING if is_away else Verdict.WITHHELD
+                return self._of_withheld(record, terms, is_fresh=is_fresh)
             told = record.pointers if yields and record.pointers is not None else record.watermark
             if told > min(until, mark):
                 return Verdict.PASSES

@@ -55,6 +55,10 @@ class Scope:
             if self.changes:
                 yield _key(b"change", _top(path, is_directory=self.is_directory))
 
+    def asks_for_its_name(self) -> frozenset[str]:
+        """Of members that its writer has not named: what is withheld there would take the name back when it comes."""
+        return frozenset({ANYTHING, *(_key(b"name", path) for path in self.paths)})
+
     def asks(self) -> frozenset[str]:
         """Before it is committed.
 
