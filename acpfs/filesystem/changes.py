@@ -206,6 +206,27 @@ class Changes:
         ):  # folded in since; the other attributes go with the next STORE anyway
             self.change_metadata(node, Metadata(xattrs=op.meta.xattrs))
 
+    def let_go_of_half(self, node: Node) -> None:
+        """A name of the node, or a descriptor, is gone: if it was the last one, nobody waits for what will never be whole.
+
+        A file that outgrew RAM and was given its place while it was open has bytes for that place with its last close, or when a person
+        decides. Whose writer was killed is closed by nobody, and what has no name is found by nobody. So its place goes with it: else
+        all that is behind it would wait for ever. To be called before the node's bytes go: a next worker would take what is in its
+        staging file for all.
+        """
+        if node.names or node.open_writers or not self._is_left_as_half(node):
+            return
+        for op in self._log.unsealed_of(node.ino):
+            if not op.tentative:  # else its RELEASE is under way, and says what it is
+                self._log.withdraw(op)
+                self.dropped(op)
+
+    @staticmethod
+    def _is_left_as_half(node: Node) -> bool:
+        """Whether nobody who writes to the file will close it; of one that was closed the rest follows by itself."""
+        body = node.body
+        return bool(body.interrupted or body.failed or (body.modified and not node.handles))
+
     def closes_known(self, ops: Iterable[Op]) -> Future[None]:
         """Done when each of the closes among `ops` turned out to be its descriptor's last one, or not.
 

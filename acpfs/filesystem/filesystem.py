@@ -133,7 +133,8 @@ class FileSystem:
     def _take_over(self, node: Node) -> None:
         """A node that an earlier worker knew. Without a takeover nobody has it open now, and the kernel does not know it."""
         if not node.names and node.ino != ROOT:
-            pass  # deleted, or never named: nobody else will ask for what it had
+            # deleted, or never named: nobody else will ask for what it had
+            self._parts.changes.let_go_of_half(node)
         elif node.kernel_writers:
             self._parts.contents.watch_again(node, versions_too=node.kernel_rewriters > 0)
         elif node.body.modified and not node.handles:

@@ -144,7 +144,13 @@ class Invariants:
             texts.append("its version is in RAM and in the spill directory")
         if not (version.is_local or version.staging_name):
             texts.append("its version is nowhere")
+        if op.unsealed and not op.parked and not self._has_user(op.ino):
+            texts.append("the order waits for its last close, and nobody has it")
         return [Violation(self._table.path(op.ino), text) for text in texts]
+
+    def _has_user(self, ino: Ino) -> bool:
+        node = self._table.get(ino)
+        return node is not None and bool(node.names or node.handles)
 
     def _wrong_tier_file(self, tier_id: TierId, size: int) -> Iterable[str]:
         """What was lost before the mount is another matter: `status` names it."""

@@ -270,6 +270,7 @@ class Names:
     def _lost_name(self, node: Node) -> None:
         node.touch(mtime=False)
         self._table.changed(node)
+        self._changes.let_go_of_half(node)
         self._view.reap(node)
 
     async def rmdir(self, parent_ino: Ino, name: bytes) -> None:

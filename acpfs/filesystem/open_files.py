@@ -555,6 +555,7 @@ class OpenFiles:
             )  # no FLUSH came, or a shared mapping wrote after the last one
         if handle.writable and not node.kernel_writers and not node.interrupted:
             await self._outgrown.finish(node)
+        self._changes.let_go_of_half(node)
         self.closed(node)
         if self._outgrown.is_lost(node):
             self._changes.discard(node)

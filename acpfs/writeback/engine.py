@@ -554,7 +554,12 @@ class Engine:
         """Try parked operations again (all of them when none is named), and the scheduled retries now; returns how many. Thread-safe."""
         wanted = set(seqs)
         with self.section():
-            parked = [op for op in self._ops.parked() if not wanted or op.seq in wanted]
+            # What is parked and not sealed has bytes nowhere any more: in the order all would wait for it.
+            parked = [
+                op
+                for op in self._ops.parked()
+                if (not wanted or op.seq in wanted) and not op.unsealed
+            ]
             for op in parked:
                 self._failures.forget(op)
             self._failures.unpark(parked)

@@ -481,9 +481,15 @@ class Committer:
                 op.ino, kept, self._parts.path(op.moved_for) or self._path_at(*self.place_of(op))
             )
 
-    def _exchange(self, op: Op) -> LowerStat:
+    def _exchange(self, op: Op) -> LowerStat | None:
         """Not idempotent by nature: the inode numbers before it are noted in the operation first."""
-        a, b = self._path_at(*self.place_of(op)), self._path_at(*self.target_of(op))
+        at, to = self.place_of(op), self.target_of(op)
+        with self._lock:
+            is_here = self._tree.node_at(*at) is not None
+            is_there = self._tree.node_at(*to) is not None
+        if is_here is not is_there:
+            return self._move_one_of_two(op, *((at, to) if is_here else (to, at)))
+        a, b = self._path_at(*at), self._path_at(*to)
         if not op.payload:
             noted = f"{self._lower.lstat(a).ino} {self._lower.lstat(b).ino}".encode()
             with self._lock:
@@ -506,6 +512,20 @@ class Committer:
             self._tree.exchange(self.place_of(op), self.target_of(op))
             self._manifest.exchange(a, b)
         return st
+
+    def _move_one_of_two(self, op: Op, at: Place, to: Place) -> LowerStat | None:
+        """The other one of an exchange never came here (what was to be stored there was let go of): this one just moves."""
+        source, target = self._path_at(*at), self._path_at(*to)
+        with self._moving():
+            is_moved = self._placing.move(source, target)
+            self._changed = True
+            st = self._placing.arrived(source, target) if is_moved else None
+        with self._settling(op, moves=True):
+            self._tree.move(at, to)
+            if st is None:
+                self._tree.remove(*to)
+            self._manifest.move(source, target)
+        return st if at == self.place_of(op) else None  # of the operation's own node
 
     # -- attributes
 

@@ -98,7 +98,7 @@ class Recheck:
         source, target = self._parts.path_at(at), self._parts.path_at(to)
         if source is None or target is None:
             return False
-        if op.kind is OpKind.EXCHANGE:
+        if op.kind is OpKind.EXCHANGE and op.payload:  # else one of the two was alone, and moved
             return self._exchange(op, (at, source), (to, target))
         there, here = self._parts.look(target), self._parts.look(source)
         if here is None or (there is not None and there.ino == st.ino):
