@@ -17,6 +17,7 @@ from dataclasses import replace
 import trio
 
 from acpfs.backing.lower import ASIDE_PREFIX
+from acpfs.checkpoints import Checkpoints
 from acpfs.config import SpillMode
 from acpfs.errors import FULL_ERRNOS, errno_name
 from acpfs.logger import get_logger
@@ -136,7 +137,12 @@ class Engine:
         self._failures = Failures(parts, self._queue, self._retry, self._due)
         pointers = Pointers(settings.pointer_patterns, listener.is_directory)
         scopes = Scopes(
-            parts.tree, listener.path_of, listener.is_directory, pointers.takes, log.needs.of
+            parts.tree,
+            listener.path_of,
+            listener.is_directory,
+            pointers.takes,
+            log.needs.of,
+            Checkpoints(settings.checkpoint_patterns).of,
         )
         freed = lambda op: self.guard.is_free(op)  # noqa: E731, PLW0108 - there is no guard yet
         self.gate: Gate = Gate(

@@ -36,10 +36,12 @@ def say(world: World, run: Run, text: bytes, path: str = "run/latest") -> None:
     world.engine.gate.begin()
 
 
-def withhold(world: World, run: Run, *ops: Op) -> None:
+def withhold(world: World, run: Run, *ops: Op, lost: bool = False) -> None:
+    """`lost`: what they wait for is, and later pointers are free (S164)."""
     run(world.run_for, 1.0)
     for gated in world.engine.gate.gated():
         if gated.op in ops and not gated.op.withheld:
+            gated.of_what_is_lost = lost
             assert world.engine.gate.withholds(gated)
 
 
@@ -102,8 +104,7 @@ def test_so_it_is_where_the_change_waits_for_what_is_lost(saved: World, run: Run
     """It may never come; pointers that were closed later are free, and what the old one names stays."""
     say(saved, run, b"step-7")
     withheld = saved.store("run/latest", b"step-9")
-    withhold(saved, run, withheld)
-    next(one for one in saved.engine.gate.withheld()).of_what_is_lost = True
+    withhold(saved, run, withheld, lost=True)
     move(saved, OLD, "run/step-7.before")
     saved.mkdir("run/step-10")
     saved.store("run/step-10/.metadata", b"10")
@@ -187,3 +188,100 @@ def test_nothing_is_read_while_nothing_takes_a_name(saved: World, run: Run) -> N
     pass_all_but(saved, run, [withheld])
     assert (saved.engine._order.standing.wanted, saved.engine._order.standing._said) == (set(), {})
     assert Ino(1) == saved.inos[""]
+
+
+def publish(world: World, checkpoint: str, content: bytes = b"new") -> Op:
+    """The operation that makes it visible."""
+    world.mkdir(f"{checkpoint}.tmp")
+    world.store(f"{checkpoint}.tmp/x", content)
+    return move(world, f"{checkpoint}.tmp", checkpoint)
+
+
+@pytest.mark.clause("S161", "S416")
+@pytest.mark.parametrize(
+    ("later", "goes"),
+    [
+        ("", False),
+        ("other/step-9", False),
+        ("other/step-9/.metadata", False),
+        ("run/step-9", True),
+        ("run/step-9/.metadata", True),
+        ("run/latest", True),
+        ("run/deep/er/.metadata", False),
+    ],
+)
+def test_what_replaces_a_withheld_checkpoint_is_a_later_one_of_its_run(
+    saved: World, run: Run, later: str, goes: bool
+) -> None:
+    """Another run's pointer says nothing of this one: step-8 never came, step-7 was removed, and no checkpoint was left."""
+    for directory in ("other", "other/step-9", "run/deep", "run/deep/er"):
+        saved.mkdir(directory)
+    run(saved.drain)
+    saved.engine.gate.begin()
+    withheld = publish(saved, "run/step-8")
+    withhold(saved, run, withheld, lost=True)
+    if later.endswith("step-9"):
+        target = later if later.startswith("run") else "other/step-10"
+        publish(saved, target)
+    elif later:
+        if later.startswith("run/step-9"):
+            saved.mkdir("run/step-9")
+        saved.store(later, b"")
+    saved.unlink(f"{OLD}/x")
+    pass_all_but(saved, run, [withheld])
+    assert (b"run/step-7/x" not in saved.lower.visible()) is goes
+    goes_on(saved, run)
+
+
+@pytest.mark.clause("S161", "S416")
+@pytest.mark.parametrize(("text", "goes"), [(b"step-7", False), (b"step-5", True)])
+def test_what_the_old_pointer_names_stays_whatever_came_later(
+    saved: World, run: Run, text: bytes, goes: bool
+) -> None:
+    say(saved, run, text)
+    withheld = saved.store("run/latest", b"step-9")
+    withhold(saved, run, withheld, lost=True)
+    saved.mkdir("run/step-9")
+    saved.store("run/step-9/.metadata", b"")
+    saved.unlink(f"{OLD}/x")
+    saved.rmdir(OLD)
+    pass_all_but(saved, run, [withheld])
+    assert b"run/step-9/.metadata" in saved.lower.visible()
+    assert (b"run/step-7/x" not in saved.lower.visible()) is goes
+    goes_on(saved, run)
+
+
+@pytest.mark.clause("S160", "S416")
+def test_others_are_told_of_a_pointer_to_come_until_its_run_has_a_later_one(
+    saved: World, run: Run
+) -> None:
+    """Their removals wait for it: another run's pointer does not say that what it replaces may go."""
+    gate = saved.engine.gate
+    saved.mkdir("other")
+    run(saved.drain)
+    gate.begin()
+    now = 1e12
+    before = gate.pointers(now)
+    withheld = publish(saved, "run/step-8")
+    withhold(saved, run, withheld, lost=True)
+    publish(saved, "other/step-1")
+    pass_all_but(saved, run, [withheld])
+    assert b"other/step-1/x" in saved.lower.visible()
+    assert (before, gate.pointers(now)) == (now, withheld.logged_at)
+    publish(saved, "run/step-9")
+    pass_all_but(saved, run, [withheld])
+    assert gate.pointers(now) == now
+
+
+@pytest.mark.clause("S160", "S416")
+def test_others_are_told_of_the_change_of_a_pointer_until_it_is_there(
+    saved: World, run: Run
+) -> None:
+    """What it says until then they may be about to remove."""
+    say(saved, run, b"step-7")
+    withheld = saved.store("run/latest", b"step-9")
+    withhold(saved, run, withheld, lost=True)
+    publish(saved, "run/step-10")
+    pass_all_but(saved, run, [withheld])
+    assert b"run/step-10/x" in saved.lower.visible()
+    assert saved.engine.gate.pointers(1e12) == withheld.logged_at

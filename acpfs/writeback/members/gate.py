@@ -31,6 +31,8 @@ _MOVING_IN = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK})
 LOOKED_AT_OPS_MAX = 256
 """With `all`, every operation is gated: the oldest ones are asked for, the others follow."""
 TIDY_OPS_MIN = 4096
+RUNS_MAX = 4096
+"""So many are remembered in which a pointer was persisted; forgetting one has removals wait for longer."""
 
 
 @dataclass(slots=True)
@@ -155,6 +157,8 @@ class Gate:
         """Whether there are other members, whose pointers may still name what is removed here; None: this worker has not looked yet."""
         self.pointer_seq = 0
         """Of the newest pointer that is persisted."""
+        self._newest_in: dict[bytes, Seq] = {}
+        """Of the pointers persisted while something was withheld: the newest of each run (`Scope.runs`)."""
         self.pointers_persisted = 0
         """How many pointers were made or taken on the backing directory: what one says there is known no longer than that stays."""
 
@@ -360,6 +364,18 @@ class Gate:
         self.pointers_persisted += self._is_of_pointers(op)
         if op.is_pointer:
             self.pointer_seq = max(self.pointer_seq, op.seq)
+            if self._log.parked_count:
+                self._note_runs(op)
+
+    def _note_runs(self, op: Op) -> None:
+        if len(self._newest_in) >= RUNS_MAX:
+            self._newest_in.clear()
+        for run in self.scope_of(op).runs:
+            self._newest_in[run] = max(op.seq, self._newest_in.get(run, op.seq))
+
+    def newest_in(self, run: bytes) -> int:
+        """Number of the newest pointer of a run that was persisted while something was withheld; 0: none, as far as is remembered."""
+        return self._newest_in.get(run, 0)
 
     # -- what is withheld, and who waits for it
 
@@ -430,8 +446,14 @@ class Gate:
         )
 
     def _is_superseded(self, op: Op) -> bool:
-        """A withheld pointer that may be so for ever; the newest ones are others by now (as for removals here, see `Order`)."""
-        return op.withheld and op.kind not in REMOVING and op.seq < self.pointer_seq
+        """A withheld pointer that may be so for ever, in whose run the newest ones are others by now.
+
+        Not one that is to change what is there: that goes on naming what others may be about to remove.
+        """
+        if not op.withheld or op.kind in REMOVING or op.seq > self.pointer_seq:
+            return False
+        scope = self.scope_of(op)
+        return not scope.replaces and all(self.newest_in(run) > op.seq for run in scope.runs)
 
     def head(self) -> float | None:
         """When the operation was logged that is next, and waits for the gate alone."""

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import xxhash
 
 from acpfs.backing.member_records import ANYTHING
+from acpfs.checkpoints import Checkpoint
 from acpfs.types import Ino
 from acpfs.writeback.log.lower_tree import LowerTree
-from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.ops import Op, OpKind
 
 EVERYBODYS = "*"
 """Told of a pointer that waits for a member for which all wait; asked for by every pointer that waits for all members."""
@@ -40,6 +42,10 @@ class Scope:
     """Whether something else is there until then."""
     waits_for_all: bool = True
     """Whether it waits for all other members: its writer has not said whom it needs."""
+    runs: frozenset[bytes] = frozenset({b""})
+    """Directories in which what it makes visible lies, or the checkpoint that this is part of."""
+    replaces: bool = False
+    """Whether what it changes or takes lies there under the very name."""
 
     def tells(self) -> frozenset[str]:
         """While it is withheld."""
@@ -106,6 +112,12 @@ def of_record(told: Iterable[tuple[frozenset[str], float]]) -> dict[str, float]:
     return held if len(held) <= KEYS_MAX else {ANYTHING: min(held.values())}
 
 
+class CheckpointOf(Protocol):
+    """See `Checkpoints.of`."""
+
+    def __call__(self, path: bytes, *, directory: bool = False) -> Checkpoint | None: ...
+
+
 class Scopes:
     """Knows the scopes of operations."""
 
@@ -116,11 +128,14 @@ class Scopes:
         is_directory: Callable[[Ino], bool],
         takes: Callable[[Op], bool],
         needs_of: Callable[[Op], tuple[str, ...] | None],
+        checkpoint_of: CheckpointOf,
     ) -> None:
         """`path_of`: where the mount has a directory. `takes`: whether an operation removes a pointer.
 
         `needs_of`: whom it waits for, where its writer said so; None: all. Nobody else asks whether that is so.
+        `checkpoint_of`: which one a path is or lies in.
         """
+        self._checkpoint_of = checkpoint_of
         self._needs_of = needs_of
         self._tree = tree
         self._path_of = path_of
@@ -136,8 +151,25 @@ class Scopes:
             for directory in self._directories(parent)
         }
         moves = bool(op.new_parent) and any(map(self._is_directory, (op.ino, op.victim)))
-        changes = bool(op.victim) or self._takes(op) or bool(self._tree.places(op.ino))
-        return Scope(frozenset(paths), moves, changes, self._needs_of(op) is None)
+        is_there = bool(self._tree.places(op.ino))
+        replaces = bool(op.victim) or self._takes(op) or (op.kind is OpKind.STORE and is_there)
+        made = op.touches() if op.kind is OpKind.EXCHANGE else op.touches()[-1:]
+        runs = {run for place in made if place[0] > 0 for run in self._runs(*place, moves=moves)}
+        waits_for_all = self._needs_of(op) is None
+        return Scope(
+            paths=frozenset(paths),
+            is_directory=moves,
+            changes=replaces or is_there,
+            waits_for_all=waits_for_all,
+            runs=frozenset(runs),
+            replaces=replaces,
+        )
+
+    def _runs(self, parent: Ino, name: bytes, *, moves: bool) -> Iterator[bytes]:
+        for directory in self._directories(parent):
+            path = _joined(directory, name)
+            checkpoint = self._checkpoint_of(path, directory=moves)
+            yield directory if checkpoint is None else checkpoint.save_dir
 
     def _directories(self, ino: Ino) -> set[bytes]:
         committed = self._tree.path(ino)

@@ -7,8 +7,9 @@ above or below, deletions of what may be the last good state, and replacements a
 (`HELD`): an old consistent checkpoint beats a new broken one. A removal or a change of attributes that is parked breaks none, and holds
 up only what touches it.
 A pointer also waits for other members (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
-A pointer that is withheld because of a missing node holds up what has to do with it, later pointers that may name it, and deletions
-until a later pointer is persisted; a later pointer has its own gate.
+A pointer that is withheld because of a missing node holds up what has to do with it, later pointers that may name it, deletions until
+a later pointer of the same run is persisted, and whatever would take the name of what the pointer that is there still names;
+a later pointer has its own gate.
 Where there is no room for what is next, removals pass it, a few at a time.
 What the guard holds back is not in the order at all until it comes back. Used under the file system's lock.
 """
@@ -137,6 +138,7 @@ class Order:
             if self._pointers.makes(op) or self._pointers.takes(op):
                 changes.append(op)
             passes = self._may_pass(op, now) and not self._waits_for_refused(op)
+            passes = passes and not self._waits_for_its_run(op)
             passes = passes and not self.standing.name(changes, op)
             if not passes or held.meets(op) or self._parked.meets(op) or self._put_off.meets(op):
                 held.add(op)
@@ -231,8 +233,11 @@ class Order:
 
     def _held_for(self, op: Op, held: Touched, told: Told, deletions_wait: bool) -> Why:
         """What of those that are aside it has to wait for; `READY`: nothing."""
-        if self._destroys(op) and (deletions_wait or self._waits_for_refused(op)):
-            return Why.DELETES_BEFORE_POINTER if deletions_wait else Why.DELETES_BEFORE_REFUSED
+        if self._destroys(op):
+            if deletions_wait or self._waits_for_its_run(op):
+                return Why.DELETES_BEFORE_POINTER
+            if self._waits_for_refused(op):
+                return Why.DELETES_BEFORE_REFUSED
         if self._is_published(op) and self._parked.is_near(op):
             return Why.NAMES_REFUSED
         if self._parked.meets(op):
@@ -285,8 +290,18 @@ class Order:
         return True
 
     def _deletions_wait(self) -> bool:
-        """Whether a pointer is withheld, and none has been persisted since."""
+        """Whether a pointer is withheld, and none at all has been persisted since: then all of them do."""
         return self._parked.newest_withheld > self.gate.pointer_seq
+
+    def _waits_for_its_run(self, op: Op) -> bool:
+        """Whether a pointer of the run is withheld that what it deletes belongs to, and none of that run has been persisted since.
+
+        Another run's says nothing of this one. Where the guard has found a newer checkpoint whole there is nothing to wait for,
+        and what it is still to judge is set aside meanwhile, which deletes nothing.
+        """
+        if not self._parked.is_last_of_its_run(op, self.gate.newest_in):
+            return False
+        return not (self._guard.is_superseded(op) or self._guard.concerns(op))
 
     def _meets_put_off(self, op: Op) -> bool:
         """Whether it has to wait for a removal that is put off. That one is not put off any longer then, unless by another that yields."""

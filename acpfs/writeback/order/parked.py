@@ -100,6 +100,48 @@ class Told:
         return any(self._first.get(key, _NEVER) < op.seq for key in self._scope_of(op).asks())
 
 
+class WithheldRuns:
+    """Runs (`Scope.runs`) of which something is withheld: numbers of the oldest and the newest; found out when a deletion asks."""
+
+    def __init__(self, scope_of: Callable[[Op], Scope]) -> None:
+        self._scope_of = scope_of
+        self._new: list[Op] = []
+        self._count = 0
+        self._known: dict[bytes, tuple[Seq, Seq]] = {}
+        self._directories: dict[Ino, set[bytes]] = {}
+        """Where what is deleted lies: there may be very many deletions in one directory, and their scopes take 10 us each."""
+
+    def add(self, op: Op) -> None:
+        self._new.append(op)
+        self._count += 1
+
+    def hold_up(self, deletion: Op, newest_in: Callable[[bytes], int]) -> bool:
+        """Whether it lies at or below one of which no later pointer was persisted. Where they are very many it waits for all."""
+        if self._count > TOLD_OPS_MAX:
+            return True
+        while self._new:
+            op = self._new.pop()
+            for run in self._scope_of(op).runs:
+                oldest, newest = self._known.get(run, (op.seq, op.seq))
+                self._known[run] = (min(oldest, op.seq), max(newest, op.seq))
+        waiting = [
+            run
+            for run, (oldest, newest) in self._known.items()
+            if oldest < deletion.seq and newest > newest_in(run)
+        ]
+        return bool(waiting) and any(
+            not run or directory == run or directory.startswith(run + b"/")
+            for directory in self._directories_of(deletion)
+            for run in waiting
+        )
+
+    def _directories_of(self, deletion: Op) -> set[bytes]:
+        if deletion.new_parent or deletion.parent not in self._directories:
+            paths = self._scope_of(deletion).paths
+            self._directories[deletion.parent] = {path.rpartition(b"/")[0] for path in paths}
+        return self._directories[deletion.parent]
+
+
 def regions(tree: LowerTree, is_directory: Callable[[Ino], bool], op: Op) -> set[bytes]:
     """The directories at the top that an operation lies in; b"" for the top itself, or where that is not known: it may lie anywhere."""
 
@@ -153,6 +195,7 @@ class Parked:
         """Number of the newest that waits for a missing node."""
         self._told = Told(self._scope_of)
         """By those that are withheld, and not because of what is lost."""
+        self._runs = WithheldRuns(self._scope_of)
         self.changes = self._no_changes()
         """Of pointers, withheld for whatever reason."""
 
@@ -179,6 +222,8 @@ class Parked:
             if op.withheld:
                 self.newest_withheld = max(self.newest_withheld, op.seq)
                 self.changes.add(op)
+                if self._is_missed(op):
+                    self._runs.add(op)
                 if self._is_missed(op) and self._is_waited_for(op):
                     self._told.add(op)
             elif op.parked and self._is_missed(op):
@@ -202,6 +247,13 @@ class Parked:
     def may_be_named_by(self, op: Op) -> bool:
         """Whether a pointer or a directory's new name may name what is withheld, or what a withheld pointer still names."""
         return self._told.concerns(op)
+
+    def is_last_of_its_run(self, op: Op, newest_in: Callable[[bytes], int]) -> bool:
+        """Whether what a deletion removes lies in a run of which something is withheld that was to replace it, and nothing else has.
+
+        `newest_in`: number of the newest pointer of a run that was persisted since.
+        """
+        return self._runs.hold_up(op, newest_in)
 
     def met_by(self, op: Op) -> list[Op]:
         """Those that it has to wait for."""
