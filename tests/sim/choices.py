@@ -11,7 +11,7 @@ import enum
 import random
 from dataclasses import dataclass
 
-from acpfs.config import WhenFull
+from acpfs.config import FsyncMode, WhenFull
 
 
 class Profile(enum.Enum):
@@ -21,6 +21,14 @@ class Profile(enum.Enum):
     """Everything is killed at once, daemon and programs; the next daemon mounts anew."""
     SESSION = "session"
     """The daemon alone is killed; the next one takes over what is open and what is not answered."""
+    POWER = "power"
+    """As plain, and after each call: what would the storage have after a loss of power now?"""
+    DURABLE = "durable"
+    """As power, where an fsync says that the file outlives one."""
+    FULL = "full"
+    """The storage has too little room, for some time."""
+    HANG = "hang"
+    """Calls on the storage take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,13 @@ class Knobs:
     calls: int
     """Of each program."""
     error_rate: float
+    hang_rate: float
+    free_bytes: int | None
+    """That the storage has beside what is there at first."""
+    full_s: float
+    """For how long."""
+    fsync: FsyncMode
+    looks_for_power_loss: bool
     """Share of the storage's calls that fail, before or after they had their effect."""
     when_full: WhenFull
     ram_bytes: int
@@ -62,15 +77,24 @@ class Knobs:
     @classmethod
     def drawn(cls, choices: Choices) -> Knobs:
         chance = choices.stream("knobs")
+        profile, faulty = choices.profile, not choices.without_faults
         lives = min(choices.lives_max, chance.randrange(1, 6))
         return cls(
             programs=chance.choice((1, 1, 2, 3)),
             lives=lives,
             calls=chance.randrange(4, 14 * lives + 4),
-            error_rate=0.0 if choices.without_faults else chance.choice((0.0, 0.0, 0.02, 0.1)),
+            error_rate=chance.choice((0.0, 0.0, 0.02, 0.1)) * faulty,
+            hang_rate=chance.choice((0.01, 0.1)) * (faulty and profile is Profile.HANG),
+            free_bytes=(
+                chance.randrange(1, 500_000) if faulty and profile is Profile.FULL else None
+            ),
+            full_s=chance.choice((1.0, 20.0, 100.0)),
+            fsync=FsyncMode.DURABLE if profile is Profile.DURABLE else FsyncMode.ORDERED,
+            looks_for_power_loss=profile in (Profile.POWER, Profile.DURABLE),
             when_full=WhenFull.WAIT,
             ram_bytes=8 << 20,
-            keeps_session=choices.profile is Profile.SESSION,
+            keeps_session=profile is Profile.SESSION
+            or (profile in (Profile.HANG, Profile.FULL) and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
             inherited_files=chance.choice((0, 0, 3)),
             sizes=(0, 1, 100, 5000, 60_000, 200_000),

@@ -8,28 +8,35 @@ from dataclasses import dataclass
 
 from tests.sim.choices import Choices
 
+HANGS_S = (0.1, 1.0, 7.0, 40.0)
+
 
 class FaultKind(enum.Enum):
     """How a call on the storage fails."""
 
     BEFORE = "not done"
     AFTER = "done"
+    HANG = "late"
 
 
 class Faults:
     """Those of one life."""
 
-    def __init__(self, choices: Choices, life: int, error_rate: float) -> None:
-        self.choices, self.life, self.error_rate = choices, life, error_rate
+    def __init__(self, choices: Choices, life: int, error_rate: float, hang_rate: float) -> None:
+        self._error_rate, self._hang_rate = error_rate, hang_rate
         self._stream = choices.stream("faults", life)
-        self._calls = 0
 
     def next(self, *, changes: bool) -> FaultKind | None:
         """Of the storage's next call."""
-        self._calls += 1
-        if not changes or self._stream.random() >= self.error_rate:
+        if self._hang_rate and self._stream.random() < self._hang_rate:
+            return FaultKind.HANG
+        if not changes or self._stream.random() >= self._error_rate:
             return None
-        return self._stream.choice(list(FaultKind))
+        return self._stream.choice((FaultKind.BEFORE, FaultKind.AFTER))
+
+    def hang_s(self) -> float:
+        """For how long a late call is out."""
+        return self._stream.choice(HANGS_S)
 
 
 @dataclass(slots=True)

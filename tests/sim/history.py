@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -14,8 +15,9 @@ import trio
 import trio.testing
 
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.records import Caller
-from acpfs.filesystem.steps import Call
+from acpfs.filesystem.records import Attributes, Caller
+from acpfs.filesystem.steps import Call, wait
+from acpfs.types import Ino
 from tests.sim.choices import Choices, Knobs
 from tests.sim.life import Life
 from tests.sim.oracles import Told, judge_order, judge_shown
@@ -32,7 +34,7 @@ CALL_MAX_S = 600.0
 DRAIN_MAX_S = 3000.0
 """Virtual time in which everything is persisted, once faults have stopped."""
 LOOK_S = 0.5
-WAIT_S = 0.001
+WAIT_S = 0.02
 
 
 @dataclass
@@ -52,6 +54,13 @@ class Process:
         self._history = history
         self.mount = 0
         """The life in which the machine began: without a session no call reaches another one."""
+        self._known: Counter[Ino] = Counter()
+        """How often each node was named in an answer."""
+
+    def begin_at(self, mount: int) -> None:
+        """Its machine has begun anew, and knows nothing of before."""
+        self.mount = mount
+        self._known.clear()
 
     def new_caller(self) -> Caller:
         return self._history.new_caller()
@@ -69,8 +78,54 @@ class Process:
                 return None
             answer = await self._history.ask(life, make)
             if answer is not None:
+                self._learn(life, answer[0])
                 return answer[0]
             came_again = True
+
+    def _learn(self, life: Life, answer: object) -> None:
+        """An entry in an answer is a reference, which the daemon counts as it answers."""
+        for part in answer if isinstance(answer, tuple) else ():
+            self._learn(life, part)
+        if isinstance(answer, Attributes):
+            self._known[answer.ino] += 1
+            life.references.given([answer.ino])
+
+    def forget(self, but: Container[Ino]) -> None:
+        """See `Kernel`."""
+        life = self._history.life
+        if life is None or not life.is_serving or life.turns.is_over or life.number < self.mount:
+            return
+        given_back = [one for one in self._known.items() if one[0] not in but]
+        for ino, _count in given_back:
+            del self._known[ino]
+        life.references.taken_back(given_back)
+        with contextlib.suppress(Killed):  # FORGET has no answer
+            life.fs.forget(given_back)
+
+    def answered(self) -> None:
+        """See `Kernel`."""
+        self._history.look()
+
+    def is_durable(self, path: str, content: bytes) -> None:
+        """See `Kernel`."""
+        self._history.judge_durable(path.encode(), content)
+
+    async def persisted(self) -> bool:
+        """See `Kernel`."""
+
+        async def wait_for_all() -> bool:
+            assert self._history.life is not None
+            log = self._history.life.log
+            await wait(log.when_done(log.last_seq))
+            return True
+
+        async def never() -> bool:
+            return False
+
+        try:
+            return bool(await self.request(lambda _fs: wait_for_all(), never))
+        except OSError:
+            return False  # something was refused, and is kept
 
 
 class History:
@@ -82,10 +137,14 @@ class History:
         self.knobs = Knobs.drawn(choices)
         self.storage = Storage()
         self.storage.counts_subdirectories = self.knobs.counts_subdirectories
+        self._power = choices.stream("power")
         MACHINE.begin(choices.seed, self.storage)
         self.counts: Counter[str] = Counter()
         self.processes = [Process(self) for _number in range(self.knobs.programs)]
         self.programs = [self._program(*one) for one in enumerate(self.processes)]
+        self.storage.fill(self.knobs.free_bytes)
+        for program in self.programs:
+            program.told.may_remove_early = self.knobs.free_bytes is not None
         self.life: Life | None = None
         self._requests = 0
         self._halves_of = 0
@@ -114,6 +173,7 @@ class History:
     async def ask(self, life: Life, make: Callable[[FileSystem], Call[T]]) -> tuple[T] | None:
         """The answer; None: the life has died before it could tell."""
         answer: list[T] = []
+        failure: BaseException | None = None  # told outside of the nursery, which would wrap it
         async with trio.open_nursery() as nursery:
 
             async def leave() -> None:
@@ -125,15 +185,14 @@ class History:
                 with trio.fail_after(CALL_MAX_S):
                     answer.append(await life.fs.steps.drive(make(life.fs)))
             except trio.TooSlowError:
-                raise Finding("LIVENESS", f"no answer within {CALL_MAX_S:.0f} s") from None
-            except Killed:
-                pass
-            except OSError:
-                if not life.turns.is_over:
-                    raise
+                failure = Finding("LIVENESS", f"no answer within {CALL_MAX_S:.0f} s")
+            except (Killed, OSError) as error:
+                failure = error
             nursery.cancel_scope.cancel()
-        if not answer or life.turns.is_over:
+        if life.turns.is_over:
             return None
+        if failure is not None:
+            raise failure
         life.answered += 1
         if life.answered >= life.death.calls:
             life.death.turn = 0
@@ -164,6 +223,7 @@ class History:
     async def _main(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._lives)
+            nursery.start_soon(self._make_room)
             async with trio.open_nursery() as programs:
                 for one in zip(self.programs, self.processes, strict=True):
                     programs.start_soon(self._run, *one)
@@ -174,6 +234,8 @@ class History:
         base = self.base / "life-0"
         for number in range(self.knobs.lives):
             life = Life(number, base, self.storage, self.choices, self.knobs, self.trace)
+            if number == self.knobs.lives - 1:
+                self.storage.fill(None)
             self.counts["lives"] += 1
             self.life = life
             if number and not self.knobs.keeps_session:
@@ -188,7 +250,12 @@ class History:
             self._count(life)
             life.bury()
             self.storage.forget_descriptors()
-            self._look()
+            self.look()
+
+    async def _make_room(self) -> None:
+        """Somebody has tidied up the storage."""
+        await trio.sleep(self.knobs.full_s)
+        self.storage.fill(None)
 
     def _count(self, life: Life) -> None:
         self.counts["turns"] += life.turns.count
@@ -206,9 +273,19 @@ class History:
             else:
                 return
 
-    def _look(self) -> None:
+    def look(self) -> None:
         states, self.storage.shown = self.storage.shown, []
         judge_order([program.told for program in self.programs], states)
+
+        if self.knobs.looks_for_power_loss:
+            left = self.storage.after_power_loss(self._power, any_order=False)
+            for program in self.programs:
+                program.told.left(below(left, program.told.directory))
+
+    def judge_durable(self, path: bytes, content: bytes) -> None:
+        """What an fsync said."""
+        left = self.storage.after_power_loss(self._power, any_order=False)
+        judge_shown("DURABLE", {path: left.get(path, b"")}, {path: content})
 
     async def _judge_after_death(self, life: Life) -> None:
         """All processes died: what does the mount show? Halves are discarded, as an operator would."""
@@ -226,9 +303,9 @@ class History:
             return
         for program, its_process in zip(self.programs, self.processes, strict=True):
             program.died(below(got, program.told.directory))
-            its_process.mount = life.number
+            its_process.begin_at(life.number)
         self._halves_of = life.number
-        self._look()
+        self.look()
 
     def _discard_halves(self, life: Life) -> None:
         with life.fs.lock:
@@ -245,7 +322,7 @@ class History:
         began_s = math.inf
         while True:
             life = await self.serving()
-            self._look()
+            self.look()
             is_judged = self.knobs.keeps_session or self.processes[0].mount == life.number
             if is_judged and not len(life.log):
                 if life.number == self.knobs.lives - 1:
@@ -267,6 +344,9 @@ class History:
         calls = Calls(self.processes[0])
         judge_shown("SHOWN AT THE END", await calls.tree(""), wanted)
         judge_shown("STORED AT THE END", self.storage.visible(), wanted)
+        for _time in range(3):
+            left = self.storage.after_power_loss(self._power, any_order=True)
+            judge_shown("PERSISTED AT THE END", left, wanted)
         wrong = [
             violation
             for piece in life.inner.invariants.pieces()

@@ -28,6 +28,7 @@ from acpfs.filesystem.last_close import Left, Openers
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.transport.native.references import References
 from acpfs.types import Ino
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
@@ -106,6 +107,8 @@ class StorageCaller:
             raise Finding("LOCK", f"{turns.name} has the lock and calls the storage: {label}")
         turns.point()
         self._fault = self._faults.next(changes=changes)
+        if self._fault is FaultKind.HANG:
+            self._hang(label, arguments)
         if self._fault is FaultKind.BEFORE:
             self._tell(label, arguments, "fails, not done")
             raise error(errno.EIO)
@@ -120,6 +123,12 @@ class StorageCaller:
         elif label not in QUIET_CALLS:
             self._tell(label, arguments, "")
         self._life.turns.point()
+
+    def _hang(self, label: str, arguments: Sequence[object]) -> None:
+        until_s = MACHINE.moment_s + (delay_s := self._faults.hang_s())
+        self._tell(label, arguments, f"hangs for {delay_s} s")
+        self._life.timers.at(delay_s)
+        self._life.turns.wait(lambda: MACHINE.moment_s >= until_s)
 
     def _tell(self, label: str, arguments: Sequence[object], outcome: str) -> None:
         self._trace.note("storage", label, arguments, outcome)
@@ -147,24 +156,26 @@ class Life:
         """Its RAM tier as it was when it died."""
         self.died = trio.Event()
         self.turns = Turns(choices.stream("turns", number), in_order=choices.in_order)
-        self._timers = Timers()
-        setattr(calls_module, "_TIMERS", self._timers)  # noqa: B010 - it is another type
+        self.timers = Timers()
+        setattr(calls_module, "_TIMERS", self.timers)  # noqa: B010 - it is another type
         self.settings = Settings(
             backing=Path("/backing"),
             mountpoint=Path("/mnt"),
             keep_last_persisted=False,
             cluster_order="off",
-            retry_delay_min_s=0.05,
-            retry_delay_max_s=0.2,
+            retry_delay_min_s=0.2,
+            retry_delay_max_s=5,
             patience_s=1000,
             backing_timeout_s=5000,
             max_dirty_age_s=0,
             scrub_ram_s=0,
             when_full=knobs.when_full,
+            fsync=knobs.fsync,
         )
         self._assemble(storage, knobs)
         self.engine._retry._random = random.Random(MACHINE.chance.random())
-        faults = Faults(choices, number, 0.0 if is_last else knobs.error_rate)
+        rates = (0.0, 0.0) if is_last else (knobs.error_rate, knobs.hang_rate)
+        faults = Faults(choices, number, *rates)
         storage.caller = StorageCaller(self, faults, trace)
         self.state.life = self
 
@@ -194,6 +205,7 @@ class Life:
             openers=NoOpeners(),
         )
         self.fs = FileSystem(self.inner)
+        self.references = References(self.inner.kept)
         parts = (self.fs.lock, self.inner.changes, calls, self.settings)
         self.engine = Engine(
             DrainParts(lower, tree, self.log, self.tier, self.state, *parts),
@@ -239,7 +251,7 @@ class Life:
             if self.turns.count > TURNS_MAX:
                 raise Finding("LIVELOCK", f"{TURNS_MAX} turns in one life, and no end")
             did = self.turns.turn()
-            self._timers.fire()
+            self.timers.fire()
             await trio.lowlevel.checkpoint()
             lazy_rounds = 0 if did or self.turns.is_anyone_ready else lazy_rounds + 1
             if lazy_rounds > LAZY_ROUNDS:
@@ -249,7 +261,7 @@ class Life:
 
     def _let_time_pass(self) -> None:
         tasks_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
-        step_s = max(STEP_MIN_S, min(tasks_s, self._timers.next_s(), STEP_MAX_S))
+        step_s = max(STEP_MIN_S, min(tasks_s, self.timers.next_s(), STEP_MAX_S))
         MACHINE.moment_s += step_s
         cast("trio.testing.MockClock", trio.lowlevel.current_clock()).jump(step_s)
 

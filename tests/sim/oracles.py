@@ -39,6 +39,10 @@ class Told:
         self.at = 0
         """The earliest moment that the storage can be at now."""
         self.pending_was_shown = False
+        self.durable_at = 0
+        """The moment that a loss of power must not take any more."""
+        self.may_remove_early = False
+        """The storage is full: deletions make room, so they may pass what waits for that."""
 
     @property
     def now(self) -> Shown:
@@ -68,10 +72,36 @@ class Told:
             if self.moments[at].shown == shown:
                 self.at = at
                 return
+        if self.may_remove_early and self._lacks_only_removed(shown):
+            return
         if self.pending is not None and self.pending.shown == shown:
             self.pending_was_shown = True
             return
         raise Finding("ORDER", f"the storage shows what never was: {self.nearest(shown)}")
+
+    def _lacks_only_removed(self, shown: Shown) -> bool:
+        """It is a moment but for names that were removed at later ones."""
+        later = [moment.shown for moment in self.moments[self.at :]]
+        later += [] if self.pending is None else [self.pending.shown]
+        return any(
+            all(
+                shown.get(path) == content
+                or (path not in shown and any(path not in one for one in later[at + 1 :]))
+                for path, content in moment.items()
+            )
+            and shown.keys() <= moment.keys()
+            for at, moment in enumerate(later)
+        )
+
+    def left(self, shown: Shown) -> None:
+        """A loss of power would leave this."""
+        moments = [*self.moments[self.durable_at :], *([self.pending] if self.pending else [])]
+        if not any(moment.shown == shown for moment in moments):
+            raise Finding(
+                "POWER",
+                f"a loss of power would leave what never was, or was before what is durable"
+                f" ({self.durable_at}): {self.nearest(shown, self.durable_at)}",
+            )
 
     def latest(self, shown: Shown) -> int:
         """The latest moment that this can be."""
@@ -81,14 +111,15 @@ class Told:
             at for at in range(self.at, len(self.moments)) if self.moments[at].shown == shown
         )
 
-    def nearest(self, shown: Shown) -> str:
+    def nearest(self, shown: Shown, least: int | None = None) -> str:
         """For people: what it is like."""
         moments = [*self.moments, *([] if self.pending is None else [self.pending])]
         distance = [
             sum(shown.get(path) != moment.shown.get(path) for path in {*shown, *moment.shown})
             for moment in moments
         ]
-        at = min(range(self.at, len(moments)), key=lambda one: distance[one])
+        first = self.at if least is None else least
+        at = min(range(first, len(moments)), key=lambda one: distance[one])
         return (
             f"nearest is moment {at} (before it showed {self.at}, now is {len(self.moments) - 1}):"
             f" {differences(shown, moments[at].shown)}"
@@ -100,7 +131,7 @@ def judge_order(programs: Sequence[Told], states: Iterable[Shown]) -> None:
     for shown in states:
         for program in programs:
             program.found(below(shown, program.directory))
-        if len(programs) > 1:
+        if len(programs) > 1 and not any(program.may_remove_early for program in programs):
             _judge_between(programs, shown)
 
 

@@ -7,12 +7,13 @@ import os
 import random
 import stat
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 import trio
 
+from acpfs.config import FsyncMode
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Caller
 from acpfs.filesystem.steps import Call
@@ -30,6 +31,8 @@ EXCHANGE = 2
 READ_BYTES = 16 << 20
 PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
 DATA_SIZES = (1, 5000, 60_000)
+FORGETS = 0.3
+"""Share of calls after which the kernel knows only of what is open."""
 KINDS = (
     *("save",) * 3,
     "overwrite",
@@ -46,6 +49,7 @@ KINDS = (
     "open old",
     *("write on",) * 3,
     *("fsync",) * 2,
+    "wait until persisted",
     "close",
 )
 WITH_OPEN_FILE = ("write on", "fsync", "close")
@@ -71,6 +75,22 @@ class Kernel(Protocol):
 
     def new_caller(self) -> Caller: ...
 
+    def forget(self, but: Container[Ino]) -> None:
+        """Give back what is known of nodes, but for these, as a kernel short of memory does."""
+        ...
+
+    def answered(self) -> None:
+        """The program was told something: whoever judges may look now."""
+        ...
+
+    def is_durable(self, path: str, content: bytes) -> None:
+        """The program was told that the file outlives a loss of power."""
+        ...
+
+    async def persisted(self) -> bool:
+        """Wait until all that was done is persisted; whether it is."""
+        ...
+
 
 @dataclass
 class Opened:
@@ -88,6 +108,16 @@ async def _never() -> bool:
     return False
 
 
+async def by_path(act: Callable[[], Awaitable[T]]) -> T:
+    """As Linux does: where a node is not known any more, the path is walked once more."""
+    try:
+        return await act()
+    except OSError as failure:
+        if failure.errno != errno.ESTALE:
+            raise
+    return await act()
+
+
 class Calls:
     """System calls by path, as the kernel makes requests of them."""
 
@@ -100,6 +130,9 @@ class Calls:
         return cast("T", answer)  # a call may answer None, too
 
     async def ino(self, path: str) -> Ino:
+        return await by_path(lambda: self._walk(path))
+
+    async def _walk(self, path: str) -> Ino:
         at = ROOT
         for name in path.split("/") if path else ():
             parent, part = at, name.encode()
@@ -111,6 +144,9 @@ class Calls:
         return await self.ino(directory), name.encode()
 
     async def create(self, path: str) -> Opened:
+        return await by_path(lambda: self._create(path))
+
+    async def _create(self, path: str) -> Opened:
         parent, name = await self.place(path)
         caller = self.kernel.new_caller()
         opened, attributes = await self.request(
@@ -119,6 +155,9 @@ class Calls:
         return Opened(path, attributes.ino, opened.handle, b"")
 
     async def open(self, path: str, flags: int, content: bytes) -> Opened:
+        return await by_path(lambda: self._open(path, flags, content))
+
+    async def _open(self, path: str, flags: int, content: bytes) -> Opened:
         ino, caller = await self.ino(path), self.kernel.new_caller()
         opened = await self.request(lambda fs: fs.open(ino, flags, caller))
         return Opened(path, ino, opened.handle, content)
@@ -137,20 +176,26 @@ class Calls:
         await self.request(lambda fs: fs.flush(file.handle, 1))
         await self.request(lambda fs: fs.release(file.handle))
 
-    async def read(self, ino: Ino) -> bytes:
-        caller = self.kernel.new_caller()
+    async def read(self, path: str) -> bytes:
+        return await by_path(lambda: self._read(path))
+
+    async def _read(self, path: str) -> bytes:
+        ino, caller = await self.ino(path), self.kernel.new_caller()
         opened = await self.request(lambda fs: fs.open(ino, os.O_RDONLY, caller))
         content = await self.request(lambda fs: fs.read(opened.handle, 0, READ_BYTES))
         await self.request(lambda fs: fs.flush(opened.handle, 1))
         await self.request(lambda fs: fs.release(opened.handle))
         return content
 
-    async def tree(self, directory: str, at: Ino | None = None) -> Shown:
+    async def tree(self, directory: str) -> Shown:
         """What the mount shows below a directory, itself with it; nothing where it is not there."""
         try:
-            ino = await self.ino(directory) if at is None else at
+            return await by_path(lambda: self._tree(directory))
         except FileNotFoundError:
             return {}
+
+    async def _tree(self, directory: str) -> Shown:
+        ino = await self.ino(directory)
         found: Shown = {(directory + "/").encode(): b""} if directory else {}
         handle = await self.request(lambda fs: fs.opendir(ino))
         entries = await self.request(lambda fs: fs.readdir(handle, 0, with_attributes=False))
@@ -162,9 +207,9 @@ class Calls:
             attributes = await self.request(lambda fs, n=name: fs.lookup(ino, n))  # type: ignore[misc]
             path = f"{directory}/{name.decode()}" if directory else name.decode()
             if stat.S_ISDIR(attributes.mode):
-                found.update(await self.tree(path, attributes.ino))
+                found.update(await self._tree(path))
             else:
-                found[path.encode()] = await self.read(attributes.ino)
+                found[path.encode()] = await self.read(path)
         return found
 
 
@@ -222,6 +267,9 @@ class Program:
                 continue
             chance = self._choices.stream(self.name, number)
             await self._call(chance)
+            self._calls.kernel.answered()
+            if chance.random() < FORGETS:
+                self._calls.kernel.forget({file.ino for file in self.open.values()})
             await trio.sleep(0.0 if self._has_frozen else chance.choice(PAUSES_S))
         for path in sorted(self.open):
             await self.close(self.open[path])
@@ -236,7 +284,7 @@ class Program:
         self._has_frozen = False
         if kind in WITH_OPEN_FILE and not self.open:
             kind = "open new"
-        needs_none = ("save", "make directory", "open new", *WITH_OPEN_FILE)
+        needs_none = ("save", "wait until persisted", "make directory", "open new", *WITH_OPEN_FILE)
         if kind not in needs_none and not self._files():
             kind = "save"
         method: Callable[[random.Random], Awaitable[None]]
@@ -312,7 +360,7 @@ class Program:
         path = chance.choice(self._files())
         self.under_way = "read"
         self._trace.note(self.name, "read", (path,))
-        got = {path.encode(): await self._calls.read(await self._calls.ino(path))}
+        got = {path.encode(): await self._calls.read(path)}
         judge_shown("READ", got, {path.encode(): self.told.now[path.encode()]})
 
     # -- names
@@ -325,6 +373,9 @@ class Program:
         )
 
     async def _make_directory_at(self, path: str, shown: Shown | None = None) -> None:
+        await by_path(lambda: self._make_directory_there(path, shown))
+
+    async def _make_directory_there(self, path: str, shown: Shown | None) -> None:
         parent, name = await self._calls.place(path)
         caller = self._calls.kernel.new_caller()
         await self._named(
@@ -339,7 +390,7 @@ class Program:
             parent, name = await self._calls.place(path)
             await self._named(lambda fs: fs.unlink(parent, name), shown)
 
-        await self._change("delete", shown, act, path)
+        await self._change("delete", shown, lambda: by_path(act), path)
 
     async def _remove_directory(self, chance: random.Random) -> None:
         empty = [
@@ -360,7 +411,7 @@ class Program:
             parent, name = await self._calls.place(path)
             await self._named(lambda fs: fs.rmdir(parent, name), shown)
 
-        await self._change("remove directory", shown, act, path)
+        await self._change("remove directory", shown, lambda: by_path(act), path)
 
     async def _rename(self, chance: random.Random) -> None:
         await self._rename_file(chance.choice(self._files()), self._fresh(chance))
@@ -402,8 +453,11 @@ class Program:
         )
 
     async def _rename_to(self, source: str, target: str, shown: Shown, flags: int = 0) -> None:
-        here, there = await self._calls.place(source), await self._calls.place(target)
-        await self._named(lambda fs: fs.rename(*here, *there, flags), shown)
+        async def act() -> None:
+            here, there = await self._calls.place(source), await self._calls.place(target)
+            await self._named(lambda fs: fs.rename(*here, *there, flags), shown)
+
+        await by_path(act)
 
     # -- files that stay open
 
@@ -446,6 +500,16 @@ class Program:
 
         await self._change("fsync", self._with(file), act, file.path)
         file.is_changed = False
+        if self._knobs.fsync is FsyncMode.DURABLE and file.path.encode() in self.told.now:
+            self._calls.kernel.is_durable(file.path, file.content)
+
+    async def _wait_until_persisted(self, chance: random.Random) -> None:
+        self.under_way = "wait until persisted"
+        now = len(self.told.moments) - 1
+        self._trace.note(self.name, "wait until persisted")
+        if await self._calls.kernel.persisted():
+            self._trace.note(self.name, "wait until persisted", (), "persisted")
+            self.told.durable_at = now
 
     async def _close(self, chance: random.Random) -> None:
         await self.close(self.open[chance.choice(sorted(self.open))])

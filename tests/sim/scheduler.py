@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar, cast
 
 from acpfs.backing.calls import BackingTimeoutError, CallPool
@@ -28,9 +29,6 @@ from acpfs.types import TierId
 from tests.sim.virtual import MACHINE
 
 T = TypeVar("T")
-
-SPINS_MAX = 100_000
-"""Turns of a thread that waits for another one, without an end."""
 
 
 class Killed(BaseException):
@@ -171,19 +169,16 @@ class Turns:
         if self.is_over:
             raise Killed
 
-    def until(self, is_done: Callable[[], bool]) -> None:
-        """Whoever calls waits in the midst of its turn, while the others go on."""
-        for _spin in range(SPINS_MAX):
-            if is_done():
-                return
+    def until(self, is_done: Callable[[], bool]) -> bool:
+        """Whoever calls waits in the midst of its turn, while the others go on; False: none of them can."""
+        if self._running is not None:
+            self.wait(is_done)
+        while not is_done():
             if self.is_over:
                 raise Killed
-            if self._running is not None:
-                self.point()
-            elif not self.turn():
-                break
-        msg = f"{self.name or 'the main thread'} waits for what nobody does"
-        raise AssertionError(msg)
+            if not self.turn():
+                return False
+        return True
 
     def bury(self) -> None:
         """The life is over: each of its threads ends where it stands, and its steps are of no effect."""
@@ -196,17 +191,27 @@ class Turns:
                 self._resume(job)
 
 
-class _Answer(Future[T]):
-    """Whoever waits for it in the midst of a step lets the others go on."""
+_result, _exception = Future.result, Future.exception
 
-    def __init__(self, turns: Turns) -> None:
-        super().__init__()
-        self._turns = turns
 
-    def result(self, timeout: float | None = None) -> T:
-        if not self.done():
-            self._turns.until(self.done)
-        return super().result(timeout)
+def _wait_for(future: Future[Any], timeout_s: float | None) -> None:
+    if not future.done() and not Turns.current.until(future.done):
+        if timeout_s is not None:
+            raise FutureTimeoutError
+        msg = "the main thread waits for what no thread can do before time goes on"
+        raise AssertionError(msg)
+
+
+def result_in_turns(future: Future[T], timeout: float | None = None) -> T:
+    """In the place of `Future.result`: whoever waits in the midst of a step lets the others go on."""
+    _wait_for(future, timeout)
+    return _result(future)
+
+
+def exception_in_turns(future: Future[T], timeout: float | None = None) -> BaseException | None:
+    """In the place of `Future.exception`."""
+    _wait_for(future, timeout)
+    return _exception(future)
 
 
 class TurnPool(CallPool):
@@ -225,7 +230,7 @@ class TurnPool(CallPool):
         self._held: deque[tuple[str, Callable[[], None]]] = deque()
 
     def submit(self, label: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        answer: Future[T] = _Answer(self._turns)
+        answer: Future[T] = Future()
         if self._turns.is_over:
             raise Killed
         self._calls[label] += 1
@@ -283,7 +288,7 @@ def submit_on_ram_file(
 ) -> Future[T]:
     """In the place of `RamFileCalls.submit`: in the order in which they came, each in a turn."""
     turns: Turns = Turns.current
-    answer: Future[T] = _Answer(turns)
+    answer: Future[T] = Future()
     waiting = cast("deque[Any]", calls._waiting.setdefault(tier_id, deque()))
     waiting.append(answer)  # the order is what counts
 
@@ -310,6 +315,11 @@ class _Timer(Protocol):
     action: Callable[[], None] | None
 
 
+class _Alarm:
+    def __init__(self) -> None:
+        self.action: Callable[[], None] | None = lambda: None
+
+
 class Timers:
     """Ends of patience, in virtual time; in the place of the process's thread for them."""
 
@@ -319,6 +329,10 @@ class Timers:
 
     def start(self, delay_s: float, timer: _Timer) -> None:
         heapq.heappush(self._heap, (MACHINE.moment_s + delay_s, next(self._number), timer))
+
+    def at(self, delay_s: float) -> None:
+        """Time goes on no further than to there without a look at who is ready."""
+        self.start(delay_s, _Alarm())
 
     def fire(self) -> None:
         """Those that are due."""

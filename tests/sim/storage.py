@@ -203,6 +203,10 @@ class Storage:
         self._left(tree, self.root, b"", found, chance)
         return found
 
+    def fill(self, free_bytes: int | None) -> None:
+        """Leave so much room; None: as much as anybody wants."""
+        self.capacity_bytes = None if free_bytes is None else self._used_bytes() + free_bytes
+
     def forget_descriptors(self) -> None:
         """The process that had them is gone."""
         self.descriptors.clear()
@@ -399,6 +403,7 @@ class Storage:
 
     @call("mkdir", changes=True)
     def mkdir(self, path: LowerPath) -> None:
+        self._need(BLOCK_BYTES)
         self._place(path, self._inode(stat.S_IFDIR | 0o700))
         self._changed()
 

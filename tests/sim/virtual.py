@@ -16,6 +16,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import trio._core._run as trio_run
@@ -129,10 +130,17 @@ def install_in_acpfs() -> None:
     from acpfs.threads import Threads
     from acpfs.writeback.sources import spill
     from acpfs.writeback.streams.give_way import GiveWay
-    from tests.sim.scheduler import TurnPool, submit_on_ram_file
+    from tests.sim.scheduler import (
+        TurnPool,
+        exception_in_turns,
+        result_in_turns,
+        submit_on_ram_file,
+    )
 
     replaced: list[tuple[Any, str, Any]] = [
         (spill, "CallPool", TurnPool),
+        (Future, "result", result_in_turns),
+        (Future, "exception", exception_in_turns),
         (RamFileCalls, "submit", submit_on_ram_file),
         (Warming, "_begin_looking", _nothing),
         (GiveWay, "is_busy", lambda _self: False),
