@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 PIPE_COLUMNS = 240
+WITHHELD = "EHOSTDOWN"
+"""Error of what waits for a node that is missing."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -81,13 +83,22 @@ def table(
     console(stderr=stderr).print(drawn)
 
 
+STATE_WORDS = {"complete": "only in RAM", "clean": "persisted", "committed": "committing"}
+"""What people see instead of a state of the records, whichever command says it; all other states are words already."""
+
+
+def state(report: Json) -> str:
+    """The state of a file, of an entry of the queue or of a checkpoint: one word for each."""
+    if report["state"] == "parked" and report.get("error") == WITHHELD:
+        return "withheld"  # `ls` has no state of its own for it
+    return STATE_WORDS.get(report["state"], str(report["state"]))
+
+
 def checkpoint_state(report: Json) -> str:
-    """How safe a checkpoint is, in words that need no table."""
-    if report["state"] == "complete":
-        return "only in RAM"
+    """How safe a checkpoint is."""
     if report["state"] == "persisting":
         return f"persisted {report['persisted_files']} of {report['files']}"
-    return str(report["state"])
+    return state(report)
 
 
 def last_error(entry: Json) -> str:
@@ -106,7 +117,7 @@ def left_over(details: Json) -> None:
             printable(entry["name"]),
             entry["operation"],
             size(entry["size"]),
-            entry["state"],
+            state(entry),
             str(entry["tries"]),
             last_error(entry),
         )

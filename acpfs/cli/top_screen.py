@@ -141,7 +141,7 @@ def queue_row(entry: show.Json) -> tuple[str, ...]:
     why = show.last_error(entry) if entry["last_error"] else entry["why"]
     figures = (
         show.size(entry["size"]),
-        entry["state"],
+        show.state(entry),
         show.duration(entry["age_s"]),
         str(entry["tries"]),
     )

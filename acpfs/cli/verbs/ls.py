@@ -26,7 +26,7 @@ def command(target: Target, path: str | None, as_json: bool) -> None:
         return
     rows = (
         (
-            f["state"],
+            show.state(f),
             show.size(f["size"]),
             show.duration(f["age_s"]),
             f["tier"],

@@ -408,7 +408,7 @@ def print_queue(status: show.Json) -> None:
     now = time.time()
     rows = (
         (
-            entry["state"],
+            show.state(entry),
             entry["operation"],
             show.size(entry["size"]),
             show.duration(entry["age_s"]),
