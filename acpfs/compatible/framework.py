@@ -32,6 +32,7 @@ from acpfs.compatible.replicas import holders_of
 from acpfs.compatible.update_marks import UpdateMarks
 from acpfs.errors import ConfigError, MachineError, RefusedError
 from acpfs.logger import get_logger
+from acpfs.training.guard import Guard
 from acpfs.training.messages import TroubleKind
 from acpfs.training.policy import Policy
 
@@ -65,6 +66,12 @@ class _Job:
         """`enable_arf`, of the controller or of the processor."""
         self.marks: UpdateMarks | None = None
         self.controller_ready = self.controller_runs = False
+        self.guard = Guard()
+        self.guard.at_end.append(self._switch_off)
+
+    def _switch_off(self, why: str) -> None:
+        if self.processor is not None:
+            self.processor.switch_off(why)
 
     def begun(self) -> tuple[Processor, UpdateMarks]:
         if self.processor is None or self.marks is None:
@@ -168,7 +175,7 @@ def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
 
 def tft_destroy_processor() -> None:
     if _job.processor is not None:
-        _job.processor.end()
+        _job.guard.last(_job.processor.end)
 
 
 def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> None:
@@ -196,15 +203,16 @@ def tft_start_updating_os(backup_step: int = -1) -> None:
         raise UnsupportedError(
             f"backup_step = {backup_step}: copies of the state before an update are not kept; replicas are asked"
         )
-    _job.begun()[1].begin_update()
+    _, marks = _job.begun()
+    _job.guard.ours(marks.begin_update)
 
 
 def tft_end_updating_os(step: int) -> None:
     if step < 1:
         raise ConfigError(f"step {step}: 1 or more")
     processor, marks = _job.begun()
-    marks.end_update(step)
-    processor.updated()
+    _job.guard.ours(marks.end_update, step)
+    _job.guard.ours(processor.updated)
 
 
 def tft_start_copy_os() -> None:
@@ -342,13 +350,13 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
             except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except BaseException as error:  # torch's CheckpointException is no Exception
-                if _goes_on(error):
+                if _job.guard.ours(_goes_on, error):
                     continue
                 if not (_job.processor and _job.processor.is_done):
                     raise
                 result = None  # the process before this one died behind the last step, before it had left
                 break
-            if _job.processor is None or _job.processor.finish():
+            if _job.processor is None or _job.guard.is_off or _job.processor.finish():
                 break
             if tft_wait_next_action() != Action.RETRY.value:
                 raise RefusedError(

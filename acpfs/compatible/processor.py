@@ -206,6 +206,12 @@ class Processor:
         """Wait until there is nothing more to do here but to end."""
         return self._member is None or self._over.wait(timeout_s)
 
+    def switch_off(self, why: str) -> None:
+        """Acpfs has failed in this rank, and its training goes on."""
+        if self._member is not None:
+            self._member.leave(why)
+        self._over.set()
+
     def end(self) -> None:
         """Leave in order. May be called twice."""
         member, self._member = self._member, None

@@ -7,11 +7,16 @@ come from MindSpore's runtime, in C and in a thread of its own.
 from __future__ import annotations
 
 from acpfs.compatible.c_library import EntryPoints
+from acpfs.training.guard import OnPurposeError
 from acpfs.training.marks import Mark, Marks
 from acpfs.training.messages import Phase
 
 STOPPED = "FORCE STOP: acpfs stops this job, and no update begins"
 """A text that scripts of the product look for."""
+
+
+class UpdateStoppedError(OnPurposeError, RuntimeError):
+    """There is to be no update any more."""
 
 
 class UpdateMarks(Marks):
@@ -40,7 +45,7 @@ class UpdateMarks(Marks):
         """An update begins.
 
         Raises:
-            RuntimeError: there is to be none any more.
+            UpdateStoppedError: there is to be none any more.
         """
         before = self._now
         self._now = Mark(
@@ -48,7 +53,7 @@ class UpdateMarks(Marks):
         )  # first the mark, then the look, as in `Marks`
         if self._held:
             self._now = before
-            raise RuntimeError(STOPPED)
+            raise UpdateStoppedError(STOPPED)
 
     def end_update(self, step: int) -> None:
         """The update is complete; it was that of this step."""

@@ -42,16 +42,24 @@ class HeldSignals:
                     self._before[number] = handler
                     signal.signal(number, self._note)
         except BaseException:  # of a handler that was called before it could be taken away
-            self._give_back()
+            self.give_back()
             raise
 
     def release(self) -> None:
-        """The update is over: handlers are called for what came.
+        """The update is over: handlers are back, and called for what came.
 
         Raises:
             BaseException: whatever they raise.
         """
-        self._give_back()
+        self.give_back()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Handlers are called for what came.
+
+        Raises:
+            BaseException: whatever they raise.
+        """
         came, self._came = self._came, {}
         with ExitStack() as calls:  # all of them, whatever one of them raises
             for number in reversed(came):
@@ -60,9 +68,10 @@ class HeldSignals:
     def drop(self) -> None:
         """The update is torn, and the job stops for that: handlers are back, what came is over."""
         self._came.clear()
-        self._give_back()
+        self.give_back()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Handlers are back; what came waits for `deliver`."""
         if threading.current_thread() is not threading.main_thread():
             return
         while self._before:

@@ -203,6 +203,12 @@ class Member:
             link.farewell(max(0.0, deadline - time.monotonic()))
         self._links.clear()
 
+    def leave(self, why: str) -> None:
+        """Training goes on without protection. Does not wait, and `end` may still be called."""
+        self.tell(Goodbye(why=why))
+        self._ended = True
+        self._wake()
+
     # -- the main thread's side
 
     @property
@@ -284,10 +290,11 @@ class Member:
         try:
             while not self._ended or self._outbox:
                 self._turn()
-        except Exception:
+            self._cut_off()
+        except Exception as error:
             log.exception("this rank is not protected any more: its member failed")
             with contextlib.suppress(Exception):
-                self._broadcast(Goodbye())
+                self._broadcast(Goodbye(why=f"its member failed: {type(error).__name__}: {error}"))
             self._cut_off()
 
     def _turn(self) -> None:

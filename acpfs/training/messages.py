@@ -194,6 +194,8 @@ class Goodbye:
 
     all_done: bool = False
     """Where ranks are replaced: it was told DONE. So all coordinators know, also when the one that said it has died."""
+    why: str = ""
+    """What ended its protection where its training goes on: a fault of acpfs in it."""
 
 
 @dataclass(frozen=True, slots=True)

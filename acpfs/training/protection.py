@@ -17,6 +17,7 @@ from acpfs.errors import ConfigError
 from acpfs.logger import get_logger
 from acpfs.training.boot import JOBS, boot
 from acpfs.training.drill import Drill, parsed
+from acpfs.training.guard import theirs
 from acpfs.training.interrupt import Charge, Interrupted, Interrupter
 from acpfs.training.member import Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
@@ -25,6 +26,7 @@ from acpfs.training.park import CutOffError, Park, ReplacedError, told
 from acpfs.training.policy import Policy
 
 if TYPE_CHECKING:
+    from acpfs.training.boot import Boot
     from acpfs.training.torch.gate import Passage
     from acpfs.training.torch.rank import TorchRank
 
@@ -131,6 +133,7 @@ class Protection:
         self._pid = os.getpid()
         self._handlers = ExitStack()
         """Gives signal and exception handlers back."""
+        self.guard = rank.guard
 
     # -- life
 
@@ -139,7 +142,11 @@ class Protection:
         self._directory.mkdir(parents=True, exist_ok=True)
         if int(os.environ.get("LOCAL_RANK") or rank.number) == 0:
             tell_where(self._directory)  # once on each node
-        booted = boot(rank.number, rank.groups.gathered, self._directory, policy)
+        return self.enter(boot(rank.number, rank.groups.gathered, self._directory, policy))
+
+    def enter(self, booted: Boot) -> Protection:
+        """Begin, with coordinators that are there."""
+        rank, policy = self._rank, self._policy
         interrupter = Interrupter(
             *(threading.get_ident(), lambda: rank.marks.updating),
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
@@ -175,6 +182,7 @@ class Protection:
         except BaseException:
             member.end()
             raise
+        self.guard.begin(lambda: member.stopped, self._switch_off)
         rank.install()
         if policy.drill:
             rank.points.follow(
@@ -194,15 +202,23 @@ class Protection:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._member is not None and not _in_order(value):
-            self._fault(value)
-        self._close()
+        if self._member is not None and not self.guard.is_off and not _in_order(value):
+            self.guard.last(self._fault, value)
+        for close in (self._handlers.close, self._rank.remove):
+            self.guard.last(close)
+        if not self.guard.last(self._end_member):
+            self.guard.last(self._switch_off, "its end failed")
 
-    def _close(self) -> None:
-        self._handlers.close()
-        self._rank.remove()
+    def _end_member(self) -> None:
         if self._member is not None:
             self._member.end()
+
+    def _switch_off(self, why: str) -> None:
+        """Acpfs has failed in this rank: the others are told, and the loop is as it was before."""
+        if self._member is not None:
+            self._member.leave(why)
+        if threading.current_thread() is threading.main_thread():
+            self._handlers.close()
 
     def _fault(self, error: BaseException | None) -> None:
         """Do what the coordinator says, and end the process; comes back where nobody says anything."""
@@ -282,18 +298,24 @@ class Protection:
 
         Whatever is done to parameters in it, such as averaged ones swapped in, is in no checkpoint.
         """
-        if self._member is not None:
-            self._member.long_operation = True
-            self._rank.keep()
+        self.guard.ours(self._begin_long)
         try:
             yield
         finally:
-            if self._member is not None:
-                self._member.long_operation = False
+            self.guard.ours(self._end_long)
+
+    def _begin_long(self) -> None:
+        if self._member is not None:
+            self._member.long_operation = True
+            self._rank.keep()
+
+    def _end_long(self) -> None:
+        if self._member is not None:
+            self._member.long_operation = False
 
     def at(self, reached: Callable[[str], object]) -> None:
         """Have this called with the name of each point that this rank reaches; for drills."""
-        self._rank.points.follow(reached)
+        self._rank.points.follow(lambda point: theirs(reached, point))
 
     # -- signals
 
@@ -307,6 +329,13 @@ class Protection:
             )
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
+        self.guard.ours(self._answer_sigterm)
+        if self.guard.is_off:
+            if signal.getsignal(signal.SIGTERM) == self._terminated:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)  # to the handler that was there before
+
+    def _answer_sigterm(self) -> None:
         if os.getpid() != self._pid:  # a data loader's worker, forked while this was the handler
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -323,8 +352,8 @@ class Protection:
         self, kind: type[BaseException], value: BaseException, trace: TracebackType | None
     ) -> None:
         """An `Interrupted` that came between the loop and `__exit__`."""
-        if self._member is not None and self._member.stopped:
-            self._fault(value)
+        if self._member is not None and self._member.stopped and not self.guard.is_off:
+            self.guard.last(self._fault, value)
         sys.__excepthook__(kind, value, trace)
 
 

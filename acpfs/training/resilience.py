@@ -124,6 +124,8 @@ class Voyage:
         self._error: BaseException | None = None
         """What the loop raised last, for the case that nobody commands any more; and of which kind it was."""
         self._kind = TroubleKind.ERROR
+        self._ended_by: BaseException | None = None
+        """What the loop of this generation raised."""
 
     def run(self) -> Any:
         """What the function gives, when it has ended in all ranks.
@@ -195,6 +197,10 @@ class Voyage:
             on_stuck=self._stuck,
         )
         member.parked = True
+        self._run.guard.begin(
+            lambda: member.order(self._handled, 0.0) is not None,
+            member.leave,
+        )
         return member
 
     def _stuck(self) -> None:
@@ -218,6 +224,8 @@ class Voyage:
     def _serve(self) -> Any:
         while True:
             try:
+                if self._run.guard.is_off:
+                    return self._left_alone()
                 order = self._next()
                 if isinstance(order.command, Stop):
                     self._stop()
@@ -238,6 +246,17 @@ class Voyage:
                 if self._error is None or self._kind is TroubleKind.COLLECTIVE:
                     raise RefusedError(str(cut_off)) from self._error
                 raise self._error from None
+
+    def _left_alone(self) -> Any:
+        """Acpfs has failed in this rank: its loop has ended as it would have without.
+
+        Raises:
+            BaseException: what the loop raised.
+        """
+        self._interrupter.disarm()
+        if self._ended_by is not None:
+            raise self._ended_by from None
+        return self._value
 
     def _next(self) -> Order:
         commanded_at = time.monotonic()
@@ -276,6 +295,7 @@ class Voyage:
         """Run the function in this generation."""
         self._run.enter(order.generation, self._member.ask)
         self._is_running = False
+        self._ended_by = None
         try:
             self._value = self._train(self._run)
         except SystemExit as error:
@@ -285,6 +305,7 @@ class Voyage:
             raise
         except BaseException as error:  # noqa: BLE001  # whatever it is, another process or another try may do
             self._member.parked = True
+            self._ended_by = error
             self._failed(error)
             return
         self._member.parked = False

@@ -233,12 +233,17 @@ def test_status_shows_who_is_lost_and_who_hangs() -> None:
         "tls": False,
         "shards": 2,
         "gate": "explicit",
-        "ranks": [{"rank": 1, "lost": "its process is exiting"}, {"rank": 2, "lost": None}],
+        "ranks": [
+            {"rank": 1, "lost": "its process is exiting"},
+            {"rank": 2, "lost": None},
+            {"rank": 3, "lost": None, "unprotected": "KeyError: 'a'"},
+        ],
         "stall": {"behind": [2], "group": "world", "waited_s": 75.0},
         "counts": {"refused_tls": 3},
     }
     lines = dict(told(answer))
     assert lines["tls"] == "off: everybody on this network may join"
     assert lines["lost"] == "rank 1: its process is exiting"
+    assert lines["unprotected"] == "rank 3: KeyError: 'a'"
     assert lines["behind"] == "ranks 2 in world: nothing moved for 1 min 15 s"
     assert lines["refused"] == "refused_tls 3"

@@ -615,6 +615,16 @@ def test_a_rank_that_leaves_in_order_is_not_waited_for() -> None:
     ship.processes[0].say(Goodbye())
     ship.drain()
     assert ship.processes[1].state == "over"
+    assert ship.crew.unprotected == {}
+
+
+@clause("T178")
+def test_a_rank_in_which_acpfs_has_failed_is_named() -> None:
+    ship = Ship(2).begin()
+    run(ship)
+    ship.processes[0].say(Goodbye(why="KeyError: 1"))
+    ship.drain()
+    assert ship.crew.unprotected == {0: "KeyError: 1"}
 
 
 def test_each_state_leads_to_an_end() -> None:

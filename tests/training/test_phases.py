@@ -449,6 +449,16 @@ def test_leaving_in_order_is_no_fault() -> None:
     assert desk.records == []
 
 
+@clause("T178")
+def test_a_rank_in_which_acpfs_has_failed_is_named_and_not_waited_for() -> None:
+    desk = Desk(job(holders={"all": (0, 1, 2, 3)})).begin()
+    desk.say(1, Goodbye(why="KeyError: 1"))
+    desk.drain()
+    assert desk.phases.unprotected == {1: "KeyError: 1"}
+    desk.kill(1)
+    assert not desk.phases.lost
+
+
 @clause("T15")
 def test_copies_that_differ_are_told_in_the_manifest() -> None:
     desk = Desk(job(holders={"all": (0, 1, 2, 3)})).begin()

@@ -7,11 +7,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from acpfs.training.guard import Guard
 from acpfs.training.messages import Trouble, TroubleKind
 from acpfs.training.policy import Policy
 from acpfs.training.protection import Protection
@@ -44,7 +45,8 @@ def rig() -> Iterator[Rig]:
 
 
 def protection_of(rig: Rig, directory: Path) -> Protection:
-    protection = Protection(directory, cast("TorchRank", None), Policy())
+    rank = cast("TorchRank", SimpleNamespace(guard=Guard()))
+    protection = Protection(directory, rank, Policy())
     protection._member = rig.member
     protection._handle_signals()
     return protection

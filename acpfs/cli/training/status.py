@@ -81,6 +81,7 @@ def ask(name: str) -> Json | None:
 def told(answer: Json) -> list[tuple[str, str]]:
     """Lines about the job."""
     lost = {rank["rank"]: rank["lost"] for rank in answer["ranks"] if rank["lost"]}
+    off = {rank["rank"]: why for rank in answer["ranks"] if (why := rank.get("unprotected"))}
     role = "active" if answer["active"] else "standing by"
     lines = [
         (
@@ -96,6 +97,9 @@ def told(answer: Json) -> list[tuple[str, str]]:
     if answer["shards"] is not None:
         lines.append(("layout", f"{answer['shards']} shards, gate {answer['gate']}"))
     lines += [("lost", f"rank {rank}: {why}") for rank, why in list(lost.items())[:RANKS_SHOWN]]
+    lines += [
+        ("unprotected", f"rank {rank}: {why}") for rank, why in list(off.items())[:RANKS_SHOWN]
+    ]
     if stall := answer["stall"]:
         where = f" in {stall['group']}" if stall.get("group") else ""
         lines.append(

@@ -64,6 +64,8 @@ class Crew:
         self._began: tuple[float, str] | None = None
         self._lost_since: dict[int, str] = {}
         """Who was lost since all ran."""
+        self.unprotected: dict[int, str] = {}
+        """Ranks that train on though acpfs has failed in them → why."""
         self._giving_up = GivingUp(limits)
         self._done: dict[int, int] = {}
         self._outcome: Leave | Done | None = None
@@ -272,6 +274,7 @@ class Crew:
             self._roster.join(hello)
             self._left.discard(rank)
             self.marks.pop(rank, None)
+            self.unprotected.pop(rank, None)
             if self.state is not CrewState.STANDBY:  # a word of one that does not command
                 self._commands.send([rank], Protected())
             if before in _AT_WORK and self.state is not CrewState.STANDBY:
@@ -283,6 +286,9 @@ class Crew:
         """It leaves in order, or its protection has failed and it trains on: it ends with the next fault, and another process comes."""
         if goodbye.all_done:
             self._outcome = Done()
+        if goodbye.why:
+            self.unprotected[rank] = goodbye.why
+            self._tell("a rank is not protected any more", rank=rank, why=goodbye.why)
         self._left.add(rank)
         self._roster.leave(rank, None)
         self._wait_anew(now)

@@ -105,6 +105,8 @@ class Phases:
         self.layout: Layout | None = None
         self.lost: dict[int, str] = {}
         """Rank → why."""
+        self.unprotected: dict[int, str] = {}
+        """Ranks that train on though acpfs has failed in them → why."""
         self.marks: dict[int, Beat] = {}
         self.wake_at = math.inf
         self._look_at = -math.inf
@@ -302,8 +304,11 @@ class Phases:
                 "all ranks are registered", world=self.world, shards=len(self.layout.holders)
             )
 
-    def _goodbye(self, rank: int, _: Goodbye, now: float) -> None:
+    def _goodbye(self, rank: int, goodbye: Goodbye, now: float) -> None:
         self._gone([rank])
+        if goodbye.why:
+            self.unprotected[rank] = goodbye.why
+            self._tell("a rank is not protected any more", rank=rank, why=goodbye.why)
         if self.state in (State.REGISTERING, State.RUNNING) and not self._alive:
             self._leave(ExitStatus.SAVED, "all ranks have left in order", now)
         elif self.state is State.STOPPING and self._stop_at is None:

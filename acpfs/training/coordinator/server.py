@@ -567,6 +567,7 @@ class Coordinator:
                 "rank": rank,
                 "node": hello.node,
                 "lost": phases.lost.get(rank),
+                "unprotected": phases.unprotected.get(rank),
                 **_shown(phases.marks.get(rank)),
                 "stacks": self._stacks.get(rank),
             }

@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from acpfs.errors import ConfigError
 from acpfs.training.frameworks import and_then
+from acpfs.training.guard import Guard
 from acpfs.training.host_state import NumpyRandom, Part, PythonRandom
 from acpfs.training.protection import Protection, protect
 from acpfs.training.torch.host_parts import TorchRandom
@@ -47,6 +48,8 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
         }
         self._loaded: dict[str, Any] | None = None
         self.protection: Protection | None = None
+        self._guard = Guard()
+        """The rank's own from the beginning of protection on."""
 
     # -- life
 
@@ -71,6 +74,7 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
             step=trainer.global_step,
             **given,
         )
+        self._guard = protection.guard
         self.protection = protection.__enter__()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -92,14 +96,17 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.protection is not None:
-            self._long.enter_context(self.protection.long_operation())
+            self._guard.ours(self._long.enter_context, self.protection.long_operation())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._long.close()
+        self._guard.last(self._long.close)
 
     # -- random numbers
 
     def state_dict(self) -> dict[str, Any]:
+        return self._guard.ours(self._taken) or {}
+
+    def _taken(self) -> dict[str, Any]:
         return {name: loadable(part.take()) for name, part in self._random.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -108,6 +115,9 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        self._guard.ours(self._give_back)
+
+    def _give_back(self) -> None:
         loaded, self._loaded = self._loaded, None
         for name, value in (loaded or {}).items():
             self._random[name].give(value)

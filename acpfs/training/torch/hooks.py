@@ -3,6 +3,9 @@
 With several optimizers the first begins an update, and the last ends it. The end mark belongs behind the *local* update: of a
 `ZeroRedundancyOptimizer` the inner optimizer is watched, since what its `step` does afterwards is sending parameters round, which fails
 when a rank dies while the update is done. Main thread only.
+
+Which step of which optimizer begins and ends an update, and the collectives of the gate, belong to all ranks: they go on
+when protection of this one is over, so that nobody waits for it. All else goes through the guard.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from acpfs.errors import ConfigError
+from acpfs.training import messages
+from acpfs.training.guard import Guard
 from acpfs.training.held_signals import HeldSignals
 from acpfs.training.marks import Marks
 from acpfs.training.torch.gate import Gate, ImplicitGate, Passage
@@ -46,17 +51,25 @@ class UpdateHooks:
         *,
         at: Callable[[str], object] = str,
         at_end: Callable[[], None] = lambda: None,
+        meet: Callable[[int], object] = int,
         update: Callable[[], None] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """`at_ready`: called with an update's number when its gradients are complete, before the mark says so.
 
         `at_end`: called when an update is complete, before the mark says so.
+        `meet`: what all ranks do together before the gate, whether they are protected or not.
         `at`: called at points by name. `update`: does an update that is ready and was not begun; None: the optimizers' steps do.
         """
         self._optimizers = [local_optimizer(optimizer) for optimizer in optimizers]
         self._whole = optimizers
         self._marks, self._gate, self._at_ready = marks, gate, at_ready
-        self._at_end = at_end
+        self._at_end, self._meet = at_end, meet
+        self._guard = guard or Guard()
+        self._passed = marks.now.done
+        """The update whose gate was passed last, also where no mark moves any more."""
+        self._under_way = False
+        """Whether an update is, in the order of the optimizers' steps."""
         self._stepped: set[int] = set()
         self._current: int | None = None
         """The optimizer whose step is under way; what an exception left here is overwritten by the next step."""
@@ -70,6 +83,7 @@ class UpdateHooks:
         self._signals = HeldSignals()
 
     def install(self) -> None:
+        self._passed = self._marks.now.done
         for optimizer in self._optimizers:
             if not hasattr(optimizer, "register_step_pre_hook"):
                 raise ConfigError(
@@ -93,15 +107,17 @@ class UpdateHooks:
         torch wraps the `step` of each class that it makes an optimizer of, so a subclass that calls `super().step()`
         comes here a second time, from inside its own step, where somebody has made one of the base class too.
         """
+        if self._guard.is_off and self._gate.kind is messages.Gate.NONE:
+            return None  # nobody waits for this rank
         # the wrapper around `step` hands on the optimizer itself as the first argument
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if _has_overflowed(optimizer):
             return None  # the scaler lets a fused optimizer see the overflow itself: nothing is changed
-        is_under_way = self._alone or self._marks.updating
+        is_under_way = self._alone or self._under_way
         if isinstance(closure, _Gradients) or (is_under_way and self._current == id(optimizer)):
             self._depth += 1
             return None
-        if self._alone or self._marks.updating:
+        if is_under_way:
             if closure is not None:
                 raise ConfigError(
                     "step(closure) of a further optimizer computes gradients inside the update: nobody could do it alone"
@@ -115,11 +131,13 @@ class UpdateHooks:
         self._current = id(optimizer)
         self._depth = 1
         if closure is not None:
-            return (args[0],), {**kwargs, "closure": _Gradients(closure, self._marks, self.begin)}
+            return (args[0],), {**kwargs, "closure": _Gradients(closure, self.begin)}
         self._between = False
         return None
 
     def _after(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if self._guard.is_off and self._gate.kind is messages.Gate.NONE:
+            return
         if _has_overflowed(optimizer):
             return
         self._depth -= 1
@@ -137,11 +155,16 @@ class UpdateHooks:
         Raises:
             RuntimeError: the gate failed; the mark stays at `ready`.
         """
-        self._at_ready(self._marks.now.done + 1)
-        step = self._marks.ready()
-        self._at("ready")
+        step = self._passed + 1
+        self._guard.ours(self._make_ready, step)
+        self._meet(step)
         self._gate.wait(step)
-        self._gated()
+        self._begin(step)
+
+    def _make_ready(self, step: int) -> None:
+        self._at_ready(step)
+        self._marks.ready()
+        self._at("ready")
 
     @contextmanager
     def implicit_gate(self) -> Iterator[Passage]:
@@ -154,17 +177,28 @@ class UpdateHooks:
             raise ConfigError(
                 "protect was not told what to do with the result of this gate: give gate="
             )
-        self._at_ready(self._marks.now.done + 1)
-        step, passage = self._marks.ready(), Passage()
-        self._at("ready")
+        step, passage = self._passed + 1, Passage()
+        self._guard.ours(self._make_ready, step)
         yield passage
         if not passage.skipped:
-            self._gate.passed(step, tuple(passage.values))
-            self._gated()
+            self._guard.ours(self._gate.passed, step, tuple(passage.values))
+            self._begin(step)
+
+    def _begin(self, step: int) -> None:
+        """The gate of update `step` is passed."""
+        self._stepped.clear()
+        self._under_way = True
+        try:
+            self._guard.ours(self._gated)
+        except BaseException:  # there is to be none
+            self._under_way = self._marks.updating
+            raise
+        self._passed = step
+        if self._guard.is_off:
+            self._signals.deliver()
 
     def _gated(self) -> None:
         self._at("gated")
-        self._stepped.clear()
         self._signals.hold()  # before the mark, and given back behind it: no handler comes in between
         try:
             self._marks.begin()
@@ -175,9 +209,15 @@ class UpdateHooks:
 
     def end(self) -> None:
         """The local update is complete."""
-        self._end()
-        self._signals.release()
-        self._at("updated")
+        self._under_way = False
+        self._guard.ours(self._end)
+        self._guard.ours(self._signals.give_back)
+        self._signals.deliver()  # what handlers raise is the program's
+        self._guard.ours(self._at, "updated")
+
+    def switch_off(self) -> None:
+        """Protection of this rank is over; what came of signals is delivered by who began that."""
+        self._signals.give_back()
 
     def finish_alone(self, values: tuple[float, ...] | None = None) -> None:
         """Do the update that is ready, without gate and without anybody else. For SETTLE.
@@ -247,18 +287,19 @@ class _Gradients:
     Gradients are complete when it returns, and an optimizer calls it before it changes anything.
     """
 
-    def __init__(self, closure: Callable[[], Any], marks: Marks, begin: Callable[[], None]) -> None:
+    def __init__(self, closure: Callable[[], Any], begin: Callable[[], None]) -> None:
         self._closure = closure
-        self._marks = marks
         self._begin = begin
+        self._was_called = False
 
     def __call__(self) -> Any:
-        if self._marks.updating:
+        if self._was_called:
             raise ConfigError(
                 "an optimizer that calls its closure more than once computes gradients inside the update"
             )
         result = self._closure()
         self._begin()
+        self._was_called = True
         return result
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from acpfs.errors import ConfigError
 from acpfs.training import messages
 from acpfs.training.drill import Points
+from acpfs.training.guard import Guard
 from acpfs.training.host_state import HostState
 from acpfs.training.marks import Marks
 from acpfs.training.member import GenerationOverError
@@ -121,6 +122,7 @@ class TorchRank:
         self.groups.learn()
         self._gate = self._made_gate(use)
         self.points = Points()
+        self.guard = Guard()
         self.hooks = UpdateHooks(
             optimizers,
             self.marks,
@@ -129,7 +131,9 @@ class TorchRank:
             at=self.points,
             at_end=self._end.note,
             update=update,
+            guard=self.guard,
         )
+        self.guard.at_end.append(lambda _: self.hooks.switch_off())
         self._by_hand = update is not None
 
     def _made_writer(self, save: Callable[[int, Path], None] | None) -> Writer:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.logger import get_logger
+from acpfs.training.guard import Guard, theirs
 from acpfs.training.host_state import HostState, Taken
 from acpfs.training.marks import Marks
 from acpfs.training.memory_left import name_of
@@ -71,6 +72,10 @@ class Run:
         self._store: Any = None
         """Kept: what torch has of a store written in Python ends with the Python object."""
         self._on_update = on_update
+        self.guard = Guard()
+        self.guard.at_end.append(lambda _: self._switch_off())
+        self._packed = b""
+        """Host state for the buddy, of the update that is ready."""
         self.at: Callable[[str], object] = str
         """Called at points by name, for drills."""
 
@@ -128,7 +133,13 @@ class Run:
             held,
             host,
             UpdateHooks(
-                held.optimizers, self._marks, ExplicitGate(group), self._ready(host), at=self._at
+                held.optimizers,
+                self._marks,
+                ExplicitGate(group),
+                self._ready(host),
+                at=self._at,
+                meet=self._meet,
+                guard=self.guard,
             ),
         )
         found = self._found_out(fresh)
@@ -213,14 +224,23 @@ class Run:
     def _ready(self, host: HostState) -> Callable[[int], None]:
         def ready(step: int) -> None:
             host.take(step)
-            self._buddy.exchange(step, packed(host.taken(step)))
+            self._packed = packed(host.taken(step))
 
         return ready
+
+    def _meet(self, step: int) -> None:
+        """Each rank gets what another one has taken; of one that is not protected any more nothing."""
+        mine, self._packed = self._packed, b""
+        self._buddy.exchange(step, mine)
+
+    def _switch_off(self) -> None:
+        if isinstance(self._state, State):
+            self._state.hooks.switch_off()
 
     def _at(self, point: str) -> None:
         if point == "updated":
             self._on_update()
-        self.at(point)
+        theirs(self.at, point)
 
     # -- from where
 

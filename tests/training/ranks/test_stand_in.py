@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from acpfs.training import protect
+from acpfs.training.guard import Guard
 from acpfs.training.interrupt import Charge, Interrupted, Interrupter
 from acpfs.training.messages import ExitStatus, Leave, Trouble
 from acpfs.training.policy import Policy
@@ -147,7 +149,9 @@ def test_an_interrupt_between_two_lines_of_the_handler_is_no_end(
     monkeypatch.setattr(
         Protection, "_leave", lambda protection, leave, error: left.append(leave.status)
     )
-    protection: Any = Protection(tmp_path, cast("TorchRank", None), Policy())
+    protection: Any = Protection(
+        tmp_path, cast("TorchRank", SimpleNamespace(guard=Guard())), Policy()
+    )
     protection._charge = Charge(
         Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0), lambda: None
     )
