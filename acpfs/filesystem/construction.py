@@ -322,7 +322,7 @@ class FileSystemParts:
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
         order = EvictionOrder(self.table, self.catalogue, self.pins, self.settings.keep_checkpoints)
         parts = (self.overflow, versions, self.room, order, Marks(self.state), self.fills)
-        return Contents(self.tier, self.log, self.table, copies, *parts, self.earlier_calls)
+        return Contents(self.tier, self.log, self.table, copies, *parts)
 
     def finish_outgrown(self, node: Node) -> None:
         """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now: the rest follows in the background."""

@@ -38,7 +38,7 @@ from acpfs.filesystem.records import (
 )
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import TierStatistics
-from acpfs.types import ROOT, HandleId, Ino, Seq
+from acpfs.types import ROOT, HandleId, Ino, Seq, TierId
 from acpfs.writeback.sources.spill import SpillStatistics
 
 
@@ -508,6 +508,17 @@ class FileSystem:
                     self._view.nameless.restore(node, fd)
                 else:
                     self._view.nameless.give_back(ino, fd)
+
+    def writers_of(self, tier_ids: Collection[TierId]) -> list[tuple[bytes, list[int]]]:
+        """Paths of the files that are, or were when they were opened, in these tier files; and who has them open to write."""
+        if not tier_ids:
+            return []
+        with self.lock:
+            return [
+                (self._table.path(node.ino), self._open.writers_of(node))
+                for node in self._table
+                if node.body.tier in tier_ids or node.kernel_target in tier_ids
+            ]
 
     def statistics(self) -> FileSystemStatistics:
         """A record of everything that can be counted."""

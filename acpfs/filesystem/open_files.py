@@ -150,6 +150,11 @@ class OpenFiles:
         """Nodes that somebody has open."""
         return {handle.node for handle in self._handles.values()}
 
+    def writers_of(self, node: Node) -> list[int]:
+        """Processes that opened the file to write, as far as they are known."""
+        writing = (one for one in self._handles.values() if one.node is node and one.writable)
+        return sorted({one.process or one.pid for one in writing} - {0})
+
     def lane_of(self, node: Node) -> str:
         """How a file's bytes travel now, or would at the next open for reading."""
         if node.kernel_handles:

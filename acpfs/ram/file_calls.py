@@ -7,6 +7,10 @@ wait for ever. No thread that others need does so: these calls are made here, in
 else needs. Each RAM file has one of them at most, so that one file does not take all, and its calls
 are made in the order in which they came.
 
+A worker that is killed leaves such a call behind: it is in the kernel as long as the application
+likes, and may still be carried out. So each is noted in records that outlive the worker, and the
+next worker makes none on the same file before that one is over.
+
 Owns which RAM files the kernel writes for applications (`hand_over`, `take_back`), and those
 threads. Does not know what is called. Thread-safe; `hand_over` and `take_back` are called under the
 file system's lock, and so is whoever relies on `is_handed_over` to make such a call at once.
@@ -14,13 +18,17 @@ file system's lock, and so is whoever relies on `is_handed_over` to make such a 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from acpfs.descriptors import readable
+from acpfs.ram.mapped_records import NO_SLOT, Slots
 from acpfs.threads import THREADS
 from acpfs.types import TierId
 
@@ -58,6 +66,7 @@ class RamFileCalls:
         self._due: deque[TierId] = deque()
         """Files that wait for a thread."""
         self._came = threading.Condition()
+        self._records: Slots | None = None
         self._threads = self._idle = 0
 
     # -- which files
@@ -87,6 +96,38 @@ class RamFileCalls:
 
     # -- calls
 
+    def take_over(self, records: Slots, end_of: Callable[[int, int], int]) -> set[TierId]:
+        """Note calls there from now on; files on which killed workers still make one.
+
+        `end_of`: descriptor, ours from now on, that is readable when the call of a process' thread
+        is over; -1: it is. Before anything else is asked for.
+        """
+        self._records = records
+        held_up: set[TierId] = set()
+        for slot, (process, thread, number) in list(records):
+            end = end_of(process, thread)
+            if end < 0:
+                records.free(slot)
+                continue
+            tier_id = TierId(number)
+            held_up.add(tier_id)
+            self.submit(tier_id, self._wait_over, slot, end)
+        return held_up
+
+    def _wait_over(self, slot: int, end: int) -> None:
+        readable(end, None)
+        os.close(end)
+        assert self._records is not None
+        with self._came:
+            self._records.free(slot)
+
+    def must_queue(self, tier_id: TierId) -> bool:
+        """Whether a call on the file is to be made in its thread.
+
+        An application can hold it up, or others come first.
+        """
+        return tier_id in self._handed_over or tier_id in self._waiting
+
     def is_crowded(self) -> bool:
         """Whether applications hold up so many calls that no more files should be handed over."""
         return len(self._waiting) >= CROWDED
@@ -114,13 +155,22 @@ class RamFileCalls:
         while (tier_id := self._next()) is not None:
             with self._came:
                 call = self._waiting[tier_id].popleft()
+                slot = self._note(tier_id)
             _make(call)
             del call  # a thread that waits must not keep what the last one needed
             with self._came:
+                if self._records is not None and slot != NO_SLOT:
+                    self._records.free(slot)
                 if self._waiting[tier_id]:
                     self._due.append(tier_id)  # behind the others
                 else:
                     del self._waiting[tier_id]
+
+    def _note(self, tier_id: TierId) -> int:
+        if self._records is not None:
+            with suppress(OSError):  # no page for it: it counts as one on the backing directory
+                return self._records.add(os.getpid(), threading.get_native_id(), tier_id)
+        return NO_SLOT
 
     def _next(self) -> TierId | None:
         """The file whose call is due; None: enough threads wait already."""

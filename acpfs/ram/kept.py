@@ -30,6 +30,7 @@ GIVEN_UP_MAX = 64
 """The newest: a worker serves on behind each, and is sent again what was under way."""
 _GIVEN_UP = "given_up"
 HUNG_WORDS = 2
+RAM_CALL_WORDS = 3
 HANGS_MAX = 2
 """Workers that one request may hang: the first, and one that carries it out in a thread of its own."""
 _FACTS = "facts.json"
@@ -67,6 +68,7 @@ class Kept:
         self.backings = self._slots("backings", BACKING_WORDS)
         self.calls = self._slots("calls", CALL_WORDS)
         self.hung = self._slots("hung", HUNG_WORDS)
+        self.ram_calls = self._slots("ram_calls", RAM_CALL_WORDS)
         self._listings = (
             {
                 int(file.name[len(_LISTING) :]): file.stat().st_size
@@ -217,5 +219,6 @@ class Kept:
             self.backings,
             self.calls,
             self.hung,
+            self.ram_calls,
         ):
             slots.close()

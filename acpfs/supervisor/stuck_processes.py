@@ -24,12 +24,31 @@ STUCK_MAX = 16
 _SIGKILL_PENDING = 1 << 8
 
 
-def main_thread_end(pid: int) -> int:
-    """Descriptor that is readable when the main thread of the process has ended, whatever the others do; -1: before Linux 6.9."""
+def thread_end(thread: int) -> int:
+    """Descriptor that is readable when a thread has ended, whatever the others do; -1: it has, or before Linux 6.9."""
     try:
-        return os.pidfd_open(pid, os.O_EXCL)  # PIDFD_THREAD
+        return os.pidfd_open(thread, os.O_EXCL)  # PIDFD_THREAD
     except OSError:
         return -1
+
+
+def number_of(pidfd: int) -> int:
+    """The process of a descriptor; -1: it has ended."""
+    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
+        if line.startswith("Pid:"):
+            return int(line.split()[1])
+    return -1
+
+
+def left_threads(pid: int) -> list[int]:
+    """Those of a stuck process that are in a call."""
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(task.name) for task in tasks.iterdir() if _state(task) not in "ZX"]
+
+
+def has_thread(pid: int, thread: int) -> bool:
+    """Whether it is in its call still."""
+    return _state(Path(f"/proc/{pid}/task/{thread}")) not in "ZX"
 
 
 def is_stuck(pid: int) -> bool:

@@ -312,7 +312,7 @@ class Supervisor:
         self._keeper.worker(child.pidfd)
         if self._predecessor is not None:
             handover.send_with_pidfd(self._predecessor, {"starting": True}, child.pid)
-        child.main_end = stuck_processes.main_thread_end(child.pid)
+        child.main_end = stuck_processes.thread_end(child.pid)
         if child.main_end >= 0:
             self._selector.register(
                 child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child)
@@ -400,7 +400,7 @@ class Supervisor:
     def _leave_behind(self, child: Child) -> None:
         """It will never run again, and may never end: the next one starts, and knows of it."""
         self._complain(
-            f"worker {child.pid} was killed in a call on the backing directory that does not return"
+            f"worker {child.pid} was killed in a system call that does not return; the next one says what it is about"
         )
         self._kept.leave_behind(child.pidfd)
         self._worker_gone(child)

@@ -46,10 +46,10 @@ from acpfs.ram.mounts import MountEntry, holders, mounted_at
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.child import Limits
 from acpfs.supervisor.stopping import TOGETHER_S
-from acpfs.supervisor.stuck_processes import STUCK, wait_ended
+from acpfs.supervisor.stuck_processes import STUCK
 from acpfs.threads import THREADS
 from acpfs.transport.timeouts import RequestTimeouts
-from acpfs.types import Ino, Seq
+from acpfs.types import Ino, Seq, TierId
 from acpfs.worker import logs, serving
 from acpfs.worker.assembly import Parts, keep
 from acpfs.worker.history_watch import HistoryWatch
@@ -57,6 +57,7 @@ from acpfs.worker.link import Link
 from acpfs.worker.metrics_tasks import MetricsTasks
 from acpfs.worker.notify import Busy, ServiceManager, beat
 from acpfs.worker.preloads import Preloads
+from acpfs.worker.remains import Remains, wait_over
 from acpfs.worker.subject import WorkerSubject
 from acpfs.worker.waiting_reports import WaitingCall
 from acpfs.worker.worker_verbs import WorkerVerbs
@@ -123,6 +124,8 @@ class Worker:
         self._session: Session | None = None
         """That is served natively."""
         self._busy = Busy(self._current)
+        self._held_up: set[TierId] = set()
+        """RAM files on which a killed worker still makes a call."""
         self._record = self._make_record()
         self._serving = trio.CancelScope()
         self._drain_deadline = math.inf
@@ -274,6 +277,7 @@ class Worker:
             raise MachineError(
                 f"backing directory {self._settings.backing}: {error.strerror}"
             ) from error
+        self._name_held_up()
         if not known:
             await self._join()
             self.link.remember(space=astuple(space))
@@ -281,15 +285,26 @@ class Worker:
 
     def _heed_stuck_workers(self) -> None:
         """What a killed worker's call still does must not come after what this one does with the same file."""
-        stuck = self.link.kept.get(STUCK)
-        if stuck:
+        remains = Remains(self.link.kept.get(STUCK, ()))
+        calls = self._parts.tier.calls
+        self._held_up = calls.take_over(self._parts.inner.kept.ram_calls, remains.take)
+        if others := remains.take_others():
             log.warning(
-                "a call of a killed worker on the backing directory has not returned: the drain waits for it",
-                workers=len(stuck),
+                "a killed worker's call on the backing directory has not returned: the drain waits for it",
+                calls=len(others),
             )
-            ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, stuck)
+            ended = self._parts.calls.commits.submit("killed worker's call", wait_over, others)
             self._parts.engine.begin_after(ended)
             self._parts.inner.earlier_calls.begin_after(ended)
+
+    def _name_held_up(self) -> None:
+        """Files in RAM on which a killed worker's call waits for an application."""
+        for path, processes in self._parts.fs.writers_of(self._held_up):
+            log.warning(
+                "a killed worker's call on a file in RAM waits for a write of an application: that file waits for it, and no other",
+                file=os.fsdecode(path),
+                written_by=processes,
+            )
 
     async def _join(self) -> None:
         """Before the first request: whoever commits a pointer later finds this node."""

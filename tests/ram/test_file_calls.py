@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from acpfs.ram import file_calls
 from acpfs.ram.file_calls import RamFileCalls
+from acpfs.ram.kept import RAM_CALL_WORDS
+from acpfs.ram.mapped_records import Slots
 from acpfs.types import TierId
 
 pytestmark = pytest.mark.clause("S420")
@@ -49,6 +53,48 @@ def test_a_call_that_is_held_up_holds_up_those_of_its_file_and_no_others() -> No
         assert calls.submit(TierId(20), lambda: "other").result(LONG_S) == "other"
         assert not behind.done()
     assert behind.result(LONG_S) == "behind"
+
+
+@pytest.mark.clause("S423")
+def test_a_file_waits_for_the_call_of_a_killed_worker_and_others_do_not(tmp_path: Path) -> None:
+    file = tmp_path / "calls"
+    before = RamFileCalls()
+    before.take_over(Slots(file, RAM_CALL_WORDS), lambda _process, _thread: -1)
+    with held_calls(before, range(1, 4)) as held:
+        assert all(one.begun.wait(LONG_S) for one in held)
+        asked: list[int] = []
+        end, over = os.pipe()
+
+        def end_of(process: int, thread: int) -> int:
+            assert process == os.getpid()
+            asked.append(thread)
+            return end if len(asked) == 2 else -1
+
+        records = Slots(file, RAM_CALL_WORDS)
+        calls = RamFileCalls()
+        held_up = calls.take_over(records, end_of)
+        assert len(set(asked)) == len(asked) == 3
+        (one,) = held_up
+        behind = calls.submit(one, lambda: "behind")
+        others = {TierId(n) for n in range(1, 4)} - held_up
+        assert [calls.must_queue(other) for other in others] == [False, False]
+        assert [calls.submit(other, abs, -1).result(LONG_S) for other in others] == [1, 1]
+        assert calls.must_queue(one)
+        assert not behind.done()
+        os.close(over)
+        assert behind.result(LONG_S) == "behind"
+
+
+def test_a_call_is_noted_while_it_is_made(tmp_path: Path) -> None:
+    calls = RamFileCalls()
+    records = Slots(tmp_path / "calls", RAM_CALL_WORDS)
+    calls.take_over(records, lambda _process, _thread: -1)
+    with held_calls(calls, range(7, 8)) as held:
+        assert held[0].begun.wait(LONG_S)
+        assert [words[::2] for _slot, words in records] == [(os.getpid(), 7)]
+    assert calls.submit(TierId(7), abs, -1).result(LONG_S) == 1
+    while len(records):  # its thread has answered, and is about to
+        threading.Event().wait(0.01)
 
 
 def test_calls_of_a_file_are_made_in_their_order_one_at_a_time() -> None:

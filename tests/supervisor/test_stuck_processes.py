@@ -155,7 +155,7 @@ def test_a_living_process_is_not_stuck() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        end = stuck_processes.main_thread_end(process.pid)
+        end = stuck_processes.thread_end(process.pid)
         assert not stuck_processes.is_stuck(process.pid)
         process.kill()
         if end >= 0:

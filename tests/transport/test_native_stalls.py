@@ -13,6 +13,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,8 +47,12 @@ def storage(tmp_path: Path) -> Iterator[FaultFs]:
 
 @pytest.fixture
 def mount(storage: FaultFs, make_mount: MakeMount, tmp_path: Path) -> AcpfsMount:
+    return mounted(make_mount, tmp_path)
+
+
+def mounted(make_mount: MakeMount, tmp_path: Path, **options: object) -> AcpfsMount:
     (tmp_path / "backing").mkdir()
-    mount = make_mount(tmp_path / "backing", "native-passthrough", max_dirty_age=1)
+    mount = make_mount(tmp_path / "backing", "native-passthrough", max_dirty_age=1, **options)
     if "passthrough" not in mount.status()["lanes"]:
         pytest.skip("this kernel has no passthrough")
     (mount.path / "step-1").mkdir()
@@ -256,6 +261,51 @@ def test_holes_are_stored_while_the_writer_stands_still(
     data = HEAD.ljust(hole, b"\0") + HEAD + SOURCE
     check_stored(mount, "step-1/model.pt", data)
     check_one_worker(mount)
+
+
+def close_for_writing(writer: StalledWriter) -> Child:
+    """Waits for the write, and so does the thread of the daemon that makes the call for it."""
+    return Child(lambda: os.close(os.open(writer.path, os.O_RDWR)))
+
+
+def wait_for_a_stuck_thread(pid: int) -> None:
+    while not any(
+        (task / "stat").read_text().rpartition(")")[2].split()[0] == "D"
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    ):
+        threading.Event().wait(0.02)
+
+
+@pytest.mark.clause("S423")
+@pytest.mark.parametrize("how", ["kill", "reload"])
+def test_what_a_worker_leaves_behind_holds_up_the_same_file_and_no_other(
+    storage: FaultFs, make_mount: MakeMount, tmp_path: Path, how: str
+) -> None:
+    """Its thread is in a call for a close, and stays there until the write is done."""
+    mount = mounted(make_mount, tmp_path, log_file=str(tmp_path / "acpfs.log"))
+    writer = StalledWriter(storage, mount)
+    closing = close_for_writing(writer)
+    old = mount.pid
+    wait_for_a_stuck_thread(old)
+    if how == "kill":
+        mount.kill_worker()
+    else:
+        mount.ctl("reload")
+    mount.wait_status(lambda status: status["worker"]["number"] == 2)
+    live_on(mount, "meanwhile")
+    mount.flush("meanwhile")
+    assert (mount.backing / "meanwhile" / "model.pt").read_bytes() == SOURCE
+    assert Path(f"/proc/{old}").exists(), "nothing was left behind: the test proves nothing"
+    lines = (tmp_path / "acpfs.log").read_text().splitlines()
+    said = [line for line in lines if "waits for a write of an application" in line]
+    assert len(said) == 1
+    assert "step-1/model.pt" in said[0]
+    assert str(writer.child.pid) in said[0]
+    assert not [line for line in lines if "call on the backing directory" in line]
+    assert writer.goes_on() == SIZE
+    closing.result()
+    check_stored(mount, "step-1/model.pt", HEAD + SOURCE)
+    check_stored(mount, "other", b"x")
 
 
 def test_the_writer_can_be_killed_and_who_closes_a_copy_too(

@@ -32,7 +32,6 @@ from acpfs.filesystem.content.overflow import LOOK_AGAIN_S, Overflow
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room, pages_wanted
 from acpfs.filesystem.content.versions import Versions
-from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.kernel_writes import KernelWrites
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -71,19 +70,16 @@ class Contents:
         order: EvictionOrder,
         marks: Marks,
         fills: Fills,
-        earlier: EarlierCalls,
     ) -> None:
         """`copies`: threads for large copies inside the RAM tier.
 
         `overflow`: where files go that do not fit; `order`: who leaves first.
-        `earlier`: what killed workers may still do to the same files.
         """
         self._tier, self._log = tier, log
         self._table = table
         self._copies, self._overflow = copies, overflow
         self._versions = versions
         self._room, self._fills = room, fills
-        self._earlier = earlier
         self._aside = CopyAside(tier, versions, room, copies)
         self.kernel = KernelWrites(tier, log, table, self.opened, marks, versions.tell_renewed)
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
@@ -236,9 +232,7 @@ class Contents:
         only the caller waits. Where a killed worker may still make the same call, that comes first.
         """
         calls = self._tier.calls
-        if calls.is_handed_over(body.tier):
-            await wait(self._earlier.over)
-        if not calls.is_handed_over(body.tier):
+        if not calls.must_queue(body.tier):
             return function(self.opened(body), *arguments)
         fd = self.opened(body)
         body.keep_open()
@@ -434,7 +428,7 @@ class Contents:
         *arguments: Any,
     ) -> int | None:
         try:
-            if self._tier.calls.is_handed_over(body.tier):
+            if self._tier.calls.must_queue(body.tier):
                 done = await self.locking(body, function, *arguments)
             elif size <= INLINE_WRITE_BYTES_MAX:
                 done = function(self.opened(body), *arguments)
@@ -561,7 +555,7 @@ class Contents:
     ) -> None:
         """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get anywhere."""
         try:
-            if self._tier.calls.is_handed_over(body.tier):
+            if self._tier.calls.must_queue(body.tier):
                 await self.locking(body, fallocate, mode, offset, length)
                 return
             await outlast(
