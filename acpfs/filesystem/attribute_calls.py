@@ -84,6 +84,7 @@ class AttributeCalls:
         meta = Metadata(
             uid=change.uid, gid=change.gid, atime_ns=change.atime_ns, mtime_ns=change.mtime_ns
         )
+        former_mode = node.mode
         if change.mode is not None:
             node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(change.mode)
             meta.permissions = stat.S_IMODE(change.mode)
@@ -99,7 +100,7 @@ class AttributeCalls:
         node.mtime_ns = node.mtime_ns if change.mtime_ns is None else change.mtime_ns
         node.ctime_ns = CLOCK.now_ns(node.ctime_ns)
         self._contents.kernel.set_times(node)
-        self._changes.change_metadata(node, meta)
+        self._changes.change_metadata(node, meta, former_mode)
 
     # -- extended attributes
 
@@ -149,6 +150,7 @@ class AttributeCalls:
             self._changed(node, name, value)
             return
         kills = not node.is_dir if kills_set_gid is None else kills_set_gid
+        former_mode = node.mode
         node.mode = acls.mode_after(node.mode, value, kills_set_gid=kills)
         if posix_acl.says_more(value):
             xattrs[name] = value
@@ -159,6 +161,7 @@ class AttributeCalls:
             node,
             # the backing directory takes both in one step; one that says no more than the mode takes the former one away
             Metadata(permissions=stat.S_IMODE(node.mode), xattrs={name: value}),
+            former_mode,
         )
 
     async def listxattr(self, node: Node) -> list[bytes]:

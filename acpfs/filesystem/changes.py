@@ -120,13 +120,20 @@ class Changes:
             xattrs=dict(node.xattrs or {}) if everything else {},
         )
 
-    def change_metadata(self, node: Node, meta: Metadata) -> None:
-        """Log a change of attributes, or fold it into what is logged already."""
+    def change_metadata(self, node: Node, meta: Metadata, former_mode: int | None = None) -> None:
+        """Log a change of attributes, or fold it into what is logged already.
+
+        `former_mode`: what the node had before, where its mode was changed.
+        """
         self._table.changed(node)
         if node.unlogged or self._log.fold(node.ino, meta) or (node.is_removed and not node.is_dir):
             return
         kind = OpKind.SETXATTR if meta.xattrs else OpKind.SETATTR
-        self._log.append(kind, node.ino, meta=meta, logged_at=self._log.clock.now())
+        former = node.mode if former_mode is None else former_mode
+        payload = b"%o" % stat.S_IMODE(former) if node.is_dir else b""
+        self._log.append(
+            kind, node.ino, meta=meta, payload=payload, logged_at=self._log.clock.now()
+        )
 
     def freeze(self, node: Node, *, quiet: bool = False) -> Op | None:
         """Fix the file's content as it is now in the order of operations; None when there is nothing to fix.
@@ -387,6 +394,10 @@ class Changes:
         if node is not None and node.is_file:
             self._contents.retention.settle(node)
         self._catalogue.done(op, persisted=True)
+
+    def permissions_of(self, directory: Ino) -> int | None:
+        node = self._table.get(directory)
+        return None if node is None or not node.is_dir else stat.S_IMODE(node.mode)
 
     def directory_times(self, ino: Ino) -> tuple[int, int] | None:
         node = self._table.get(ino)

@@ -236,7 +236,8 @@ class Engine:
         return True
 
     def _clean_up(self) -> None:
-        """What an earlier worker left in the staging directory and no operation needs."""
+        """What an earlier worker left in the staging directory and no operation needs, and open."""
+        self._committer.shut_directories()
         self._manifest.manifest.remove_unfinished()
         self._manifest.manifest.load()
         found, kept = self._lower.list_staging(), self._lower.list_kept()

@@ -34,6 +34,10 @@ class Listener(Protocol):
         """
         ...
 
+    def permissions_of(self, directory: Ino) -> int | None:
+        """The permission bits that the mount shows of a directory; None: it is not known."""
+        ...
+
     def only_appended(self, version: Version) -> bool:
         """Whether what may be written to its file unseen is appended: if its bytes are the same in the end, they are the version."""
         ...

@@ -137,6 +137,54 @@ def test_a_directory_that_is_made_writable_and_read_only_again(
     run(tmp_path, scenario, make_lower=OwnersBacking)
 
 
+@clause("S461")
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_in_a_directory_that_is_read_only_by_then(tmp_path: Path, again: bool) -> None:
+    """Who has a file open, or may write to it, needs no right to the directory."""
+
+    async def scenario(w: World) -> None:
+        directory = await make_directory(w, b"d")
+        await w.write(b"one", b"1", directory)
+        opened, _ = await w.create(b"two", directory)
+        await w.do(w.fs.write(opened.handle, 0, b"2"))
+        await chmod(w, directory, 0o555)
+        if again:
+            await drained(w)
+            w.engine.hold(True)
+        await w.close(opened)
+        await w.write(b"one", b"new", directory)
+        await drained(w)
+        assert (w.backing / "d/one").read_bytes() == b"new"
+        assert (w.backing / "d/two").read_bytes() == b"2"
+        assert mode_of(w.backing / "d") == 0o555
+        assert (await w.do(w.fs.getattr(directory))).mode & 0o777 == 0o555
+
+    run(tmp_path, scenario, make_lower=OwnersBacking)
+
+
+@clause("S461")
+def test_a_file_in_a_directory_that_was_read_only_before(tmp_path: Path) -> None:
+    """By another worker, or another program: the mount has found it so."""
+    there = tmp_path / "backing" / "d"
+    there.mkdir(parents=True)
+    (there / "one").write_bytes(b"1")
+    there.chmod(0o555)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"d"))).ino
+        await w.do(w.fs.lookup(directory, b"one"))
+        await w.write(b"one", b"new", directory)
+        await chmod(w, directory, 0o755)
+        await w.write(b"two", b"2", directory)
+        await chmod(w, directory, 0o555)
+        await drained(w)
+        assert (there / "one").read_bytes() == b"new"
+        assert (there / "two").read_bytes() == b"2"
+        assert mode_of(there) == 0o555
+
+    run(tmp_path, scenario, make_lower=OwnersBacking)
+
+
 @clause("S450")
 def test_rights_of_a_file_do_not_widen_before_what_was_closed_around_it(tmp_path: Path) -> None:
     """What was shut off first, and shown to others then, is not shown to others before it is shut off."""
@@ -228,6 +276,9 @@ class Tree:
                 await chmod(self.w, self.directories[at], mode)
         elif await self.may_change(at):
             await self.change(at)
+        elif all([await self.mode(above) & ENTER for above in self.directories[: at + 1]]):
+            for name in (await self.names(at))[:1]:
+                await self.w.write(name, b"in a directory that is read-only", self.directories[at])
 
     async def open_up(self) -> None:
         for directory in self.directories:

@@ -98,6 +98,28 @@ acpfs umount "$BASE/mnt" >&2
 """
 
 
+READ_ONLY = """
+set -eu
+acpfs() { "$PYTHON" -c 'import sys; from acpfs.cli.main import main; sys.exit(main())' "$@"; }
+ctl() { "$PYTHON" -c 'import sys; from acpfs.cli.ctl import main; sys.exit(main())' "$@"; }
+acpfs mount "$BASE/backing" "$BASE/mnt" --ram 64M --transport "$TRANSPORT" >&2
+trap 'fusermount3 -u -z "$BASE/mnt" 2>/dev/null || true' EXIT
+mkdir "$BASE/mnt/d"
+echo 1 >"$BASE/mnt/d/rewritten"
+exec 3>"$BASE/mnt/d/open"
+chmod 555 "$BASE/mnt/d"
+ctl "$BASE/mnt" flush --timeout 60 >&2 || true  # one is open
+stat -c %a "$BASE/backing/d"
+echo 2 >"$BASE/mnt/d/rewritten"
+echo 3 >&3
+exec 3>&-
+ctl "$BASE/mnt" flush --timeout 60 >&2
+cat "$BASE/backing/d/rewritten" "$BASE/backing/d/open"
+stat -c %a "$BASE/backing/d"
+acpfs umount "$BASE/mnt" >&2
+"""
+
+
 @pytest.fixture
 def base() -> Iterator[Path]:
     """A directory that others can reach."""
@@ -173,3 +195,10 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
     assert (base / "backing/g").stat().st_uid == USER
     assert SMALL_PAGES in " ".join(status["warnings"])
     assert (base / "home/left").read_text() == ""
+
+
+@pytest.mark.clause("S461")
+@pytest.mark.parametrize("wish", ["native", "libfuse"])
+def test_what_a_user_may_write_in_a_read_only_directory_is_stored(base: Path, wish: str) -> None:
+    done = as_user(base, READ_ONLY, TRANSPORT=wish)
+    assert done.stdout.split() == ["555", "2", "3", "555"]

@@ -107,6 +107,9 @@ class ListenerDouble:
     def restaged(self, version: Version, before: str) -> None:
         pass
 
+    def permissions_of(self, directory: Ino) -> int | None:
+        return self._world.modes.get(directory)
+
     def only_appended(self, version: Version) -> bool:
         return False
 
@@ -182,6 +185,8 @@ class World:
         self._last_ino = 1
         self._symlink_inos: set[Ino] = set()
         self.directory_inos: set[Ino] = set()
+        self.modes: dict[Ino, int] = {}
+        """Permission bits of directories, as the application sees them."""
         self.assemble()
 
     def assemble(self) -> None:
@@ -280,6 +285,7 @@ class World:
     def mkdir(self, path: str, mode: int = 0o755) -> Op:
         ino = self._new_ino(path)
         self.directory_inos.add(ino)
+        self.modes[ino] = mode
         return self._append(
             OpKind.MKDIR, ino, creates=True, meta=Metadata(permissions=mode), **self._place(path)
         )
@@ -345,10 +351,14 @@ class World:
         )
 
     def setattr(self, path: str, **meta: Any) -> Op | None:
+        ino = self.inos[path]
+        payload = b"%o" % self.modes[ino] if ino in self.modes else b""
+        if ino in self.modes:
+            self.modes[ino] = meta.get("permissions", self.modes[ino])
         with self.lock:
-            if self.log.fold(self.inos[path], Metadata(**meta)):
+            if self.log.fold(ino, Metadata(**meta)):
                 return None
-        return self._append(OpKind.SETATTR, self.inos[path], meta=Metadata(**meta))
+        return self._append(OpKind.SETATTR, ino, meta=Metadata(**meta), payload=payload)
 
     # -- running
 

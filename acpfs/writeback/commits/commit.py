@@ -16,17 +16,18 @@ from contextlib import contextmanager, suppress
 from acpfs.backing import posix_acl
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.lower import LowerPath, LowerStat, Note
-from acpfs.types import Ino
+from acpfs.types import NO_INO, Ino
 from acpfs.writeback.commits.conflicts import Conflicts
 from acpfs.writeback.commits.given_back import GivenBack
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.commits.placing import Placing, StagingLostError
+from acpfs.writeback.commits.shut_directories import ShutDirectories
 from acpfs.writeback.commits.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.lower_tree import Place
-from acpfs.writeback.log.ops import Metadata, Op, OpKind, VersionState
+from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind, VersionState
 from acpfs.writeback.log.stages import Step
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
@@ -75,6 +76,7 @@ class Committer:
         )
         self._listings = absence.Listings(parts.lower)
         self._given_back = GivenBack(parts, conflicts)
+        self._shut = ShutDirectories(parts)
         self._changed = False
         """Whether something was changed for the operation that is being carried out now."""
         self._doubtful = False
@@ -104,6 +106,7 @@ class Committer:
     def run(self, group: list[Op]) -> GroupOutcome:
         """Carry out a group up to the first failure."""
         outcome = GroupOutcome()
+        self.shut_directories()
         self._conflicts.begin_group()
         self._numbers.clear()
         self._listings.forget()
@@ -111,6 +114,20 @@ class Committer:
         while at < len(group) and (count := self._next(group, at, outcome)):
             at += count
         return outcome
+
+    def shut_directories(self) -> None:
+        """Those that an earlier worker, or an earlier group, has left open."""
+        self._shut.shut()
+
+    def _directories(self, op: Op) -> list[Ino]:
+        """In which it changes names."""
+        if op.kind in ATTRIBUTES:
+            return []
+        places = self._parts.places(op.ino) if op.kind is OpKind.STORE else []
+        places = places or [self.place_of(op)]
+        if op.new_parent:
+            places.append(self.target_of(op))
+        return [directory for directory, _name in places if directory > NO_INO]
 
     def _next(self, group: list[Op], at: int, outcome: GroupOutcome) -> int:
         """Carry out what comes next; returns how many operations that were, 0: the group has ended."""
@@ -159,6 +176,9 @@ class Committer:
             outcome.entries[op.ino] = None
 
     def _carry_out(self, op: Op) -> LowerStat | None:
+        return self._shut.carry_out(lambda: self._attempt(op), lambda: self._directories(op))
+
+    def _attempt(self, op: Op) -> LowerStat | None:
         self._before(op)
         conflicts = self._conflicts.total
         if self._conflicts.concerns(op) and not self._conflicts.admit(op):
@@ -534,6 +554,8 @@ class Committer:
         path = self._parts.path(op.ino)
         st: LowerStat | None = None
         if path is not None:
+            if op.sets_rights:
+                self._shut.forget(path)  # before: a next worker would take the newer mode away
             try:
                 self._lower.apply(
                     path, with_note(self._lower, path, op.meta, doubtful=self._doubtful)

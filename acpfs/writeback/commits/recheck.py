@@ -27,10 +27,9 @@ from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.commits.placing import Placing
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import Place
-from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.log.ops import ATTRIBUTES, Op, OpKind
 from acpfs.writeback.parts import DrainParts
 
-_ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 
 _log = get_logger(__name__)
@@ -142,7 +141,7 @@ class Recheck:
         if op.kind is OpKind.MKDIR and self._parts.look(first) is None:
             self._placing.with_parents(first, lambda: self._placing.make(op, first))
             self._placing.repaired()
-        return (op.kind is OpKind.MKDIR or op.kind in _ATTRIBUTES) and self._attributes(op, first)
+        return (op.kind is OpKind.MKDIR or op.kind in ATTRIBUTES) and self._attributes(op, first)
 
     def _paths(self, ino: Ino) -> Iterator[LowerPath]:
         """Where a node lies; a file may have thousands of names, and most questions are about one."""
@@ -161,7 +160,7 @@ class Recheck:
             return any(added)
         with self._parts.lock:
             for later in after:
-                if later.kind in _ATTRIBUTES:
+                if later.kind in ATTRIBUTES:
                     op.meta.merge(later.meta)  # given to what is lost
         group.done[:] = [one for one in group.done if one[0] is not op]
         group.undone.append(op)

@@ -34,7 +34,7 @@ RUN_OPS_MAX = 32
 """Bounds the time under the lock to about a millisecond, and what a request's look at operations in doubt costs."""
 CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
 """Answers of the first call that mean that nothing was done. After any other the operation may have been carried out: never left out."""
-_TO_BE_LOOKED_INTO = frozenset({errno.ENOENT, errno.EXDEV})
+_TO_BE_LOOKED_INTO = frozenset({errno.ENOENT, errno.EXDEV, errno.EACCES})
 """Answers to a rename that have causes which can be put right (`Committer`)."""
 
 

@@ -46,6 +46,10 @@ class OpKind(enum.Enum):
     """Set and remove `meta.xattrs` (value None: remove)."""
 
 
+ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
+"""Change no name."""
+
+
 @dataclass(slots=True)
 class Metadata:
     """Attributes to give a node on the backing directory; None means "leave as it is".
@@ -173,6 +177,7 @@ class Op:
     victim: Ino = NO_INO
     meta: Metadata = field(default_factory=Metadata)
     payload: bytes = b""
+    """Of a symlink its target, of what attributes a directory is given `former_permissions`; see `moved_for`, `Committer`."""
     version: Version | None = None
     logged_at: float = 0.0
     """Wall clock, seconds: when the application's call was made."""
@@ -282,13 +287,23 @@ class Op:
         """
         return Ino(OLD_CONTENT - self.seq)
 
+    @property
+    def sets_rights(self) -> bool:
+        """Whether it gives a node other permission bits."""
+        return self.kind in ATTRIBUTES and self.meta.permissions is not None
+
+    @property
+    def former_permissions(self) -> int | None:
+        """Of a change of a directory's attributes: the permission bits before it; None: not known."""
+        return int(self.payload, 8) if self.payload else None
+
     def concerns(self, directory: Ino) -> bool:
         """Whether it changes a name in a directory, or the directory itself."""
         return self.ino == directory or any(parent == directory for parent, _name in self.touches())
 
     def touches(self) -> tuple[tuple[Ino, bytes], ...]:
         """The names (directory, name) that this operation mentions and therefore pins."""
-        if self.kind in (OpKind.SETATTR, OpKind.SETXATTR):
+        if self.kind in ATTRIBUTES:
             return ()
         if self.new_parent:
             return ((self.parent, self.name), (self.new_parent, self.new_name))

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.log.lower_tree import LowerTree, Place
-from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.log.ops import ATTRIBUTES, Op, OpKind
 from acpfs.writeback.members.scopes import Scope
 from acpfs.writeback.order.standing_pointers import Awaited
 from acpfs.writeback.parts import DrainParts
 
-_ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
 _OF_ALL_BELOW = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.RMDIR})
 _NEVER = Seq(1 << 62)
 TOLD_OPS_MAX = 1024
@@ -42,7 +41,7 @@ class Touched:
             self._nodes[node] = min(op.seq, self._nodes.get(node, _NEVER))
         for place in op.touches():
             self._places[place] = min(op.seq, self._places.get(place, _NEVER))
-        if op.kind in _ATTRIBUTES:
+        if op.kind in ATTRIBUTES:
             return
         for node in nodes:
             self._below[node] = min(op.seq, self._below.get(node, _NEVER))
