@@ -10,8 +10,11 @@ from __future__ import annotations
 import enum
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from acpfs.config import FsyncMode, WhenFull
+
+LIVES_MAX = 5
 
 
 class Profile(enum.Enum):
@@ -27,6 +30,8 @@ class Profile(enum.Enum):
     """As power, where an fsync says that the file outlives one."""
     FULL = "full"
     """The storage has too little room, for some time."""
+    SHORT = "short"
+    """RAM has room for two or three files; the storage does not fail."""
     HANG = "hang"
     """Calls on the storage take long."""
 
@@ -40,9 +45,11 @@ class Choices:
     without_calls: frozenset[tuple[str, int]] = frozenset()
     """(program, number of its call)."""
     without_faults: bool = False
-    lives_max: int = 99
+    lives_max: int = LIVES_MAX
     in_order: bool = False
     """Threads have their turns in the order in which they came."""
+
+    LIVES_MAX: ClassVar[int] = LIVES_MAX
 
     def stream(self, *name: object) -> random.Random:
         """The chance of one decision."""
@@ -77,11 +84,13 @@ class Knobs:
     @classmethod
     def drawn(cls, choices: Choices) -> Knobs:
         chance = choices.stream("knobs")
-        profile, faulty = choices.profile, not choices.without_faults
-        lives = min(choices.lives_max, chance.randrange(1, 6))
+        profile = choices.profile
+        is_short = profile is Profile.SHORT
+        faulty = not choices.without_faults and not is_short
+        lives = chance.randrange(1, LIVES_MAX + 1)
         return cls(
             programs=chance.choice((1, 1, 2, 3)),
-            lives=lives,
+            lives=min(choices.lives_max, lives),
             calls=chance.randrange(4, 14 * lives + 4),
             error_rate=chance.choice((0.0, 0.0, 0.02, 0.1)) * faulty,
             hang_rate=chance.choice((0.01, 0.1)) * (faulty and profile is Profile.HANG),
@@ -91,11 +100,28 @@ class Knobs:
             full_s=chance.choice((1.0, 20.0, 100.0)),
             fsync=FsyncMode.DURABLE if profile is Profile.DURABLE else FsyncMode.ORDERED,
             looks_for_power_loss=profile in (Profile.POWER, Profile.DURABLE),
-            when_full=WhenFull.WAIT,
-            ram_bytes=8 << 20,
+            when_full=chance.choice((WhenFull.WAIT, WhenFull.NATIVE)),
+            ram_bytes=chance.choice((160, 400)) << 10 if is_short else 8 << 20,
             keeps_session=profile is Profile.SESSION
-            or (profile in (Profile.HANG, Profile.FULL) and chance.random() < 0.5),
+            or (profile in (Profile.HANG, Profile.FULL, Profile.SHORT) and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
             inherited_files=chance.choice((0, 0, 3)),
-            sizes=(0, 1, 100, 5000, 60_000, 200_000),
+            sizes=(0, 1, 100, 5000, 60_000, 200_000, *(300_000,) * is_short),
         )
+
+    def __str__(self) -> str:
+        """For people: what is unusual."""
+        words = [
+            f"{self.programs} program{'s' * (self.programs > 1)}",
+            f"{self.lives} {'life' if self.lives == 1 else 'lives'}",
+            f"{self.calls} calls of each",
+            "the session outlives the daemon" if self.keeps_session else "",
+            f"{self.inherited_files} older files of each" if self.inherited_files else "",
+            f"{self.error_rate:.0%} of changes fail" if self.error_rate else "",
+            f"{self.hang_rate:.0%} of calls hang" if self.hang_rate else "",
+            "" if self.free_bytes is None else f"{self.free_bytes} bytes for {self.full_s} s",
+            f"{self.ram_bytes >> 10} KiB of RAM, then {self.when_full.value}",
+            "fsync is durable" if self.fsync is FsyncMode.DURABLE else "",
+            "" if self.counts_subdirectories else "directories have one link",
+        ]
+        return ", ".join(word for word in words if word)

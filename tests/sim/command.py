@@ -11,11 +11,13 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from tests.sim import virtual
-from tests.sim.choices import Choices, Profile
+from tests.sim.choices import LIVES_MAX, Choices, Knobs, Profile
 from tests.sim.history import History, Outcome
+from tests.sim.shrinking import calls_of, shrink, to_words
 from tests.sim.trace import Finding
 
 EVENTS_SHOWN = 40
@@ -42,13 +44,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--from", type=int, default=0, metavar="N", dest="first")
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
     parser.add_argument("--seed", type=int, metavar="N", help="this one alone")
+    parser.add_argument("--shrink", action="store_true", help="make it shorter first")
+    parser.add_argument("--no-faults", action="store_true", help="the storage does not fail")
+    parser.add_argument("--in-order", action="store_true", help="threads go on as they came")
+    parser.add_argument("--lives", type=int, default=LIVES_MAX, metavar="N", help="at most")
+    parser.add_argument("--without", action="append", default=[], metavar="PROGRAM:CALLS")
     parser.add_argument("--trace", action="store_true", help="all its events")
+    parser.add_argument("--stop", action="store_true", help="at the first that fails")
     parser.add_argument("--digests", action="store_true", help="a line for each history")
     return parser
 
 
 def _these(profiles: list[Profile], options: argparse.Namespace) -> list[bool]:
-    return [_one(Choices(options.seed, profile), options) for profile in profiles]
+    without = frozenset[tuple[str, int]]().union(*map(calls_of, options.without))
+    parts = (without, options.no_faults, options.lives, options.in_order)
+    return [_one(Choices(options.seed, profile, *parts), options) for profile in profiles]
 
 
 def _stay_on_one_processor() -> None:
@@ -68,6 +78,8 @@ def _memory() -> str | None:
 
 def _one(choices: Choices, options: argparse.Namespace) -> bool:
     outcome = _history(choices)
+    if options.shrink and outcome.failure is not None:
+        outcome = _history(shrink(choices, partial(_fails_alike, rule_of(outcome))))
     if options.trace:
         print(*outcome.trace.events, sep="\n")
     print(report(outcome, 0 if options.trace else EVENTS_SHOWN))
@@ -79,19 +91,23 @@ def _many(profiles: list[Profile], options: argparse.Namespace) -> list[bool]:
     seeds = range(options.first, options.first + options.seeds)
     todo = [Choices(seed, profile) for seed in seeds for profile in profiles]
     failed, counts = [], Counter[str]()
+    done = 0
     for outcome in _outcomes(todo, options.jobs):
+        done += 1
         name = f"{outcome.choices.profile.value} {outcome.choices.seed}"
-        counts += outcome.counts
+        counts.update(outcome.counts)
         if options.digests:
             print(f"{name} {outcome.trace.digest:08x}", flush=True)
         if outcome.failure is not None:
             failed.append(True)
             print(f"FAILED {name}: {sentence(outcome)}", flush=True)
+            if options.stop:
+                break
     took_s, cpu = virtual.REAL_CLOCK() - began_s, os.times()
     cpu_s = sum(cpu[:4]) - sum(began_cpu[:4])
     print(
-        f"{len(todo)} histories, {len(failed)} failed, {took_s:.1f} s, {cpu_s:.1f} s of processors:"
-        f" {60 * len(todo) / cpu_s:.0f} a minute of one; {dict(counts)}"
+        f"{done} histories, {len(failed)} failed, {took_s:.1f} s, {cpu_s:.1f} s of processors:"
+        f" {60 * done / cpu_s:.0f} a minute of one; {dict(counts)}"
     )
     return failed
 
@@ -115,6 +131,18 @@ def _bare_history(choices: Choices) -> Outcome:
     return outcome
 
 
+def rule_of(outcome: Outcome) -> str:
+    """By which it failed; "": not at all."""
+    failure = outcome.failure
+    if failure is None:
+        return ""
+    return failure.oracle if isinstance(failure, Finding) else type(failure).__name__
+
+
+def _fails_alike(rule: str, choices: Choices) -> bool:
+    return rule_of(_history(choices)) == rule
+
+
 def sentence(outcome: Outcome) -> str:
     """What was wrong."""
     failure = outcome.failure
@@ -129,11 +157,13 @@ def sentence(outcome: Outcome) -> str:
 def report(outcome: Outcome, events: int) -> str:
     """For people."""
     choices = outcome.choices
-    lines = [f"history {choices.profile.value} {choices.seed}: {dict(outcome.counts)}"]
+    knobs = Knobs.drawn(choices)
+    lines = [f"history {choices.profile.value} {choices.seed}: {knobs}; {dict(outcome.counts)}"]
     if outcome.failure is not None:
         lines += map(str, list(outcome.trace.events)[-events:] if events else [])
         lines.append(f"FAILED {sentence(outcome)}")
         if not isinstance(outcome.failure, Finding):
             lines.append("".join(traceback.format_exception(outcome.failure)))
+        lines.append(f"again: python -m tests.sim {to_words(choices)}")
     lines.append(f"digest {outcome.trace.digest:08x}")
     return "\n".join(lines)

@@ -261,6 +261,8 @@ class History:
         self.counts["turns"] += life.turns.count
         self.counts["kills"] += life.left is not None
         self.counts["answers"] += life.answered
+        for name, value in life.reached().items():
+            self.counts[f"lives with {name}"] += value > 0
 
     async def _run(self, program: Program, process: Process) -> None:
         while True:

@@ -279,6 +279,20 @@ class Life:
                 self.died.set()  # else `_give_turns` does so: trio's events are its thread's
         raise Killed
 
+    def reached(self) -> dict[str, int]:
+        """Places that a history may come to: a bug at one where none comes is not found."""
+        counters, contents = self.engine._counters, self.inner.contents
+        files = [node for node in self.inner.table if node.is_file]
+        return {
+            "copies aside": contents._aside.copied_bytes,
+            "evictions": contents.retention._evicted_files,
+            "restarted streams": counters.restarted_streams,
+            "operations left out": counters.elided_ops,
+            "retries": counters.retries,
+            "repairs": counters.repairs,
+            "overflowed files": sum(node.body.is_overflowed for node in files),
+        }
+
     def bury(self) -> None:
         """Nothing of it is left in this process."""
         if self._is_buried:

@@ -225,7 +225,6 @@ class Program:
         self.number = 0
         """Of its next call."""
         self.under_way = ""
-        self._names = 0
         self._has_frozen = False
 
     # -- what it knows
@@ -251,8 +250,7 @@ class Program:
         ]
 
     def _fresh(self, chance: random.Random) -> str:
-        self._names += 1
-        return f"{chance.choice(self._directories())}/{self._names}"
+        return f"{chance.choice(self._directories())}/{self.number}"
 
     # -- its life
 

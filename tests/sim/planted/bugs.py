@@ -1,0 +1,259 @@
+"""Known defects, each with the lines to plant it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One defect."""
+
+    name: str
+    what: str
+    """What the code does then."""
+    file: str
+    old: str
+    new: str
+    profiles: tuple[str, ...] = ("plain", "session")
+    everywhere: bool = False
+    """Each time that the old lines are there, not only the first."""
+    equivalent: str = ""
+    """Why nobody can notice it: the line that covers it."""
+
+    def plant(self, tree: Path) -> bool:
+        """Whether the sources in the tree still have the place."""
+        path = tree / "acpfs" / self.file
+        text = path.read_text(encoding="utf-8")
+        if self.old not in text:
+            return False
+        path.write_text(
+            text.replace(self.old, self.new, -1 if self.everywhere else 1), encoding="utf-8"
+        )
+        return True
+
+
+BUGS = [
+    Bug(
+        "restore-wrote",
+        "a takeover forgets that an open file was written to",
+        "filesystem/kept_handles.py",
+        "                bool(bits & _WROTE),",
+        "                False,",
+        profiles=("session",),
+    ),
+    Bug(
+        "restore-tentative",
+        "a takeover forgets that a close waits for its RELEASE",
+        "filesystem/open_files.py",
+        "                handle.tentative, handle.closed_at = op, time.monotonic()",
+        "                pass",
+        profiles=("session",),
+    ),
+    Bug(
+        "restore-handles-count",
+        "a takeover does not count what is open",
+        "filesystem/open_files.py",
+        ("            self._unanswered[handle.unique] = handle\n            node.handles += 1\n"),
+        "            self._unanswered[handle.unique] = handle\n",
+        profiles=("session",),
+    ),
+    Bug(
+        "publish-before-staged",
+        "an operation is ready before its bytes are staged",
+        "writeback/order/order.py",
+        "if op.version is None or op.committed or op.version.state is VersionState.STAGED",
+        "if True",
+    ),
+    Bug(
+        "stream-short",
+        "a stream that began before the file grew keeps its old checksum",
+        "writeback/streams/streams.py",
+        "            renewals, size = stream.version.renewals, stream.version.size",
+        (
+            "            renewals, size = stream.version.renewals, stream.version.size\n"
+            "                stream.version.digest = ''"
+        ),
+    ),
+    Bug(
+        "group-swapped",
+        "the first two operations of a group change places",
+        "writeback/commits/commit.py",
+        ("        at = 0\n        while at < len(group)"),
+        ("        at = 0\n        group = group[1::-1] + group[2:]\n        while at < len(group)"),
+    ),
+    Bug(
+        "no-directory-sync",
+        "directories are not flushed",
+        "writeback/commits/flush.py",
+        "                self._lower.sync_directory(task.path)",
+        "                pass",
+        profiles=("power", "durable"),
+    ),
+    Bug(
+        "one-directory-sync",
+        "only the first directory of a group is flushed",
+        "writeback/commits/flush.py",
+        "for ino in {**group.directories, **group.synced}:",
+        "for ino in list({**group.directories, **group.synced})[:1]:",
+        profiles=("power", "durable"),
+    ),
+    Bug(
+        "no-file-sync",
+        "staging files are not flushed",
+        "writeback/streams/streams.py",
+        "            self._lower.sync(fd)\n",
+        "            pass\n",
+        profiles=("power", "durable"),
+        everywhere=True,
+    ),
+    Bug(
+        "out-of-log-before-flush",
+        "operations leave the log before they are flushed",
+        "writeback/engine.py",
+        (
+            "        if result.done:\n"
+            "            await self._flusher.flush(result)\n"
+            "        with self.section():\n"
+            "            self._finish(result)\n"
+            "            failed"
+        ),
+        (
+            "        with self.section():\n"
+            "            self._finish(result)\n"
+            "        if result.done:\n"
+            "            await self._flusher.flush(result)\n"
+            "        with self.section():\n"
+            "            failed"
+        ),
+        profiles=("power", "durable"),
+    ),
+    Bug(
+        "truncate-length",
+        "a cut file keeps its length in the state",
+        "filesystem/content/contents.py",
+        ("        node.size = node.blocks = 0\n        self._put(node, body)"),
+        ("        node.blocks = 0\n        self._put(node, body)"),
+    ),
+    Bug(
+        "copy-aside-none",
+        "bytes are changed that a frozen version needs",
+        "filesystem/content/copy_aside.py",
+        "            if frozen <= start:",
+        "            if True or frozen <= start:",
+    ),
+    Bug(
+        "copy-aside-short",
+        "a copy aside lacks its last byte",
+        "filesystem/content/copy_aside.py",
+        "            self._versions.move(body.tier, target)",
+        (
+            "            os.truncate(self._tier.open(target), max(0, size - 1)) if size else None\n"
+            "            self._versions.move(body.tier, target)"
+        ),
+    ),
+    Bug(
+        "retry-rename-twice",
+        "a rename whose answer was lost is done again, whatever lies there",
+        "writeback/commits/placing.py",
+        ("        if st is None or st.ino != version.staging_ino:\n            absence"),
+        ("        if False:\n            absence"),
+    ),
+    Bug(
+        "move-lost-is-done",
+        "a move that failed is carried out, and called lost",
+        "writeback/commits/placing.py",
+        (
+            "                    self.repaired()  # removed from outside: there is nothing to move\n"
+            "                    return False"
+        ),
+        (
+            "                    self.repaired()\n"
+            "                    return False\n"
+            "            if source[-1:] != target[-1:]: self._lower.rename(source, target) if self._parts.look(source) else None"
+        ),
+    ),
+    Bug(
+        "exchange-not-noted",
+        "an exchange is done again where it was done",
+        "writeback/commits/commit.py",
+        "                now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a)\n",
+        "                True\n",
+    ),
+    Bug(
+        "superseded-lost",
+        "the last operation is left out with a window",
+        "writeback/engine.py",
+        "        self._ops.leave_out(window)\n",
+        "        self._ops.leave_out([*window, *[o for o in list(self._ops)[-1:] if o not in window and not o.started]])\n",
+    ),
+    Bug(
+        "elide-started",
+        "an operation is left out that has begun",
+        "writeback/engine.py",
+        (
+            "            or op.version.state is VersionState.COMPLETE\n"
+            "            or self._ops.replacement(op) is None\n"
+            "        ):\n"
+            "            return False\n"
+        ),
+        ("            or self._ops.replacement(op) is None\n        ):\n            return True\n"),
+    ),
+    Bug(
+        "commit-not-recorded",
+        "that a commit begins is not recorded before it does",
+        "writeback/commits/commit.py",
+        ("            self._log.mark_begun(op)\n            self._state.must_commit()"),
+        "            self._log.mark_begun(op)",
+    ),
+    Bug(
+        "begun-not-marked",
+        "that a commit begins is not noted",
+        "writeback/commits/commit.py",
+        "            self._log.mark_begun(op)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "tier-unlink-at-once",
+        "a RAM file goes before the state that names it",
+        "ram/tier.py",
+        "        self._when_safe(partial(self.calls.when_back, tier_id, partial(self._unlink, tier_id)))",
+        "        self._unlink(tier_id)",
+    ),
+    Bug(
+        "half-published",
+        "a file whose writer died is published by another close",
+        "filesystem/open_files.py",
+        "            if handle.wrote and not handle.node.interrupted\n",
+        "            if handle.wrote\n",
+    ),
+    Bug(
+        "fsync-not-waited",
+        "a durable fsync does not wait",
+        "filesystem/files.py",
+        (
+            "            await self._writable.persisted(handle.node)\n"
+            "\n"
+            "    async def fsync_directory"
+        ),
+        ("            pass\n\n    async def fsync_directory"),
+        profiles=("durable",),
+    ),
+    Bug(
+        "room-not-released",
+        "room for a copy aside stays reserved",
+        "filesystem/content/copy_aside.py",
+        ("            finally:\n                self._tier.release(size)"),
+        ("            finally:\n                pass"),
+        profiles=("plain", "short"),
+    ),
+    Bug(
+        "bell-not-rung",
+        "the end of a stream wakes nobody",
+        "writeback/engine.py",
+        ("            self._ended(job[0], error)\n        self.wake()"),
+        "            self._ended(job[0], error)",
+        profiles=("plain",),
+    ),
+]
