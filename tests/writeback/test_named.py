@@ -180,6 +180,44 @@ def test_between_two_changes_that_wait_it_may_name_what_is_near_it(saved: World,
     assert all(leads)
 
 
+@pytest.mark.clause("S161")
+def test_saves_go_on_by_way_of_temporary_names_whatever_waits(saved: World, run: Run) -> None:
+    """A file that gets another name waits for no pointer of which nobody knows what it says: RAM would fill up."""
+    saved.mkdir("run/last")
+    saved.store("run/last/.metadata", b"x" * (TEXT_BYTES_MAX + 1))
+    say(saved, run, b"step-7")
+    changes = [saved.store("run/last/.metadata", b"x")]
+    for step in (b"step-8", b"step-9"):
+        saved.store(f"run/latest.tmp-{len(changes)}", step)
+        changes.append(saved.rename(f"run/latest.tmp-{len(changes)}", "run/latest"))
+    withhold(saved, run, *changes)
+    saved.store("run/step-7/y.tmp", b"y")
+    saved.rename("run/step-7/y.tmp", "run/step-7/y")
+    pass_all_but(saved, run, changes)
+    assert b"run/step-7/y" in saved.lower.visible()
+    goes_on(saved, run)
+
+
+@pytest.mark.clause("S416")
+@pytest.mark.parametrize(("path", "goes"), [("run/last", False), (OLD, True)])
+def test_a_large_pointer_keeps_what_lies_beside_it(
+    saved: World, run: Run, path: str, goes: bool
+) -> None:
+    saved.mkdir("run/last")
+    saved.store("run/last/x", b"")
+    saved.mkdir("run/step-10")
+    say(saved, run, b"x" * (TEXT_BYTES_MAX + 1), "run/last/.metadata")
+    withheld = saved.store("run/last/.metadata", b"x")
+    withhold(saved, run, withheld, lost=True)
+    saved.store("run/last/index.json", b"")
+    saved.store("run/last/.metadata2", b"")
+    saved.store("run/step-10/.metadata", b"")
+    saved.unlink(f"{path}/x")
+    pass_all_but(saved, run, [withheld])
+    assert (f"{path}/x".encode() not in saved.lower.visible()) is goes
+    goes_on(saved, run)
+
+
 def test_nothing_is_read_while_nothing_takes_a_name(saved: World, run: Run) -> None:
     say(saved, run, b"step-7")
     withheld = saved.store("run/latest", b"step-9")

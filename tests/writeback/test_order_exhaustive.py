@@ -326,7 +326,7 @@ def _makes_only(self: Order, op: Op, _group: list[Op]) -> bool:
     return self._pointers.makes(op)
 
 
-def _never(*_arguments: object) -> bool:
+def _never(*_arguments: object, **_options: object) -> bool:
     return False
 
 

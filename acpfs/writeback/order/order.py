@@ -70,6 +70,7 @@ class Order:
         self._log, self._tree, self._due, self._elide = parts.log, parts.tree, due, elide
         self.room = WantOfRoom(parts.log)
         self.standing = StandingPointers(parts)
+        self._is_directory = parts.listener.is_directory
         awaited = partial(Awaited, self.standing, pointers)
         asked = (self._is_missed, gate.scope_of, gate.is_withheld_for_others, awaited)
         self._parked = Parked(parts, elide, parts.log.parked_after, *asked)
@@ -254,12 +255,18 @@ class Order:
 
         The change of that pointer is withheld, or held behind something that is.
         """
-        if op.kind not in _TAKING_NAMES or op.parent < 0 or self.gate.is_to_wait(op):
+        if op.kind not in _TAKING_NAMES or op.parent < 0 or not (self._parked.changes or held):
+            return False
+        if self.gate.is_to_wait(op):
             return False
         names = op.touches() if op.kind is OpKind.EXCHANGE else op.touches()[:1]
         paths = [path for place in names if (path := self._tree.path_at(*place)) is not None]
+        moved = (op.ino, op.victim) if op.kind is OpKind.EXCHANGE else (op.ino,)
+        is_directory = any(map(self._is_directory, moved))
         return any(
-            changes.name(op, path) for path in paths for changes in (self._parked.changes, held)
+            changes.name(op, path, is_directory=is_directory)
+            for path in paths
+            for changes in (self._parked.changes, held)
         )
 
     @staticmethod

@@ -13,10 +13,10 @@ import stat
 from collections.abc import Callable, Iterable
 
 from acpfs.backing.lower import LowerPath
-from acpfs.types import Seq
+from acpfs.types import Ino, Seq
 from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.lower_tree import Place
-from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.parts import DrainParts
 
@@ -30,6 +30,8 @@ _NUMBER_ALONE = re.compile(rb"(?<![\w.+-])[0-9]+(?![\w+-]|\.\w)")
 
 Mentions = Callable[[bytes, bytes], bool]
 """Whether a text names something by this name."""
+Blind = Callable[[LowerPath, LowerPath], bool]
+"""Whether a pointer, of which nobody knows what it says, may name that."""
 
 
 class StandingPointers:
@@ -45,6 +47,10 @@ class StandingPointers:
         self._known_since = (-math.inf, 0)
         self.wanted: set[LowerPath] = set()
         """Pointers to be read."""
+
+    def places(self, ino: Ino) -> list[Place]:
+        """Of a node on the backing directory."""
+        return self._tree.places(ino)
 
     def path_at(self, place: Place) -> LowerPath | None:
         """Of a name in a directory; None: the directory is not on the backing directory."""
@@ -63,20 +69,25 @@ class StandingPointers:
         if removed is None:
             return True
         standing = {path for change in changes for path in self.changed_by(change)}
-        return any(self._says(path, removed, mentions=_may_mention) for path in standing)
+        return any(self._says(path, removed, _may_mention, _anything) for path in standing)
 
-    def lead_to(self, pointers: Iterable[LowerPath], moved: LowerPath) -> bool:
+    def lead_to(
+        self, pointers: Iterable[LowerPath], taken: LowerPath, blind: Blind, *, parts: bool
+    ) -> bool:
         """Whether one of the pointers that lie there names what is moved or removed, or something below it.
 
-        One that cannot be read, or is too large, may name what lies below the same directory at the top.
+        `blind`: whether one that cannot be read, or is too large, may do so. `parts`: whether it may be a part of what is named.
         """
         return any(
-            self._says(pointer, moved, mentions=_mentions, nearby=True) for pointer in pointers
+            self._says(pointer, taken, _mentions, blind, parts=parts) for pointer in pointers
         )
 
     def changed_by(self, change: Op) -> set[LowerPath]:
         """Where what it replaces or removes lies now."""
-        places = {*change.touches(), *self._tree.places(change.ino)}
+        return self.files_at({*change.touches(), *self._tree.places(change.ino)})
+
+    def files_at(self, places: Iterable[Place]) -> set[LowerPath]:
+        """The paths of those where something lies now that is no directory."""
         nodes = {place: self._tree.node_at(*place) for place in places}
         paths = {
             self._tree.path_at(*place)
@@ -86,19 +97,25 @@ class StandingPointers:
         return {path for path in paths if path is not None}
 
     def _says(
-        self, pointer: LowerPath, removed: LowerPath, *, mentions: Mentions, nearby: bool = False
+        self,
+        pointer: LowerPath,
+        removed: LowerPath,
+        mentions: Mentions,
+        blind: Blind,
+        *,
+        parts: bool = True,
     ) -> bool:
-        """`nearby`: one of which nobody knows what it says names what is near it, and not everything."""
         if pointer not in self._said:
             self.wanted.add(pointer)
             return True
         text = self._said[pointer]
         if text is None:
-            return not nearby or _are_near(pointer, removed)
+            return blind(pointer, removed)
         shared = 0
         while shared < len(pointer) - 1 and pointer[: shared + 1] == removed[: shared + 1]:
             shared += 1
-        return any(mentions(text, name) for name in removed[shared:])
+        names = removed[shared:] if parts else removed[-1:]
+        return any(mentions(text, name) for name in names)
 
     def read(self) -> None:
         """Read what is wanted. On a thread; blocks as the backing directory does."""
@@ -144,39 +161,66 @@ class Awaited:
         self._again: dict[LowerPath, Seq] = {}
         """Names for which two changes wait, and the number of the second."""
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._new or self._first or self._named)
+
     def add(self, change: Op) -> None:
         """In the order of the log, as far as they are of one name. What changes no pointer is left out."""
         if self._pointers.makes(change) or self._pointers.takes(change):
             self._new.append(change)
 
-    def name(self, op: Op, moved: LowerPath) -> bool:
-        """Whether a pointer names what the operation moves or removes there, and is to be changed before.
+    def name(self, op: Op, moved: LowerPath, *, is_directory: bool) -> bool:
+        """Whether a pointer names what the operation moves, or what it removes a part of, and is to be changed before.
 
-        What it says between two changes that both wait, nobody knows here; then it may name what is near it.
+        What it says between two changes that both wait, nobody knows here; then it may name a directory near it. A file that gets
+        another name waits for nothing but what is known to name it: most of them are temporary, and all saves would wait.
         """
         self._look()
+        blind = _lies_beside if op.kind in REMOVING else _are_near if is_directory else _nothing
         standing = (path for path, seq in self._first.items() if seq < op.seq)
-        if self._standing.lead_to(standing, moved):
+        removes = op.kind in REMOVING
+        if self._standing.lead_to(standing, moved, blind, parts=removes):
             return True
-        return op.kind not in REMOVING and any(
-            seq < op.seq and _are_near(path, moved) for path, seq in self._again.items()
+        return (
+            is_directory
+            and not removes
+            and any(seq < op.seq and _are_near(path, moved) for path, seq in self._again.items())
         )
 
     def _look(self) -> None:
         while self._new:
             change = self._new.pop(0)
-            for path in self._standing.changed_by(change):
+            places = self._pointers_of(change)
+            for path in self._standing.files_at({*places, *self._stored_at(change)}):
                 self._first.setdefault(path, change.seq)
-            for place in self._pointers_of(change):
+            for place in places:
                 path_there = self._standing.path_at(place)
                 if place in self._named and path_there is not None:
                     self._again.setdefault(path_there, change.seq)
                 self._named.setdefault(place, change.seq)
 
+    def _stored_at(self, change: Op) -> list[Place]:
+        """A file that is rewritten lies there, whatever it was called when it was closed."""
+        return self._standing.places(change.ino) if change.kind is OpKind.STORE else []
+
     def _pointers_of(self, change: Op) -> tuple[Place, ...]:
         """The names that it changes: not the temporary one that is renamed to a pointer's."""
         places = change.touches()
         return places if self._pointers.takes(change) else places[-1:]
+
+
+def _anything(_pointer: LowerPath, _removed: LowerPath) -> bool:
+    return True
+
+
+def _nothing(_pointer: LowerPath, _moved: LowerPath) -> bool:
+    return False
+
+
+def _lies_beside(pointer: LowerPath, removed: LowerPath) -> bool:
+    """In the pointer's directory, or deeper: what is as large as that describes what lies there."""
+    return removed[: len(pointer) - 1] == pointer[:-1]
 
 
 def _are_near(pointer: LowerPath, other: LowerPath) -> bool:
