@@ -108,12 +108,10 @@ mkdir "$BASE/mnt/d"
 echo 1 >"$BASE/mnt/d/rewritten"
 exec 3>"$BASE/mnt/d/open"
 chmod 555 "$BASE/mnt/d"
-ctl "$BASE/mnt" flush --timeout 60 >&2 || true  # one is open
-stat -c %a "$BASE/backing/d"
 echo 2 >"$BASE/mnt/d/rewritten"
 echo 3 >&3
 exec 3>&-
-ctl "$BASE/mnt" flush --timeout 60 >&2
+ctl "$BASE/mnt" flush >&2
 cat "$BASE/backing/d/rewritten" "$BASE/backing/d/open"
 stat -c %a "$BASE/backing/d"
 acpfs umount "$BASE/mnt" >&2
@@ -201,4 +199,4 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
 @pytest.mark.parametrize("wish", ["native", "libfuse"])
 def test_what_a_user_may_write_in_a_read_only_directory_is_stored(base: Path, wish: str) -> None:
     done = as_user(base, READ_ONLY, TRANSPORT=wish)
-    assert done.stdout.split() == ["555", "2", "3", "555"]
+    assert done.stdout.split() == ["2", "3", "555"]
