@@ -17,6 +17,7 @@ from acpfs.types import ROOT, Ino
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, TIDY_OPS_MIN, Gate, ToCome
+from acpfs.writeback.order.order import GROUP_OPS_MAX, SCAN_OPS_MAX
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth
 from tests.writeback.test_cluster import Node, let_pass
@@ -35,6 +36,27 @@ def with_peers(world: World) -> Gate:
     world.engine.gate.has_peers = True
     world.engine.gate.begin()
     return world.engine.gate
+
+
+@clause("S467")
+@pytest.mark.parametrize("waiting", [0, 1, GROUP_OPS_MAX + 1])
+@pytest.mark.parametrize("made_and_removed", [0, GROUP_OPS_MAX, SCAN_OPS_MAX])
+def test_what_lies_behind_much_that_is_left_out_or_waits_is_stored_without_being_asked_for(
+    world: World, run: Run, made_and_removed: int, waiting: int
+) -> None:
+    """One look at the order ends after so many operations; where none of them is to be committed, nobody rings for the next look."""
+    for number in range(waiting):
+        world.store(f"old-{number}", b"old")
+    run(world.drain)
+    with_peers(world)
+    for number in range(waiting):
+        world.unlink(f"old-{number}")  # waits for what other nodes have to say
+    for _each in range(made_and_removed):
+        world.mkdir("scratch")
+        world.rmdir("scratch")
+    world.mkdir("new")
+    run(world.run_for, 60.0)
+    assert b"new" in world.lower.root.children
 
 
 @clause("S160")

@@ -89,13 +89,17 @@ class Order:
         group: list[Op] = []
         again, put_off = math.inf, False
         for op in self._candidates():
-            if self._log.get(op.seq) is not op or self._elide(op):
+            if self._log.get(op.seq) is not op:
+                continue
+            if self._elide(op):
+                again = now  # a look ends after so many, and nobody rings for what is behind these
                 continue
             if self.gate.is_to_wait(op) and not (
                 self._guard.concerns(op) or self._guard.is_too_early(op)
             ):
                 self.gate.put_off(op)
                 put_off = True
+                again = now  # as above
                 continue
             if put_off:
                 return group, now  # whether it may pass them is looked at anew
