@@ -33,6 +33,7 @@ from acpfs.training.messages import Gate, Save, SavedFile, Shard
 from acpfs.training.policy import Policy
 from acpfs.training.protection import Protection
 from acpfs.training.torch.digest import digest_of
+from acpfs.training.torch.end_mark import Live
 from acpfs.training.torch.folding import fold
 from acpfs.training.torch.layout import Layout, shard_name
 from acpfs.training.torch.rank import TorchRank
@@ -138,6 +139,10 @@ def only_distributed(optimizer: Any) -> list[Any]:
         ):
             raise ConfigError(
                 f"{type(one).__name__}: only --use-distributed-optimizer is protected here, with trained parameters in each rank"
+            )
+        if getattr(one.config, "use_precision_aware_optimizer", False):
+            raise ConfigError(
+                "a precision-aware optimizer gives no main parameters that could be compared, or brought back"
             )
         if one.grad_scaler is not None:
             raise ConfigError("fp16 with a loss scaler is not protected here: bf16 needs none")
@@ -257,6 +262,25 @@ class MegatronShards:
                 for name, value in one.main_state()
             }
         )
+
+    def live(self) -> Live:
+        """Main parameters under "", and moments; compared with what they were at the end of an update."""
+        found: dict[Shard, dict[str, dict[str, Any]]] = {}
+        for one in self.sharded:
+            mine = found.setdefault(shard_name(self.holders(one.place)), {})
+            storages = one.storages()
+            for name, value in one.main_state():
+                number, _, key = name.partition(".")
+                values = mine.setdefault(f"{one.place.is_expert}.{number}", {})
+                if key != "param":
+                    values[key] = value
+                elif value.untyped_storage().data_ptr() in storages:
+                    # Of a model in single precision it is a part of what is gathered behind each update,
+                    # which torch counts as a write to all of it: told by its bytes.
+                    values[""] = value.data
+                else:
+                    values[""] = value
+        return found
 
     def state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What Megatron's checkpoint has of model and optimizer; asks Megatron's groups who this rank is."""

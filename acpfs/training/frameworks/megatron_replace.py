@@ -19,6 +19,7 @@ from acpfs.training.frameworks import and_then
 from acpfs.training.frameworks.megatron import MegatronShards, Schedule, Sharded
 from acpfs.training.host_state import HostState
 from acpfs.training.messages import Shard
+from acpfs.training.torch.end_mark import Live
 from acpfs.training.torch.layout import shard_name
 from acpfs.training.torch.run import Run
 from acpfs.training.torch.transfer import Contents, pieces
@@ -77,6 +78,12 @@ class MegatronHolding:
         self.frozen: dict[str, Any] = {}
         self.optimizers: Sequence[Any] = [one.optimizer.optimizer for one in shards.sharded]
         self.begun: int | None = begun
+
+    def live(self) -> Live:
+        return self._shards.live()
+
+    def look(self) -> None:
+        """Megatron lays out its buffers once: nothing comes later."""
 
     def contents(self, shard: Shard) -> Contents:
         own = [

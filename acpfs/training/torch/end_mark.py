@@ -78,6 +78,40 @@ def writes(value: Any) -> object:
     return value.data_ptr(), version
 
 
+class EndDigest:
+    """The same of a state that is made anew whenever it is asked for: compared, and never brought back."""
+
+    def __init__(self, digests: Callable[[], Mapping[Shard, str]]) -> None:
+        self._digests = digests
+        self._noted: Mapping[Shard, str] = {}
+
+    def note(self) -> None:
+        self._noted = self._digests()
+
+    def look(self) -> None:
+        """What has changed since is a part of what the next update begins with."""
+
+    def keep(self) -> None:
+        """Nothing can be."""
+
+    def torn(self) -> tuple[Shard, ...]:
+        """Shards that are not what they were at the mark."""
+        now = self._digests()
+        torn = tuple(sorted(shard for shard in now if now[shard] != self._noted.get(shard)))
+        if torn:
+            log.error("the state has changed since the last update: it is in no checkpoint")
+        return torn
+
+    def bring(self) -> None:
+        """Only looks.
+
+        Raises:
+            ChangedError: it is not what it was.
+        """
+        if torn := self.torn():
+            raise ChangedError(f"{', '.join(torn)}: changed since the last update")
+
+
 class EndMark:
     """Of one rank."""
 
@@ -170,15 +204,16 @@ class EndMark:
         Raises:
             ChangedError: not all of them can be.
         """
-        if torn := self.torn():
+        torn = self.torn()
+        if self._copies:
+            with torch.no_grad():
+                for _, name, key, value in self._each():
+                    if not key and name in self._copies:
+                        local(value).copy_(self._copies[name])
+            # of parameters only: an optimizer's state that was changed still is
+            self._traces |= {key: found for key, found in self._traced().items() if not key[2]}
+        if torn:
             raise ChangedError(f"{', '.join(torn)}: changed since the last update")
-        if not self._copies:
-            return
-        with torch.no_grad():
-            for _, name, key, value in self._each():
-                if not key and name in self._copies:
-                    local(value).copy_(self._copies[name])
-        self._traces = self._traced()
 
     # -- of all tensors
 

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from acpfs.errors import ConfigError
 from acpfs.training.host_state import HostState
 from acpfs.training.messages import Shard
 from acpfs.training.torch import snapshot
+from acpfs.training.torch.end_mark import Live
 from acpfs.training.torch.layout import Layout, layout_of, named_parameters
 from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.transfer import Contents, fill, fill_gradients, gradients, local, pieces
@@ -31,6 +33,16 @@ class Holding(Protocol):
     """Whose steps are an update."""
     begun: int | None
     """The step that the function has loaded by itself; None: what is in the mount is loaded here."""
+
+    def live(self) -> Live:
+        """Trained parameters and the optimizer's state, as they are: compared with what they were."""
+
+    def look(self) -> None:
+        """Gradients of an update are complete.
+
+        Raises:
+            ConfigError: it updates something that this does not have.
+        """
 
     def contents(self, shard: Shard) -> Contents:
         """Of a shard, as it is now; nothing is copied."""
@@ -74,6 +86,16 @@ class TorchHolding:
         self.buffers = self._state.buffers
         self.frozen = self._state.frozen
         self._parameters = named_parameters(model)
+
+    def live(self) -> Live:
+        return self._state.live()
+
+    def look(self) -> None:
+        if self._state.has_strangers:
+            raise ConfigError(
+                "an optimizer was given a parameter behind restore, or trains one that was frozen then: "
+                "another rank's process would not have it; call restore when all are there"
+            )
 
     def contents(self, shard: Shard) -> Contents:
         return pieces(self._state.shard(shard))

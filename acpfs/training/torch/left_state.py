@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from acpfs.training.host_state import HostState, Taken
 from acpfs.training.marks import Marks
 from acpfs.training.memory_left import GoneError, Left, Span, leave
 from acpfs.training.messages import Phase, Shard, Stopped
+from acpfs.training.torch.end_mark import ChangedError, EndMark
 from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.transfer import Contents, Outline, Outlines, filled, flat, outline
 
@@ -33,6 +35,7 @@ class State:
     held: Holding
     host: HostState
     hooks: UpdateHooks
+    end: EndMark
     stopped: Stopped | None = None
     """Where it was when it was stopped; None: where the marks are."""
 
@@ -69,7 +72,17 @@ class State:
             was.phase is Phase.READY and now.done == was.ready
         ):  # it has done that one, and did not come to say so
             was = replace(was, done=was.ready, phase=Phase.COMPUTING)
-        self.stopped = replace(was, damaged=tuple(self.holders)) if damaged else was
+        if damaged:
+            was = replace(was, damaged=tuple(self.holders))
+        elif was.phase is not Phase.UPDATING:
+            # Also of one that is ready: the others may meet at the step before.
+            was = replace(was, damaged=tuple(sorted({*was.damaged, *self.end.torn()})))
+        self.stopped = was
+
+    def bring(self) -> None:
+        """Parameters as the last update has left them; what cannot be is damaged, and `stop` has said so."""
+        with suppress(ChangedError):
+            self.end.bring()
 
     def release(self) -> None:
         """Another state has taken its place."""
@@ -95,6 +108,7 @@ def leave_state(
 
     Raises:
         RefusedError: an update is under way, or it is in the memory of a device.
+        ChangedError: parameters were changed behind their last update, and no copy was taken.
         OSError: no process can be made that would keep it.
     """
     now = marks.now
@@ -105,6 +119,10 @@ def leave_state(
         stopped = replace(stopped, done=stopped.ready, phase=Phase.COMPUTING)
     if not marks.held or marks.updating or stopped.phase is Phase.UPDATING:
         raise RefusedError("an update is under way: what this rank holds is of no step")
+    if stopped.phase is Phase.READY and state.end.changed():
+        raise RefusedError("parameters were changed behind their last update")
+    if stopped.phase is not Phase.READY:
+        state.end.bring()
     gradients = state.held.gradients() if stopped.phase is Phase.READY else {}
     if gradients is None:
         stopped, gradients = replace(stopped, ready=stopped.done, phase=Phase.COMPUTING), {}
@@ -183,6 +201,9 @@ class LeftState:
     def stop(self, now: Stopped, *, damaged: bool) -> None:
         """The generation is over, and with it what was made of this in it."""
         self._fresh = None
+
+    def bring(self) -> None:
+        """It was left as the last update had left it."""
 
     def release(self) -> None:
         """Another state has taken its place."""

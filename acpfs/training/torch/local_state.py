@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from acpfs.errors import ConfigError
+from acpfs.training.guard import theirs
 from acpfs.training.messages import Shard
 from acpfs.training.torch.digest import digest_of
+from acpfs.training.torch.end_mark import local
 from acpfs.training.torch.hooks import local_optimizer
 from acpfs.training.torch.layout import (
     Copies,
@@ -31,10 +35,25 @@ class OwnState:
         """`state()`: what has to be equal in all ranks at the end of a step, by name."""
         self._state = state
         self.buffers: dict[str, Any] = {}
+        first, second = _places(theirs(state)), _places(theirs(state))
+        self.is_live = bool(first) and None not in first.values() and first == second
+        """Whether what is given are the tensors themselves, so that they can be brought back."""
 
     def digest(self, shard: Shard) -> str:
         """xxh3-128 over all of it."""
-        return digest_of(self._state())
+        return digest_of(theirs(self._state))
+
+    def live(self, shard: Shard) -> dict[Shard, dict[str, dict[str, Any]]]:
+        """As `LocalState.live`."""
+        return {shard: {name: {"": value} for name, value in theirs(self._state).items()}}
+
+
+def _places(state: Mapping[str, Any]) -> dict[str, int | None]:
+    """Where its tensors lie; None of what is no tensor."""
+    return {
+        name: local(value).data_ptr() if isinstance(value, torch.Tensor) else None
+        for name, value in state.items()
+    }
 
 
 class LocalState:
@@ -86,6 +105,16 @@ class LocalState:
             shard: {name: {"": self._parameters[name], **self._moments(name)} for name in names}
             for shard, names in self._layout.parameters.items()
         }
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether an optimizer trains what was not trained, or not there, when this was made."""
+        return any(
+            self._trained.get(id(parameter)) is not parameter and parameter.requires_grad
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
 
     def follow(self) -> None:
         """What was frozen, and is trained from now on, becomes a part of its shard. Before an update in which it is.

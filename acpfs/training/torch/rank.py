@@ -21,7 +21,7 @@ from acpfs.training.member import GenerationOverError
 from acpfs.training.memory_left import GoneError
 from acpfs.training.messages import Ask, GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
-from acpfs.training.torch.end_mark import ChangedError, EndMark, Live
+from acpfs.training.torch.end_mark import ChangedError, EndDigest, EndMark, Live
 from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
@@ -48,6 +48,9 @@ class Held(Protocol):
     buffers: dict[str, Any]
 
     def digest(self, shard: Shard) -> str: ...
+
+    def live(self) -> Live:
+        """Main parameters and the optimizer's state, as they are."""
 
     def writer(self, host: HostState, rank: int) -> Writer: ...
 
@@ -106,7 +109,7 @@ class TorchRank:
             LocalState(model, optimizers, self.layout, copies) if own is None else OwnState(own)
         )
         self._follows = after_update is not None
-        self._end = EndMark(self._live, policy.copies_bytes_max, is_told=self._follows)
+        self._end = self._made_end(policy)
         self._host = host_state(
             optimizers,
             self._state.buffers,
@@ -135,6 +138,23 @@ class TorchRank:
         )
         self.guard.at_end.append(lambda _: self.hooks.switch_off())
         self._by_hand = update is not None
+
+    def _made_end(self, policy: Policy) -> EndMark | EndDigest:
+        state = self._state
+        if not isinstance(state, OwnState):
+            return EndMark(state.live, policy.copies_bytes_max, is_told=self._follows)
+        (shard,) = self.layout.holders
+        if state.is_live:
+            return EndMark(
+                lambda: state.live(shard), policy.copies_bytes_max, is_told=self._follows
+            )
+        if self._follows:
+            raise ConfigError(
+                "state= gives copies, or other things than tensors, which cannot be brought back to the end of an update, "
+                "so after_update= might be done twice: have state= give the tensors themselves, or do what "
+                "follows an update before end_update"
+            )
+        return EndDigest(lambda: {shard: state.digest(shard)})
 
     def _made_writer(self, save: Callable[[int, Path], None] | None) -> Writer:
         if save is not None:
@@ -176,11 +196,6 @@ class TorchRank:
     def finish_begun(self) -> None:
         """The rest of an update that was left between two optimizers."""
         self.hooks.finish_begun()
-
-    def _live(self) -> Live:
-        """What `EndMark` compares: of a framework's own shards nothing here knows the tensors."""
-        state = self._state
-        return state.live() if isinstance(state, LocalState) else {}
 
     def _ready(self, step: int) -> None:
         if isinstance(self._state, LocalState):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from acpfs.training.policy import Policy
 from acpfs.training.sources import Having, Origin, Sources, sources
 from acpfs.training.torch import snapshot
 from acpfs.training.torch.buddy import Buddy, packed, unpacked
+from acpfs.training.torch.end_mark import EndMark
 from acpfs.training.torch.gate import ExplicitGate
 from acpfs.training.torch.groups import refuse_other_backends
 from acpfs.training.torch.holding import Holding, TorchHolding, gathered
@@ -129,6 +130,7 @@ class Run:
             after_update=after_update,
         )
         group = dist.new_group(backend="gloo")
+        end = EndMark(held.live, self._policy.copies_bytes_max, is_told=after_update is not None)
         fresh = State(
             held,
             host,
@@ -136,11 +138,13 @@ class Run:
                 held.optimizers,
                 self._marks,
                 ExplicitGate(group),
-                self._ready(host),
+                self._ready(held, host, end),
                 at=self._at,
+                at_end=end.note,
                 meet=self._meet,
                 guard=self.guard,
             ),
+            end,
         )
         found = self._found_out(fresh)
         self.at("restoring")
@@ -158,6 +162,7 @@ class Run:
         self._buddy.meet(group, first)
         self._buddy.begin(found.step, first)
         self._marks.resume(found.step)
+        end.note()
         self._state = fresh
         if before is not None:
             before.release()
@@ -176,6 +181,19 @@ class Run:
             *(self.directory, self._job, self.rank, self.generation, step, state.held.layout),
             *(state.held.writer(state.host, self.rank), self._policy, gathered),
         )
+
+    @contextmanager
+    def long_operation(self) -> Iterator[None]:
+        """Evaluation: whatever is done to parameters in it, such as averaged ones swapped in, no rank is given.
+
+        They are copied at its beginning, up to `copies_bytes_max`.
+        """
+        self.guard.ours(self._keep)
+        yield
+
+    def _keep(self) -> None:
+        if isinstance(self._state, State) and not self._marks.updating:
+            self._state.end.keep()
 
     # -- what its life needs
 
@@ -221,8 +239,10 @@ class Run:
         """For `init_process_group` without a store."""
         yield self.store, self.rank, self.world
 
-    def _ready(self, host: HostState) -> Callable[[int], None]:
+    def _ready(self, held: Holding, host: HostState, end: EndMark) -> Callable[[int], None]:
         def ready(step: int) -> None:
+            held.look()
+            end.look()
             host.take(step)
             self._packed = packed(host.taken(step))
 
@@ -282,6 +302,8 @@ class Run:
         if self.rank in found.coming:
             assert self._state is not None
             self._state.come(found.step, fresh, self._marks)
+        if self._state is not None:
+            self._state.bring()
         for shard in fresh.held.layout.holders:
             if self.rank not in found.wanting.get(shard, ()):
                 assert self._state is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from acpfs.errors import ConfigError
 from acpfs.training.manifest import verify
@@ -52,6 +54,8 @@ class Run:
     protected: bool = True
     resumed: bool = False
     dies: Mapping[int, str] = field(default_factory=dict)
+    swaps: bool = False
+    """Whether averaged parameters are swapped in behind each update, where all ranks meet."""
 
 
 class Training:
@@ -250,7 +254,24 @@ def as_rank(rank: int, run: Run, name: str) -> None:
         training.model.start_param_sync = gathers
         for number in range(1, STEPS + 1):  # noqa: B007  # `at` looks at it
             training.step()
+            if run.swaps:
+                with protection.long_operation(), swapped(training.optimizer):
+                    at("swapped")
+                    dist.barrier()
             training.end_of_step()
+
+
+@contextmanager
+def swapped(optimizer: Any) -> Iterator[None]:
+    """Averaged parameters in place of the trained ones; not given back by an exception."""
+    inner = [one.optimizer for one in getattr(optimizer, "chained_optimizers", [optimizer])]
+    values = [value for one in inner for group in one.param_groups for value in group["params"]]
+    kept = [value.detach().clone() for value in values]
+    for value in values:
+        value.data.fill_(77)
+    yield
+    for value, before in zip(values, kept, strict=True):
+        value.data.copy_(before)
 
 
 def end(run: Run, name: str, expected: list[int]) -> None:
@@ -268,7 +289,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(run: Run, place: Path) -> Path:
     """Each rank's state at the end of each step of a run without a fault; made once per layout."""
     layout = f"{run.tensor_parallel}-{run.precision}-{run.pipeline}-{run.context}-{run.experts}"
-    same = replace(run, directory=place / layout / "run", protected=False, dies={})
+    same = replace(run, directory=place / layout / "run", protected=False, dies={}, swaps=False)
     if not same.directory.exists():
         end(same, "whole", [0] * WORLD)
     return same.directory.parent
@@ -356,6 +377,14 @@ def test_in_single_precision_and_with_a_second_death_while_the_others_save(
     gasp(Run(tmp_path / "run", 1, torch.float32, dies=dies), place)
 
 
+@pytest.mark.clause("T182")
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
+def test_a_rank_dies_in_an_evaluation_with_averaged_parameters(
+    tmp_path: Path, place: Path, precision: Any
+) -> None:
+    gasp(Run(tmp_path / "run", 1, precision, dies={0: "swapped"}, swaps=True), place)
+
+
 @pytest.mark.clause("T62")
 @pytest.mark.parametrize(
     ("changed", "said"),
@@ -363,6 +392,7 @@ def test_in_single_precision_and_with_a_second_death_while_the_others_save(
         ({"kind": object}, "use-distributed-optimizer"),
         ({"grad_scaler": object()}, "bf16"),
         ({"instances": 1}, "instances 2"),
+        ({"precision_aware": True}, "precision-aware"),
     ],
 )
 def test_what_is_refused(changed: dict[str, Any], said: str) -> None:
@@ -375,8 +405,12 @@ def test_what_is_refused(changed: dict[str, Any], said: str) -> None:
     )
     made = changed.get("kind", DistributedOptimizer)
     one = made.__new__(made) if made is DistributedOptimizer else SimpleNamespace()
+    own = SimpleNamespace(use_precision_aware_optimizer=changed.get("precision_aware", False))
     vars(one).update(
-        ddp_config=config, grad_scaler=changed.get("grad_scaler"), is_stub_optimizer=False
+        ddp_config=config,
+        config=own,
+        grad_scaler=changed.get("grad_scaler"),
+        is_stub_optimizer=False,
     )
     chained = SimpleNamespace(chained_optimizers=[one])
     with pytest.raises(ConfigError, match=said):

@@ -34,6 +34,8 @@ class Job:
     """So many ranks side by side have the same batch: those of one tensor parallel group."""
     copies: Any = None
     """What `protect` is told of parameters that are in nothing that says who has them."""
+    after_update: Callable[[], None] | None = None
+    """What follows an update, where that is more than the scheduler's step."""
 
     @property
     def optimizers(self) -> list[Any]:

@@ -110,7 +110,12 @@ def train(run: Any, plan: Plan, directory: Path, process: int) -> int:
     at("built")
     job = KINDS[plan.kind]()
     made.append(job)
-    step = run.restore(model=job.model, optimizer=job.optimizer, scheduler=job.scheduler)
+    step = run.restore(
+        model=job.model,
+        optimizer=job.optimizer,
+        scheduler=job.scheduler,
+        after_update=job.after_update,
+    )
     (directory / f"restored-{rank}-{run.generation}").write_text(str(step))
     for number in range(step + 1, plan.steps + 1):
         job.step(number, at)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from acpfs.training.torch.end_mark import KEPT_UPDATES, ChangedError, EndMark
+from acpfs.errors import ConfigError
+from acpfs.training import protect
+from acpfs.training.torch.end_mark import KEPT_UPDATES, ChangedError, EndDigest, EndMark
+from acpfs.training.torch.local_state import OwnState
+from tests.training.ranks.forked import Ranks, join_group
 
 pytestmark = pytest.mark.clause("T173")
 ROOM = 1 << 20
@@ -142,3 +147,52 @@ def test_what_is_loaded_before_the_first_update_is_no_change() -> None:
     assert loop.mark.torn() == ()
     in_place(loop.weight)
     assert loop.mark.torn() == ("all",), "nothing was copied"
+
+
+def test_parameters_come_back_also_where_a_moment_is_lost() -> None:
+    loop = Loop()
+    loop.update()
+    loop.mark.keep()
+    before = loop.weight.detach().clone()
+    in_place(loop.weight)
+    loop.optimizer.state[loop.weight]["exp_avg"].zero_()
+    for _ in range(2):
+        with pytest.raises(ChangedError, match="all"):
+            loop.mark.bring()
+        assert torch.equal(loop.weight, before)
+
+
+@pytest.mark.clause("T181")
+def test_a_state_of_ones_own_is_told_by_where_it_lies_or_by_what_it_is() -> None:
+    value = torch.zeros(3)
+    assert OwnState(lambda: {"value": value}).is_live
+    copied = OwnState(lambda: {"value": value.clone(), "done": 3})
+    assert not copied.is_live
+    assert not OwnState(lambda: {"value": value, "done": 3}).is_live
+    mark = EndDigest(lambda: {"all": copied.digest("all")})
+    mark.note()
+    assert mark.torn() == ()
+    value[1] = 1
+    mark.look()
+    assert mark.torn() == ("all",)
+    with pytest.raises(ChangedError, match="all"):
+        mark.bring()
+    mark.note()
+    mark.bring()
+
+
+@pytest.mark.clause("T181")
+def test_a_state_that_cannot_be_brought_back_is_refused_where_something_follows(
+    tmp_path: Path,
+) -> None:
+    def main(rank: int) -> None:
+        join_group(rank, 2, tmp_path / "store")
+        value = torch.zeros(3)
+        given: Any = {"save": print, "update": print}
+        protect(tmp_path, state=lambda: {"value": value.clone()}, **given)
+        protect(tmp_path, state=lambda: {"value": value}, after_update=print, **given)
+        with pytest.raises(ConfigError, match="the tensors themselves"):
+            protect(tmp_path, state=lambda: {"value": value.clone()}, after_update=print, **given)
+
+    with Ranks(2, tmp_path, main) as ranks:
+        assert ranks.statuses() == [0, 0], ranks.said()

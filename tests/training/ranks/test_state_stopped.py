@@ -12,6 +12,7 @@ from acpfs.training.host_state import HostState
 from acpfs.training.interrupt import Interrupted
 from acpfs.training.marks import Marks
 from acpfs.training.messages import Phase, Stopped
+from acpfs.training.torch.end_mark import EndMark
 from acpfs.training.torch.gate import NoGate
 from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.left_state import State
@@ -30,10 +31,17 @@ class Stopping:
         self.optimizer = torch.optim.SGD([self.parameter], lr=0.5)
         self.fails: Callable[[], None] = lambda: None
         """Called in the middle of the update."""
+        end = EndMark(lambda: {"all": {"weight": {"": self.parameter}}}, 1 << 20)
+        end.note()
         hooks = UpdateHooks(
-            [self.optimizer], self.marks, NoGate(), lambda step: None, update=self._update
+            [self.optimizer],
+            self.marks,
+            NoGate(),
+            lambda step: None,
+            at_end=end.note,
+            update=self._update,
         )
-        self.state = State(cast("Any", None), HostState({}, lambda: None), hooks)
+        self.state = State(cast("Any", None), HostState({}, lambda: None), hooks, end)
         self.marks.ready()
         self.marks.hold()
         self.stop()
