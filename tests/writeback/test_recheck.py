@@ -268,3 +268,39 @@ def test_a_directory_that_is_not_found_but_listed_is_flushed(world: World, run: 
     world.store("d/f", b"1")
     run(world.drain)
     assert asked == 4
+
+
+@clause("S6")
+def test_what_a_failed_change_has_put_there_is_not_replaced_by_what_was_before(
+    world: World, run: Run
+) -> None:
+    """The first content is looked for after a flush that failed; the second lies there by a rename that was called failed."""
+    world.mkdir("d")
+    run(world.drain)
+    renames = 0
+    failed: set[str] = set()
+
+    def fault(label: str, path: LowerPath) -> None:
+        nonlocal renames
+        if label == "rename" and path == (b"d", b"f"):
+            renames += 1
+            if renames == 1:
+                world.store("d/f", b"second")  # behind one that was begun
+                raise OSError(errno.EIO, "not done")
+            if renames == 3:
+                (name,) = (one for one in world.lower.list_staging() if one)
+                staging = world.lower._find(world.lower.staging_path("")[:-1]).children
+                world.lower._find((b"d",)).children[b"f"] = staging.pop(name.encode())
+                world.lower._changed()
+                raise OSError(errno.EIO, "done")
+        if label == "fsync directory" and renames == 3 and "flush" not in failed:
+            failed.add("flush")
+            raise OSError(errno.EIO, "the server died")
+
+    world.lower.fault = fault
+    world.store("d/f", b"first")
+    run(world.drain)
+    assert failed
+    shown = [state.get(b"d/f") for state in world.lower.visible_history]
+    assert b"first" not in shown[shown.index(b"second") :]
+    assert world.lower.visible() == world.application_view()

@@ -4,6 +4,7 @@ A server that dies between a commit and its flush forgets renames, names and att
 before a flush is tried again, everything that the group made is looked at: names go back to where they were put, directories and special
 files are made anew, contents are to be streamed again. What is known by its inode number counts as there only with that number: under a
 name that was replaced the old file shows again. What a change that failed may have moved is looked for at both ends (`whereabouts`).
+A later content that such a change has put there stays.
 What was removed, and is there again, is left. Called in a thread for flushes, with no
 commit under way; may be done again at any point.
 """
@@ -155,6 +156,8 @@ class Recheck:
         if op.version is None or any(later.kind is OpKind.STORE for later in after):
             return False  # the last one decides
         present = self._parts.look(paths[0])
+        if self._is_of_later(op, present):
+            return False
         if present is not None and present.ino == op.version.staging_ino:
             added = [self._placing.add_name(op, paths[0], path, present.ino) for path in paths[1:]]
             return any(added)
@@ -166,6 +169,19 @@ class Recheck:
         group.undone.append(op)
         self._placing.repaired()
         return True
+
+    def _is_of_later(self, op: Op, present: LowerStat | None) -> bool:
+        """Whether a later content lies there, put by a rename that failed all the same.
+
+        To put the older one over it would show an earlier moment again, and take the later one's staging file.
+        """
+        with self._parts.lock:
+            return present is not None and any(
+                later.seq > op.seq
+                and later.version is not None
+                and later.version.staging_ino == present.ino
+                for later in self._parts.log.in_doubt()
+            )
 
     def _link(self, op: Op, st: LowerStat, paths: Iterable[LowerPath]) -> bool:
         place = self._committer.place_of(op)
@@ -182,6 +198,8 @@ class Recheck:
     def _special(self, op: Op, st: LowerStat, path: LowerPath) -> bool:
         present = self._parts.look(path)
         if present is not None and present.ino == st.ino:
+            return False
+        if self._is_of_later(op, present):
             return False
         if present is None:
             self._placing.make_parents(path)
