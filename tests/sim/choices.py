@@ -77,6 +77,8 @@ class Knobs:
     ram_bytes: int
     keeps_session: bool
     counts_subdirectories: bool
+    reuses_numbers: bool
+    has_coarse_times: bool
     inherited_files: int
     """Of each program, on the storage before anybody mounts it."""
     sizes: tuple[int, ...]
@@ -92,7 +94,7 @@ class Knobs:
             programs=chance.choice((1, 1, 2, 3)),
             lives=min(choices.lives_max, lives),
             calls=chance.randrange(4, 14 * lives + 4),
-            error_rate=chance.choice((0.0, 0.0, 0.02, 0.1)) * faulty,
+            error_rate=chance.choice((0.0, 0.03, 0.1, 0.3)) * faulty,
             hang_rate=chance.choice((0.01, 0.1)) * (faulty and profile is Profile.HANG),
             free_bytes=(
                 chance.randrange(1, 500_000) if faulty and profile is Profile.FULL else None
@@ -105,6 +107,8 @@ class Knobs:
             keeps_session=profile is Profile.SESSION
             or (profile in (Profile.HANG, Profile.FULL, Profile.SHORT) and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
+            reuses_numbers=chance.random() < 0.5,
+            has_coarse_times=chance.random() < 0.2,
             inherited_files=chance.choice((0, 0, 3)),
             sizes=(0, 1, 100, 5000, 60_000, 200_000, *(300_000,) * is_short),
         )
@@ -122,6 +126,8 @@ class Knobs:
             "" if self.free_bytes is None else f"{self.free_bytes} bytes for {self.full_s} s",
             f"{self.ram_bytes >> 10} KiB of RAM, then {self.when_full.value}",
             "fsync is durable" if self.fsync is FsyncMode.DURABLE else "",
+            "inode numbers are used again" if self.reuses_numbers else "",
+            "times to the second" if self.has_coarse_times else "",
             "" if self.counts_subdirectories else "directories have one link",
         ]
         return ", ".join(word for word in words if word)

@@ -138,6 +138,8 @@ class History:
         self.storage = Storage()
         self.storage.counts_subdirectories = self.knobs.counts_subdirectories
         self._power = choices.stream("power")
+        self.storage.reuses_numbers = self.knobs.reuses_numbers
+        self.storage.keep_times_to(10**9 if self.knobs.has_coarse_times else 1)
         MACHINE.begin(choices.seed, self.storage)
         self.counts: Counter[str] = Counter()
         self.processes = [Process(self) for _number in range(self.knobs.programs)]

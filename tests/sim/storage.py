@@ -15,7 +15,7 @@ import os
 import random
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -42,6 +42,7 @@ STAGING: LowerPath = (OWN, b"staging", NODE)
 KEPT: LowerPath = (OWN, b"kept", NODE)
 BLOCK_BYTES = 4096
 BLOCKS = 1 << 20
+START_NS = 10**18
 DEPTH_MAX = 30
 """Of what a loss of power leaves: names lost one by one can leave a directory below itself."""
 
@@ -105,7 +106,7 @@ class NameChange:
     """Names that change together, and the directories of which no flush has come since."""
 
     names: list[tuple[Inode, bytes, Inode | None]]
-    unflushed: set[int]
+    unflushed: set[Inode]
 
 
 def error(number: int) -> OSError:
@@ -145,13 +146,17 @@ class Storage:
         self.features = Features()
         self.counts_subdirectories = True
         """A directory has 2 links and one more for each directory in it (ext4); else 1 (btrfs)."""
+        self.reuses_numbers = False
+        """A new inode gets the number of one that is gone, as on ext4."""
         self.capacity_bytes: int | None = None
         self.shown: list[Shown] = []
         """Each state that others could see, in order; whoever judges them takes them away."""
         self.descriptors: dict[int, Inode] = {}
         self._fds = itertools.count(FIRST_FD)
         self._inos = itertools.count(100)
-        self._clock = itertools.count(1)
+        self._gone: list[int] = []
+        self._granularity_ns = 1
+        self._ticks = itertools.count(1)
         self._changes: list[NameChange] = []
         self.root = Inode(1, stat.S_IFDIR | 0o755)
         for path in (STAGING, KEPT, (OWN, b"manifest")):
@@ -186,7 +191,7 @@ class Storage:
         Contents that were not flushed are torn. Of names a journal loses the latest changes; with
         `any_order` any that were not flushed are lost.
         """
-        tree = {ino: dict(children) for ino, children in self._flushed_tree.items()}
+        tree = {one: dict(children) for one, children in self._flushed_tree.items()}
         flushed = [at for at, change in enumerate(self._changes) if not change.unflushed]
         least = flushed[-1] + 1 if flushed else 0
         until = len(self._changes) if any_order else chance.randint(least, len(self._changes))
@@ -194,7 +199,7 @@ class Storage:
             if any_order and change.unflushed and chance.random() < 0.5:
                 continue
             for directory, name, inode in change.names:
-                children = tree.setdefault(directory.ino, {})
+                children = tree.setdefault(directory, {})
                 if inode is None:
                     children.pop(name, None)
                 else:
@@ -213,13 +218,13 @@ class Storage:
 
     def _left(
         self,
-        tree: dict[int, dict[bytes, Inode]],
+        tree: dict[Inode, dict[bytes, Inode]],
         directory: Inode,
         prefix: bytes,
         found: Shown,
         chance: random.Random,
     ) -> None:
-        for name, inode in tree.get(directory.ino, {}).items():
+        for name, inode in tree.get(directory, {}).items():
             if (directory is self.root and name == OWN) or prefix.count(b"/") > DEPTH_MAX:
                 continue
             if inode.is_directory:
@@ -230,12 +235,12 @@ class Storage:
             else:
                 found[prefix + name] = inode.target
 
-    def _copy_of_tree(self) -> dict[int, dict[bytes, Inode]]:
-        found: dict[int, dict[bytes, Inode]] = {}
+    def _copy_of_tree(self) -> dict[Inode, dict[bytes, Inode]]:
+        found: dict[Inode, dict[bytes, Inode]] = {}
         todo = [self.root]
         while todo:
             directory = todo.pop()
-            found[directory.ino] = dict(directory.children)
+            found[directory] = dict(directory.children)
             todo += [child for child in directory.children.values() if child.is_directory]
         return found
 
@@ -251,9 +256,27 @@ class Storage:
 
     # -- the tree
 
+    def keep_times_to(self, granularity_ns: int) -> None:
+        """Times are no finer than that."""
+        self._granularity_ns = granularity_ns
+        self.features = replace(self.features, time_granularity_ns=granularity_ns)
+
+    def _now_ns(self) -> int:
+        return self._coarse(START_NS + next(self._ticks))
+
+    def _coarse(self, time_ns: int) -> int:
+        return time_ns - time_ns % self._granularity_ns
+
+    def _lost_a_name(self, inode: Inode) -> None:
+        inode.nlink -= 1
+        is_gone = inode.nlink == 0 and inode not in self.descriptors.values()
+        if self.reuses_numbers and (is_gone or inode.is_directory):
+            self._gone.append(inode.ino)
+
     def _inode(self, mode: int) -> Inode:
-        now = next(self._clock)
-        return Inode(next(self._inos), mode, atime_ns=now, mtime_ns=now, ctime_ns=now)
+        now = self._now_ns()
+        number = self._gone.pop() if self._gone else next(self._inos)
+        return Inode(number, mode, atime_ns=now, mtime_ns=now, ctime_ns=now)
 
     def _is_there(self, path: LowerPath) -> bool:
         try:
@@ -287,12 +310,12 @@ class Storage:
 
     def _remove(self, path: LowerPath) -> None:
         parent = self._directory(path[:-1])
-        parent.children[path[-1]].nlink -= 1
+        self._lost_a_name(parent.children[path[-1]])
         self._names((parent, path[-1], None))
 
     def _names(self, *names: tuple[Inode, bytes, Inode | None]) -> None:
         """These change together."""
-        now = next(self._clock)
+        now = self._now_ns()
         for directory, name, inode in names:
             if inode is None:
                 del directory.children[name]
@@ -300,7 +323,7 @@ class Storage:
                 directory.children[name] = inode
                 inode.ctime_ns = now
             directory.mtime_ns = directory.ctime_ns = now
-        self._changes.append(NameChange(list(names), {one.ino for one, _name, _inode in names}))
+        self._changes.append(NameChange(list(names), {one for one, _name, _inode in names}))
 
     def _changed(self) -> None:
         self.shown.append(self.visible())
@@ -435,7 +458,7 @@ class Storage:
                 raise error(errno.EISDIR if old.is_directory else errno.ENOTDIR)
             if old.children:
                 raise error(errno.ENOTEMPTY)
-            old.nlink -= 1
+            self._lost_a_name(old)
         if inode.is_directory and target[: len(source)] == source:
             raise error(errno.EINVAL)
         came_from = self._directory(source[:-1])
@@ -478,7 +501,7 @@ class Storage:
     @call("set times", changes=True)
     def set_times(self, path: LowerPath, atime_ns: int, mtime_ns: int) -> None:
         inode = self._find(path)
-        inode.atime_ns, inode.mtime_ns = atime_ns, mtime_ns
+        inode.atime_ns, inode.mtime_ns = self._coarse(atime_ns), self._coarse(mtime_ns)
 
     @call("apply", changes=True)
     def apply(self, path: LowerPath, attributes: NewAttributes) -> None:
@@ -489,25 +512,26 @@ class Storage:
         self._apply(self._open(fd), attributes)
 
     def _apply(self, inode: Inode, attributes: NewAttributes) -> None:
-        inode.ctime_ns = next(self._clock)
+        inode.ctime_ns = self._now_ns()
         if attributes.permissions is not None:
             inode.mode = stat.S_IFMT(inode.mode) | attributes.permissions
         for name in ("uid", "gid", "atime_ns", "mtime_ns"):
-            if getattr(attributes, name) is not None:
-                setattr(inode, name, getattr(attributes, name))
-        for xattr, value in attributes.xattrs.items():
-            if value is None:
+            value = getattr(attributes, name)
+            if value is not None:
+                setattr(inode, name, self._coarse(value) if name.endswith("_ns") else value)
+        for xattr, content in attributes.xattrs.items():
+            if content is None:
                 inode.xattrs.pop(xattr, None)
             else:
-                inode.xattrs[xattr] = value
+                inode.xattrs[xattr] = content
 
     # -- stable storage
 
     @call("fsync directory", changes=True)
     def sync_directory(self, path: LowerPath) -> None:
-        ino = self._directory(path).ino
+        directory = self._directory(path)
         for change in self._changes:
-            if ino in change.unflushed:
+            if directory in change.unflushed:
                 change.unflushed.clear()  # a change is atomic: one of its directories is enough
 
     @call("fsync entry", changes=True)
@@ -587,7 +611,7 @@ class Storage:
 
     def _written(self, inode: Inode) -> None:
         inode.written()
-        inode.mtime_ns = inode.ctime_ns = next(self._clock)
+        inode.mtime_ns = inode.ctime_ns = self._now_ns()
         if self._is_visible(inode):
             self._changed()
 
