@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 import trio
 import trio.testing
 
+from acpfs.backing.filling import write_all
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.content.body import Body
@@ -30,6 +32,7 @@ from tests.filesystem.world import CALLER, World, violations, world
 pytestmark = pytest.mark.clause("S61")
 
 MIB = 1 << 20
+BATCH = 3
 
 
 async def until(w: World, condition: Callable[[], bool]) -> None:
@@ -470,6 +473,70 @@ def test_a_durable_fsync_of_what_outgrew_ram_before_it_was_durable_fails_and_clo
         with trio.fail_after(60), pytest.raises(OSError, match="No space"):
             await w.do(w.fs.fsync(opened.handle, False))
         await w.close(opened)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S437")
+@pytest.mark.parametrize("told_late", [False, True])
+def test_a_full_storage_is_not_sent_again_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, told_late: bool
+) -> None:
+    """`told_late`: by the flush, of what was taken before."""
+    written: Counter[int] = Counter()
+    room = [2]
+    """Batches that the storage takes before each time that it has no room for the next."""
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(fd: int, data: bytes, offset: int) -> None:
+        if not room[0] and not told_late:
+            full()
+        written[offset // PIECE] += 1
+        write_all(fd, data, offset)
+
+    def flush(fd: int) -> None:
+        if not room[0]:
+            room[0] = 2
+            full()
+        room[0] -= 1
+        fdatasync(fd)
+
+    fdatasync = os.fdatasync
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = patterned(100 * MIB)
+        await outgrow(w, kernel, opened, ino, data)
+        here = set(range(50)) - {
+            piece
+            for start, end in w.inner.table[ino].body.here.gaps()
+            for piece in range(start // PIECE, end // PIECE)
+        }
+        assert len(here) > 4 * BATCH
+        monkeypatch.setattr(outgrown, "SENT_PIECES", BATCH)
+        monkeypatch.setattr(outgrown, "RETRY_DELAY_MIN_S", 0.001)
+        monkeypatch.setattr(outgrown, "RETRY_DELAY_MAX_S", 0.001)
+        monkeypatch.setattr(outgrown, "write_all", write)
+        monkeypatch.setattr("acpfs.filesystem.content.outgrown.os.fdatasync", flush)
+        closing = trio.Event()
+
+        async def close() -> None:
+            await w.close(opened)
+            closing.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(close)
+            while not closing.is_set():
+                room[0] = room[0] or (0 if told_late else 2)
+                await trio.sleep(0.002)
+        assert set(written) == here
+        assert max(written.values()) == (2 if told_late else 1)
+        assert sum(written.values()) <= len(here) * (1.5 if told_late else 1)
+        monkeypatch.undo()
         await w.drained()
         assert (w.backing / "big").read_bytes() == data
 

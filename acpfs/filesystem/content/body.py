@@ -83,6 +83,8 @@ class MovingOut:
     """The kernel does not read or write the tier file any more."""
     finished: Future[None] = field(default_factory=shared)
     """The staging file has all bytes, or will never have them."""
+    sent: set[int] = field(default_factory=set)
+    """Pieces that are here as well, and that the staging file has since nobody writes any more: flushed."""
 
 
 @dataclass(slots=True, eq=False)

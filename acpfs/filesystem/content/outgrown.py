@@ -11,6 +11,7 @@ application can have that lock, or in the file's own thread (`Contents.locking`)
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
 import threading
@@ -41,6 +42,8 @@ from acpfs.writeback.log.stages import Step
 PIECE = OUTGROWN_PIECE_BYTES
 KEEP_PIECES = 2
 """At either end so much stays in RAM: headers are rewritten at last, and the end is where the writer is."""
+SENT_PIECES = 32
+"""Of the rest of a file so much is flushed at a time, and sent again where that fails: 64 MiB."""
 RETRY_DELAY_MIN_S, RETRY_DELAY_MAX_S = 0.1, 10.0
 RELEASE_WAIT_S = 5.0
 STEADY_WAIT_S = 5.0
@@ -463,7 +466,10 @@ class OutgrownFiles:
             self._log.save(op)
 
     def _complete(self, body: Body, size: int) -> None:
-        """Nobody writes any more, and so nobody holds up who looks for data."""
+        """Nobody writes any more, and so nobody holds up who looks for data.
+
+        What is sent stays sent: a storage that is full is not sent all of it again at each try.
+        """
         moving = body.moving_out
         if moving is None:
             return
@@ -473,9 +479,18 @@ class OutgrownFiles:
             if size:  # else nothing of it is wanted, whatever it is
                 self._check_pieces(body, _with_data(source, _gone(body)))
             target = self._open(body, moving)
-            for piece in range(-(-size // PIECE)):
-                if _has_data(source, piece):
+            pieces = (
+                piece
+                for piece in range(-(-size // PIECE))
+                if piece not in moving.sent and _has_data(source, piece)
+            )
+            while batch := list(itertools.islice(pieces, SENT_PIECES)):
+                for piece in batch:
                     write_all(target, os.pread(source, PIECE, piece * PIECE), piece * PIECE)
+                # Before anything fails: a storage that has no room may say so of what it took
+                # earlier, and whoever asks after that is not told again.
+                os.fdatasync(target)
+                moving.sent.update(batch)
             os.ftruncate(target, size)
         finally:
             os.close(source)
