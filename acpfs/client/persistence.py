@@ -52,12 +52,15 @@ def durability(path: StrPath) -> Durability:
 
     Raises:
         acpfs.errors.AcpfsError: there is nothing, or the backing directory refused some of it for good, or some of it lost its writer.
+        acpfs.errors.NotMountedError: it lies in a mount whose daemon cannot be asked from here.
     """
     try:
         wait_persisted(path, 0.0)
     except DeadlineError:
         return Durability.RAM
     except NotMountedError:
+        if registry.lies_in_mount(os.fspath(path)):
+            raise  # a bind mount in a container, say: it may be in RAM alone
         return Durability.NATIVE
     return Durability.PERSISTED
 

@@ -158,6 +158,12 @@ def locate(path: str, known: list[MountRecord] | None = None) -> tuple[MountReco
     return mountpoints[reached], rest
 
 
+def lies_in_mount(path: str) -> bool:
+    """Whether it does by the kernel's table, whoever could ask the daemon."""
+    mounted = _mounted()
+    return _walk(os.path.join(os.getcwd(), path), mounted)[0] in mounted
+
+
 def _why_in_none(path: str, registered: Iterable[str]) -> str:
     mounted = _mounted()
     mountpoint = _walk(os.path.join(os.getcwd(), path), {*registered, *mounted})[0]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.errors import ExitCode
+from acpfs.client import Durability, durability
+from acpfs.errors import ExitCode, NotMountedError
 from acpfs.ram.mounts import clone, mounted_at
 from acpfs.worker.worker import SESSION_ENDS_VARIABLE
 from tests.rig.faultfs import FaultFs
@@ -289,6 +290,27 @@ def test_a_mount_of_another_run_directory_is_known_for_one_and_status_names_the_
             refused.stderr
         )
         assert "ACPFS_RUNTIME_DIR" in refused.stderr
+
+
+@pytest.mark.clause("S473")
+def test_nothing_is_native_in_a_mount_whose_daemon_cannot_be_asked(
+    make_mount: MakeMount,
+    transport: str,
+    backing: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mount = make_mount(backing, transport)
+    (mount.path / "f").write_bytes(b"in RAM")
+    (tmp_path / "other").mkdir(mode=0o700)
+    monkeypatch.setenv("ACPFS_RUNTIME_DIR", str(tmp_path / "other"))
+    with pytest.raises(NotMountedError, match="its run directory is not here"):
+        durability(mount.path / "f")
+    (tmp_path / "link").symlink_to(mount.path)
+    with pytest.raises(NotMountedError):
+        durability(tmp_path / "link" / "f")
+    (tmp_path / "plain").touch()
+    assert durability(tmp_path / "plain") is Durability.NATIVE
 
 
 @pytest.mark.clause("S443")
