@@ -400,7 +400,8 @@ class Supervisor:
     def _leave_behind(self, child: Child) -> None:
         """It will never run again, and may never end: the next one starts, and knows of it."""
         self._complain(
-            f"worker {child.pid} was killed in a system call that does not return; the next one says what it is about"
+            f"worker {child.pid} was killed in a system call that does not return: on the "
+            "backing directory, or on a file in RAM that an application is writing"
         )
         self._kept.leave_behind(child.pidfd)
         self._worker_gone(child)

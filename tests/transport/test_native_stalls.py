@@ -173,11 +173,14 @@ def write_beside(writer: StalledWriter) -> Child:
     return Child(write)
 
 
-@pytest.mark.parametrize("disturb", [close_a_copy, read_and_close, write_beside])
+@pytest.mark.parametrize(
+    ("disturb", "direct"),
+    [(close_a_copy, 0), (read_and_close, 0), (write_beside, 0), (write_beside, os.O_DIRECT)],
+)
 def test_others_go_on_whatever_is_done_to_the_file_meanwhile(
-    storage: FaultFs, mount: AcpfsMount, disturb: Callable[[StalledWriter], Child]
+    storage: FaultFs, mount: AcpfsMount, disturb: Callable[[StalledWriter], Child], direct: int
 ) -> None:
-    writer = StalledWriter(storage, mount)
+    writer = StalledWriter(storage, mount, flags=os.O_CREAT | os.O_TRUNC | direct)
     live_on(mount, "before")
     disturber = disturb(writer)
     live_on(mount, "meanwhile")
@@ -306,6 +309,29 @@ def test_what_a_worker_leaves_behind_holds_up_the_same_file_and_no_other(
     closing.result()
     check_stored(mount, "step-1/model.pt", HEAD + SOURCE)
     check_stored(mount, "other", b"x")
+
+
+@pytest.mark.clause("S423")
+def test_a_truncation_that_two_killed_workers_were_asked_for_is_carried_out_once(
+    storage: FaultFs, mount: AcpfsMount
+) -> None:
+    """What the first one has left in the kernel must not cut off what is written after the open."""
+    writer = StalledWriter(storage, mount)
+    new = b"new" * 1000
+
+    def begin_anew() -> None:
+        with open(writer.path, "wb", buffering=0) as file:
+            file.write(new)
+
+    beginning = Child(begin_anew)
+    wait_for_a_stuck_thread(mount.pid)
+    for name in ("first", "second"):
+        mount.kill_worker()
+        live_on(mount, name)
+        mount.flush(name)
+    assert writer.goes_on() == SIZE
+    beginning.result()
+    check_stored(mount, "step-1/model.pt", new)
 
 
 def test_the_writer_can_be_killed_and_who_closes_a_copy_too(
