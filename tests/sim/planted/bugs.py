@@ -42,6 +42,7 @@ BUGS = [
         "                bool(bits & _WROTE),",
         "                False,",
         profiles=("session",),
+        equivalent="RELEASE freezes what is modified when the last handle goes (`OpenFiles.release`)",
     ),
     Bug(
         "restore-tentative",
@@ -65,6 +66,7 @@ BUGS = [
         "writeback/order/order.py",
         "if op.version is None or op.committed or op.version.state is VersionState.STAGED",
         "if True",
+        equivalent="`Committer` looks at the version once more before it begins",
     ),
     Bug(
         "stream-short",
