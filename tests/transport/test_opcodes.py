@@ -78,9 +78,10 @@ class PartDouble:
 
 
 class KeptDouble(PartDouble):
-    """Of a session in which no worker has given up a request."""
+    """Of a session in which no request has hung a worker, or was given up."""
 
     given_up: tuple[int, ...] = ()
+    hung: tuple[tuple[int, tuple[int, int]], ...] = ()
 
 
 def test_every_opcode_is_handled_or_left_out_for_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,12 @@ class Dispatch:
 
     def _refuse_lock(self, request: Request) -> None:
         """To let go of what nobody could lock is no error."""
-        if is_unlock(request):
+        try:
+            unlocks = is_unlock(request)
+        except MALFORMED as error:
+            self._malformed(request, error)
+            return
+        if unlocks:
             request.reply(b"")
         else:
             self._refuse(request, errno.ENOLCK)
