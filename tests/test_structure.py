@@ -159,7 +159,7 @@ INODE_LOCKS_OF = {
         "writeback/sources/spill.py: *",
     },
     "a staging file, in threads that may wait for the backing directory": {
-        "filesystem/content/outgrown.py: _complete, _move",
+        "filesystem/content/outgrown.py: _complete, _move, _send",
         "filesystem/content/overflow.py: *",
     },
     "here, or in the file's own thread: `Contents.locking`": {

@@ -282,11 +282,11 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(
             [],
         )
 
-        def slowly(content: Body, size: int) -> None:
+        def slowly(content: Body, size: int, wanted: int) -> None:
             copies.append(size)
             begun.set()
             goes_on.wait(60)
-            complete(content, size)
+            complete(content, size, wanted)
 
         monkeypatch.setattr(w.inner.outgrown, "_complete", slowly)
         await w.do(w.fs.flush(opened.handle))
@@ -318,7 +318,7 @@ def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(
         await outgrow(w, kernel, opened, ino, patterned(80 * MIB))
         begun, goes_on = threading.Event(), threading.Event()
 
-        def torn(body: Body, size: int) -> None:
+        def torn(body: Body, size: int, wanted: int) -> None:
             begun.set()
             goes_on.wait(60)
             raise TornError(errno.EIO, "overwritten after it had left RAM")
@@ -396,9 +396,9 @@ def test_who_reads_while_the_last_of_it_moves_reads_it_where_it_is(
         parts = w.inner.outgrown
         complete, seal, read = parts._complete, parts._sealed, parts._read
 
-        def complete_late(body: Body, size: int) -> None:
+        def complete_late(body: Body, size: int, wanted: int) -> None:
             assert reading.wait(60)
-            complete(body, size)
+            complete(body, size, wanted)
 
         def seal_and_tell(node: Node, body: Body) -> None:
             seal(node, body)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 import trio
 
 from acpfs.filesystem.records import AttributeChange
+from acpfs.filesystem.steps import Call, settled
 from acpfs.types import ROOT
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, run
 from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
 
@@ -62,6 +66,44 @@ def test_overwriting_in_place_copies_the_version_aside(tmp_path: Path, size: int
         assert w.fs.statistics().content.copied_aside_bytes == size
 
     run(tmp_path, scenario)
+
+
+def test_a_copy_aside_whose_writer_is_killed_has_its_room_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread fills pages still. What it has made is of use to who comes next."""
+    size = 3 << 20
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"db", b"a" * size)
+        opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
+        held = HeldCall(w.tier.copy)
+        monkeypatch.setattr(w.tier, "copy", held)
+        dying = w.fs.write(opened.handle, 10, b"b" * 10)
+        copying = w.fs.steps.step(dying, None)
+        assert await trio.to_thread.run_sync(held.began.wait, 60)
+        told: Future[None] = Future()
+        told.cancel()
+        assert w.fs.steps.step(dying, told) is copying
+        assert w.tier.reserved_bytes == size
+        assert w.inner.table[ino].body.busy is not None
+        held.go_on.set()
+        await settled(copying)
+        await go_on(w, dying, copying)
+        assert w.tier.reserved_bytes == 0
+        await w.do(w.fs.write(opened.handle, 20, b"c" * 10))
+        await w.close(opened)
+        assert w.fs.statistics().content.copied_aside_bytes == size
+
+    run(tmp_path, scenario)
+
+
+async def go_on(w: World, call: Call[Any], done: Future[Any]) -> None:
+    """Make the rest of a call."""
+    with suppress(StopIteration):
+        while True:
+            done = w.fs.steps.step(call, done)
+            await settled(done)
 
 
 def test_truncating_copies_the_version_aside(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ class MovingOut:
 
     fd: int = -1
     """Of the staging file, once it was needed."""
+    is_let_go: bool = False
+    """The descriptor is closed, or about to be: the staging file is not this file's any more."""
     released: Future[None] = field(default_factory=shared)
     """The kernel does not read or write the tier file any more."""
     finished: Future[None] = field(default_factory=shared)

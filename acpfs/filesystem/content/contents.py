@@ -195,6 +195,7 @@ class Contents:
             self._overflow.let_go(before, remove=not before.sealed)
             return
         if before.moving_out is not None and before.staging != body.staging:
+            before.moving_out.is_let_go = True
             self._overflow.let_go(
                 overflowed(before.staging, before.moving_out.fd),
                 remove=not self._log.unsealed_of(node.ino),
@@ -311,10 +312,15 @@ class Contents:
         """Names of staging files that hold the content of files."""
         return self._overflow.in_use(node.body for node in self._table if not node.body.is_cold)
 
-    def adopt_overflow(self, node: Node, body: Body) -> None:
-        """The node's bytes are in a staging file from now on."""
+    def adopt_overflow(self, node: Node, body: Body, *, is_longer: bool = False) -> None:
+        """The node's bytes are in a staging file from now on.
+
+        `is_longer`: with more behind them, which is cut off before the first change.
+        """
         node.blocks = -(-node.size // BLOCK_BYTES)
         self._put(node, body)
+        if is_longer:
+            self._overflow.inherit(body)
 
     # -- bytes
 

@@ -13,7 +13,7 @@ from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.nodes import Node
-from acpfs.filesystem.steps import shared, wait
+from acpfs.filesystem.steps import outlast, shared, wait
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
 from acpfs.types import TierId
@@ -85,4 +85,7 @@ class CopyAside:
         if size <= INLINE_COPY_BYTES_MAX:
             self._tier.copy(source, target, size)
         else:
-            await wait(self._copies.submit("copy aside", self._tier.copy, source, target, size))
+            # Also where the caller is killed: until the thread is back it takes room, which is
+            # reserved, and the file is busy. Nobody holds it up: it only reads in the one file, and
+            # nobody else has the other one.
+            await outlast(self._copies.submit("copy aside", self._tier.copy, source, target, size))

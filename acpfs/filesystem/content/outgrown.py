@@ -30,7 +30,7 @@ from acpfs.filesystem.content.runs import ALL
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.hold import Held
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.steps import shared, wait
+from acpfs.filesystem.steps import outlast, shared, wait
 from acpfs.logger import get_logger, shown
 from acpfs.ram.state import LateError, StateDatabase
 from acpfs.ram.tier import Tier, punch_hole
@@ -155,10 +155,13 @@ class OutgrownFiles:
             self._state.commit()
             source = os.dup(self._contents.opened(body))
         try:
-            target = self._open(body, moving)
-            for piece in pieces:
-                if not self._move(held, body, source, target, piece):
-                    return
+            target = self._own(body, moving)
+            try:
+                for piece in pieces:
+                    if not self._move(held, body, source, target, piece):
+                        return
+            finally:
+                os.close(target)
         finally:
             os.close(source)
 
@@ -172,6 +175,17 @@ class OutgrownFiles:
                 fd = self._lower.create_staging(body.staging)
             moving.fd = fd
         return moving.fd
+
+    def _own(self, body: Body, moving: MovingOut) -> int:
+        """A descriptor of the staging file for a thread that writes to it.
+
+        Its file may be let go of meanwhile, and the number of the shared one become another file's.
+        """
+        self._open(body, moving)
+        with self._lock:
+            if moving.is_let_go:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return os.dup(moving.fd)
 
     def _move(self, held: Held, body: Body, source: int, target: int, piece: int) -> bool:
         """One piece; False when the hold has ended meanwhile, or, which is seen under the lock, the file has its staging file's body."""
@@ -275,43 +289,53 @@ class OutgrownFiles:
         Raises:
             OSError: the backing directory's, where somebody goes on with a half.
         """
-        moving = node.body.moving_out
-        if moving is None:
-            return
-        if node.interrupted and not node.kernel_writers:
-            await self._take_up(node, node.size if size is None else min(size, node.size))
-        else:
-            await wait(moving.finished)
+        body = node.body
+        while node.body is body and body.moving_out is not None:
+            if not node.interrupted or node.kernel_writers:
+                await wait(body.moving_out.finished)
+                return
+            wanted = node.size if size is None else min(size, node.size)
+            if not (wanted or self._log.unsealed_of(node.ino)):
+                return  # it is let go of, and the backing directory is not asked
+            if body.busy is not None:
+                await wait(body.busy)
+            elif not self._earlier.over.done():
+                await wait(self._earlier.over)
+            else:
+                await self._take_up(node, body, wanted)
 
-    async def _take_up(self, node: Node, size: int) -> None:
+    async def _take_up(self, node: Node, body: Body, size: int) -> None:
         """Its writer was killed, and nobody else will finish it: what there is of it goes to the staging file, where it can be changed.
 
         A place in the order that it was given while it was open stays its own, and unsealed, until who goes on with it has closed it.
+        Nothing of it is cut off before it is recorded that it is shorter: whoever asked for that may be killed, and so may this worker.
         """
-        body = node.body
-        if not (size or self._log.unsealed_of(node.ino)):
-            return  # nothing of it is wanted: it is let go of, and the backing directory is not asked
-        if body.busy is not None:
-            await wait(body.busy)
-            return
-        await wait(self._earlier.over)
-        moving = body.moving_out
-        if node.body is not body or moving is None or body.busy is not None:
-            return
         done = body.busy = shared()
+        call = self._calls.submit("take up outgrown", self._complete, body, node.size, size)
         try:
-            await wait(self._calls.submit("take up outgrown", self._complete, body, size))
-            if node.body is body:
+            await wait(call)
+            moving = body.moving_out
+            if node.body is body and moving is not None and node.interrupted:
                 moved = overflowed(body.staging, moving.fd).moved_from(body)
+                is_longer = size < node.size
                 node.size = size
-                self._contents.adopt_overflow(node, moved)
+                self._contents.adopt_overflow(node, moved, is_longer=is_longer)
                 body.move_out(Staging(body.staging))  # for who has it in hand still
         except TornError:
             self.fail(node, body)
             raise
         finally:
+            # The mark is the thread's, which goes on where the caller is killed.
+            if call.done():
+                self._is_back(body, done)
+            else:
+                call.add_done_callback(lambda _call: self._is_back(body, done))
+
+    def _is_back(self, body: Body, done: Future[None]) -> None:
+        """The thread that was at work on the body's bytes is."""
+        with self._lock:
             body.busy = None
-            done.set_result(None)
+        done.set_result(None)
 
     async def read(self, body: Body, offset: int, size: int) -> bytes:
         """Bytes of a file of which pieces are gone; shorter at its end."""
@@ -428,21 +452,36 @@ class OutgrownFiles:
             return
         await wait(self._earlier.over)
         while node.body is body and self._needed(node) and not body.failed:
-            try:
-                await wait(self._calls.submit("finish outgrown", self._complete, body, node.size))
-            except TornError:
-                self.fail(node, body)
-            except OSError as error:
+            if body.busy is not None:
+                await wait(body.busy)  # who took up a half, which it was before somebody decided
+                continue
+            error = await self._finish_once(node, body)
+            if error is not None:
                 self._note(node, error)
                 await wait(after(delay_s))
                 delay_s = min(2 * delay_s, RETRY_DELAY_MAX_S)
-            else:
-                self._sealed(node, body)
         for op in self._log.unsealed_of(node.ino) if body.failed else ():
             op.last_error = body.failed
             self._log.park(op)
         if not moving.finished.done():
             moving.finished.set_result(None)
+
+    async def _finish_once(self, node: Node, body: Body) -> OSError | None:
+        """What the backing directory said, where it has not taken all."""
+        done = body.busy = shared()
+        try:
+            await outlast(
+                self._calls.submit("finish outgrown", self._complete, body, node.size, node.size)
+            )
+        except TornError:
+            self.fail(node, body)
+        except OSError as error:
+            return error
+        else:
+            self._sealed(node, body)
+        finally:
+            self._is_back(body, done)
+        return None
 
     def seal_taken_up(self, node: Node) -> None:
         """Who went on with a half has closed it: now its place in the order has its bytes."""
@@ -465,10 +504,11 @@ class OutgrownFiles:
             )
             self._log.save(op)
 
-    def _complete(self, body: Body, size: int) -> None:
+    def _complete(self, body: Body, size: int, wanted: int) -> None:
         """Nobody writes any more, and so nobody holds up who looks for data.
 
         What is sent stays sent: a storage that is full is not sent all of it again at each try.
+        `size`: the file's; `wanted`: so many first bytes are all that anybody will want.
         """
         moving = body.moving_out
         if moving is None:
@@ -476,24 +516,29 @@ class OutgrownFiles:
         with self._lock:
             source = os.dup(self._contents.opened(body))
         try:
-            if size:  # else nothing of it is wanted, whatever it is
+            if wanted:  # else nothing of it is, whatever it is
                 self._check_pieces(body, _with_data(source, _gone(body)))
-            target = self._open(body, moving)
-            pieces = (
-                piece
-                for piece in range(-(-size // PIECE))
-                if piece not in moving.sent and _has_data(source, piece)
-            )
-            while batch := list(itertools.islice(pieces, SENT_PIECES)):
-                for piece in batch:
-                    write_all(target, os.pread(source, PIECE, piece * PIECE), piece * PIECE)
-                # Before anything fails: a storage that has no room may say so of what it took
-                # earlier, and whoever asks after that is not told again.
-                os.fdatasync(target)
-                moving.sent.update(batch)
-            os.ftruncate(target, size)
+            target = self._own(body, moving)
+            try:
+                self._send(moving, source, target, -(-wanted // PIECE))
+                os.ftruncate(target, size)
+            finally:
+                os.close(target)
         finally:
             os.close(source)
+
+    def _send(self, moving: MovingOut, source: int, target: int, count: int) -> None:
+        """What is here of so many first pieces, and was not sent before."""
+        pieces = (
+            piece for piece in range(count) if piece not in moving.sent and _has_data(source, piece)
+        )
+        while batch := list(itertools.islice(pieces, SENT_PIECES)):
+            for piece in batch:
+                write_all(target, os.pread(source, PIECE, piece * PIECE), piece * PIECE)
+            # Before anything fails: a storage that has no room may say so of what it took
+            # earlier, and whoever asks after that is not told again.
+            os.fdatasync(target)
+            moving.sent.update(batch)
 
     def _sealed(self, node: Node, body: Body) -> None:
         if body.moving_out is None or node.body is not body:
