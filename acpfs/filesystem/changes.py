@@ -332,7 +332,8 @@ class Changes:
             for parent, name in list(node.names):
                 self._end_birth(parent, name)
                 self._bring_up_beneath(parent, name)
-        node.identity, node.checked_at = None, 0.0
+        node.identity = None
+        self._table.doubt(node)
         self._view.reap(node)
 
     def _back_to_last(self, node: Node) -> bool:
@@ -348,7 +349,7 @@ class Changes:
         below = self._view.beneath.uncover((parent, name))
         if below is not None:
             self._table.set_child(parent, name, below.ino)
-            below.checked_at = 0.0
+            self._table.doubt(below)
             if below.body.is_cold:
                 self._back_to_last(below)
             self._table.changed(below)

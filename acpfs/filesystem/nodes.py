@@ -373,6 +373,14 @@ class NodeTable:
 
     # -- names
 
+    def doubt(self, node: Node) -> None:
+        """What is known of it is not so: it is asked for anew, also where its names are known well enough to be answered from."""
+        node.checked_at = 0.0
+        for parent, name in node.names:
+            child = self.child(parent, name)
+            if child is not None:
+                child.checked_at = 0.0
+
     def child(self, parent: Ino, name: bytes) -> KnownName | None:
         """What is known about a name."""
         return self._nodes[parent].dir.children.get(name)

@@ -179,6 +179,8 @@ def test_discarding_an_interrupted_overwrite_shows_the_old_content(tmp_path: Pat
             with w.fs.lock:
                 assert w.inner.interrupted.discard(b"f") == (1, [])
             found = await w.do(w.fs.lookup(ROOT, b"f"))
+            assert found.size == len(b"old and complete")  # at once: the kernel reads no further
+            assert (await w.do(w.fs.getattr(found.ino))).size == found.size
             assert await w.read(found.ino) == b"old and complete"
 
     trio.run(main)
