@@ -671,7 +671,9 @@ class LowerView:
         """Drop a node that neither kernel nor RAM tier nor log needs, and its parents, if they were kept for it."""
         todo = [node]
         while todo:
-            todo += self._reap(todo.pop())
+            following = todo.pop()
+            if following.ino in self._table:  # a directory comes once for each name in it
+                todo += self._reap(following)
 
     def _reap(self, node: Node) -> list[Node]:
         if not node.names and node.handles == 0 and not node.body.is_only_backing:

@@ -311,3 +311,20 @@ def test_counts_and_contents_while_links_come_and_go_and_are_drained(
             assert w.tier.statistics().files == 0
 
     trio.run(main)
+
+
+@pytest.mark.clause("S36")
+def test_a_directory_is_let_go_of_with_a_file_that_has_two_names_in_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            directory = (await w.do(w.fs.mkdir(ROOT, b"d", 0o755, CALLER))).ino
+            ino = await w.write(b"f", b"content", directory)
+            await w.do(w.fs.link(ino, directory, b"g"))
+            await w.drained()
+            with w.fs.lock:
+                w.inner.contents.drop(w.inner.table[ino])  # as where RAM is short
+            w.fs.forget([(directory, 9), (ino, 9)])
+            assert not {ino, directory} & {node.ino for node in w.inner.table}
+            assert (w.backing / "d/g").read_bytes() == b"content"
+
+    trio.run(main)
