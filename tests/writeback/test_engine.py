@@ -538,6 +538,22 @@ class TestOutside:
         run(world.drain)
         assert world.lower.visible() == {b"f": b"1"}
 
+    @pytest.mark.clause("S190")
+    def test_an_older_file_with_the_number_of_a_removed_staging_file_is_no_version(
+        self, world: World, run: Run
+    ) -> None:
+        world.store("f", b"1")
+        run(world.drain)
+        world.lower.fault = FailNth("rename", 1, errno.EIO)
+        world.store("f", b"2")
+        run(world.run_for, 0.01)
+        staging = world.lower.inode(".acpfs/staging/node").children
+        (staged,) = staging.values()
+        world.lower.inode("f").ino = staged.ino
+        staging.clear()
+        run(world.drain)
+        assert world.lower.visible() == {b"f": b"2"}
+
     def test_names_taken_from_outside_are_replaced(self, world: World, run: Run) -> None:
         world.lower.symlink(b"elsewhere", (b"link",))
         world.lower.symlink(b"elsewhere", (b"again",))

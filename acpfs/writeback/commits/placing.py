@@ -152,9 +152,21 @@ class Placing:
             self._lower.rename(staging, target)
             return
         st = self._parts.look(target)
-        if st is None or st.ino != version.staging_ino:
+        if st is None or not self.is_version(version, target, st):
             absence.make_sure(self._lower, staging)
             raise StagingLostError
+
+    def is_version(self, version: Version, path: LowerPath, st: LowerStat) -> bool:
+        """Whether that is what was staged as the version: number and size, and the checksum that was noted at it.
+
+        The number alone may be that of an older one: file systems give that of a removed staging file to the next new file (S190).
+        """
+        if st.ino != version.staging_ino or st.size != version.size:
+            return False
+        if not version.digest or not self._lower.features.xattrs:
+            return True
+        note = self._lower.note(path)
+        return note is not None and note.digest == version.digest
 
     def add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
         """Make `target` a further name of the file at `source`, over whatever it is now; False when it is one already."""

@@ -158,7 +158,7 @@ class Recheck:
         present = self._parts.look(paths[0])
         if self._is_of_later(op, present):
             return False
-        if present is not None and present.ino == op.version.staging_ino:
+        if present is not None and self._placing.is_version(op.version, paths[0], present):
             added = [self._placing.add_name(op, paths[0], path, present.ino) for path in paths[1:]]
             return any(added)
         with self._parts.lock:
