@@ -332,6 +332,10 @@ class Changes:
             for parent, name in list(node.names):
                 self._end_birth(parent, name)
                 self._bring_up_beneath(parent, name)
+        if node.identity is not None:
+            # As it was seen there last: as long as the log has something of the node, nobody asks what it is now.
+            _number, node.size, node.mtime_ns, _ctime = node.identity
+            self._date_back(node, Seq(0))
         node.identity = None
         self._table.doubt(node)
         self._view.reap(node)
@@ -341,9 +345,16 @@ class Changes:
         last = self._contents.go_back(node)
         if last is None:
             return False
-        node.mtime_ns = last.meta.mtime_ns or node.mtime_ns
+        self._date_back(node, last.seq)
         node.touch(mtime=False)
         return True
+
+    def _date_back(self, node: Node, since: Seq) -> None:
+        """Its time is what the operations from that one on say last."""
+        for op in self._log.pending_of(node.ino):
+            if op.seq >= since and not op.unsealed and op.meta.mtime_ns is not None:
+                node.mtime_ns = op.meta.mtime_ns
+                self._table.changed(node)
 
     def _bring_up_beneath(self, parent: Ino, name: bytes) -> None:
         below = self._view.beneath.uncover((parent, name))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run, world
 
@@ -182,6 +183,40 @@ def test_discarding_an_interrupted_overwrite_shows_the_old_content(tmp_path: Pat
             assert found.size == len(b"old and complete")  # at once: the kernel reads no further
             assert (await w.do(w.fs.getattr(found.ino))).size == found.size
             assert await w.read(found.ino) == b"old and complete"
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S82")
+@pytest.mark.parametrize("rewritten", [False, True], ids=["persisted", "on its way"])
+def test_discarding_shows_length_and_time_while_something_of_it_is_under_way(
+    tmp_path: Path, *, rewritten: bool
+) -> None:
+    old = b"old and complete"
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            ino = await w.write(b"f", b"older" if rewritten else old)
+            await w.drained()
+            w.engine.hold(True)
+            if rewritten:
+                await w.write(b"f", old)
+            change = AttributeChange(mtime_ns=10**18)
+            await w.do(w.fs.setattr(ino, change, None, CALLER))
+            await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0))
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+            await w.do(w.fs.write(opened.handle, 0, b"half"))
+        async with world(tmp_path) as w:
+            w.engine.hold(True)
+            with w.fs.lock:
+                assert w.inner.interrupted.discard(b"g") == (1, [])
+            found = await w.do(w.fs.lookup(ROOT, b"g"))
+            assert (found.size, found.mtime_ns) == (len(old), 10**18)
+            assert await w.read(found.ino) == old
+            w.engine.hold(False)
+            await w.drained()
+            st = (w.backing / "g").stat()
+            assert (st.st_size, st.st_mtime_ns) == (len(old), 10**18)
 
     trio.run(main)
 
