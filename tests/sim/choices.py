@@ -15,6 +15,34 @@ from typing import ClassVar
 from acpfs.config import FsyncMode, WhenFull
 
 LIVES_MAX = 5
+KINDS = {
+    "save": 3,
+    "overwrite": 1,
+    "append": 1,
+    "cut": 1,
+    "make directory": 1,
+    "delete": 1,
+    "link": 1,
+    "rename": 1,
+    "replace": 1,
+    "exchange": 1,
+    "move directory": 1,
+    "remove directory": 1,
+    "change mode": 1,
+    "set time": 1,
+    "set xattr": 1,
+    "read": 1,
+    "open new": 1,
+    "open old": 1,
+    "write on": 3,
+    "delete open": 1,
+    "fsync": 2,
+    "wait until persisted": 1,
+    "close": 1,
+}
+"""How often each comes; a history may draw others (`Knobs.kinds`)."""
+EVERYTHING = 0.4
+"""Share of histories in which each kind of call comes as often as `KINDS` says."""
 
 
 class Profile(enum.Enum):
@@ -56,6 +84,15 @@ class Choices:
         return random.Random(f"{self.seed}/{self.profile.value}/{name}")
 
 
+def _kinds(choices: Choices) -> tuple[float, ...]:
+    """Programs that do few things often come to places where those that do everything at times do not."""
+    chance = choices.stream("kinds")
+    if chance.random() < EVERYTHING:
+        return tuple(map(float, KINDS.values()))
+    kinds = tuple(often * chance.choice((0, 1, 1, 5)) for often in KINDS.values())
+    return kinds if any(kinds) else (1.0,) * len(kinds)
+
+
 @dataclass(frozen=True, slots=True)
 class Knobs:
     """The world of one history."""
@@ -82,6 +119,14 @@ class Knobs:
     inherited_files: int
     """Of each program, on the storage before anybody mounts it."""
     sizes: tuple[int, ...]
+    kinds: tuple[float, ...]
+    """How often each kind of call comes."""
+    outage_s: float
+    """For how long at the begin of a life the storage refuses every change."""
+    is_tidied: bool
+    """Another program removes staging files."""
+    has_acls: bool
+    """Where it hangs, what is made gets a narrower mode than asked for, as nobody knows what ACL it inherits: then it has none."""
 
     @classmethod
     def drawn(cls, choices: Choices) -> Knobs:
@@ -111,6 +156,10 @@ class Knobs:
             has_coarse_times=chance.random() < 0.2,
             inherited_files=chance.choice((0, 0, 3)),
             sizes=(0, 1, 100, 5000, 60_000, 200_000, *(300_000,) * is_short),
+            kinds=_kinds(choices),
+            outage_s=chance.choice((0.0, 0.0, 0.0, 0.3, 3.0)) * faulty,
+            is_tidied=faulty and chance.random() < 0.2,
+            has_acls=chance.random() < 0.7 and profile is not Profile.HANG,
         )
 
     def __str__(self) -> str:
@@ -125,6 +174,8 @@ class Knobs:
             f"{self.hang_rate:.0%} of calls hang" if self.hang_rate else "",
             "" if self.free_bytes is None else f"{self.free_bytes} bytes for {self.full_s} s",
             f"{self.ram_bytes >> 10} KiB of RAM, then {self.when_full.value}",
+            f"no changes for {self.outage_s} s of each life" if self.outage_s else "",
+            "staging files are tidied up" if self.is_tidied else "",
             "fsync is durable" if self.fsync is FsyncMode.DURABLE else "",
             "inode numbers are used again" if self.reuses_numbers else "",
             "times to the second" if self.has_coarse_times else "",

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from tests.sim.choices import Choices
+from tests.sim.virtual import MACHINE
 
 HANGS_S = (0.1, 1.0, 7.0, 40.0)
 
@@ -22,12 +23,23 @@ class FaultKind(enum.Enum):
 class Faults:
     """Those of one life."""
 
-    def __init__(self, choices: Choices, life: int, error_rate: float, hang_rate: float) -> None:
+    def __init__(
+        self,
+        choices: Choices,
+        life: int,
+        error_rate: float,
+        hang_rate: float,
+        outage_until_s: float,
+    ) -> None:
+        """`outage_until_s`: of the machine's clock; before it each change is refused."""
         self._error_rate, self._hang_rate = error_rate, hang_rate
+        self._outage_until_s = outage_until_s
         self._stream = choices.stream("faults", life)
 
     def next(self, *, changes: bool) -> FaultKind | None:
         """Of the storage's next call."""
+        if changes and MACHINE.moment_s < self._outage_until_s:
+            return FaultKind.BEFORE
         if self._hang_rate and self._stream.random() < self._hang_rate:
             return FaultKind.HANG
         if not changes or self._stream.random() >= self._error_rate:
@@ -45,7 +57,10 @@ class Death:
 
     turn: float = math.inf
     commit: float = math.inf
-    is_after_commit: bool = False
+    is_after: bool = False
+    """After that commit, or that change."""
+    tier_change: float = math.inf
+    """Of the files in RAM: one is made, or removed."""
     calls: float = math.inf
     """Calls of programs that were answered in this life."""
     pause_s: float = 0.0
@@ -53,9 +68,11 @@ class Death:
     @classmethod
     def drawn(cls, choices: Choices, life: int) -> Death:
         chance = choices.stream("death", life)
-        kind = chance.choice(("turn", "commit", "commit", "calls"))
+        kind = chance.choice(("turn", "turn", "commit", "commit", "tier", "calls"))
         if kind == "turn":
             return cls(turn=chance.randrange(20, 1500))
         if kind == "commit":
-            return cls(commit=chance.randrange(1, 200), is_after_commit=chance.random() < 0.5)
+            return cls(commit=chance.randrange(1, 200), is_after=chance.random() < 0.5)
+        if kind == "tier":
+            return cls(tier_change=chance.randrange(1, 40), is_after=chance.random() < 0.5)
         return cls(calls=chance.randrange(1, 25), pause_s=chance.choice((0.0, 0.01, 0.5)))

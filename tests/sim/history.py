@@ -7,7 +7,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,8 @@ from tests.sim.life import Life
 from tests.sim.oracles import Told, judge_order, judge_shown
 from tests.sim.programs import Calls, Died, Program
 from tests.sim.scheduler import Killed
-from tests.sim.storage import Shown, Storage, below
+from tests.sim.shown import MODE, Shown, attribute, bare, below
+from tests.sim.storage import Storage
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE
 
@@ -34,6 +35,7 @@ CALL_MAX_S = 600.0
 DRAIN_MAX_S = 3000.0
 """Virtual time in which everything is persisted, once faults have stopped."""
 LOOK_S = 0.5
+TIDIES_S = (0.01, 0.05, 0.3)
 WAIT_S = 0.02
 
 
@@ -137,6 +139,7 @@ class History:
         self.knobs = Knobs.drawn(choices)
         self.storage = Storage()
         self.storage.counts_subdirectories = self.knobs.counts_subdirectories
+        self.storage.features = replace(self.storage.features, acls=self.knobs.has_acls)
         self._power = choices.stream("power")
         self.storage.reuses_numbers = self.knobs.reuses_numbers
         self.storage.keep_times_to(10**9 if self.knobs.has_coarse_times else 1)
@@ -163,6 +166,8 @@ class History:
                 at_first[f"{name}/old{file}".encode()] = data
         for path, content in at_first.items():
             self.storage.put(path, content)
+        for path in list(at_first):
+            at_first[attribute(path, MODE)] = b"755" if path.endswith(b"/") else b"644"
         told = Told(f"{name}/".encode(), at_first)
         return Program(name, Calls(process), self.choices, self.knobs, self.trace, told)
 
@@ -226,6 +231,7 @@ class History:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._lives)
             nursery.start_soon(self._make_room)
+            nursery.start_soon(self._tidy)
             async with trio.open_nursery() as programs:
                 for one in zip(self.programs, self.processes, strict=True):
                     programs.start_soon(self._run, *one)
@@ -258,6 +264,16 @@ class History:
         """Somebody has tidied up the storage."""
         await trio.sleep(self.knobs.full_s)
         self.storage.fill(None)
+
+    async def _tidy(self) -> None:
+        chance = self.choices.stream("tidy")
+        while self.knobs.is_tidied:
+            await trio.sleep(chance.choice(TIDIES_S))
+            life = self.life
+            if life is None or life.number == self.knobs.lives - 1:
+                continue
+            if name := self.storage.tidy(chance):
+                self.trace.note("somebody", "removes", (name,))
 
     def _count(self, life: Life) -> None:
         self.counts["turns"] += life.turns.count
@@ -302,7 +318,7 @@ class History:
                 for program in self.programs:
                     program.judge_halves(got)
             self._discard_halves(life)
-            got = await calls.tree("")
+            got = await calls.tree("", attributes=True)
         except (Died, Killed):
             return
         for program, its_process in zip(self.programs, self.processes, strict=True):
@@ -323,9 +339,11 @@ class History:
 
     async def _end(self) -> None:
         """Faults have stopped when the last life lives; then everything is persisted, and equal."""
-        began_s = math.inf
+        began_s, kill_s = math.inf, MACHINE.moment_s + DRAIN_MAX_S
         while True:
             life = await self.serving()
+            if MACHINE.moment_s > kill_s and life.number < self.knobs.lives - 1:
+                life.death.turn, kill_s = 0, MACHINE.moment_s + DRAIN_MAX_S
             self.look()
             is_judged = self.knobs.keeps_session or self.processes[0].mount == life.number
             if is_judged and not len(life.log):
@@ -346,11 +364,12 @@ class History:
     async def _judge_end(self, life: Life) -> None:
         wanted = {path: data for one in self.programs for path, data in one.told.now.items()}
         calls = Calls(self.processes[0])
-        judge_shown("SHOWN AT THE END", await calls.tree(""), wanted)
-        judge_shown("STORED AT THE END", self.storage.visible(), wanted)
+        judge_shown("SHOWN AT THE END", await calls.tree("", attributes=True), wanted)
+        stored = {**self.storage.visible(), **self.storage.attributes()}
+        judge_shown("STORED AT THE END", stored, wanted)
         for _time in range(3):
             left = self.storage.after_power_loss(self._power, any_order=True)
-            judge_shown("PERSISTED AT THE END", left, wanted)
+            judge_shown("PERSISTED AT THE END", left, bare(wanted))
         wrong = [
             violation
             for piece in life.inner.invariants.pieces()

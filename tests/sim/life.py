@@ -7,10 +7,11 @@ commit, its calls on the storage end by `Killed`, and its copy of the tier is no
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.transport.native.references import References
-from acpfs.types import Ino
+from acpfs.types import Ino, TierId
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
@@ -82,12 +83,42 @@ class MortalState(StateDatabase):
             raise Killed
         life.commits += 1
         is_last = life.commits == life.death.commit
-        if is_last and not life.death.is_after_commit:
+        if is_last and not life.death.is_after:
             life.kill("before a commit of the state")
         recorded = super().commit()
         if is_last:
             life.kill("after a commit of the state")
         return recorded
+
+
+class MortalTier(Tier):
+    """Kills its life before or after it makes or removes a file."""
+
+    life: Life | None = None
+
+    def create_open(self) -> tuple[TierId, int]:
+        with self._change("makes"):
+            return super().create_open()
+
+    def _unlink(self, tier_id: TierId) -> None:
+        with self._change("removes"):
+            super()._unlink(tier_id)
+
+    @contextlib.contextmanager
+    def _change(self, what: str) -> Iterator[None]:
+        life = self.life
+        if life is None:
+            yield
+            return
+        if life.turns.is_over:
+            raise Killed
+        life.tier_changes += 1
+        is_last = life.tier_changes == life.death.tier_change
+        if is_last and not life.death.is_after:
+            life.kill(f"before it {what} a RAM file")
+        yield
+        if is_last:
+            life.kill(f"after it {what} a RAM file")
 
 
 class StorageCaller:
@@ -150,7 +181,7 @@ class Life:
         is_last = number >= knobs.lives - 1
         self.number, self._base, self._trace = number, base, trace
         self.death = Death() if is_last else Death.drawn(choices, number)
-        self.commits = self.answered = 0
+        self.commits = self.tier_changes = self.answered = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
         """Its RAM tier as it was when it died."""
@@ -175,7 +206,8 @@ class Life:
         self._assemble(storage, knobs)
         self.engine._retry._random = random.Random(MACHINE.chance.random())
         rates = (0.0, 0.0) if is_last else (knobs.error_rate, knobs.hang_rate)
-        faults = Faults(choices, number, *rates)
+        outage_s = 0.0 if is_last else knobs.outage_s
+        faults = Faults(choices, number, *rates, MACHINE.moment_s + outage_s)
         storage.caller = StorageCaller(self, faults, trace)
         self.state.life = self
 
@@ -183,7 +215,8 @@ class Life:
         directory = self._base / "tier"
         directory.mkdir(parents=True, exist_ok=True)
         self.state = MortalState(directory / "state.sqlite")
-        self.tier = Tier(directory, knobs.ram_bytes, when_safe=self.state.after_commit)
+        self.tier = MortalTier(directory, knobs.ram_bytes, when_safe=self.state.after_commit)
+        self.tier.life = self
         self.log, tree = OperationLog(self.state), LowerTree(self.state)
         health = Health()
         pools = {name: TurnPool(name, THREADS, health) for name in POOLS}

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from tests.sim.storage import Shown, below, differences
+from tests.sim.shown import Shown, as_asked, bare, below, differences, expected
 from tests.sim.trace import Finding
 
 
@@ -24,6 +24,24 @@ class Moment:
     began: int
     told: int
     """Numbers of events of all programs: the first of its call, and its answer."""
+    is_gradual: bool = False
+    """It changes a file with several names, which others see one by one."""
+    contents: Shown = field(init=False, repr=False, compare=False)
+    """Without attributes: in these there is no order."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "contents", bare(self.shown))
+
+    def is_halfway(self, shown: Shown, before: Moment) -> bool:
+        """Some names of a file have its new content, some the one of that earlier moment."""
+        return (
+            self.is_gradual
+            and shown.keys() == self.contents.keys()
+            and all(
+                content in (self.contents[path], before.contents.get(path))
+                for path, content in shown.items()
+            )
+        )
 
 
 class Told:
@@ -48,16 +66,15 @@ class Told:
     def now(self) -> Shown:
         return self.moments[-1].shown
 
-    def begin(self, shown: Shown) -> None:
+    def begin(self, shown: Shown, *, is_gradual: bool = False) -> None:
         """A call that makes it so."""
-        self.pending = Moment(shown, next(self._events), 0)
+        self.pending = Moment(shown, next(self._events), 0, is_gradual)
 
     def end(self) -> None:
         """It was told that the call is done."""
         assert self.pending is not None
         if self.pending.shown != self.now:
-            moment = Moment(self.pending.shown, self.pending.began, next(self._events))
-            self.moments.append(moment)
+            self.moments.append(replace(self.pending, told=next(self._events)))
         self.pending, self.pending_was_shown = None, False
 
     def never(self) -> None:
@@ -69,20 +86,29 @@ class Told:
     def found(self, shown: Shown) -> None:
         """The storage shows this of the program's directory."""
         for at in range(self.at, len(self.moments)):
-            if self.moments[at].shown == shown:
+            if self.moments[at].contents == shown:
                 self.at = at
                 return
+        if self._halfway_from(shown, self.at) >= 0:
+            return
         if self.may_remove_early and self._lacks_only_removed(shown):
             return
-        if self.pending is not None and self.pending.shown == shown:
+        if self.pending is not None and self.pending.contents == shown:
             self.pending_was_shown = True
             return
         raise Finding("ORDER", f"the storage shows what never was: {self.nearest(shown)}")
 
+    def _halfway_from(self, shown: Shown, least: int) -> int:
+        """The latest moment from which that is halfway to a later one; -1: none."""
+        moments = [*self.moments, *([self.pending] if self.pending else [])]
+        pairs = itertools.combinations(range(least, len(moments)), 2)
+        found = [at for at, to in pairs if moments[to].is_halfway(shown, moments[at])]
+        return max(found, default=-1)
+
     def _lacks_only_removed(self, shown: Shown) -> bool:
         """It is a moment but for names that were removed at later ones."""
-        later = [moment.shown for moment in self.moments[self.at :]]
-        later += [] if self.pending is None else [self.pending.shown]
+        later = [moment.contents for moment in self.moments[self.at :]]
+        later += [] if self.pending is None else [self.pending.contents]
         return any(
             all(
                 shown.get(path) == content
@@ -96,7 +122,8 @@ class Told:
     def left(self, shown: Shown) -> None:
         """A loss of power would leave this."""
         moments = [*self.moments[self.durable_at :], *([self.pending] if self.pending else [])]
-        if not any(moment.shown == shown for moment in moments):
+        is_one = any(moment.contents == shown for moment in moments)
+        if not is_one and self._halfway_from(shown, self.durable_at) < 0:
             raise Finding(
                 "POWER",
                 f"a loss of power would leave what never was, or was before what is durable"
@@ -105,24 +132,25 @@ class Told:
 
     def latest(self, shown: Shown) -> int:
         """The latest moment that this can be."""
-        if self.pending is not None and self.pending.shown == shown:
+        if self.pending is not None and self.pending.contents == shown:
             return len(self.moments)
-        return max(
-            at for at in range(self.at, len(self.moments)) if self.moments[at].shown == shown
-        )
+        found = [
+            at for at in range(self.at, len(self.moments)) if self.moments[at].contents == shown
+        ]
+        return found[-1] if found else self._halfway_from(shown, self.at)
 
     def nearest(self, shown: Shown, least: int | None = None) -> str:
         """For people: what it is like."""
         moments = [*self.moments, *([] if self.pending is None else [self.pending])]
         distance = [
-            sum(shown.get(path) != moment.shown.get(path) for path in {*shown, *moment.shown})
+            sum(shown.get(path) != moment.contents.get(path) for path in {*shown, *moment.contents})
             for moment in moments
         ]
         first = self.at if least is None else least
         at = min(range(first, len(moments)), key=lambda one: distance[one])
         return (
             f"nearest is moment {at} (before it showed {self.at}, now is {len(self.moments) - 1}):"
-            f" {differences(shown, moments[at].shown)}"
+            f" {differences(shown, moments[at].contents)}"
         )
 
 
@@ -151,6 +179,8 @@ def _judge_between(programs: Sequence[Told], shown: Shown) -> None:
 
 
 def judge_shown(oracle: str, got: Shown, wanted: Shown) -> None:
-    """The same, or a finding."""
+    """The same, or a finding. Attributes of which nothing is wanted are not compared."""
+    wanted = expected(wanted)
+    got = as_asked(got, wanted)
     if got != wanted:
         raise Finding(oracle, differences(got, wanted))

@@ -8,19 +8,37 @@ import random
 import stat
 import traceback
 from collections.abc import Awaitable, Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 import trio
 
 from acpfs.config import FsyncMode
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.records import Caller
+from acpfs.filesystem.records import AttributeChange, Attributes, Caller
 from acpfs.filesystem.steps import Call
 from acpfs.types import ROOT, HandleId, Ino
-from tests.sim.choices import Choices, Knobs
+from tests.sim.choices import KINDS, Choices, Knobs
 from tests.sim.oracles import Told, judge_shown
-from tests.sim.storage import Shown, differences
+from tests.sim.shown import (
+    LINKS,
+    MODE,
+    MTIME,
+    PREFIX,
+    SAME,
+    Shown,
+    against,
+    attribute,
+    bare,
+    differences,
+    is_as_told,
+    is_of,
+    move,
+    names_of,
+    put,
+    taken,
+    write,
+)
 from tests.sim.trace import Finding, Trace
 
 T = TypeVar("T")
@@ -33,26 +51,12 @@ PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
 DATA_SIZES = (1, 5000, 60_000)
 FORGETS = 0.3
 """Share of calls after which the kernel knows only of what is open."""
-KINDS = (
-    *("save",) * 3,
-    "overwrite",
-    "append",
-    "make directory",
-    "delete",
-    "rename",
-    "replace",
-    "exchange",
-    "move directory",
-    "remove directory",
-    "read",
-    "open new",
-    "open old",
-    *("write on",) * 3,
-    *("fsync",) * 2,
-    "wait until persisted",
-    "close",
-)
-WITH_OPEN_FILE = ("write on", "fsync", "close")
+NEEDS_NONE = ("save", "wait until persisted", "make directory", "open new")
+WITH_OPEN_FILE = ("write on", "fsync", "close", "delete open")
+OLD_SIZES = (0, 1, 5000, 60_000)
+MODES = (0o600, 0o640, 0o664)
+RECENT = 0.4
+"""Share of calls that take what came last."""
 
 
 class Died(Exception):  # noqa: N818 - no error: the program ends with its machine, and begins anew
@@ -102,6 +106,7 @@ class Opened:
     content: bytes
     """With all that was written."""
     is_changed: bool = False
+    has_name: bool = True
 
 
 async def _never() -> bool:
@@ -187,14 +192,26 @@ class Calls:
         await self.request(lambda fs: fs.release(opened.handle))
         return content
 
-    async def tree(self, directory: str) -> Shown:
+    async def tree(self, directory: str, *, attributes: bool = False) -> Shown:
         """What the mount shows below a directory, itself with it; nothing where it is not there."""
         try:
-            return await by_path(lambda: self._tree(directory))
+            return await by_path(lambda: self._tree(directory, attributes=attributes))
         except FileNotFoundError:
             return {}
 
-    async def _tree(self, directory: str) -> Shown:
+    async def _attributes(self, path: bytes, st: Attributes) -> Shown:
+        ino = st.ino
+        found = {
+            attribute(path, MODE): b"%o" % stat.S_IMODE(st.mode),
+            attribute(path, LINKS): b"%d" % st.nlink,
+            attribute(path, MTIME): b"%d" % st.mtime_ns,
+        }
+        for name in await self.request(lambda fs: fs.listxattr(ino)):
+            value = await self.request(lambda fs, n=name: fs.getxattr(ino, n))  # type: ignore[misc]
+            found[attribute(path, name)] = value
+        return found
+
+    async def _tree(self, directory: str, *, attributes: bool) -> Shown:
         ino = await self.ino(directory)
         found: Shown = {(directory + "/").encode(): b""} if directory else {}
         handle = await self.request(lambda fs: fs.opendir(ino))
@@ -204,12 +221,16 @@ class Calls:
             if entry.name in (b".", b".."):
                 continue
             name = entry.name
-            attributes = await self.request(lambda fs, n=name: fs.lookup(ino, n))  # type: ignore[misc]
+            st = await self.request(lambda fs, n=name: fs.lookup(ino, n))  # type: ignore[misc]
             path = f"{directory}/{name.decode()}" if directory else name.decode()
-            if stat.S_ISDIR(attributes.mode):
-                found.update(await self._tree(path))
+            place = path.encode()
+            if stat.S_ISDIR(st.mode):
+                place += b"/"
+                found.update(await self._tree(path, attributes=attributes))
             else:
-                found[path.encode()] = await self.read(path)
+                found[place] = await self.read(path)
+            if attributes:
+                found.update(await self._attributes(place, st))
         return found
 
 
@@ -222,6 +243,8 @@ class Program:
         self.name, self.told = name, told
         self._calls, self._choices, self._knobs, self._trace = calls, choices, knobs, trace
         self.open: dict[str, Opened] = {}
+        self.nameless: list[Opened] = []
+        """Open, and deleted."""
         self.number = 0
         """Of its next call."""
         self.under_way = ""
@@ -236,9 +259,21 @@ class Program:
         return [path[:-1].decode() for path in self.told.now if path.endswith(b"/")]
 
     def _files(self) -> list[str]:
-        """That are not open."""
-        names = [path.decode() for path in self.told.now if not path.endswith(b"/")]
-        return [name for name in names if name not in self.open]
+        """That are not open, under whatever name."""
+        now = self.told.now
+        open_names = {name for path in self.open for name in names_of(now, path.encode())}
+        return [
+            path.decode()
+            for path in now
+            if not path.endswith(b"/")
+            and PREFIX not in path
+            and path not in open_names
+            and path.decode() not in self.open
+        ]
+
+    def _pick(self, chance: random.Random, paths: list[str]) -> str:
+        """One of them, often the last: what has just come is where most is under way."""
+        return paths[-1] if chance.random() < RECENT else chance.choice(paths)
 
     def _movable(self) -> list[str]:
         """Directories below its own with nothing open in them."""
@@ -250,14 +285,16 @@ class Program:
         ]
 
     def _fresh(self, chance: random.Random) -> str:
-        return f"{chance.choice(self._directories())}/{self.number}"
+        return f"{self._pick(chance, self._directories())}/{self.number}"
 
     # -- its life
 
     async def run(self) -> None:
         """All its calls."""
         if not self.told.now:
-            await self._change("make directory", {f"{self.name}/".encode(): b""}, self._make_own)
+            own = f"{self.name}/".encode()
+            shown = {own: b"", attribute(own, MODE): b"755"}
+            await self._change("make directory", shown, self._make_own)
         while self.number < self._knobs.calls:
             number = self.number
             self.number += 1
@@ -271,19 +308,20 @@ class Program:
             await trio.sleep(0.0 if self._has_frozen else chance.choice(PAUSES_S))
         for path in sorted(self.open):
             await self.close(self.open[path])
+        for file in self.nameless:
+            await self._calls.close(file)
 
     async def _make_own(self) -> None:
         await self._make_directory_at(self.name)
 
     async def _call(self, chance: random.Random) -> None:
-        kind = chance.choice(KINDS)
+        kind = chance.choices(list(KINDS), self._knobs.kinds)[0]
         if self._has_frozen and self.open and chance.random() < 0.7:
             kind = "write on"  # at once into what was just frozen
         self._has_frozen = False
         if kind in WITH_OPEN_FILE and not self.open:
             kind = "open new"
-        needs_none = ("save", "wait until persisted", "make directory", "open new", *WITH_OPEN_FILE)
-        if kind not in needs_none and not self._files():
+        if kind not in (*NEEDS_NONE, *WITH_OPEN_FILE) and not self._files():
             kind = "save"
         method: Callable[[random.Random], Awaitable[None]]
         method = getattr(self, "_" + kind.replace(" ", "_"))
@@ -297,12 +335,17 @@ class Program:
             ) from failure
 
     async def _change(
-        self, what: str, shown: Shown, act: Callable[[], Awaitable[None]], *words: object
+        self,
+        what: str,
+        shown: Shown,
+        act: Callable[[], Awaitable[None]],
+        *words: object,
+        is_gradual: bool = False,
     ) -> None:
         """A call that makes it so."""
         self.under_way = what
         self._trace.note(self.name, what, words)
-        self.told.begin(shown)
+        self.told.begin(shown, is_gradual=is_gradual)
         await act()
         self.told.end()
         self._trace.note(self.name, what, (), "done")
@@ -314,14 +357,17 @@ class Program:
         """
 
         async def is_done() -> bool:
-            return await self._calls.tree(self.name) == self.with_written(shown)
+            return await self._calls.tree(self.name) == bare(self.with_written(shown))
 
         await self._calls.kernel.request(make, is_done)
 
     def with_written(self, shown: Shown) -> Shown:
         """As the mount shows it: with what was written into open files."""
-        written = {one.path.encode(): one.content for one in self.open.values() if one.is_changed}
-        return {**shown, **written}
+        found = dict(shown)
+        for one in self.open.values():
+            if one.is_changed:
+                write(found, one.path.encode(), one.content)
+        return found
 
     # -- its calls: whole files
 
@@ -333,29 +379,59 @@ class Program:
             await self._calls.write(file, 0, data)
             await self._calls.close(file)
 
-        await self._change("save", self._shown() | {path.encode(): data}, act, path, len(data))
+        await self._change("save", self._made(path, data), act, path, len(data))
+
+    def _made(self, path: str, data: bytes) -> Shown:
+        place = path.encode()
+        return self._shown() | {place: data, attribute(place, MODE): b"644"}
+
+    def _rewritten(self, path: str, data: bytes) -> tuple[Shown, bool]:
+        """What is so then, and whether others see it name by name."""
+        shown, place = self._shown(), path.encode()
+        write(shown, place, data)
+        return shown, len(names_of(shown, place)) > 1
 
     async def _overwrite(self, chance: random.Random) -> None:
-        await self._write_again(chance, chance.choice(self._files()), keeps=False)
+        await self._write_again(chance, self._pick(chance, self._files()), keeps=False)
 
     async def _append(self, chance: random.Random) -> None:
-        await self._write_again(chance, chance.choice(self._files()), keeps=True)
+        await self._write_again(chance, self._pick(chance, self._files()), keeps=True)
 
     async def _write_again(self, chance: random.Random, path: str, *, keeps: bool) -> None:
         old = self.told.now[path.encode()] if keeps else b""
-        data = chance.randbytes(chance.choice(DATA_SIZES))
+        data = chance.randbytes(chance.choice(OLD_SIZES))
         what = "append" if keeps else "overwrite"
 
         async def act() -> None:
+            await self._look_at_names(path)
             flags = os.O_WRONLY if keeps else os.O_WRONLY | os.O_TRUNC
             file = await self._calls.open(path, flags, old)
             await self._calls.write(file, len(old), data)
             await self._calls.close(file)
 
-        await self._change(what, self._shown() | {path.encode(): old + data}, act, path, len(data))
+        shown, is_gradual = self._rewritten(path, old + data)
+        if keeps and not data and attribute(path.encode(), MTIME) in self.told.now:
+            return  # nothing is changed, its time neither
+        await self._change(what, shown, act, path, len(data), is_gradual=is_gradual)
+
+    async def _cut(self, chance: random.Random) -> None:
+        """truncate(2), which also makes a file longer."""
+        path = self._pick(chance, self._files())
+        old = self.told.now[path.encode()]
+        size = chance.choice((0, len(old) // 2, len(old) + 5000))
+        content = old[:size] + bytes(max(0, size - len(old)))
+
+        async def act() -> None:
+            await self._look_at_names(path)
+            ino, caller = await self._calls.ino(path), self._calls.kernel.new_caller()
+            change = AttributeChange(size=size)
+            await self._calls.request(lambda fs: fs.setattr(ino, change, None, caller))
+
+        shown, is_gradual = self._rewritten(path, content)
+        await self._change("cut", shown, lambda: by_path(act), path, size, is_gradual=is_gradual)
 
     async def _read(self, chance: random.Random) -> None:
-        path = chance.choice(self._files())
+        path = self._pick(chance, self._files())
         self.under_way = "read"
         self._trace.note(self.name, "read", (path,))
         got = {path.encode(): await self._calls.read(path)}
@@ -365,7 +441,8 @@ class Program:
 
     async def _make_directory(self, chance: random.Random) -> None:
         path = self._fresh(chance)
-        shown = self._shown() | {f"{path}/".encode(): b""}
+        place = f"{path}/".encode()
+        shown = self._shown() | {place: b"", attribute(place, MODE): b"755"}
         await self._change(
             "make directory", shown, lambda: self._make_directory_at(path, shown), path
         )
@@ -381,8 +458,8 @@ class Program:
         )
 
     async def _delete(self, chance: random.Random) -> None:
-        path, shown = chance.choice(self._files()), self._shown()
-        del shown[path.encode()]
+        path, shown = self._pick(chance, self._files()), self._shown()
+        taken(shown, path.encode())
 
         async def act() -> None:
             parent, name = await self._calls.place(path)
@@ -396,14 +473,15 @@ class Program:
             for directory in self._movable()
             if not any(
                 path.startswith(f"{directory}/".encode())
-                for path in self.told.now
+                for path in bare(self.told.now)
                 if path != f"{directory}/".encode()
             )
+            and not any(path.startswith(f"{directory}/") for path in self.open)
         ]
         if not empty:
             return
-        path, shown = chance.choice(empty), self._shown()
-        del shown[f"{path}/".encode()]
+        path, shown = self._pick(chance, empty), self._shown()
+        taken(shown, f"{path}/".encode())
 
         async def act() -> None:
             parent, name = await self._calls.place(path)
@@ -412,40 +490,48 @@ class Program:
         await self._change("remove directory", shown, lambda: by_path(act), path)
 
     async def _rename(self, chance: random.Random) -> None:
-        await self._rename_file(chance.choice(self._files()), self._fresh(chance))
+        await self._rename_file(self._pick(chance, self._files()), self._fresh(chance))
 
     async def _replace(self, chance: random.Random) -> None:
-        source, target = chance.choice(self._files()), chance.choice(self._files())
-        if source != target:
+        source, target = self._pick(chance, self._files()), chance.choice(self._files())
+        if target.encode() not in names_of(self.told.now, source.encode()):
             await self._rename_file(source, target)
+
+    async def _look_at_names(self, path: str) -> None:
+        """Who writes to a file of several names has seen them all just now: else each may be a file of its own (S190)."""
+        names = names_of(self.told.now, path.encode())
+        if len(names) < 2:
+            return
+        inos = {await self._calls.ino(name.decode()) for name in names}
+        if len(inos) > 1:
+            raise Finding("LINKS", f"names of {path} lead to {len(inos)} files")
 
     async def _rename_file(self, source: str, target: str) -> None:
         shown = self._shown()
-        shown[target.encode()] = shown.pop(source.encode())
+        move(shown, source.encode(), target.encode())
         await self._change(
             "rename", shown, lambda: self._rename_to(source, target, shown), source, target
         )
 
     async def _exchange(self, chance: random.Random) -> None:
-        a, b = chance.choice(self._files()), chance.choice(self._files())
-        if a == b:
+        a, b = self._pick(chance, self._files()), chance.choice(self._files())
+        if b.encode() in names_of(self.told.now, a.encode()):
             return
         shown = self._shown()
-        shown[a.encode()], shown[b.encode()] = shown[b.encode()], shown[a.encode()]
+        what_a, what_b = taken(shown, a.encode()), taken(shown, b.encode())
+        put(shown, a.encode(), what_b)
+        put(shown, b.encode(), what_a)
         await self._change("exchange", shown, lambda: self._rename_to(a, b, shown, EXCHANGE), a, b)
 
     async def _move_directory(self, chance: random.Random) -> None:
         directories = self._movable()
         if not directories:
             return
-        source, target = chance.choice(directories), self._fresh(chance)
+        source, target = self._pick(chance, directories), self._fresh(chance)
         if target.startswith(source + "/"):
             return
-        old, new = f"{source}/".encode(), f"{target}/".encode()
-        shown = {
-            (new + path[len(old) :] if path.startswith(old) else path): content
-            for path, content in self.told.now.items()
-        }
+        shown = self._shown()
+        move(shown, f"{source}/".encode(), f"{target}/".encode())
         await self._change(
             "move directory", shown, lambda: self._rename_to(source, target, shown), source, target
         )
@@ -456,6 +542,91 @@ class Program:
             await self._named(lambda fs: fs.rename(*here, *there, flags), shown)
 
         await by_path(act)
+
+    async def _link(self, chance: random.Random) -> None:
+        source, target = self._pick(chance, self._files()), self._fresh(chance)
+        shown, old, new = self._shown(), source.encode(), target.encode()
+        shown.setdefault(attribute(old, SAME), f"{self.name} {self.number}".encode())
+        put(shown, new, {key[len(old) :]: shown[key] for key in shown if is_of(key, old)})
+
+        async def act() -> None:
+            ino, (parent, name) = await self._calls.ino(source), await self._calls.place(target)
+            await self._named(lambda fs: fs.link(ino, parent, name), shown)
+
+        await self._change("link", shown, lambda: by_path(act), source, target)
+
+    # -- attributes
+
+    def _named_thing(self, chance: random.Random) -> str:
+        """A file, or a directory below its own."""
+        directories = [path for path in self._directories() if path != self.name]
+        return self._pick(chance, [*directories, *self._files()])
+
+    async def _change_mode(self, chance: random.Random) -> None:
+        path, mode = self._named_thing(chance), chance.choice(MODES)
+        await self._set(chance, "change mode", path, AttributeChange(mode=mode), MODE, b"%o" % mode)
+
+    async def _set_time(self, chance: random.Random) -> None:
+        path, time_ns = self._pick(chance, self._files()), chance.randrange(10**9) * 10**9
+        change = AttributeChange(mtime_ns=time_ns)
+        await self._set(chance, "set time", path, change, MTIME, b"%d" % time_ns)
+
+    async def _set(
+        self,
+        chance: random.Random,
+        what: str,
+        path: str,
+        change: AttributeChange,
+        name: bytes,
+        value: bytes,
+    ) -> None:
+        async def act() -> None:
+            ino, caller = await self._calls.ino(path), self._calls.kernel.new_caller()
+            if change.mode is not None:
+                kind = stat.S_IFDIR if self._is_directory(path) else stat.S_IFREG
+                whole = replace(change, mode=kind | change.mode)
+            else:
+                whole = change
+            await self._calls.request(lambda fs: fs.setattr(ino, whole, None, caller))
+
+        shown = self._with_attribute(path, name, value)
+        await self._look_at_names(path)
+        await self._change(what, shown, lambda: by_path(act), path, value)
+
+    async def _set_xattr(self, chance: random.Random) -> None:
+        path, name = self._named_thing(chance), b"user." + chance.choice((b"a", b"b"))
+        is_there = attribute(self._place(path), name) in self.told.now
+        removes = is_there and chance.random() < 0.4
+        value = chance.randbytes(chance.choice((0, 5, 200)))
+
+        async def act() -> None:
+            ino = await self._calls.ino(path)
+            if not removes:
+                await self._calls.request(lambda fs: fs.setxattr(ino, name, value))
+                return
+
+            async def is_done() -> bool:
+                return name not in await self._calls.request(lambda fs: fs.listxattr(ino))
+
+            await self._calls.kernel.request(lambda fs: fs.removexattr(ino, name), is_done)
+
+        shown = self._with_attribute(path, name, None if removes else value)
+        await self._look_at_names(path)
+        await self._change("set xattr", shown, lambda: by_path(act), path, name, int(removes))
+
+    def _is_directory(self, path: str) -> bool:
+        return f"{path}/".encode() in self.told.now
+
+    def _place(self, path: str) -> bytes:
+        return f"{path}/".encode() if self._is_directory(path) else path.encode()
+
+    def _with_attribute(self, path: str, name: bytes, value: bytes | None) -> Shown:
+        shown = self._shown()
+        for one in names_of(shown, self._place(path)):
+            shown.pop(attribute(one, name), None)
+            if value is not None:
+                shown[attribute(one, name)] = value
+        return shown
 
     # -- files that stay open
 
@@ -473,9 +644,10 @@ class Program:
     async def _open_old(self, chance: random.Random) -> None:
         if len(self.open) >= OPEN_MAX:
             return
-        path = chance.choice(self._files())
+        path = self._pick(chance, self._files())
         self.under_way = "open old"
         self._trace.note(self.name, "open old", (path,))
+        await self._look_at_names(path)
         file = await self._calls.open(path, os.O_WRONLY, self.told.now[path.encode()])
         self.open[path] = file
         data = chance.randbytes(chance.choice(DATA_SIZES))
@@ -496,7 +668,9 @@ class Program:
         async def act() -> None:
             await self._calls.request(lambda fs: fs.fsync(file.handle, datasync=False))
 
-        await self._change("fsync", self._with(file), act, file.path)
+        await self._change(
+            "fsync", self._with(file), act, file.path, is_gradual=self._is_linked(file)
+        )
         file.is_changed = False
         if self._knobs.fsync is FsyncMode.DURABLE and file.path.encode() in self.told.now:
             self._calls.kernel.is_durable(file.path, file.content)
@@ -514,12 +688,42 @@ class Program:
 
     async def close(self, file: Opened) -> None:
         """Also at the end."""
-        await self._change("close", self._with(file), lambda: self._calls.close(file), file.path)
+        is_gradual = self._is_linked(file)
+        await self._change(
+            "close",
+            self._with(file),
+            lambda: self._calls.close(file),
+            file.path,
+            is_gradual=is_gradual,
+        )
         del self.open[file.path]
 
+    def _is_linked(self, file: Opened) -> bool:
+        return len(names_of(self.told.now, file.path.encode())) > 1
+
     def _with(self, file: Opened) -> Shown:
+        shown, path = self._shown(), file.path.encode()
+        if file.is_changed:
+            write(shown, path, file.content)
+            shown.setdefault(attribute(path, MODE), b"644")
+        return shown
+
+    async def _delete_open(self, chance: random.Random) -> None:
+        file = self.open[chance.choice(sorted(self.open))]
+        path = file.path
+        if self._is_linked(file):
+            return
         shown = self._shown()
-        return shown | {file.path.encode(): file.content} if file.is_changed else shown
+        taken(shown, path.encode())
+        file.has_name = False
+        self.nameless.append(self.open.pop(path))
+
+        async def act() -> None:
+            parent, name = await self._calls.place(path)
+            await self._named(lambda fs: fs.unlink(parent, name), shown)
+
+        await self._change("delete open", shown, lambda: by_path(act), path)
+        await self._calls.write(file, 0, chance.randbytes(100))
 
     # -- after a death of everything
 
@@ -539,17 +743,18 @@ class Program:
     def died(self, got: Shown) -> None:
         """It died with its machine; this is what the mount shows since, without halves."""
         self.open.clear()
+        self.nameless.clear()
         self._has_frozen = False
         pending = self.told.pending
-        if pending is not None and got == pending.shown:
+        if pending is not None and is_as_told(got, pending.shown):
             self.told.end()
-        elif got == self.told.now:
+        elif is_as_told(got, self.told.now):
             self.told.never()
         else:
-            either = "" if pending is None else f"; or {differences(got, pending.shown)}"
+            either = "" if pending is None else f"; or {against(got, pending.shown)}"
             raise Finding(
                 "SHOWN",
-                f"after a death in `{self.under_way}`: {differences(got, self.told.now)}{either}",
+                f"after a death in `{self.under_way}`: {against(got, self.told.now)}{either}",
             )
 
 

@@ -14,12 +14,13 @@ import itertools
 import os
 import random
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from acpfs.backing.lower import (
+    OVERFLOW_PREFIX,
     LowerEntry,
     LowerPath,
     LowerStat,
@@ -29,13 +30,11 @@ from acpfs.backing.lower import (
     lstat_each,
 )
 from acpfs.backing.quirks import Features
+from tests.sim.shown import LINKS, MODE, MTIME, Shown, attribute
 from tests.sim.virtual import FIRST_FD
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Shown = dict[bytes, bytes]
-"""path → content of a file, target of a symlink; directories end with a slash."""
-
 OWN = b".acpfs"
 NODE = b"node"
 STAGING: LowerPath = (OWN, b"staging", NODE)
@@ -43,6 +42,7 @@ KEPT: LowerPath = (OWN, b"kept", NODE)
 BLOCK_BYTES = 4096
 BLOCKS = 1 << 20
 START_NS = 10**18
+ONLY_COPIES = (OVERFLOW_PREFIX.encode(),)
 DEPTH_MAX = 30
 """Of what a loss of power leaves: names lost one by one can leave a directory below itself."""
 
@@ -184,6 +184,37 @@ class Storage:
         found: Shown = {}
         self._collect(self.root, b"", found)
         return found
+
+    def attributes(self) -> Shown:
+        """What others see beside contents."""
+        found: Shown = {}
+        self._collect_attributes(self.root, b"", found)
+        return found
+
+    def _collect_attributes(self, inode: Inode, path: bytes, found: Shown) -> None:
+        for name, child in inode.children.items():
+            if inode is self.root and name == OWN:
+                continue
+            place = path + name + b"/" * child.is_directory
+            found[attribute(place, MODE)] = b"%o" % stat.S_IMODE(child.mode)
+            found[attribute(place, MTIME)] = b"%d" % child.mtime_ns
+            if child.is_directory:
+                self._collect_attributes(child, place, found)
+            else:
+                found[attribute(place, LINKS)] = b"%d" % child.nlink
+            for xattr, value in child.xattrs.items():
+                if not xattr.startswith(b"user.acpfs."):
+                    found[attribute(place, xattr)] = value
+
+    def tidy(self, chance: random.Random) -> bytes:
+        """Somebody removes a staging file that is not the only copy of anything; its name, "": there is none."""
+        area = self._find(STAGING)
+        names = sorted(name for name in area.children if not name.startswith(ONLY_COPIES))
+        if not names:
+            return b""
+        name = chance.choice(names)
+        self._remove((*STAGING, name))
+        return name
 
     def after_power_loss(self, chance: random.Random, *, any_order: bool) -> Shown:
         """What a loss of power could leave now.
@@ -725,33 +756,3 @@ def _torn(inode: Inode, chance: random.Random) -> bytes:
     if inode.safe == now or (inode.safe is None and not now):
         return now
     return chance.choice((inode.safe or b"", now[: len(now) // 2], bytes(len(now))))
-
-
-def below(shown: Shown, directory: bytes) -> Shown:
-    """What there is of one directory, itself with it."""
-    return {path: content for path, content in shown.items() if path.startswith(directory)}
-
-
-def differences(got: Shown, wanted: Shown) -> str:
-    """For people: the first few."""
-    return "; ".join(itertools.islice(_differences(got, wanted), 5)) or "none"
-
-
-def _equal_bytes(a: bytes, b: bytes) -> int:
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(a), len(b)))
-
-
-def _differences(got: Shown, wanted: Shown) -> Iterator[str]:
-    for path in sorted({*got, *wanted}):
-        found, expected = got.get(path), wanted.get(path)
-        if found == expected:
-            continue
-        name = path.decode()
-        if expected is None:
-            yield f"{name} should not be there ({len(found or b'')} bytes)"
-        elif found is None:
-            yield f"{name} is not there ({len(expected)} bytes)"
-        else:
-            equal = _equal_bytes(found, expected)
-            yield f"{name} has {len(found)} bytes for {len(expected)}, the first {equal} equal"
