@@ -337,7 +337,7 @@ class Changes:
             _number, node.size, node.mtime_ns, _ctime = node.identity
             self._date_back(node, Seq(0))
         node.identity = None
-        self._table.doubt(node)
+        self._table.ask_anew(node)
         self._view.reap(node)
 
     def _back_to_last(self, node: Node) -> bool:
@@ -360,7 +360,7 @@ class Changes:
         below = self._view.beneath.uncover((parent, name))
         if below is not None:
             self._table.set_child(parent, name, below.ino)
-            self._table.doubt(below)
+            self._table.ask_anew(below)
             if below.body.is_cold:
                 self._back_to_last(below)
             self._table.changed(below)

@@ -492,7 +492,7 @@ class LowerView:
                 )
             if not node.body.is_cold or self.held(node):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            self._table.doubt(node)
+            self._table.ask_anew(node)
             await self.renew(
                 node
             )  # another file lies there by now: ESTALE, and the kernel looks the name up again

@@ -373,7 +373,7 @@ class NodeTable:
 
     # -- names
 
-    def doubt(self, node: Node) -> None:
+    def ask_anew(self, node: Node) -> None:
         """What is known of it is not so: it is asked for anew, also where its names are known well enough to be answered from."""
         node.checked_at = 0.0
         for parent, name in node.names:
