@@ -427,6 +427,10 @@ class FileSystem:
         """Files whose writers are held, or are to be; under the lock."""
         return self._parts.hold.held()
 
+    def holder_lost(self) -> None:
+        """As `Hold` has it; under the lock."""
+        self._parts.hold.holder_lost()
+
     def tick(self) -> float:
         """Look after writers that the daemon does not see; under the lock; returns after how many seconds to do it again."""
         with self._state.step():

@@ -133,6 +133,8 @@ class Hold:
         self._writers: dict[Ino, Watched] = {}
         self._held: dict[Ino, Held] = {}
         self._gap: Ino | None = None
+        self._has_lost_holder = False
+        """Whether somebody who took locks has ended, and files that he had, or was to have, may be had by nobody."""
         self._relieve = relieve
         self.holds = 0
         """How many times a file was held so far."""
@@ -189,6 +191,7 @@ class Hold:
             in_turn
         ):  # who has had most gives way first, and what that frees goes to who has had least
             self._wait_or_give_way(held)
+        self._lend_to_loose()
         return self._interval()
 
     def _forget_closed(self) -> None:
@@ -283,7 +286,8 @@ class Hold:
         return held.until
 
     def lost(self, ino: Ino, until: Future[bool]) -> None:
-        """Whoever held the lock is dying."""
+        """Whoever held the lock is dying. The kernel keeps it for him until this is answered: so room is lent before writers go on."""
+        self._has_lost_holder = True
         held = self._held.get(ino)
         if (
             held is not None and held.until is until
@@ -295,6 +299,25 @@ class Hold:
             held.steady.clear()
             self._admission.stop(held.node, stopped=False)
             held.gaps += 1
+        self._lend_to_loose()
+
+    def holder_lost(self) -> None:
+        """Who takes locks has ended, or cannot be started, or nobody looks: until another one has them, writers go on that nobody stops."""
+        self._has_lost_holder = True
+        if self._writers:
+            self._tier.lend_slack()
+
+    def _lend_to_loose(self) -> None:
+        """What writers write until somebody holds them again is no reason to refuse it: they have done nothing wrong.
+
+        Only then: a write(2) that is larger than RAM and slack ends at the tmpfs's limit, and its rest waits.
+        """
+        if not self._has_lost_holder:
+            return
+        if any(held.until is None for held in self._held.values()):
+            self._tier.lend_slack()
+        elif self._held:
+            self._has_lost_holder = False
 
     def _tend(self, held: Held) -> None:
         assert self._holder is not None

@@ -56,6 +56,8 @@ class Place:
     found: bool
     lock_fd: int
     warnings: list[str] = field(default_factory=list)
+    is_lent: bool = False
+    """Whether its tmpfs was given more than its size since `fit` looked last."""
 
 
 def take(
@@ -125,6 +127,9 @@ def fit(place: Place) -> bool:
     """
     if not place.own_tmpfs:
         return True
+    if place.is_lent:  # not between two looks of whoever lends it
+        place.is_lent = False
+        return False
     wanted = _rounded(place.budget_bytes + slack_bytes(place.budget_bytes))
     capacity = _capacity_bytes(place.directory / DATA)
     # Never more than it has, whatever was written: a write of a passthrough writer that cannot be held ends at this limit.
@@ -137,6 +142,27 @@ def fit(place: Place) -> bool:
         except OSError:  # more was written meanwhile
             return False
     return size == wanted
+
+
+def lend(place: Place) -> None:
+    """Let the tmpfs of the bytes take half of the memory that the machine has left, or a whole slack where it has that.
+
+    For writers that nobody holds for a moment: the kernel would tell them ENOSPC. How much they
+    write until it is looked again is a matter of how long that takes, and no number is sure to be
+    enough for it. `fit` takes it back, not before its second look, as RAM drains.
+    """
+    if not place.own_tmpfs:
+        return
+    slack = slack_bytes(place.budget_bytes)
+    try:
+        available = max(0, available_bytes())
+    except OSError:  # no descriptor left to look with
+        available = slack
+    place.is_lent = True
+    size = _rounded(taken_bytes(place) + max(available // 2, min(slack, available)))
+    if size > _capacity_bytes(place.directory / DATA):
+        with contextlib.suppress(OSError):  # not allowed to: it ends where it ends
+            mount_tmpfs(place.directory / DATA, f"size={size}", remount=True)
 
 
 def _rounded(size: int) -> int:

@@ -5,6 +5,7 @@ Reads MemAvailable and the room in this process's memory control group, seldom e
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,13 +31,19 @@ class Shortage:
 
     def withheld_bytes(self, free: int) -> int:
         """How much of `free` bytes of the budget must not be used now."""
+        # Where there is no descriptor left to look with, what was seen last counts: who asks is
+        # about to hold writers, and has to.
+        with contextlib.suppress(OSError):
+            self._look()
+        return max(0, free - max(0, min(self._bytes, self._group_bytes)))
+
+    def _look(self) -> None:
         now = time.monotonic()
         if now - self._looked_at >= LOOK_INTERVAL_S:
             self._looked_at, self._bytes = now, self._available()
         if now - self._group_at >= GROUP_INTERVAL_S:
             headroom = headroom_bytes()
             self._group_at, self._group_bytes = now, 1 << 62 if headroom is None else headroom
-        return max(0, free - max(0, min(self._bytes, self._group_bytes)))
 
 
 def available_bytes() -> int:

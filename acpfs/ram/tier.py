@@ -56,13 +56,15 @@ class Tier:
         ladder: Ladder | None = None,
         large_pages: bool = True,
         when_safe: Callable[[Callable[[], None]], None] = lambda unlink: unlink(),
+        lend: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over what lies there. `budget_bytes`: most bytes that tier files may take together.
 
         `ladder`: how room is made when the budget does not hold what is wanted.
         `large_pages`: whether pages that are allocated ahead are larger than those that a small write gets. `when_safe`: puts the end of a
-        tier file off until no state that a next worker could find names it: `StateDatabase.after_commit`.
+        tier file off until no state that a next worker could find names it: `StateDatabase.after_commit`. `lend`: see `lend_slack`.
         """
+        self._lend = lend
         self.large_pages = large_pages
         self.ladder = Ladder() if ladder is None else ladder
         self.directory = directory
@@ -253,6 +255,10 @@ class Tier:
         """What the tmpfs itself still takes: budget and slack, or less where others use it too."""
         info = os.fstatvfs(self._dir_fd)
         return info.f_bavail * info.f_frsize
+
+    def lend_slack(self) -> None:
+        """Nobody stops those who write unseen: the tmpfs takes more for a while, where that can be."""
+        self._lend()
 
     def look_full(self) -> int:
         """How often the tmpfs was seen full, with this look. Whatever frees pages looks first, so that no such moment ends unseen."""

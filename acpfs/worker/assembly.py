@@ -176,6 +176,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             place.budget_bytes,
             large_pages=place.huge == HUGE_CHOICES[0],
             when_safe=state.after_commit,
+            lend=partial(places.lend, place),
         )
         undo.callback(tier.close)
         spill, history = SpillPlace(settings, identity, state), History(state)

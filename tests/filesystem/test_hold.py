@@ -35,9 +35,13 @@ class Kernel:
         self._w = w
         self.locks: dict[Ino, Future[bool]] = {}
         self.retakes = True
+        self.is_there = True
+        """Whether anybody takes locks."""
         w.inner.hold.offer(self)
 
     def take(self, ino: Ino) -> None:
+        if not self.is_there:
+            return
         until = self._w.inner.hold.taken(ino)
         assert until is not None
         self.locks[ino] = until
@@ -283,6 +287,91 @@ def test_a_lock_that_was_lost_is_taken_again(tmp_path: Path) -> None:
         await w.close(opened)
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S436")
+def test_while_nobody_holds_who_was_held_the_tmpfs_takes_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a writer that was never lost to its holder nothing is lent: a large write ends at the limit, and its rest waits."""
+    lent: list[int] = []
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        monkeypatch.setattr(w.tier, "lend_slack", lambda: lent.append(w.tier.used_bytes))
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 32 * MIB)
+        tick(w)
+        tick(w)
+        assert kernel.is_held(ino)
+        assert not lent
+        until = kernel.locks[ino]
+        kernel.is_there = False
+        with w.fs.lock:
+            w.inner.hold.lost(ino, until)
+        for _ in range(3):
+            before = len(lent)
+            os.pwrite(opened.backing_fd, b"x" * MIB, 32 * MIB)
+            tick(w)
+            assert len(lent) == before + 1
+        kernel.is_there = True
+        kernel.take(ino)
+        tick(w)
+        lent.clear()
+        tick(w)
+        assert not lent
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S436")
+def test_who_was_to_be_held_when_the_holder_was_lost_is_lent_room_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: list[int] = []
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        monkeypatch.setattr(w.tier, "lend_slack", lambda: lent.append(w.tier.used_bytes))
+        kernel.is_there = False
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 32 * MIB)
+        with w.fs.lock:
+            w.fs.holder_lost()
+        assert lent, "nobody would hold it"
+        lent.clear()
+        tick(w)
+        assert lent
+        kernel.is_there = True
+        kernel.take(ino)
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S436")
+def test_writers_are_held_where_nobody_can_look_how_much_memory_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortage, "LOOK_INTERVAL_S", 0.0)
+    has_descriptors = True
+
+    def available() -> int:
+        if not has_descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return 1 << 62
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        nonlocal has_descriptors
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 32 * MIB)
+        has_descriptors = False
+        tick(w)
+        tick(w)
+        assert kernel.is_held(ino)
+        has_descriptors = True
+        await w.close(opened)
+
+    run(tmp_path, scenario, available=available)
 
 
 def test_memory_that_others_use_holds_writers_in_both_lanes(

@@ -1,5 +1,6 @@
 """The RAM tier's directory: taken over, refused to others, removed when nothing is left."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -184,6 +185,42 @@ def test_a_smaller_budget_than_what_is_left_keeps_what_is_left_and_is_followed_a
     assert places.fit(second)
     assert capacity(second) == slack + 2 * MIB
     places.give_up(second)
+
+
+@needs_root
+@pytest.mark.clause("S436")
+def test_memory_is_lent_beside_what_is_there_and_given_back_as_it_goes(
+    tiers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slack = places.slack_bytes(2 * MIB)
+    place = places.take(tiers, "vol", "n1", BACKING, 2 * MIB)
+    monkeypatch.setattr(places, "available_bytes", lambda: slack)
+    places.lend(place)
+    assert capacity(place) == slack + 2 * MIB, "there is a whole slack still"
+    with open(place.directory / "data/big", "wb", buffering=0) as big:
+        os.posix_fallocate(big.fileno(), 0, slack + 2 * MIB)
+        monkeypatch.setattr(places, "available_bytes", lambda: -1)
+        places.lend(place)
+        assert capacity(place) == slack + 2 * MIB, "the machine has no memory for it"
+        monkeypatch.setattr(places, "available_bytes", lambda: 8 * MIB)
+        places.lend(place)
+        assert capacity(place) == slack + 10 * MIB
+        os.posix_fallocate(big.fileno(), 0, slack + 10 * MIB)
+        os.ftruncate(big.fileno(), 0)
+    monkeypatch.setattr(places, "available_bytes", lambda: 4 * slack)
+    places.lend(place)
+    assert capacity(place) == 2 * slack
+    monkeypatch.setattr(places, "available_bytes", no_descriptor)
+    places.lend(place)
+    assert not places.fit(place)
+    assert capacity(place) == 2 * slack, "it is looked at every 20 ms, and this may come between"
+    assert places.fit(place)
+    assert capacity(place) == slack + 2 * MIB
+    places.give_up(place)
+
+
+def no_descriptor() -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @needs_root

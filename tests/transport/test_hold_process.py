@@ -23,7 +23,14 @@ from acpfs.filesystem.admission import Net
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native import hold_process
 from acpfs.transport.native.hold_process import BESIDE_MAX, Locks, serve
-from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess, net
+from acpfs.transport.native.holding import (
+    BEGIN_AGAIN_S,
+    BEGIN_S,
+    TELL_AGAIN_S,
+    Holding,
+    HoldProcess,
+    net,
+)
 from acpfs.types import Ino
 
 WAIT_S = 120.0
@@ -222,9 +229,13 @@ class Quiet:
         self.lock = threading.RLock()
         self.settings = SimpleNamespace(mountpoint=mountpoint)
         self.watched_writers, self.held_files = list[Ino], list[Ino]
+        self.lost = 0
 
     def tick(self) -> float:
         return math.inf
+
+    def holder_lost(self) -> None:
+        self.lost += 1
 
 
 @pytest.mark.clause("S213")
@@ -269,6 +280,74 @@ def test_a_file_is_wanted_until_the_process_has_room_for_the_message(tmp_path: P
     finally:
         end(process)
         end(spare)
+
+
+@pytest.mark.clause("S436")
+def test_where_no_process_can_be_started_it_is_tried_again_and_others_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who needs none waits longer for the next try. (A socket that such a try left open would be a warning.)"""
+    fs = Quiet(tmp_path)
+    holding = Holding(cast("FileSystem", fs))
+    tries: list[None] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        tries.append(None)
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("acpfs.transport.native.holding.subprocess.Popen", refuse)
+    holding._begin_at = 0.0
+    for count in range(1, 4):
+        holding._begin_at = 0.0
+        assert holding._look() <= BEGIN_S
+        assert (fs.lost, len(tries)) == (count, count)
+    fs.watched_writers = lambda: [Ino(7)]  # type: ignore[assignment]
+    assert holding._look() <= BEGIN_AGAIN_S
+    monkeypatch.undo()
+    fs.watched_writers = list[Ino]
+    holding._begin_at = 0.0
+    holding._look()
+    assert holding._processes[0] is not None
+    end(holding._processes[0])
+
+
+@pytest.mark.clause("S436")
+def test_a_look_that_fails_comes_again_before_a_writer_has_filled_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = Quiet(tmp_path)
+    holding = Holding(cast("FileSystem", fs))
+
+    def no_descriptor() -> float:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(fs, "tick", no_descriptor)
+    for count in range(1, 4):
+        assert holding._look_again() <= BEGIN_AGAIN_S
+        assert fs.lost == count
+    monkeypatch.undo()
+    assert holding._look_again() == math.inf
+    assert fs.lost == 3
+
+
+@pytest.mark.clause("S436")
+def test_what_the_machine_has_no_memory_for_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = HoldProcess.start()
+    try:
+        holding = Holding(cast("FileSystem", Quiet(tmp_path)))
+        holding._processes[0] = process
+
+        def no_memory(*_: object) -> int:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+        monkeypatch.setattr("acpfs.transport.native.holding.socket.send_fds", no_memory)
+        assert holding._look() <= TELL_AGAIN_S
+        monkeypatch.undo()
+        assert holding._look() == math.inf
+    finally:
+        end(process)
 
 
 @pytest.mark.clause("S247")

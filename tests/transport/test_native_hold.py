@@ -293,10 +293,11 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def holds_a_lock(process: int) -> bool:
     """Whether one of its threads is in the call with which it takes a lock; nobody else has it when no writer writes."""
-    for task in Path(f"/proc/{process}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if (task / "syscall").read_text().split()[0] in FCHOWNAT:
-                return True
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for task in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (task / "syscall").read_text().split()[0] in FCHOWNAT:
+                    return True
     return False
 
 

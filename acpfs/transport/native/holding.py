@@ -39,6 +39,8 @@ GRACE_S = 0.05
 into the slack of the tmpfs, and a machine in heavy use does not often stop a thread for longer."""
 TELL_AGAIN_S = 0.05
 """After a message for which a process had no room."""
+BEGIN_AGAIN_S = 0.02
+"""After the machine had no process left, or a look failed: a writer fills a slack in less than a second."""
 BEGIN_S = 1.0
 """So long after the mount, or with the first writer: until then it would keep others from a processor."""
 WATCHED_MAX = 4096
@@ -88,7 +90,8 @@ class HoldProcess:
             OSError: the machine has no process or descriptor left.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(ours.close)
             command = [
                 sys.executable,
                 "-I",
@@ -103,7 +106,11 @@ class HoldProcess:
                 pass_fds=[theirs.fileno()],
                 cwd="/",
             )
-        return cls(ours, os.pidfd_open(child.pid), child)
+            undo.callback(child.wait)
+            undo.callback(child.kill)
+            process = cls(ours, os.pidfd_open(child.pid), child)
+            undo.pop_all()
+        return process
 
     @classmethod
     def kept(cls, fds: Sequence[int]) -> HoldProcess | None:
@@ -132,10 +139,10 @@ class HoldProcess:
         return bool(waiting.poll(0))
 
     def tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
-        """Send a message; False: not now. One that does not listen is not waited for."""
+        """Send a message; False: not now. One that does not listen is not waited for, nor memory that the machine has not got."""
         try:
             socket.send_fds(self._channel, [json.dumps(message).encode()], list(fds))
-        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+        except OSError:
             return False
         return True
 
@@ -168,6 +175,10 @@ class Holding:
         self._begin_at = math.inf
         """Monotonic time, seconds: when the first process is to be there although nobody writes."""
         self._stopping = False
+        self._is_short = False
+        """Whether the machine had no process left when one was to be started last."""
+        self._fails = False
+        """Whether the last look did."""
         self._processes: list[HoldProcess | None] = [None, None]
         """The one that takes locks, and, once there was something to hold, another that is ready to, if the first is killed."""
         for number, fds in enumerate(kept[:2]):
@@ -219,11 +230,7 @@ class Holding:
         wait_s: float = math.inf
         while not self._stopping:
             self._wait(min(wait_s, max(0.0, self._begin_at - time.monotonic())))
-            try:
-                wait_s = self._look()
-            except Exception:
-                log.exception("looking after passthrough writers failed")
-                wait_s = 1.0
+            wait_s = self._look_again()
         for number in range(len(self._processes)):
             self._lose(number)
         note, self._note = self._note, -1
@@ -238,6 +245,20 @@ class Holding:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._note)
 
+    def _look_again(self) -> float:
+        """`_look`; where that fails, writers are held by nobody until it does not."""
+        try:
+            wait_s = self._look()
+        except Exception:
+            if not self._fails:
+                log.exception("looking after passthrough writers failed; is tried again")
+            self._fails = True
+            with contextlib.suppress(OSError), self._fs.lock:
+                self._fs.holder_lost()
+            return BEGIN_AGAIN_S
+        self._fails = False
+        return wait_s
+
     def _look(self) -> float:
         with self._fs.lock:
             wait_s = self._fs.tick()
@@ -248,6 +269,7 @@ class Holding:
                 if process is not None and process.has_ended()
             ]
             if ended:
+                self._fs.holder_lost()
                 self._wanted.extend(self._fs.held_files())
         for number in ended:
             log.warning("a process that takes inode locks has ended; another one takes its place")
@@ -257,10 +279,13 @@ class Holding:
         is_due = time.monotonic() >= self._begin_at
         if is_due:
             self._begin_at = math.inf  # tried once; what ends later is needed with a writer
-        if self._processes[0] is None and (watched or is_due):
-            self._begin(
-                0
-            )  # before the first writer: it takes 50 ms, in which one fills 300 MiB, and more on a crowded machine
+        # Before the first writer: it takes 50 ms, in which one fills 300 MiB, and more on a crowded machine.
+        if self._processes[0] is None and (watched or is_due) and not self._begin(0):
+            again_s = BEGIN_AGAIN_S if watched else BEGIN_S
+            self._begin_at = time.monotonic() + again_s
+            wait_s = min(wait_s, again_s)
+            with self._fs.lock:
+                self._fs.holder_lost()
         within_s = None if math.isinf(wait_s) else wait_s + GRACE_S
         for number, process in enumerate(self._processes):
             if process is not None and not self._tell_watched(
@@ -278,9 +303,9 @@ class Holding:
             if process.watched != watched or not process.tell({"take": self._wanted[0]}):
                 return False
             self._wanted.popleft()
-        if self._processes[1] is None:
+        if self._processes[0] is not None and self._processes[1] is None:
             self._begin(1)  # afterwards: it takes a while
-        return True
+        return not self._wanted
 
     def _tell_watched(
         self, process: HoldProcess, watched: frozenset[Ino], within_s: float | None
@@ -309,10 +334,22 @@ class Holding:
             for tree in trees:
                 os.close(tree)
 
-    def _begin(self, number: int) -> None:
-        """Start a process."""
-        process = self._processes[number] = HoldProcess.start()
+    def _begin(self, number: int) -> bool:
+        """Start a process; False: the machine has none left, and it is tried again."""
+        try:
+            process = HoldProcess.start()
+        except (OSError, MemoryError, subprocess.SubprocessError) as error:
+            if not self._is_short:
+                log.warning(
+                    "no process can be started to take inode locks; will be tried again",
+                    error=str(error),
+                )
+            self._is_short = True
+            return False
+        self._is_short = False
+        self._processes[number] = process
         self._keep(number, process.fds())
+        return True
 
     def _become_first(self) -> None:
         """The other one is gone."""
