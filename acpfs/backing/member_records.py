@@ -69,6 +69,11 @@ class NodeRecord:
 
     Empty from an older acpfs, which does not say.
     """
+    placed: dict[str, float] = field(default_factory=dict)
+    """Pointer files that were made there last: key of the name (`writeback.members.scopes`) → when the newest of that name was closed.
+
+    Empty from an older acpfs.
+    """
     gated: float | None = None
     """Close time of a pointer that only waits for other members, all before it persisted; None: there is none."""
     drift_s: float = 0.0
@@ -130,7 +135,7 @@ class NodeRecord:
 
 def _shortest(record: NodeRecord) -> bytes:
     held = {ANYTHING: min(record.held.values())} if record.held else {}
-    return replace(record, pending="", held=held).to_bytes()
+    return replace(record, pending="", held=held, placed={}).to_bytes()
 
 
 def _is_number(value: object) -> bool:
@@ -153,7 +158,7 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "gated": (False, lambda value: value is None or _is_number(value)),
     "drift_s": (False, _is_number),
     **dict.fromkeys(
-        ("heard", "held"),
+        ("heard", "held", "placed"),
         (
             False,
             lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),

@@ -23,6 +23,7 @@ from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.steps import Steps
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version
 from acpfs.writeback.log.stages import Step
 
@@ -385,6 +386,32 @@ class Changes:
     def dropped(self, op: Op) -> None:
         self._done(op)
         self._catalogue.done(op, persisted=False)
+
+    def superseded(self, op: Op, former: Place | None) -> None:
+        self._forget_name(op)
+        node = self._table.get(op.ino)
+        directory = self._table.get(former[0]) if former is not None else None
+        if former is None or node is None or directory is None:
+            return
+        child = directory.dir.children.get(former[1])
+        if child is None or (not child.ino and child.pins <= 1):  # else it was made anew
+            self._table.set_child(*former, NO_INO)
+            self.record(OpKind.UNLINK, node, *former)
+
+    def _forget_name(self, op: Op) -> None:
+        """Nothing that is known of it here is so any more: a link of another target, say, would be taken for this one.
+
+        Its pin is the operation's own, else later ones here speak of the name.
+        """
+        parent, name = op.touches()[-1]
+        directory = self._table.get(parent)
+        child = directory.dir.children.get(name) if directory is not None else None
+        node = self._table.get(op.ino)
+        if child is None or child.pins > 1 or child.ino != op.ino or node is None:
+            return
+        self._table.unname(parent, name)
+        if node.lookups:
+            self._view.notices.lost(parent, name, node.ino)
 
     def _done(self, op: Op) -> None:
         for parent, name in op.touches():

@@ -37,11 +37,12 @@ from acpfs.writeback.failures.retry import RetryPolicy
 from acpfs.writeback.guard.guard import Guard
 from acpfs.writeback.log.dependents import with_dependents
 from acpfs.writeback.log.log import REMOVING
-from acpfs.writeback.log.ops import Op, VersionState
-from acpfs.writeback.log.stages import Step
+from acpfs.writeback.log.ops import ATTRIBUTES, Op, OpKind, VersionState
+from acpfs.writeback.log.stages import Stage, Step
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.manifest.manifest_writer import ManifestWriter
 from acpfs.writeback.members.gate import Gate
+from acpfs.writeback.members.placed import Placed
 from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.members.scopes import Scopes
 from acpfs.writeback.order.order import Order
@@ -153,6 +154,8 @@ class Engine:
             freed,
             listener.directory_of,
             scopes.of,
+            Placed(parts.state),
+            self._supersede,
         )
         self.guard: Guard = Guard(parts, self.gate)
         self._order = Order(parts, pointers, self.gate, self._due, self._elide, self.guard)
@@ -547,6 +550,30 @@ class Engine:
             self._garbage.remove_nowait(op.version.staging_name)
         self._listener.dropped(op)
 
+    def _supersede(self, op: Op) -> list[Op]:
+        """A pointer that another member has replaced since: left out with what was stored for it alone. Under the lock.
+
+        Not where anything has begun, or a later operation here moves, removes or replaces what it makes: that needs it there.
+        """
+        if self._ops.is_victim(op.ino):
+            return []
+        given_up = self._ops.pending_of(op.ino)
+        if not all(one is op or _is_part(one, op) for one in given_up):
+            return []
+        if any(one.begun or one.started or one.stage is not Stage.LOGGED for one in given_up):
+            return []
+        former = (op.parent, op.name) if op.kind is OpKind.RENAME else None
+        is_there = former in self._parts.tree.places(op.ino)
+        for one in given_up:
+            self._its_turn(one)
+            self._ops.remove(one)
+        self._listener.superseded(op, former if is_there else None)
+        for one in given_up:
+            self._give_up(one)
+        self._counters.elided_ops += len(given_up)
+        self.wake()
+        return given_up
+
     # -- for the layers above
 
     def persisted(self, seq: Seq, node: Ino | None = None) -> Future[None]:
@@ -650,6 +677,14 @@ class Engine:
                 conflicts_total=self._conflicts.total,
                 guard=self.guard.statistics(),
             )
+
+
+def _is_part(one: Op, pointer: Op) -> bool:
+    """Whether an operation on the same node does nothing but what the pointer shows."""
+    if one.kind in ATTRIBUTES:
+        return True
+    is_its_file = one.kind in (OpKind.STORE, OpKind.SYMLINK) and one.seq < pointer.seq
+    return is_its_file and (one.parent, one.name) == (pointer.parent, pointer.name)
 
 
 def _is_small(op: Op) -> bool:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.types import Ino
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, Version
 
 
@@ -21,6 +22,13 @@ class Listener(Protocol):
 
     def dropped(self, op: Op) -> None:
         """`op` was removed from the log without being carried out (elided, or discarded by an operator). A STORE's version is finished."""
+        ...
+
+    def superseded(self, op: Op, former: Place | None) -> None:
+        """Before `dropped`, of a pointer that another member has replaced since: its name leads to that one's.
+
+        `former`: where the file lies that was to get the name; it goes from there, as it would have gone by the rename.
+        """
         ...
 
     def set_aside(self, op: Op) -> None:

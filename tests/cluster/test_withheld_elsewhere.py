@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.stand import SOON_MISSING_S, Stand
 from tests.cluster.test_needs import dies_with_pending_bytes
-from tests.cluster.test_order import drained, read, until, withheld, write
+from tests.cluster.test_order import BEYOND_S, drained, read, until, withheld, write
 from tests.rig.mounts import AcpfsMount
 
 clause = pytest.mark.clause
@@ -56,3 +59,113 @@ def test_the_newest_save_is_named_in_the_end_whichever_node_withheld_its_own(
             node.flush()
         assert read(shared, "run/latest") == "3"
         assert read(shared, "run/step_3/model.pt") == "x" * 1000
+
+
+def point_in_place(node: AcpfsMount, target: str) -> None:
+    write(node, "run/latest", target)
+
+
+def point_by_rename(node: AcpfsMount, target: str) -> None:
+    write(node, "run/latest.tmp", target)
+    (node.path / "run/latest.tmp").rename(node.path / "run/latest")
+
+
+def point_by_link(node: AcpfsMount, target: str) -> None:
+    """Some time lies between the two, so the storage has the link under its first name."""
+    temporary = f"run/latest.{target}"
+    (node.path / temporary).symlink_to(target)
+    until(lambda: (node.backing / temporary).is_symlink(), node)
+    (node.path / temporary).rename(node.path / "run/latest")
+
+
+def pointed(directory: Path) -> str | None:
+    path = directory / "run/latest"
+    if path.is_symlink():
+        return os.readlink(path)
+    return path.read_text(encoding="ascii") if path.exists() else None
+
+
+@clause("S484", "S162")
+@pytest.mark.parametrize(
+    ("point", "is_first"),
+    [(point_in_place, False), (point_by_link, True)],
+    ids=["changes", "first"],
+)
+def test_a_pointer_that_another_node_has_replaced_meanwhile_is_not_brought_back(
+    transport: str,
+    tmp_path: Path,
+    shared: Path,
+    point: Callable[[AcpfsMount, str], None],
+    is_first: bool,
+) -> None:
+    """A node that was forgotten came back with its `latest`, and put it over the one of who had gone on."""
+    with Stand(
+        tmp_path,
+        [shared] * 3,
+        transport,
+        node_timeout=SOON_MISSING_S,
+        no_keep_last_persisted=True,
+    ) as stand:
+        first, second, third = stand.nodes
+        (first.path / "run").mkdir()
+        if not is_first:
+            point(first, "step_0")
+        drained(stand)
+        dies_with_pending_bytes(third, "shard")
+        point(first, "step_1")
+        until(lambda: withheld(first), first)
+        first.kill()
+        until(lambda: missing(second) == {"node0", "node2"}, second)
+        for node in ("node0", "node2"):
+            second.run("acpfs-ctl", str(second.path), "nodes", "forget", node)
+        point(second, "step_2")
+        second.flush()
+        assert pointed(shared) == "step_2"
+        first.start()
+        third.start(bandwidth=0)
+        until(lambda: not withheld(first), first)
+        drained(stand)
+        assert pointed(shared) == "step_2"
+        assert sorted(os.listdir(shared / "run")) == ["latest"]
+        until(lambda: pointed(first.path) == "step_2", first)
+        point(first, "step_3")
+        drained(stand)
+        assert pointed(shared) == "step_3"
+        assert sorted(os.listdir(first.path / "run")) == ["latest"]
+
+
+def missing(node: AcpfsMount) -> set[str]:
+    return {row["node"] for row in node.ctl("nodes") if row["state"] == "missing"}
+
+
+@clause("S484", "S164")
+@pytest.mark.parametrize("point", [point_by_rename, point_by_link])
+def test_what_is_withheld_for_a_loss_ends_with_a_later_pointer_on_another_node(
+    transport: str, tmp_path: Path, shared: Path, point: Callable[[AcpfsMount, str], None]
+) -> None:
+    """It was shown as withheld for ever; and when the loss was forgotten, `latest` went back."""
+    with Stand(tmp_path, [shared] * 2, transport, no_keep_last_persisted=True) as stand:
+        first, second = stand.nodes
+        (first.path / "run").mkdir()
+        point(first, "step_0")
+        drained(stand)
+        second.ask("set", key="bandwidth", value="1")
+        write(second, "shard", "x" * 1000)
+        point(first, "step_1")
+        second.abort()
+        second.start()
+        until(lambda: withheld(first), first)
+        first_record, second_record = (
+            shared / ".acpfs" / "nodes" / name for name in ("node0", "node1")
+        )
+        lost_until = json.loads(second_record.read_bytes())["lost"][1]
+        until(lambda: json.loads(first_record.read_bytes())["clock"] > lost_until + BEYOND_S, first)
+        point(second, "step_2")
+        second.flush()
+        assert pointed(shared) == "step_2"
+        second.run("acpfs-ctl", str(second.path), "nodes", "forget", "node1")
+        until(lambda: not withheld(first), first)
+        drained(stand)
+        assert pointed(shared) == "step_2"
+        assert sorted(os.listdir(shared / "run")) == ["latest"]
+        until(lambda: pointed(first.path) == "step_2", first)

@@ -27,6 +27,7 @@ from acpfs.writeback.log.stages import Aside, Step
 from acpfs.writeback.members import gate as gate_module
 from acpfs.writeback.members.cluster import BEATS_PER_LISTING, Cluster
 from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, Gate
+from acpfs.writeback.members.placed import Placed
 from acpfs.writeback.order import order as order_module
 from acpfs.writeback.order.order import SCAN_OPS_MAX
 from tests.writeback.conftest import Run
@@ -75,7 +76,8 @@ class Node:
         """`monotonic`: instead of `now`, which stands still."""
         state = StateDatabase(directory / "state")
         self.log, self.records, self.now = OperationLog(state), Records(), 1000.0
-        self.gate = Gate(self.log, is_pointer, takes_pointer, ClusterOrder.POINTERS)
+        placed = Placed(state)
+        self.gate = Gate(self.log, is_pointer, takes_pointer, ClusterOrder.POINTERS, placed=placed)
         self.log.follow(self.gate.note)
         lock = threading.RLock()
 

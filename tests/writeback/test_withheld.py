@@ -21,8 +21,10 @@ from acpfs.backing.member_records import (
     NodeRecords,
     NodeState,
 )
+from acpfs.ram.state import StateDatabase
 from acpfs.writeback.log.stages import Aside
 from acpfs.writeback.members.peers import RECORDS_AFTER, Peer, Terms, Verdict
+from acpfs.writeback.members.placed import PLACED_MAX, Placed
 from acpfs.writeback.members.scopes import EVERYBODYS, KEYS_MAX, Scope, of_record
 from tests.writeback.conftest import Run
 from tests.writeback.test_cluster import Node, let_pass
@@ -132,6 +134,54 @@ def test_a_pointer_waits_for_what_is_withheld_elsewhere(
     peer = peer_of(**fields)
     assert peer.judge(CLOSED, TERMS, asks={"k"}, since=1.0) is verdict
     assert peer.judge(CLOSED, TERMS, asks={"k"}, since=1.0, yields=True) is not Verdict.WITHHELD
+
+
+@clause("S484")
+@pytest.mark.parametrize(
+    ("fields", "replaced"),
+    [
+        ({}, False),
+        ({"placed": {"k": CLOSED + 1}}, True),
+        ({"placed": {"k": CLOSED + 0.4}}, False),
+        ({"placed": {"k": CLOSED + 0.4}, "drift_s": 60.0}, False),
+        ({"placed": {"k": CLOSED - 1}}, False),
+        ({"placed": {"other": CLOSED + 1}}, False),
+        ({"placed": {"k": CLOSED + 1}, "state": NodeState.GONE}, True),
+    ],
+)
+def test_a_pointer_is_replaced_by_one_that_was_surely_closed_later(
+    fields: dict[str, Any], replaced: bool
+) -> None:
+    assert peer_of(**fields).has_replaced({"k"}, CLOSED, TERMS) is replaced
+
+
+@clause("S484")
+def test_what_was_made_is_told_by_the_next_worker_too_and_of_the_newest_names_only(
+    tmp_path: Path,
+) -> None:
+    state = StateDatabase(tmp_path / "state")
+    placed = Placed(state)
+    for number in range(PLACED_MAX + 2):
+        placed.note((f"k{number}",), 1000.0 + number)
+    placed.note(("k9",), 3.0)
+    state.commit()
+    told = Placed(state).told()
+    assert told == placed.told()
+    assert (len(told), "k1" in told, "k2" in told) == (PLACED_MAX, False, True)
+    assert told["k9"] == 1009.0, "one that was closed earlier came later"
+
+
+@clause("S484")
+def test_what_an_earlier_incarnation_has_made_is_told_on(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+
+    async def scenario() -> None:
+        before = node.other(placed={"k": 1000.0})
+        node.records.publish(replace(before, node="a", incarnation="lost"))
+        await node.cluster.join()
+
+    trio.run(scenario)
+    assert node.records["a"].placed == {"k": 1000.0}
 
 
 @pytest.mark.parametrize("ahead_s", [-0.2, 0.0, 0.2, 3600.0, -3600.0])
@@ -319,3 +369,57 @@ def test_the_next_worker_knows_that_too(world: World, run: Run) -> None:
     world.engine.gate.begin()
     run(world.run_for, 1.0)
     assert world.lower.visible() == {}
+
+
+@clause("S401")
+def test_so_it_is_with_a_symbolic_link(world: World, run: Run) -> None:
+    gate = world.engine.gate
+    gate.begin()
+    link = world.symlink(b"step_1", "latest.tmp")
+    pointer = world.rename("latest.tmp", "latest")
+    run(world.run_for, 1.0)
+    assert world.lower.visible() == {}
+    assert [one.op for one in gate.gated()] == [link, pointer]
+
+
+@clause("S484")
+@pytest.mark.parametrize("as_link", [False, True])
+def test_what_another_member_has_replaced_leaves_the_order_with_all_that_is_its_own(
+    world: World, run: Run, as_link: bool
+) -> None:
+    gate = world.engine.gate
+    gate.begin()
+    if as_link:
+        world.symlink(b"step_1", "latest.tmp")
+    else:
+        world.store("latest.tmp", b"step_1")
+    pointer = world.rename("latest.tmp", "latest")
+    (gated,) = [one for one in gate.gated() if one.op is pointer]
+    assert gate.names_made(gated)
+    assert gate.supersede(gated)
+    assert not gate.gated()
+    world.store("after", b"goes on")
+    run(world.drain)
+    assert world.lower.visible() == {b"after": b"goes on"}
+
+
+@clause("S484")
+@pytest.mark.parametrize("what", ["moved", "removed", "replaced", "directory"])
+def test_what_is_needed_here_stays(world: World, what: str) -> None:
+    gate = world.engine.gate
+    gate.begin()
+    if what == "directory":
+        world.mkdir("latest.tmp")
+    else:
+        world.store("latest.tmp", b"step_1")
+    pointer = world.rename("latest.tmp", "latest")
+    if what == "moved":
+        world.rename("latest", "latest.bak")
+    if what == "removed":
+        world.unlink("latest")
+    if what == "replaced":
+        world.store("latest.tmp", b"step_2")
+        world.rename("latest.tmp", "latest")
+    (gated,) = [one for one in gate.gated() if one.op is pointer]
+    assert not (gate.names_made(gated) and gate.supersede(gated))
+    assert world.log.get(pointer.seq) is pointer

@@ -27,7 +27,7 @@ from acpfs.ram.tier import Tier
 from acpfs.types import NO_INO, ROOT, Ino
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
@@ -91,6 +91,9 @@ class ListenerDouble:
 
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         return self._world.left.get(ino)
+
+    def superseded(self, op: Op, former: Place | None) -> None:
+        pass
 
     def set_aside(self, op: Op) -> None:
         pass

@@ -135,6 +135,8 @@ class Cluster:
         earlier = await self._own.other()
         if earlier is not None:
             self._own.follows(earlier, self._log.clock.now())
+            with self._section():
+                self._gate.learn_placed(earlier.placed)
         await self.publish()
         await self._list()
         rival = await self._own.other()
@@ -233,6 +235,7 @@ class Cluster:
             watermark=self._gate.watermark(now),
             pointers=self._gate.pointers(now),
             held=self._gate.held(),
+            placed=self._gate.placed(),
             gated=self._gate.head(),
             drift_s=clock.drift_s,
             heard={peer.node: peer.ahead_s_min for peer in heard if peer.record is not None},
@@ -441,7 +444,8 @@ class Cluster:
 
     def _judge(self, gated: list[Gated]) -> bool:
         """Open the gate for what may pass; whether that changed anything: then there may be more to look at than was. Under the lock."""
-        terms, goes_on = self.terms(), False
+        terms = self.terms()
+        goes_on = self._supersede(gated, terms)
         for one in gated:
             if one.required is None or self._gate.is_open(one.op):
                 continue
@@ -470,6 +474,28 @@ class Cluster:
             else:
                 self._gate.frees(one)
         return goes_on
+
+    def _supersede(self, gated: list[Gated], terms: Terms) -> bool:
+        """Leave out what other members have replaced since; whether there was any. The newest first: it may stand on an older one."""
+        found = False
+        for one in reversed(gated):
+            names = self._gate.names_made(one)
+            at = one.op.logged_at
+            if not names or self._gate.is_open(one.op):
+                continue
+            replaced = (
+                peer for peer in self._peers.values() if peer.has_replaced(names, at, terms)
+            )
+            by = next(replaced, None)
+            if by is not None and self._gate.supersede(one):
+                found = True
+                _log.warning(
+                    "a pointer file is not persisted any more: another node has a later one there",
+                    node=by.node,
+                    seq=one.op.seq,
+                    name=shown(one.op.new_name or one.op.name),
+                )
+        return found
 
     def _verdict(self, name: str, one: Gated, terms: Terms) -> Verdict:
         peer = self._peers.get(name)

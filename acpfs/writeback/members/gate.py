@@ -25,8 +25,12 @@ from acpfs.writeback.log.log import REMOVING, OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.log.stages import Aside
 from acpfs.writeback.members import scopes
+from acpfs.writeback.members.placed import Placed
 from acpfs.writeback.members.scopes import EVERYBODYS, Scope
 
+_SUPERSEDED = frozenset({OpKind.STORE, OpKind.SYMLINK, OpKind.RENAME})
+"""What makes a pointer file, and may be left out where another member has made a later one."""
+_MAKING_IT = frozenset({OpKind.STORE, OpKind.SYMLINK})
 _MOVING_IN = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK})
 LOOKED_AT_OPS_MAX = 256
 """With `all`, every operation is gated: the oldest ones are asked for, the others follow."""
@@ -64,6 +68,8 @@ class Gated:
     """Whether it is withheld for nothing but what other members have lost."""
     keys: frozenset[str] | None = None
     """Of what it waits for while that is withheld (`scopes`); None: not asked yet."""
+    names_made: frozenset[str] | None = None
+    """Keys of the names under which it makes a pointer file; None: not asked yet."""
 
     @property
     def pointer(self) -> Op:
@@ -129,11 +135,17 @@ class Gate:
         freed: Callable[[Op], None] = lambda _op: None,
         directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO,
         scope_of: Callable[[Op], Scope] | None = None,
+        placed: Placed | None = None,
+        gives_up: Callable[[Op], list[Op]] = lambda _op: [],
     ) -> None:
         """`is_pointer`, `takes_pointer`: see `Pointers`. `freed`: a removal that the guard holds has nothing more to wait for here.
 
         `directory_of`: in which directory a node lies. `scope_of`: see `scopes.Scopes`; by default by names alone.
+        `placed`: remembers which pointers were made here. `gives_up`: leaves a pointer out that another member has replaced, and says
+        what left the log with it; nothing where it cannot be left out.
         """
+        self._placed = placed
+        self._gives_up = gives_up
         self._freed, self._directory_of = freed, directory_of
         self.scope_of = scope_of or self._by_name
         self._log, self._is_pointer, self._takes_pointer, self._order = (
@@ -202,7 +214,7 @@ class Gate:
             return
         for ino in {op.ino, op.victim} - {NO_INO}:
             for store in self._log.pending_of(ino):
-                if store.kind is OpKind.STORE and store.seq < op.seq and not store.started:
+                if store.kind in _MAKING_IT and store.seq < op.seq and not store.started:
                     self._add(store, makes=op)
 
     def _concerns(self, op: Op) -> bool:
@@ -364,6 +376,8 @@ class Gate:
         self.pointers_persisted += self._is_of_pointers(op)
         if op.is_pointer:
             self.pointer_seq = max(self.pointer_seq, op.seq)
+            if self._placed is not None and self._begun:  # also alone: who was forgotten comes back
+                self._placed.note(self.scope_of(op).names_made(), op.logged_at)
             if self._log.parked_count:
                 self._note_runs(op)
 
@@ -394,6 +408,35 @@ class Gate:
     def keys_of_its_name(self, gated: Gated) -> frozenset[str]:
         """The same, of members that its writer has not named."""
         return self.scope_of(gated.op).asks_for_its_name()
+
+    # -- what other members have replaced
+
+    def placed(self) -> dict[str, float]:
+        """Key of a name → when the newest pointer file was closed that was made under it here."""
+        return {} if self._placed is None else self._placed.told()
+
+    def learn_placed(self, told: dict[str, float]) -> None:
+        """See `Placed.learn`."""
+        if self._placed is not None:
+            self._placed.learn(told)
+
+    def names_made(self, gated: Gated) -> frozenset[str]:
+        """Keys of the names under which it makes a pointer file, and of nothing else."""
+        if gated.names_made is None:
+            op = gated.op
+            is_one = op.kind in _SUPERSEDED and gated.makes is None and self._is_pointer(op)
+            gated.names_made = self.scope_of(op).names_made() if is_one else frozenset()
+        return gated.names_made
+
+    def supersede(self, gated: Gated) -> bool:
+        """Another member has made a later pointer of its name: it does not come any more. False: it cannot be left out."""
+        given_up = self._gives_up(gated.op)
+        for op in given_up:
+            self._gated.pop(op.seq, None)
+            self._put_off.pop(op.seq, None)
+            self._yielding.discard(op)
+            self._others.discard(op)
+        return bool(given_up)
 
     def held(self) -> dict[str, float]:
         """Key → since when what tells it is withheld: pointers to come, of which the watermark says nothing."""
@@ -488,7 +531,8 @@ class Gate:
 
     def _by_name(self, op: Op) -> Scope:
         names = frozenset(name for _directory, name in op.touches())
-        return Scope(names, waits_for_all=self.needs(op) is None)
+        made = frozenset({op.touches()[-1][1]})
+        return Scope(names, waits_for_all=self.needs(op) is None, made=made)
 
 
 def is_staged(op: Op) -> bool:

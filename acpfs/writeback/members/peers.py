@@ -253,6 +253,15 @@ class Peer:
         drift_s = abs(terms.drift_s) + (abs(self.record.drift_s) if self.record is not None else 0)
         return stamp - ahead_s + drift_s < closed_at
 
+    def has_replaced(self, names: Iterable[str], closed_at: float, terms: Terms) -> bool:
+        """Whether it has made a pointer of one of these names that was closed after `closed_at` by our clock, whatever the clocks.
+
+        What it says of that stays true, whatever has become of the member.
+        """
+        placed = self.record.placed if self.record is not None else {}
+        stamp = max((placed[key] for key in names if key in placed), default=-math.inf)
+        return stamp - self.bound_s(terms) > closed_at
+
     @property
     def waits_for_all(self) -> bool:
         """Whether it withholds something for a member that everybody waits for."""

@@ -21,7 +21,7 @@ import xxhash
 from acpfs.backing.member_records import ANYTHING
 from acpfs.checkpoints import Checkpoint
 from acpfs.types import Ino
-from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Op, OpKind
 
 EVERYBODYS = "*"
@@ -46,6 +46,12 @@ class Scope:
     """Directories in which what it makes visible lies, or the checkpoint that this is part of."""
     replaces: bool = False
     """Whether what it changes or takes lies there under the very name."""
+    made: frozenset[bytes] = frozenset()
+    """Of `paths`, those under which a pointer file shows by it."""
+
+    def names_made(self) -> frozenset[str]:
+        """Told of a pointer file that is there, asked of others by one that is not: whose name is it."""
+        return frozenset(_key(b"name", path) for path in self.made)
 
     def tells(self) -> frozenset[str]:
         """While it is withheld."""
@@ -144,17 +150,13 @@ class Scopes:
 
     def of(self, op: Op) -> Scope:
         """By the paths of the backing directory and of the mount: a directory above may be about to get another name."""
-        paths = {
-            _joined(directory, name)
-            for parent, name in op.touches()
-            if parent > 0
-            for directory in self._directories(parent)
-        }
+        paths = set(self._paths_of(op.touches()))
         moves = bool(op.new_parent) and any(map(self._is_directory, (op.ino, op.victim)))
         is_there = bool(self._tree.places(op.ino))
         replaces = bool(op.victim) or self._takes(op) or (op.kind is OpKind.STORE and is_there)
         made = op.touches() if op.kind is OpKind.EXCHANGE else op.touches()[-1:]
         runs = {run for place in made if place[0] > 0 for run in self._runs(*place, moves=moves)}
+        made_at = [] if moves else [*made, *(self._tree.places(op.ino) if op.version else ())]
         waits_for_all = self._needs_of(op) is None
         return Scope(
             paths=frozenset(paths),
@@ -163,7 +165,13 @@ class Scopes:
             waits_for_all=waits_for_all,
             runs=frozenset(runs),
             replaces=replaces,
+            made=frozenset(self._paths_of(made_at)),
         )
+
+    def _paths_of(self, places: Iterable[Place]) -> Iterator[bytes]:
+        for parent, name in places:
+            if parent > 0:
+                yield from (_joined(directory, name) for directory in self._directories(parent))
 
     def _runs(self, parent: Ino, name: bytes, *, moves: bool) -> Iterator[bytes]:
         for directory in self._directories(parent):
