@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 from acpfs.compatible import controller, product_log
@@ -32,7 +33,7 @@ from acpfs.compatible.replicas import holders_of
 from acpfs.compatible.update_marks import UpdateMarks
 from acpfs.errors import ConfigError, MachineError, RefusedError
 from acpfs.logger import get_logger
-from acpfs.training.guard import Guard
+from acpfs.training.guard import Guard, OnPurposeError
 from acpfs.training.messages import TroubleKind
 from acpfs.training.policy import Policy
 
@@ -49,6 +50,22 @@ TROUBLE = {
     ReportState.RS_HCCL_FAILED: TroubleKind.COLLECTIVE,
     ReportState.RS_UNKNOWN: TroubleKind.ERROR,
 }
+
+
+class NotBegunError(OnPurposeError, RefusedError):
+    """Called before the processor was begun."""
+
+
+class JobOverError(OnPurposeError, RefusedError):
+    """This rank's train function has ended, and the job goes on nowhere."""
+
+
+class _Next(Enum):
+    """Behind an exception of the train function."""
+
+    AGAIN = "run it again"
+    RAISE = "let the exception pass"
+    OVER = "all is done"
 
 
 class _Job:
@@ -75,7 +92,7 @@ class _Job:
 
     def begun(self) -> tuple[Processor, UpdateMarks]:
         if self.processor is None or self.marks is None:
-            raise RefusedError("tft_init_processor and tft_start_processor come first")
+            raise NotBegunError("tft_init_processor and tft_start_processor come first")
         return self.processor, self.marks
 
 
@@ -141,10 +158,12 @@ def tft_init_processor(
     _job.handlers.for_mindspore = "mindspore" in sys.modules
     _job.marks = UpdateMarks(_entry_points() if _job.handlers.for_mindspore else None)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, lambda *_: log.warning("a signal does not end this rank: the controller does")
-        )
+        signal.signal(number, _note_signal)
     _job.rank, _job.init = rank, (rank, world_size, enable_tls)
+
+
+def _note_signal(*_: object) -> None:
+    _job.guard.ours(log.warning, "a signal does not end this rank: the controller does")
 
 
 def _entry_points() -> EntryPoints:
@@ -169,13 +188,15 @@ def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
     known = (rank, world, controller.job_name(port), credentials, _job.marks, _job.handlers, policy)
     rebooted = int(os.environ.get(GENERATION_VARIABLE, "0")) > 0
     processor = GoingOn(*known, rebooted=rebooted) if _job.goes_on else Processor(*known)
+    processor.follow(_job.guard.failed)
     processor.start(host, port)
     _job.processor = processor
 
 
 def tft_destroy_processor() -> None:
-    if _job.processor is not None:
-        _job.guard.last(_job.processor.end)
+    processor = _job.processor
+    if processor is not None and not _job.guard.last(processor.end):
+        _job.guard.last(processor.switch_off, "its end failed")
 
 
 def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> None:
@@ -203,16 +224,24 @@ def tft_start_updating_os(backup_step: int = -1) -> None:
         raise UnsupportedError(
             f"backup_step = {backup_step}: copies of the state before an update are not kept; replicas are asked"
         )
+    _job.guard.ours(_begin_update)
+
+
+def _begin_update() -> None:
     _, marks = _job.begun()
-    _job.guard.ours(marks.begin_update)
+    marks.begin_update()
 
 
 def tft_end_updating_os(step: int) -> None:
     if step < 1:
         raise ConfigError(f"step {step}: 1 or more")
+    _job.guard.ours(_end_update, step)
+
+
+def _end_update(step: int) -> None:
     processor, marks = _job.begun()
-    _job.guard.ours(marks.end_update, step)
-    _job.guard.ours(processor.updated)
+    marks.end_update(step)
+    processor.updated()
 
 
 def tft_start_copy_os() -> None:
@@ -289,6 +318,10 @@ def tft_report_error(error_type: int, error_code: str = "") -> None:
         state = ReportState(error_type)
     except ValueError as error:
         raise ConfigError(f"error type {error_type}: a value of ReportState") from error
+    _job.guard.ours(_report, state, error_code)
+
+
+def _report(state: ReportState, error_code: str) -> None:
     processor, _marks = _job.begun()
     if state is ReportState.RS_NORMAL:
         processor.report_stopped()
@@ -313,7 +346,12 @@ def tft_report_error(error_type: int, error_code: str = "") -> None:
 
 def tft_wait_next_action() -> int:
     """`Action.EXIT`, when the job is at its end; `Action.RETRY`, with `enable_arf`, when every rank has the state of one step again."""
-    return _job.begun()[0].wait_action().value
+    action = _job.guard.ours(_wait_action)
+    return (Action.EXIT if action is None else action).value
+
+
+def _wait_action() -> Action:
+    return _job.begun()[0].wait_action()
 
 
 def tft_get_repair_step() -> int:
@@ -350,18 +388,15 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
             except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except BaseException as error:  # torch's CheckpointException is no Exception
-                if _job.guard.ours(_goes_on, error):
+                came = _job.guard.ours(_came_of, error)
+                if came is _Next.AGAIN:
                     continue
-                if not (_job.processor and _job.processor.is_done):
+                if came is not _Next.OVER:
                     raise
-                result = None  # the process before this one died behind the last step, before it had left
+                result = None
                 break
-            if _job.processor is None or _job.guard.is_off or _job.processor.finish():
+            if not _job.guard.ours(_goes_again):
                 break
-            if tft_wait_next_action() != Action.RETRY.value:
-                raise RefusedError(
-                    "the job is over: no copy of a shard is left, or nobody commands"
-                )
         tft_destroy_processor()
         tft_destroy_controller()
         return result
@@ -369,10 +404,31 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def _goes_again() -> bool:
+    """The train function has ended; whether it is to run again, for the sake of another rank.
+
+    Raises:
+        JobOverError: another rank needs what this one has, and the job goes on nowhere.
+    """
+    if _job.processor is None or _job.processor.finish():
+        return False
+    if tft_wait_next_action() != Action.RETRY.value:
+        raise JobOverError("the job is over: no copy of a shard is left, or nobody commands")
+    return not _job.guard.is_off
+
+
+def _came_of(error: BaseException) -> _Next:
+    """Report it; what is to be done."""
+    if _job.processor is None:
+        return _Next.RAISE
+    if _goes_on(error):
+        return _Next.AGAIN
+    # the process before this one may have died behind the last step, before it had left
+    return _Next.OVER if _job.processor.is_done else _Next.RAISE
+
+
 def _goes_on(error: BaseException) -> bool:
     """Report it; whether the train function is to run again."""
-    if _job.processor is None:
-        return False
     text = str(error)
     for pattern, state, handle in _job.patterns:
         if pattern in text:
@@ -395,7 +451,7 @@ def _reported(state: ReportState, text: str) -> bool:
         return False
     if tft_wait_next_action() == Action.RETRY.value:
         return True
-    if not (_job.processor and _job.processor.is_done):
+    if not (_job.guard.is_off or (_job.processor and _job.processor.is_done)):
         time.sleep(REPORT_S)  # the processor's thread ends the process
     return False
 

@@ -103,8 +103,13 @@ class Processor:
         self.repair_as = RepairAs.UNKNOWN
         self.end_process: Callable[[int], object] = os._exit
         self.exit_s = EXIT_S
+        self._on_failed: Callable[[Exception], object] = str
 
     # -- the main thread's side
+
+    def follow(self, on_failed: Callable[[Exception], object]) -> None:
+        """Have this called when the thread has ended by a fault of acpfs; training goes on."""
+        self._on_failed = on_failed
 
     def start(self, host: str, port: int) -> None:
         """Look for the coordinator; waits for it.
@@ -152,7 +157,7 @@ class Processor:
             member.end()
             raise
         self._member = member
-        self._thread = threading.Thread(target=self._follow, name="acpfs-processor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="acpfs-processor", daemon=True)
         self._thread.start()
 
     def _link(self) -> SocketLink:
@@ -214,12 +219,19 @@ class Processor:
 
     def end(self) -> None:
         """Leave in order. May be called twice."""
-        member, self._member = self._member, None
-        if member is not None:
-            member.end()
+        if self._member is not None:
+            self._member.end()
             self._over.set()
+            self._member = None  # last: where its end fails, somebody has to say goodbye for it
 
     # -- the thread
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001  # told; the main thread would wait for ever
+            self._on_failed(error)
+            self._over.set()
 
     def _follow(self) -> None:
         handled, cut_off_at = 0, None

@@ -6,7 +6,7 @@ program's own code (`theirs`, handlers of signals). Anything else is a fault of 
 once with its traceback, protection of this rank is over, the coordinators are told, and the loop
 goes on as if there were no acpfs, but for collectives that other ranks wait in: those stay in step.
 
-Main thread only, but for the flag.
+Main thread only, but for the flag and `failed`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Guard:
         except Exception as error:
             if _passes(error):
                 raise
-            self._failed(error)
+            self.failed(error)
         return None
 
     def last(self, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
@@ -95,7 +95,12 @@ class Guard:
             return False
         return True
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Acpfs has, in what `ours` called, or in a thread of its own; then `at_end` are called by that.
+
+        Raises:
+            Interrupted: the loop is to be left anyway.
+        """
         if any(is_stopped() for is_stopped in self._stopped):
             log.error("acpfs failed in this rank, which is to leave its loop", exc_info=error)
             raise Interrupted("acpfs failed in a rank that was stopped") from error

@@ -31,14 +31,26 @@ IN_A_LOOP = {
     "transformers.py:on_train_end",
     "transformers.py:_protected_train",
     "transformers.py:_long_evaluate",
+    "framework.py:_note_signal",
     "framework.py:wrapper",
     "framework.py:tft_start_updating_os",
     "framework.py:tft_end_updating_os",
+    "framework.py:tft_report_error",
+    "framework.py:tft_wait_next_action",
+    "framework.py:tft_destroy_processor",
 }
+OF_THE_PRODUCT = {
+    "wrapper",
+    "tft_start_updating_os",
+    "tft_end_updating_os",
+    "tft_report_error",
+    "tft_wait_next_action",
+    "tft_destroy_processor",
+}
+"""What a train function of the product's scripts calls, beside getters and what sets one value."""
 SAYS_ON_PURPOSE = {
     "lightning.py:on_train_start": "protection begins",
     "transformers.py:on_train_begin": "protection begins",
-    "framework.py:lambda": "logs a signal",
 }
 ONLY_HANDS_ON = {
     "held_signals.py:_note": "one assignment",
@@ -88,12 +100,14 @@ def ways_in() -> set[str]:
     for file, function, bases in functions():
         if "Callback" in bases and not function.name.startswith("_"):
             found.add(f"{file}:{function.name}")
-        if function.name in ("wrapper", "tft_start_updating_os", "tft_end_updating_os"):
+        if function.name in OF_THE_PRODUCT:
             found.add(f"{file}:{function.name}")
         for node in ast.walk(function):
             for value in handed_over(node):
                 if isinstance(value, ast.Attribute) and ast.unparse(value).startswith("self._"):
                     found.add(f"{file}:{value.attr}")
+                elif isinstance(value, ast.Name) and value.id.startswith("_"):
+                    found.add(f"{file}:{value.id}")
                 elif isinstance(value, ast.Lambda):
                     found.add(f"{file}:lambda")
     return found

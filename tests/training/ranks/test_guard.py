@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -21,91 +19,18 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from acpfs import training
 from acpfs.errors import ConfigError
-from acpfs.training.boot import Boot
 from acpfs.training.guard import Guard, theirs
 from acpfs.training.host_state import HostState
-from acpfs.training.messages import Goodbye
 from acpfs.training.protection import Protection, protect
 from acpfs.training.torch.replicated_zero import ReplicatedZero
+from tests.training.injection import Coordinator, InjectedError, Seen
+from tests.training.ranks.faulty_loops import FAILS, UPDATES, WORLD, each_fails
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import WIDTH, network
 from tests.training.ranks.replaced import Plan, run_job
-from tests.training.scripted_coordinator import JOB, ScriptedCoordinator
 
 pytestmark = pytest.mark.clause("T178", "T179")
-WORLD, FAILS, UPDATES = 2, 1, 2
-"""Ranks, the one in which acpfs fails, and updates of a loop."""
-OWN = str(Path(training.__file__).parent)
-WAYS_IN = frozenset(
-    {
-        "hooks._before",
-        "hooks._after",
-        "hooks.begin",
-        "hooks._begin",
-        "hooks.end",
-        "hooks.implicit_gate",
-        "hooks.__init__",
-        "hooks.__call__",
-        "hooks._has_overflowed",
-        "gate.wait",
-        "gate.__init__",
-        "held_signals.deliver",
-        "protection.begin_update",
-        "protection.end_update",
-        "protection.gate",
-        "protection.long_operation",
-        "protection.__exit__",
-        "protection._terminated",
-        "protection._in_order",
-    }
-)
-"""What is called by the loop or stays in step with other ranks, and leaves all else to the guard."""
-DEEP = 5
-"""So many of acpfs's functions inside each other: what fails below goes the same way up."""
-Path_ = tuple[CodeType, ...]
-
-
-class InjectedError(Exception):
-    """A bug."""
-
-
-def name_of(code: CodeType) -> str:
-    return f"{Path(code.co_filename).stem}.{code.co_name}"
-
-
-class Seen:
-    """Calls of acpfs's functions by who calls them, and by the way in; one of them fails, at its first time."""
-
-    def __init__(self, fails_at: Path_ | None = None) -> None:
-        self.paths: dict[Path_, str] = {}
-        self.fails_at = fails_at
-        self.has_failed = False
-
-    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(OWN):
-            return
-        if name_of(code) in WAYS_IN or code.co_filename.endswith("guard.py"):
-            return
-        whole = self._path(frame)
-        name = " > ".join(name_of(one) for one in reversed(whole))
-        if "wire." in name or len(whole) > DEEP:  # the first: how often is a matter of time
-            return
-        path = (*whole[:2], whole[-1])
-        self.paths.setdefault(path, name)
-        if path == self.fails_at and not self.has_failed:
-            self.has_failed = True
-            raise InjectedError(name)
-
-    def _path(self, frame: FrameType | None) -> Path_:
-        found: list[CodeType] = []
-        while frame is not None:
-            if frame.f_code.co_filename.startswith(OWN):
-                found.append(frame.f_code)
-            frame = frame.f_back
-        return tuple(found)
 
 
 @dataclass
@@ -220,31 +145,6 @@ LOOPS = {
 }
 
 
-class Coordinator:
-    """Of one rank, in a thread; ends with its connection."""
-
-    def __init__(self) -> None:
-        self.scripted = ScriptedCoordinator()
-        self.goodbyes: list[Goodbye] = []
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        self.scripted.welcome()
-        while not self.goodbyes:
-            message = self.scripted.link.receive(600).message
-            if isinstance(message, Goodbye):
-                self.goodbyes.append(message)
-        self.scripted.link.close()
-
-    def boot(self) -> Boot:
-        return Boot(JOB, "node", {0: self.scripted.member_end}, lambda _: self.scripted.member_end)
-
-    def heard(self) -> Goodbye:
-        self._thread.join()
-        return self.goodbyes[0]
-
-
 @contextlib.contextmanager
 def handled(came: list[int]) -> Iterator[None]:
     """As a script that has handlers of its own; they are there in the end."""
@@ -295,31 +195,11 @@ def agreed(value: Any) -> Any:
 
 def every_fault(made: Callable[[], Loop], directory: Path) -> None:
     """As a rank: the loop again and again, until each call has failed once in one of them."""
-    expected, _ = values_of(made, None, Seen())
-    seen = Seen()
-    assert_values(values_of(made, directory, seen)[0], expected, "without a fault")
-    assert len(seen.paths) > UPDATES
-    ended = 0
-    for path, name in agreed_paths(seen):
-        fails = Seen(path if dist.get_rank() == FAILS else None)
-        found, why = values_of(made, directory, fails)
-        assert_values(found, expected, name)
-        assert fails.has_failed == (dist.get_rank() == FAILS), name
-        assert not why or why.startswith("InjectedError") or why == "its end failed", why
-        ended += bool(why)
-    assert bool(ended) == (dist.get_rank() == FAILS)
-    print(made.__name__, len(seen.paths), "calls,", ended, "of them ended protection")
-
-
-def agreed_paths(seen: Seen) -> list[tuple[Path_ | None, str]]:
-    names = agreed(list(seen.paths.values()))
-    own = list(seen.paths) if dist.get_rank() == FAILS else [None] * len(names)
-    return list(zip(own, names, strict=True))
-
-
-def assert_values(found: list[Any], expected: list[Any], when: str) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other), when
+    each_fails(
+        made.__name__,
+        lambda seen: values_of(made, directory, seen),
+        values_of(made, None, Seen())[0],
+    )
 
 
 @pytest.mark.parametrize("kind", LOOPS)
