@@ -13,14 +13,18 @@ import hashlib
 import os
 import re
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.leftovers import Machine
+from acpfs.backing.lock_holders import holders
 from acpfs.errors import RefusedError
 
 _VOLUME = (b"volume",)
+_HELPERS = ("hold_process.py",)
+"""Of `transport.native`: it lives until the last worker has ended, or what is left of it."""
 
 
 def node_id(
@@ -117,11 +121,30 @@ def _lock(runtime_dir: Path, volume_id: str, node: str) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
+        refused = RefusedError(_held(fd, node))
         os.close(fd)
-        raise RefusedError(
-            f"this backing directory is already mounted under node id {node} (process {holder}): choose another --node-id"
-        ) from None
+        raise refused from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def _held(fd: int, node: str) -> str:
+    """Why the lock cannot be had.
+
+    Who took it wrote its number there; others have it from that one, and may have outlived it.
+    """
+    written = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
+    found = holders(fd, _HELPERS)
+    living = [str(holder.pid) for holder in found if not holder.hangs]
+    if living or not found:
+        who = written if written in living or not living else living[0]
+        return f"this backing directory is already mounted under node id {node} (process {who}): choose another --node-id"
+    since = "for some time"
+    if found[0].since is not None:
+        since = f"since {time.strftime('%H:%M:%S', time.localtime(found[0].since))}"
+    return (
+        f"the last mount of this backing directory under node id {node} was killed, and has not ended: "
+        f"process {found[0].pid} hangs in a call on the storage {since}. What is in its RAM tier is kept. "
+        f"It ends when the storage answers, or when that call is broken off there (umount -f of the storage): mount again then"
+    )
