@@ -304,3 +304,107 @@ def test_what_a_failed_change_has_put_there_is_not_replaced_by_what_was_before(
     shown = [state.get(b"d/f") for state in world.lower.visible_history]
     assert b"first" not in shown[shown.index(b"second") :]
     assert world.lower.visible() == world.application_view()
+
+
+def staged(world: World) -> Inode:
+    """The one staging file, taken out of its directory."""
+    (name,) = (one for one in world.lower.list_staging() if one)
+    directory = world.lower._find(world.lower.staging_path("")[:-1])
+    inode: Inode = directory.children.pop(name.encode())
+    return inode
+
+
+class LaterContent:
+    """A content comes to its name as a test says, answered EIO; then the first flush there fails.
+
+    What comes before it fails once: so long that the content is staged, and both are of one group.
+    """
+
+    def __init__(
+        self, world: World, at: LowerPath, put: Callable[[Inode], None], *, renames: int = 1
+    ) -> None:
+        """`renames`: which of those to that name it is."""
+        self._world = world
+        self._at = at
+        self._put = put
+        self._left = renames
+        self.failed: list[str] = []
+        world.lower.fault = self
+
+    def __call__(self, label: str, path: LowerPath) -> None:
+        if label in ("symlink", "mknod", "link", "rename") and not self.failed:
+            self.failed.append("first")
+            raise OSError(errno.EIO, "not done")
+        if label == "rename" and path == self._at:
+            self._left -= 1
+            if self._left == 0:
+                self._put(staged(self._world))
+                self._world.lower._changed()
+                self.failed.append("rename")
+                raise OSError(errno.EIO, "done")
+        if label == "fsync directory" and self.failed == ["first", "rename"]:
+            self.failed.append("flush")
+            raise OSError(errno.EIO, "the server died")
+
+    def shown(self, path: bytes) -> list[bytes | None]:
+        """What the storage has shown there from the later content on."""
+        assert self.failed == ["first", "rename", "flush"]
+        shown = [state.get(path) for state in self._world.lower.visible_history]
+        return shown[shown.index(b"second") :]
+
+
+@clause("S6")
+@pytest.mark.parametrize("as_link", [False, True])
+def test_no_special_file_is_put_over_what_a_failed_change_has_put_there(
+    world: World, run: Run, as_link: bool
+) -> None:
+    """A file was closed under the name of a link or fifo, which it replaces in one rename."""
+    world.mkdir("d")
+    run(world.drain)
+    special = world.symlink(b"old", "d/f") if as_link else world.mkfifo("d/f")
+    world._gone("d/f")
+    file = world.store("d/f", b"second")
+    with world.lock:
+        world.log.set_victim(file, special.ino)
+        world.state.commit()
+    children = world.lower._find((b"d",)).children
+    later = LaterContent(world, (b"d", b"f"), lambda inode: children.update({b"f": inode}))
+    run(world.drain)
+    assert set(later.shown(b"d/f")) == {b"second"}
+    assert world.lower.visible() == world.application_view()
+
+
+@clause("S6")
+def test_no_further_name_leads_to_older_content_than_a_failed_change_has_put_there(
+    world: World, run: Run
+) -> None:
+    world.mkdir("d")
+    world.store("d/f", b"first")
+    run(world.drain)
+    world.link("d/f", "d/g")
+    world.store("d/f", b"second")
+    children = world.lower._find((b"d",)).children
+    later = LaterContent(world, (b"d", b"f"), lambda inode: children.update({b"g": inode}))
+    run(world.drain)
+    assert set(later.shown(b"d/g")) == {b"second"}
+    assert world.lower.visible() == world.application_view()
+
+
+@clause("S6")
+def test_nothing_is_moved_over_what_a_failed_change_has_put_there(world: World, run: Run) -> None:
+    """The server has lost the rename, and kept what came to the new name after it."""
+    world.mkdir("d")
+    world.store("d/a", b"first")
+    run(world.drain)
+    world.rename("d/a", "d/f")
+    world.store("d/f", b"second")
+    children = world.lower._find((b"d",)).children
+    first = children[b"a"]
+
+    def put(content: Inode) -> None:
+        children.update({b"f": content, b"a": first})
+
+    later = LaterContent(world, (b"d", b"f"), put, renames=2)
+    run(world.drain)
+    assert set(later.shown(b"d/f")) == {b"second"}
+    assert world.lower.visible() == world.application_view()

@@ -108,9 +108,20 @@ class Recheck:
         )
         if not (is_lost or here.ino == st.ino):
             return False  # another file has that name by now
+        if self._is_of_later(op, there):
+            return self._left_behind(at, source)
         if self._placing.move(source, target):
             self._placing.arrived(source, target)
         self._committer.give_back(op)
+        self._placing.repaired()
+        return True
+
+    def _left_behind(self, at: Place, source: LowerPath) -> bool:
+        """The rename is lost, and what came to the new name after it is not: the old name goes."""
+        if self._parts.node_at(at) is not None:
+            return False
+        with suppress(FileNotFoundError):
+            self._lower.unlink(source)
         self._placing.repaired()
         return True
 
@@ -188,6 +199,8 @@ class Recheck:
         path_at = self._parts.path_at(place)
         target = None if path_at is None else self._find(path_at)
         if target is None or self._parts.node_at(place) != op.ino:
+            return False
+        if self._is_of_later(op, self._parts.look(target)):
             return False
         for path in paths:
             present = self._parts.look(path)
