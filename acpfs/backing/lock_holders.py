@@ -22,7 +22,7 @@ _LAST_RAN_MS = re.compile(r"^se\.exec_start\s*:\s*([0-9.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """A process that has the file open."""
 
     pid: int
@@ -32,7 +32,7 @@ class Holder:
     """Seconds since the epoch: when that thread last ran; None: it does not hang, or the kernel does not say."""
 
 
-def holders(fd: int, helpers: Container[str]) -> list[Holder]:
+def holders(fd: int, helpers: Container[str]) -> list[LockHolder]:
     """Other processes that have the file of a descriptor open, those that hang first.
 
     Those of other users are seen by root alone. `helpers`: file names of programs that are left out:
@@ -66,13 +66,13 @@ def _runs(pid: int, programs: Container[str]) -> bool:
     return False
 
 
-def _holder(pid: int) -> Holder:
+def _holder(pid: int) -> LockHolder:
     with contextlib.suppress(OSError):
         if _is_killed(pid):
             waiting = [task for task in Path(f"/proc/{pid}/task").iterdir() if _state(task) == "D"]
             since = [at for task in waiting if (at := _last_ran_at(task)) is not None]
-            return Holder(pid, bool(waiting), min(since, default=None))
-    return Holder(pid, False, None)
+            return LockHolder(pid, bool(waiting), min(since, default=None))
+    return LockHolder(pid, False, None)
 
 
 def _is_killed(pid: int) -> bool:
