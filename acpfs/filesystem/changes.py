@@ -384,7 +384,8 @@ class Changes:
         self._catalogue.done(op, persisted=True)
 
     def dropped(self, op: Op) -> None:
-        self._done(op)
+        keeps = op.version is not None and self._contents.keeps_staging(op.version)
+        self._done(op, keeps_bytes=keeps)
         self._catalogue.done(op, persisted=False)
 
     def superseded(self, op: Op, former: Place | None) -> None:
@@ -413,10 +414,12 @@ class Changes:
         if node.lookups:
             self._view.notices.lost(parent, name, node.ino)
 
-    def _done(self, op: Op) -> None:
+    def _done(self, op: Op, *, keeps_bytes: bool = False) -> None:
         for parent, name in op.touches():
             self._unpin_name(parent, name)
-        if op.version is not None:
+        if op.version is not None and keeps_bytes:
+            self._contents.keep_overflowed(op.version)
+        elif op.version is not None:
             self._contents.finished(op.version)
         for ino in (op.ino, op.victim, op.parent, op.new_parent):
             node = self._table.get(ino)
@@ -459,6 +462,9 @@ class Changes:
 
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         return self._table.left_as(ino)
+
+    def keeps_staging(self, version: Version) -> bool:
+        return self._contents.keeps_staging(version)
 
     def staging_in_use(self) -> set[str]:
         return self._contents.staging_in_use()

@@ -543,8 +543,9 @@ class Engine:
         if stream is not None:
             stream.abandoned = True
         elif (
-            not self._spares.given_up(op.version)
-            and op.version is not None
+            op.version is not None
+            and not self._listener.keeps_staging(op.version)
+            and not self._spares.given_up(op.version)
             and op.version.staging_name
         ):
             self._garbage.remove_nowait(op.version.staging_name)

@@ -74,6 +74,13 @@ class Listener(Protocol):
         """`LowerStat.identity()` of the node's entry on the backing directory when acpfs last knew it; None: not known."""
         ...
 
+    def keeps_staging(self, version: Version) -> bool:
+        """Whether the version's staging file is all that there is of a file which has no name any more and is still open.
+
+        Asked where the version is given up: then the staging file stays, and is the file system's. Under the lock.
+        """
+        ...
+
     def staging_in_use(self) -> set[str]:
         """Names of staging files that hold the content of files that did not fit into RAM."""
         ...

@@ -19,7 +19,7 @@ import trio.testing
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.content import overflow, whole_reads
 from acpfs.filesystem.content.body import Body
-from acpfs.filesystem.records import AttributeChange
+from acpfs.filesystem.records import AttributeChange, OpenFile
 from acpfs.filesystem.steps import settled, wait
 from acpfs.types import ROOT, Ino
 from tests.filesystem.held_call import HeldCall
@@ -117,6 +117,48 @@ def test_deleting_what_overflowed_leaves_nothing(tmp_path: Path) -> None:
         assert w.fs.statistics().nodes == 1
 
     run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+@pytest.mark.clause("S39")
+@pytest.mark.parametrize("ends", ["fsync", "close"])
+@pytest.mark.parametrize("session", ["", "s"], ids=["", "by the next worker"])
+def test_what_overflowed_and_was_deleted_is_there_for_who_has_it_open(
+    tmp_path: Path, ends: str, session: str
+) -> None:
+    """Its place in the order is given up with its name; its only bytes are not."""
+
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET, session=session) as w:
+            w.engine.hold(True)
+            opened, attributes = await w.create(b"big", flags=os.O_RDWR)
+            for i in range(6):
+                await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
+            if ends == "fsync":
+                await w.do(w.fs.fsync(opened.handle, False))
+            else:
+                reader = await w.do(w.fs.open(attributes.ino, os.O_RDWR, CALLER))
+                await w.close(opened)
+                opened = reader
+            await w.do(w.fs.unlink(ROOT, b"big"))
+            w.engine.hold(False)
+            await w.drained()
+            if not session:
+                await read_and_write_on(w, opened)
+        if session:
+            async with world(tmp_path, budget_bytes=BUDGET, session=session) as w:
+                await read_and_write_on(w, opened)
+
+    async def read_and_write_on(w: World, opened: OpenFile) -> None:
+        w.calls.requests.submit("after removals", lambda: None).result(60)
+        await w.do(w.fs.write(opened.handle, 6 * MIB, block(6)))
+        expected = b"".join(map(block, range(7)))
+        assert await w.do(w.fs.read(opened.handle, 0, 8 * MIB)) == expected
+        await w.close(opened)
+        await w.drained()
+        w.calls.requests.submit("after removals", lambda: None).result(60)
+        assert w.lower.list_staging() == []
+
+    trio.run(main)
 
 
 def test_a_restart_finds_what_overflowed(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ class ListenerDouble:
     def set_aside(self, op: Op) -> None:
         pass
 
+    def keeps_staging(self, version: Version) -> bool:
+        return False
+
     def staging_in_use(self) -> set[str]:
         return set()
 

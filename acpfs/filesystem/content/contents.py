@@ -692,6 +692,24 @@ class Contents:
         self._versions.finished(version)
         self._versions.tell_finished(version)
 
+    def keeps_staging(self, version: Version) -> bool:
+        """See `Listener`."""
+        node = self._table.get(version.ino)
+        return (
+            node is not None
+            and not node.names
+            and node.handles > 0
+            and node.body.is_overflowed
+            and node.body.staging == version.staging_name
+        )
+
+    def keep_overflowed(self, version: Version) -> None:
+        """The version is given up, and its staging file stays: who has the file open reads and writes on there (`keeps_staging`)."""
+        node = self._table[version.ino]
+        node.body.sealed = False
+        self.kernel.forget(version)
+        self._table.changed(node)
+
     def settled(self) -> None:
         """After the last of `finished` and of what became clean by it: who waits for room may do so in vain now."""
         self._room.drained()

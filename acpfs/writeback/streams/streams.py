@@ -258,7 +258,10 @@ class Streamer:
             self._lower.close(fd)
             self._staged(stream, name, st.ino, digest, applied)
         except AbandonedError:
-            self._discard(name)
+            with self._lock:
+                keeps = self._listener.keeps_staging(stream.version)
+            if not keeps:
+                self._discard(name)
             raise
 
     def _fit(self, stream: Stream, fd: int) -> None:
