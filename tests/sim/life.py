@@ -126,9 +126,8 @@ class StorageCaller:
 
     def __init__(self, life: Life, faults: Faults, trace: Trace) -> None:
         self._life, self._faults, self._trace = life, faults, trace
-        self._fault: FaultKind | None = None
 
-    def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> None:
+    def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> bool:
         turns = self._life.turns
         if turns.is_over:
             raise Killed
@@ -137,18 +136,20 @@ class StorageCaller:
         if self._life.fs.lock._is_owned():  # type: ignore[attr-defined]
             raise Finding("LOCK", f"{turns.name} has the lock and calls the storage: {label}")
         turns.point()
-        self._fault = self._faults.next(changes=changes)
-        if self._fault is FaultKind.HANG:
+        fault = self._faults.next(changes=changes)
+        if fault is FaultKind.HANG:
             self._hang(label, arguments)
-        if self._fault is FaultKind.BEFORE:
+        if fault is FaultKind.BEFORE:
             self._tell(label, arguments, "fails, not done")
             raise error(errno.EIO)
+        return fault is FaultKind.AFTER
 
-    def ends(self, label: str, arguments: Sequence[object], failure: OSError | None) -> None:
-        fault, self._fault = self._fault, None
+    def ends(
+        self, label: str, arguments: Sequence[object], failure: OSError | None, *, is_lost: bool
+    ) -> None:
         if failure is not None:
             self._tell(label, arguments, f"fails: {failure.strerror}")
-        elif fault is FaultKind.AFTER:
+        elif is_lost:
             self._tell(label, arguments, "is done, and fails")
             raise error(errno.EIO)
         elif label not in QUIET_CALLS:

@@ -33,14 +33,10 @@ class Moment:
         object.__setattr__(self, "contents", bare(self.shown))
 
     def is_halfway(self, shown: Shown, before: Moment) -> bool:
-        """Some names of a file have its new content, some the one of that earlier moment."""
-        return (
-            self.is_gradual
-            and shown.keys() == self.contents.keys()
-            and all(
-                content in (self.contents[path], before.contents.get(path))
-                for path, content in shown.items()
-            )
+        """Some files have the content of this moment, some the one of that earlier moment."""
+        return shown.keys() == self.contents.keys() and all(
+            content in (self.contents[path], before.contents.get(path))
+            for path, content in shown.items()
         )
 
 
@@ -102,7 +98,12 @@ class Told:
         """The latest moment from which that is halfway to a later one; -1: none."""
         moments = [*self.moments, *([self.pending] if self.pending else [])]
         pairs = itertools.combinations(range(least, len(moments)), 2)
-        found = [at for at, to in pairs if moments[to].is_halfway(shown, moments[at])]
+        found = [
+            at
+            for at, to in pairs
+            if any(moment.is_gradual for moment in moments[at + 1 : to + 1])
+            and moments[to].is_halfway(shown, moments[at])
+        ]
         return max(found, default=-1)
 
     def _lacks_only_removed(self, shown: Shown) -> bool:

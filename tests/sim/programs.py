@@ -406,6 +406,7 @@ class Program:
             await self._look_at_names(path)
             flags = os.O_WRONLY if keeps else os.O_WRONLY | os.O_TRUNC
             file = await self._calls.open(path, flags, old)
+            await self._look_at_names(path)  # another daemon may have opened it
             await self._calls.write(file, len(old), data)
             await self._calls.close(file)
 
@@ -581,6 +582,8 @@ class Program:
         value: bytes,
     ) -> None:
         async def act() -> None:
+            if not self._is_directory(path):
+                await self._look_at_names(path)
             ino, caller = await self._calls.ino(path), self._calls.kernel.new_caller()
             if change.mode is not None:
                 kind = stat.S_IFDIR if self._is_directory(path) else stat.S_IFREG
@@ -590,7 +593,6 @@ class Program:
             await self._calls.request(lambda fs: fs.setattr(ino, whole, None, caller))
 
         shown = self._with_attribute(path, name, value)
-        await self._look_at_names(path)
         await self._change(what, shown, lambda: by_path(act), path, value)
 
     async def _set_xattr(self, chance: random.Random) -> None:
@@ -600,6 +602,7 @@ class Program:
         value = chance.randbytes(chance.choice((0, 5, 200)))
 
         async def act() -> None:
+            await self._look_at_names(path)
             ino = await self._calls.ino(path)
             if not removes:
                 await self._calls.request(lambda fs: fs.setxattr(ino, name, value))
@@ -611,7 +614,6 @@ class Program:
             await self._calls.kernel.request(lambda fs: fs.removexattr(ino, name), is_done)
 
         shown = self._with_attribute(path, name, None if removes else value)
-        await self._look_at_names(path)
         await self._change("set xattr", shown, lambda: by_path(act), path, name, int(removes))
 
     def _is_directory(self, path: str) -> bool:
@@ -650,6 +652,7 @@ class Program:
         await self._look_at_names(path)
         file = await self._calls.open(path, os.O_WRONLY, self.told.now[path.encode()])
         self.open[path] = file
+        await self._look_at_names(path)
         data = chance.randbytes(chance.choice(DATA_SIZES))
         await self._calls.write(file, len(file.content), data)
 

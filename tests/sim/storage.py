@@ -50,11 +50,13 @@ DEPTH_MAX = 30
 class Caller(Protocol):
     """Who makes calls: one life, or nobody in particular."""
 
-    def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> None:
-        """Before it has any effect; raises where the storage fails so."""
+    def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> bool:
+        """Before it has any effect; raises where the storage fails so. Whether its answer will be lost."""
         ...
 
-    def ends(self, label: str, arguments: Sequence[object], error: OSError | None) -> None:
+    def ends(
+        self, label: str, arguments: Sequence[object], error: OSError | None, *, is_lost: bool
+    ) -> None:
         """After it had its effect, or failed; raises where the answer is lost."""
         ...
 
@@ -62,8 +64,12 @@ class Caller(Protocol):
 class Nobody:
     """Calls of the simulation itself."""
 
-    def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> None: ...
-    def ends(self, label: str, arguments: Sequence[object], error: OSError | None) -> None: ...
+    def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> bool:
+        return False
+
+    def ends(
+        self, label: str, arguments: Sequence[object], error: OSError | None, *, is_lost: bool
+    ) -> None: ...
 
 
 @dataclass(eq=False)
@@ -124,13 +130,13 @@ def call(
         @functools.wraps(method)
         def made(storage: Storage, /, *arguments: P.args, **named: P.kwargs) -> T:
             caller = storage.caller
-            caller.begins(label, arguments, changes=changes)
+            is_lost = caller.begins(label, arguments, changes=changes)
             try:
                 result = method(storage, *arguments, **named)
             except OSError as failure:
-                caller.ends(label, arguments, failure)
+                caller.ends(label, arguments, failure, is_lost=is_lost)
                 raise
-            caller.ends(label, arguments, None)
+            caller.ends(label, arguments, None, is_lost=is_lost)
             return result
 
         return made
