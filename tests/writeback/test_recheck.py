@@ -24,15 +24,15 @@ class Server:
         self, world: World, directory: LowerPath, forget: Forget, *, down_for: int = 0
     ) -> None:
         """`down_for`: so many looks at names fail then."""
-        self._directory, self._forget, self._down_for = directory, forget, down_for
+        self._directory, self._forget, self.down_for = directory, forget, down_for
         self.died = False
         self.flushed: list[LowerPath] = []
         """By the next one."""
         world.lower.fault = self
 
     def __call__(self, label: str, path: LowerPath) -> None:
-        if self.died and label == "lstat" and self._down_for:
-            self._down_for -= 1
+        if self.died and label == "lstat" and self.down_for:
+            self.down_for -= 1
             raise OSError(errno.EIO, "the server is down")
         if label not in ("fsync directory", "fsync entry"):
             return
@@ -150,6 +150,73 @@ def test_whatever_a_server_forgot_is_made_again(
     assert world.lower.visible() == world.application_view()
     if change is _set_mode:
         assert stat.S_IMODE(world.lower.inode("d/tmp").mode) == 0o600
+
+
+def _store(world: World) -> None:
+    world.store("d/f", b"content")
+
+
+def _mkdir(world: World) -> None:
+    world.mkdir("d/s")
+    world.store("d/s/f", b"2")
+
+
+def _move(world: World) -> None:
+    world.rename("d/tmp", "d/final")
+
+
+@clause("S6")
+@pytest.mark.parametrize("change", [*CHANGES, _store, _mkdir, _move])
+def test_the_next_worker_makes_again_what_a_server_forgot(
+    world: World, run: Run, change: Callable[[World], None]
+) -> None:
+    """The flush failed, and the worker was killed before it could look at what there still was."""
+    world.mkdir("d")
+    world.store("d/f", b"first")
+    world.store("d/tmp", b"t")
+    world.symlink(b"tmp", "d/latest-1")
+    run(world.drain)
+    server = Server(world, (b"d",), _as_before(world.lower.inode("d")), down_for=1_000_000)
+    change(world)
+    run(world.run_for, 5.0)
+    assert server.died
+    assert world.lower.visible() != world.application_view() or change is _set_mode
+    world.restart()
+    server.down_for = 0
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+    if change is _set_mode:
+        assert stat.S_IMODE(world.lower.inode("d/tmp").mode) == 0o600
+    if change is _mkdir:
+        assert stat.S_IMODE(world.lower.inode("d/s").mode) == 0o755
+
+
+@clause("S6")
+def test_no_older_attributes_are_given_while_it_is_looked_what_there_is(
+    world: World, run: Run
+) -> None:
+    """A worker that is killed between two operations of a group has left what the later one says."""
+    world.mkdir("d")
+    run(world.drain)
+    server = Server(world, (b"d",), lambda: None)
+    seen: list[int] = []
+    tried = False
+
+    def look(label: str, path: LowerPath) -> None:
+        nonlocal tried
+        if (label, path) == ("mkdir", (b"d", b"s")) and not tried:
+            tried = True
+            assert world.setattr("d/s", permissions=0o711) is not None  # of its own
+            raise OSError(errno.EIO, "not yet")
+        if server.died and (b"s" in world.lower.inode("d").children):
+            seen.append(stat.S_IMODE(world.lower.inode("d/s").mode))
+        server(label, path)
+
+    world.lower.fault = look
+    world.mkdir("d/s")
+    run(world.drain)
+    assert server.died
+    assert set(seen) == {0o711}
 
 
 @clause("S6")

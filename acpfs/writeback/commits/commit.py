@@ -148,7 +148,7 @@ class Committer:
             self._catch_up(op)
             if self.stopped or not self._begin(op):
                 return 0
-            st = self._again(op) if op.committed else self._carry_out(op)
+            st = self._again(op, outcome) if op.committed else self._carry_out(op)
         except StagingLostError:
             op.take(Step.FAILED)
             outcome.lost = op
@@ -244,16 +244,30 @@ class Committer:
             self._state.must_commit()  # else a next worker would take it for one that nothing was done for
             return True
 
-    def _again(self, op: Op) -> LowerStat | None:
+    def _again(self, op: Op, outcome: GroupOutcome) -> LowerStat | None:
         """Carried out before: by the last worker, which did not live to flush it, or but for the end of it."""
         self._conflicts.done_before(op)
+        outcome.is_doubtful |= op.is_flush_failed
         self.give_back(op)
         path = self._parts.path(op.ino)
         if op.kind in (OpKind.UNLINK, OpKind.RMDIR) or path is None:
             return None
-        with suppress(FileNotFoundError):
-            return self._lower.lstat(path)
-        return None
+        st = self._parts.look(path)
+        if op.is_flush_failed and not self._is_still_there(op, path, st):
+            number = None if op.kind in (OpKind.SYMLINK, OpKind.MKNOD) else self._known_number(op)
+            outcome.missing[op.seq] = number or NO_NUMBER
+        return st
+
+    def _known_number(self, op: Op) -> int | None:
+        return None if op.kind is OpKind.STORE else self._conflicts.number(op.ino)
+
+    def _is_still_there(self, op: Op, path: LowerPath, st: LowerStat | None) -> bool:
+        """Whether the node lies there, as far as it is known by what; a content is known by its checksum (`Recheck`)."""
+        if st is None:
+            return False
+        if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
+            return self._placing.is_made(op, path)
+        return self._known_number(op) in (None, st.ino)
 
     # -- helpers
 

@@ -41,6 +41,13 @@ class _Task:
     is_directory: bool
 
 
+@dataclass(slots=True)
+class Tries:
+    """Of one group."""
+
+    count: int = 0
+
+
 class Flusher:
     """Flushes what commit groups touched."""
 
@@ -77,26 +84,37 @@ class Flusher:
             for ino in list(islice(self._unreached, _UNREACHED_PER_GROUP)):
                 del self._unreached[ino]
                 self._untimed[ino] = True
-        tries = 0
+        tries = Tries()
+        if group.is_doubtful:  # for the earlier worker's flush failed, and this one's may succeed
+            await self._look(group, tries)
         refusals: Counter[_Task] = Counter()
         while tasks:
             failed, error = await self._attempt(tasks, group, refusals)
             remade = False
-            while (
-                error is not None
-            ):  # until it is known again what there is: a flush that succeeds before says nothing
-                tries += 1
-                self._note(group, error)
-                await trio.sleep(self._retry.delay_s(tries))
-                looking = self._pool.submit("recheck", self._recheck, group)
-                error = await self._error(looking)
-                remade = error is None and looking.result()
+            if error is not None:
+                await self._stand_back(group, error, tries)
+                remade = await self._look(group, tries)
             tasks = (
                 all_tasks if remade else failed
             )  # what was made again is flushed again, wherever it is
 
+    async def _look(self, group: GroupOutcome, tries: Tries) -> bool:
+        """Until it is known what there is: a flush that succeeds before says nothing. Whether something was made again."""
+        while True:
+            looking = self._pool.submit("recheck", self._recheck, group)
+            error = await self._error(looking)
+            if error is None:
+                return looking.result()
+            await self._stand_back(group, error, tries)
+
+    async def _stand_back(self, group: GroupOutcome, error: OSError, tries: Tries) -> None:
+        tries.count += 1
+        self._note(group, error)
+        await trio.sleep(self._retry.delay_s(tries.count))
+
     def _note(self, group: GroupOutcome, error: OSError) -> None:
-        with self._parts.lock:
+        """In the state, too: a next worker has to look what there is before its own flush says anything."""
+        with self._parts.lock, self._parts.state.step():
             self._parts.counters.retries += 1
             for op, _stat in group.done:
                 op.tries, op.last_error, op.last_detail = (
@@ -104,6 +122,7 @@ class Flusher:
                     error.errno,
                     error.strerror or str(error),
                 )
+                self._log.save(op)
 
     async def _attempt(
         self, tasks: list[_Task], group: GroupOutcome, refusals: Counter[_Task]

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from acpfs.backing.lower import LowerStat
-from acpfs.types import Ino
+from acpfs.types import Ino, Seq
 from acpfs.writeback.log.ops import Op
 
 
@@ -31,6 +31,11 @@ class GroupOutcome:
     """Directories that were given their times, as they are now."""
     undone: list[Op] = field(default_factory=list)
     """Contents that were committed, and are not there any more after a flush failed."""
+
+    is_doubtful: bool = False
+    """A flush of some of it failed when an earlier worker had committed it: what there is of it is not known."""
+    missing: dict[Seq, int] = field(default_factory=dict)
+    """Of these, what does not lie where it was put: its inode number; 0: not known."""
 
     @property
     def has_ended(self) -> bool:

@@ -16,7 +16,6 @@ import itertools
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from acpfs.backing.lower import LowerPath, LowerStat
@@ -28,9 +27,11 @@ from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.commits.placing import Placing
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import Place
-from acpfs.writeback.log.ops import ATTRIBUTES, Op, OpKind
+from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind
 from acpfs.writeback.parts import DrainParts
 
+_NOTHING = LowerStat(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+"""In place of what is not there."""
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 
 _log = get_logger(__name__)
@@ -56,15 +57,23 @@ class Recheck:
         Raises:
             OSError: the backing directory does not say, or refuses: what it has is not known.
         """
-        known = [
-            (op, st) for op, st in group.done if st is not None
-        ]  # None: it removed something, or left something foreign alone
+        known = list(self._made(group))
         entry = partial(self._entry, group)
         moved = [
             op for op, st in known if self._tried(self._name, op, st)
         ]  # a directory that is moved comes first in its group
         made = [op for op, st in known if self._tried(entry, op, st)]
         return bool(moved or made)
+
+    @staticmethod
+    def _made(group: GroupOutcome) -> Iterator[tuple[Op, LowerStat]]:
+        """What the group made, and as what it is known."""
+        for op, st in group.done:
+            number = group.missing.get(op.seq)
+            if number is not None:
+                yield op, _NOTHING._replace(ino=number)
+            elif st is not None:  # else it removed something, or left something foreign alone
+                yield op, st
 
     @staticmethod
     def _tried(attempt: Callable[[Op, LowerStat], bool], op: Op, st: LowerStat) -> bool:
@@ -133,6 +142,8 @@ class Recheck:
         ]
         if found != [int(part) for part in op.payload.split()]:
             return False
+        if self._there.moved(op):
+            return False  # it was not forgotten: a later one has exchanged them back, and its answer was lost
         self._lower.exchange(a[1], b[1])
         self._placing.repaired()
         return True
@@ -149,11 +160,12 @@ class Recheck:
         if op.kind is OpKind.LINK:
             return self._link(op, st, itertools.chain([first], paths))
         if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
-            return self._special(op, st, first)
+            return self._special(group, op, st, first)
         if op.kind is OpKind.MKDIR and self._parts.look(first) is None:
             self._placing.with_parents(first, lambda: self._placing.make(op, first))
             self._placing.repaired()
-        return (op.kind is OpKind.MKDIR or op.kind in ATTRIBUTES) and self._attributes(op, first)
+        is_of_attributes = op.kind is OpKind.MKDIR or op.kind in ATTRIBUTES
+        return is_of_attributes and self._attributes(group, op, first)
 
     def _paths(self, ino: Ino) -> Iterator[LowerPath]:
         """Where a node lies; a file may have thousands of names, and most questions are about one."""
@@ -208,7 +220,7 @@ class Recheck:
                 return self._placing.add_name(op, path, target, st.ino)
         return False
 
-    def _special(self, op: Op, st: LowerStat, path: LowerPath) -> bool:
+    def _special(self, group: GroupOutcome, op: Op, st: LowerStat, path: LowerPath) -> bool:
         present = self._parts.look(path)
         if present is not None and present.ino == st.ino:
             return False
@@ -217,13 +229,19 @@ class Recheck:
         if present is None:
             self._placing.make_parents(path)
         self._placing.put_in_place(op, path)
-        return self._attributes(op, path)
+        return self._attributes(group, op, path)
 
-    def _attributes(self, op: Op, path: LowerPath) -> bool:
-        """Of directories all but their times, which the flush gives them."""
+    def _attributes(self, group: GroupOutcome, op: Op, path: LowerPath) -> bool:
+        """Of directories all but their times, which the flush gives them.
+
+        With what later operations of the group say: a worker that is killed before their turn would leave the older ones there for good.
+        """
+        meta = Metadata.from_json(op.meta.to_json())
+        for later, _st in group.done:
+            if later.ino == op.ino and later.seq > op.seq and later.kind in ATTRIBUTES:
+                meta.merge(later.meta)
         with suppress(FileNotFoundError):  # taken away by others
-            is_directory = stat.S_ISDIR(self._lower.lstat(path).mode)
-            self._lower.apply(
-                path, replace(op.meta, atime_ns=None, mtime_ns=None) if is_directory else op.meta
-            )
+            if stat.S_ISDIR(self._lower.lstat(path).mode):
+                meta.atime_ns = meta.mtime_ns = None
+            self._lower.apply(path, meta)
         return True

@@ -247,6 +247,11 @@ class Op:
         """Whether it is there."""
         return self.stage is Stage.COMMITTED
 
+    @property
+    def is_flush_failed(self) -> bool:
+        """Whether it was carried out, and a flush of it may have failed since: what there is of it is not known."""
+        return self.committed and self.last_error is not None
+
     def put(self, aside: Aside) -> None:
         """Out of the order, or back.
 
