@@ -9,6 +9,7 @@ held file itself has to give way (`relieve`). Knows nodes, room and time; not ho
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import math
 import time
@@ -41,9 +42,31 @@ GAP_ROOM_BYTES = 64 << 20
 MARGIN_BYTES_MAX, GRANT_BYTES_MAX, GRANT_BYTES_MIN = 64 << 20, 256 << 20, 2 << 20
 
 
+BEYOND_BYTES = 16 << 20
+"""Of the slack so much at a time is given to a held writer that nothing helps: what moves of a file, once it is that much longer, is more
+than half of it (`outgrown.KEEP_PIECES`)."""
+BEYOND_LEFT_BYTES = 64 << 20
+"""So much of the slack is left then, for gaps and for those who are not held yet; twice as much by one of whose file nothing will move."""
+PATIENCE_S = 5.0
+"""Others may free by themselves what a held writer waits for: their versions are persisted, what they were promised is written."""
+
 RELIEVING = (
     "nothing else can make room: what it has written so far is moved to the backing directory"
 )
+READ = "RAM is full, and nothing of it can leave: somebody who opened it before reads it in passthrough"
+
+
+class Relief(enum.Enum):
+    """What a held writer waits for."""
+
+    MOVES = "moves"
+    """Its own bytes, which are on their way out."""
+    COMES = "comes"
+    """The storage, or something that ends by itself."""
+    LATE = "late"
+    """Something that others are likely to end soon, and need not."""
+    NONE = "none"
+    """Only that others close or write their files."""
 
 
 class Holder(Protocol):
@@ -97,6 +120,8 @@ class Watched:
     """Of the file, that its turns in the queue know of."""
     granted_bytes: int = 0
     """Reserved for its writers when they were held, and not written yet."""
+    has_grown: bool = False
+    """Since it was given something of the slack, or opened: somebody does write. One whose writers are held grows in gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +146,7 @@ class Hold:
         tier: Tier,
         room: Room,
         path: Callable[[Ino], bytes],
-        relieve: Callable[[Held, Callable[[], None]], bool],
+        relieve: Callable[[Held, Callable[[], None]], Relief],
     ) -> None:
         """`path`: of a node, for reports. `relieve`: as `OutgrownFiles.relieve`; called when nothing else can make room."""
         self._path = path
@@ -187,10 +212,11 @@ class Hold:
         in_turn = sorted(self._held.values(), key=self._turn)
         for held in in_turn:
             self._tend(held)
-        for held in reversed(
-            in_turn
-        ):  # who has had most gives way first, and what that frees goes to who has had least
-            self._wait_or_give_way(held)
+        # who has had most gives way first, and what that frees goes to who has had least
+        reliefs = [self._wait_or_give_way(held) for held in reversed(in_turn)]
+        if not {Relief.MOVES, Relief.COMES} & set(reliefs):
+            for held, relief in zip(reversed(in_turn), reliefs, strict=True):
+                self._go_beyond(held, relief)
         self._lend_to_loose()
         return self._interval()
 
@@ -206,6 +232,7 @@ class Hold:
         """What the kernel has written counts for the writer's turns; what was reserved for it did already."""
         taken = writer.node.blocks * BLOCK_BYTES
         grown, writer.counted_bytes = taken - writer.counted_bytes, taken
+        writer.has_grown |= grown > 0
         used = min(writer.granted_bytes, max(0, grown))
         if used:
             writer.granted_bytes -= used
@@ -367,22 +394,44 @@ class Hold:
             and self._admission.unpromised() < self._grant(node) <= self._tier.free_bytes()
         )
 
-    def _wait_or_give_way(self, held: Held) -> None:
+    def _wait_or_give_way(self, held: Held) -> Relief:
         """What may be done for a held writer that has got no room is begun here."""
         if held.ended or held.relieving or held.room is not None:
-            return
+            return Relief.MOVES if held.relieving else Relief.COMES
         waiting_helps = self._helps_to_wait(held.node)
-        is_outgrown = held.node.body.is_outgrown
+        is_promised = self._is_promised_to_others(held.node)
+        is_late = time.monotonic() - held.since > PATIENCE_S
+        relief = Relief.LATE
         if (
-            (is_outgrown or not waiting_helps)
-            and held.until is not None
-            and self._relieve(held, self.look_soon)
-        ):
-            return
-        if waiting_helps and not self._is_promised_to_others(held.node):
+            held.node.body.is_outgrown or not waiting_helps or (is_promised and is_late)
+        ) and held.until is not None:
+            relief = self._relieve(held, self.look_soon)
+            if relief is Relief.MOVES:
+                return relief
+        if waiting_helps and not is_promised:
             held.asked_bytes = self._grant(held.node)
             held.room = self._tier.reserve(held.asked_bytes, self._applicant(held.node))
             held.room.add_done_callback(lambda _room: self.look_soon())
+            return Relief.COMES
+        return relief
+
+    def _go_beyond(self, held: Held, relief: Relief) -> None:
+        """Nothing that ends by itself makes room for any held writer: one that only others could help goes on into the slack.
+
+        That is enough for all whose own bytes move then, and an end for one whose bytes never can.
+        """
+        writer = self._writers.get(held.node.ino)
+        if held.until is None or writer is None or not writer.has_grown:
+            return
+        if relief is Relief.LATE and time.monotonic() - held.since <= PATIENCE_S:
+            return
+        stays = held.node.kernel_handles > held.node.kernel_writers or held.node.daemon_mappers > 0
+        left = BEYOND_LEFT_BYTES * (2 if stays else 1)
+        if self._tier.reserve_slack(BEYOND_BYTES, self._applicant(held.node), left):
+            writer.granted_bytes, writer.has_grown = BEYOND_BYTES, False
+            self._end(held)
+        elif stays:
+            held.reason = READ
 
     def _may_open(self, held: Held) -> bool:
         """Whether others may get in between: one file at a time, and not into a tmpfs that is full."""

@@ -284,6 +284,14 @@ class Tier:
         self.had(applicant, size)
         return True
 
+    def reserve_slack(self, size: int, applicant: Applicant, left: int) -> bool:
+        """Take bytes beyond the budget; False where the tmpfs would have less than `left` when all that is reserved is written."""
+        if self.space_left_bytes() - self.reserved_bytes < size + left:
+            return False
+        self.reserved_bytes += size
+        self.had(applicant, size)
+        return True
+
     def reserve(self, size: int, applicant: Applicant = NOBODY) -> Future[None]:
         """Like `reserve_nowait`, but the answer comes when the bytes are there and it is the applicant's turn."""
         if self.reserve_nowait(size, applicant):

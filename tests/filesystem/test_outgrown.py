@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ import trio
 import trio.testing
 
 from acpfs.backing.filling import write_all
+from acpfs.filesystem import hold
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.content.body import Body
@@ -185,20 +187,93 @@ def test_what_cannot_be_told_fails_and_leaves_the_old_version(tmp_path: Path) ->
     run(tmp_path, scenario)
 
 
-def test_a_file_that_somebody_reads_in_passthrough_is_held_instead(tmp_path: Path) -> None:
-    """The kernel would read holes."""
+@pytest.mark.clause("S480")
+def test_a_file_that_somebody_reads_in_passthrough_goes_on_into_the_slack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would read holes, so it is not moved. When the slack is used up, it is held."""
+    slack = 256 * MIB
 
     async def scenario(w: World, kernel: Kernel) -> None:
         ino, opened = await writer(w, b"big", 62 * MIB)
+
+        def over() -> int:
+            return max(0, w.tier.used_bytes - 64 * MIB)
+
+        monkeypatch.setattr(w.tier, "space_left_bytes", lambda: slack - over())
         reader = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
         assert reader.lane is Lane.PASSTHROUGH
+        data = patterned(160 * MIB)
+        await outgrow(w, kernel, opened, ino, data)
+        assert over() > 64 * MIB
+        os.pwrite(opened.backing_fd, patterned(40 * MIB), len(data))
         for _ in range(5):
             tick(w)
         assert kernel.is_held(ino)
+        assert [held.reason for held in w.fs.statistics().held] == [hold.READ]
         assert w.fs.statistics().overflowed_files == 0
+        assert os.pread(reader.backing_fd, len(data), 0) == data
         await w.close(reader)
         await until(w, lambda: not kernel.is_held(ino))
         await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S480")
+def test_others_do_not_wait_for_the_reader_of_a_file_that_fills_ram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What little slack is left is for them: their bytes move as soon as there are enough of them."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        others = [await writer(w, name) for name in (b"a", b"b", b"idle")]
+        ino, opened = await writer(w, b"big", 62 * MIB)
+        monkeypatch.setattr(w.tier, "space_left_bytes", lambda: 64 * MIB + 24 * MIB)
+        reader = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+        assert reader.lane is Lane.PASSTHROUGH
+        for number, (other, file) in enumerate(others[:2]):
+            await outgrow(w, kernel, file, other, patterned(60 * MIB, seed=number))
+        tick(w)
+        assert kernel.is_held(ino)
+        for _other, file in others:
+            await w.close(file)
+        await w.drained()
+        assert not (w.backing / "idle").read_bytes()
+        for number, name in enumerate(("a", "b")):
+            assert (w.backing / name).read_bytes() == patterned(60 * MIB, seed=number)
+        await w.close(reader)
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S480")
+def test_a_held_writer_does_not_wait_for_what_others_were_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may do nothing for hours. Some seconds they are given."""
+
+    monkeypatch.setattr(hold, "PATIENCE_S", math.inf)
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.inner.expectations.learn(b"idle-1.pt", 24 * MIB)
+        idle_ino, idle = await writer(w, b"idle-2.pt")
+        ino, opened = await writer(w, b"other")
+        os.pwrite(opened.backing_fd, patterned(20 * MIB), 0)
+        tick(w)
+        tick(w)
+        assert kernel.is_held(ino)
+        assert w.tier.free_bytes() > 16 * MIB, "promised to the other"
+        assert w.fs.statistics().overflowed_files == 0
+        monkeypatch.setattr(hold, "PATIENCE_S", 0.0)
+        await outgrow(w, kernel, opened, ino, patterned(100 * MIB))
+        assert w.inner.table[ino].body.is_outgrown
+        assert not kernel.is_held(idle_ino)
+        await w.close(idle)
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "other").read_bytes() == patterned(100 * MIB)
 
     run(tmp_path, scenario)
 

@@ -282,9 +282,10 @@ def fill(writers: dict[Ino, OpenFile], kernel: Kernel) -> None:
 
 @pytest.mark.clause("S247")
 def test_many_writers_of_unknown_size_are_stopped_before_together_they_exceed_the_budget(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(w: World, kernel: Kernel) -> None:
+        monkeypatch.setattr(w.tier, "space_left_bytes", lambda: 64 * MIB)  # no slack to go on in
         writers = await admit(w)
         assert len(writers) == ADMITTED
         fill(writers, kernel)

@@ -28,7 +28,7 @@ from acpfs.filesystem.content.body import OUTGROWN_PIECE_BYTES, Body, MovingOut,
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.runs import ALL
 from acpfs.filesystem.earlier_calls import EarlierCalls
-from acpfs.filesystem.hold import Held
+from acpfs.filesystem.hold import Held, Relief
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import outlast, shared, wait
 from acpfs.logger import get_logger, shown
@@ -85,8 +85,8 @@ class OutgrownFiles:
 
     # -- while held
 
-    def relieve(self, held: Held, done: Callable[[], None]) -> bool:
-        """Begin to move a held file's bytes out; False when there is nothing to be moved, or it may not be. One file at a time.
+    def relieve(self, held: Held, done: Callable[[], None]) -> Relief:
+        """Begin to move a held file's bytes out, unless there is nothing to be moved, or it may not be. One file at a time.
 
         `done`: called when that has ended.
         """
@@ -98,17 +98,18 @@ class OutgrownFiles:
             or body.is_cold
             or time.monotonic() < held.not_before
         ):
-            return False
+            return Relief.COMES
         if body.failed and body.is_outgrown:
             punch_hole(
                 self._contents.opened(body), 0, max(1, node.size)
             )  # its bytes are of no use any more
-            return False
+            return Relief.COMES
         if not self._may(node, body):
-            return False
+            may_soon = body.busy is not None or self._contents.frozen_bytes(node)
+            return Relief.LATE if may_soon else Relief.NONE
         pieces = list(self._movable(body, node.size))
         if not pieces:
-            return False
+            return Relief.NONE
         held.relieving = True
         self._running += 1
         if not body.is_outgrown:  # from here on nobody opens it any more
@@ -126,7 +127,7 @@ class OutgrownFiles:
         self._calls.submit("outgrown", self._run, held, body, pieces).add_done_callback(
             lambda call: self._moved(held, node, body, call, done)
         )
-        return True
+        return Relief.MOVES
 
     def _may(self, node: Node, body: Body) -> bool:
         """Whoever else has the file open in the kernel would read holes; versions need their bytes."""
