@@ -133,7 +133,9 @@ class Coordinator:
 
     def hears(self, message: Message) -> None:
         """Nobody is there any more for a loop that is left by an exception; tests may want another answer."""
-        if isinstance(message, Trouble):
+        if (
+            isinstance(message, Trouble) and message.text != "SIGTERM"
+        ):  # which loops here send themselves
             self.goodbyes.append(Goodbye(why=f"trouble: {message.text}"))
 
     def boot(self) -> Boot:
