@@ -108,12 +108,19 @@ mkdir "$BASE/mnt/d"
 echo 1 >"$BASE/mnt/d/rewritten"
 exec 3>"$BASE/mnt/d/open"
 chmod 555 "$BASE/mnt/d"
+mkdir -p "$BASE/mnt/above/below"
+exec 4>"$BASE/mnt/above/below/open"
+chmod 600 "$BASE/mnt/above"
+echo 4 >&4
+exec 4>&-
 echo 2 >"$BASE/mnt/d/rewritten"
 echo 3 >&3
 exec 3>&-
 ctl "$BASE/mnt" flush >&2
 cat "$BASE/backing/d/rewritten" "$BASE/backing/d/open"
-stat -c %a "$BASE/backing/d"
+stat -c %a "$BASE/backing/d" "$BASE/backing/above"
+chmod 700 "$BASE/backing/above"
+cat "$BASE/backing/above/below/open"
 acpfs umount "$BASE/mnt" >&2
 """
 
@@ -195,8 +202,8 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
     assert (base / "home/left").read_text() == ""
 
 
-@pytest.mark.clause("S461")
+@pytest.mark.clause("S461", "S486")
 @pytest.mark.parametrize("wish", ["native", "libfuse"])
 def test_what_a_user_may_write_in_a_read_only_directory_is_stored(base: Path, wish: str) -> None:
     done = as_user(base, READ_ONLY, TRANSPORT=wish)
-    assert done.stdout.split() == ["2", "3", "555"]
+    assert done.stdout.split() == ["2", "3", "555", "600", "4"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.backing.lower import LowerPath
-from acpfs.writeback.commits.shut_directories import CHANGE
+from acpfs.writeback.commits.shut_directories import CHANGE, ENTER
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import Inode, MemoryLower, error
 from tests.writeback.test_store_runs import KilledError
@@ -33,6 +33,18 @@ class OwnersLower(MemoryLower):
         inode.gid = os.getegid()
         return inode
 
+    def _call(self, label: str, path: LowerPath = ()) -> None:
+        super()._call(label, path)
+        for depth in range(1, len(path)):
+            found = self._at(path[:depth])
+            if found is not None and not found.mode & ENTER:
+                raise error(errno.EACCES)
+
+    def _at(self, path: LowerPath) -> Inode | None:
+        with suppress(OSError):
+            return self._find(path)
+        return None
+
     def _need(self, path: LowerPath) -> None:
         if path[:-1] and self._find(path[:-1]).mode & CHANGE != CHANGE:
             raise error(errno.EACCES)
@@ -52,6 +64,9 @@ class OwnersLower(MemoryLower):
     def rename(self, source: LowerPath, target: LowerPath) -> None:
         self._need(source)
         self._need(target)
+        moved = self._at(source)
+        if moved is not None and stat.S_ISDIR(moved.mode) and source[:-1] != target[:-1]:
+            self._need((*source, b"the one above"))  # which is written in it
         super().rename(source, target)
 
     def exchange(self, a: LowerPath, b: LowerPath) -> None:
@@ -128,6 +143,83 @@ def test_what_was_allowed_is_carried_out_and_the_directory_is_shut_again(
     run(world.drain)
     assert_done(world)
     assert world.engine.statistics().counters.retries == 0
+
+
+BELOW: dict[str, Callable[[World], object]] = {
+    "rewritten": lambda world: world.store("d/e/one", b"new"),
+    "removed": lambda world: world.unlink("d/e/one"),
+    "renamed": lambda world: world.rename("d/e/one", "d/e/uno"),
+    "moved out": lambda world: world.rename("d/e/one", "one"),
+    "linked from there": lambda world: world.link("d/e/one", "again"),
+    "directory made": lambda world: world.mkdir("d/e/more"),
+    "attributes": lambda world: world.setattr("d/e/one", permissions=0o600),
+}
+
+
+@clause("S486", "S461")
+@pytest.mark.parametrize("shut_too", [False, True], ids=["", "read-only below"])
+@pytest.mark.parametrize("what", BELOW)
+def test_what_lies_further_below_what_may_not_be_entered_any_more_is_carried_out(
+    tmp_path: Path, run: Run, what: str, shut_too: bool
+) -> None:
+    """Who works in a directory, or has a file open there, needs no right to those above it."""
+    world = World(tmp_path, OwnersLower())
+    world.mkdir("d")
+    world.mkdir("d/e")
+    world.store("d/e/one", b"1")
+    if shut_too:
+        world.setattr("d/e", permissions=SHUT)
+    world.setattr("d", permissions=0o600)
+    run(world.drain)
+    BELOW[what](world)
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+    assert mode_of_d(world) == 0o600
+    assert stat.S_IMODE(world.lower.inode("d/e").mode) == (SHUT if shut_too else 0o755)
+    assert left_open(world) == []
+    if what == "attributes":
+        assert stat.S_IMODE(world.lower.inode("d/e/one").mode) == 0o600
+
+
+@clause("S462", "S24")
+def test_what_others_have_shut_further_above_stays_shut(tmp_path: Path, run: Run) -> None:
+    world = World(tmp_path, OwnersLower())
+    world.mkdir("d")
+    world.mkdir("d/e")
+    world.store("d/e/one", b"1")
+    run(world.drain)
+    world.lower.inode("d").mode = stat.S_IFDIR | 0o600
+    world.store("d/e/one", b"new")
+    assert refused(world, run) == [errno.EACCES]
+    assert mode_of_d(world) == 0o600
+
+
+@clause("S486", "S461")
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_read_only_directory_gets_another_one_above_it(
+    tmp_path: Path, run: Run, exchanged: bool
+) -> None:
+    """As the guard moves a checkpoint away; whatever is killed in between, it has its mode in the end."""
+    for number in range(100):
+        world = made(tmp_path / str(number), run)
+        world.mkdir("x")
+        world.mkdir("x/d")
+        run(world.drain)
+        if exchanged:
+            world.exchange("d", "x/d")
+        else:
+            world.rmdir("x/d")
+            world.rename("d", "x/d")
+        was_killed = drained_until_call(world, run, number)
+        if was_killed:
+            world.restart()
+            run(world.drain)
+        assert world.lower.visible()[b"x/d/one"] == b"1"
+        assert stat.S_IMODE(world.lower.inode("x/d").mode) == SHUT
+        assert left_open(world) == []
+        if not was_killed:
+            return
+    pytest.fail("a drain of two operations makes fewer calls")
 
 
 @clause("S461")

@@ -21,7 +21,7 @@ from acpfs.writeback.commits.conflicts import Conflicts
 from acpfs.writeback.commits.given_back import GivenBack
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.commits.placing import Placing, StagingLostError
-from acpfs.writeback.commits.shut_directories import ShutDirectories
+from acpfs.writeback.commits.shut_directories import CHANGE, ENTER, ShutDirectories, Wanted
 from acpfs.writeback.commits.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.evidence.whereabouts import Whereabouts
@@ -119,15 +119,31 @@ class Committer:
         """Those that an earlier worker, or an earlier group, has left open."""
         self._shut.shut()
 
-    def _directories(self, op: Op) -> list[Ino]:
-        """In which it changes names."""
+    def _directories(self, op: Op) -> Iterator[Wanted]:
+        """In which it changes names, or reaches what it needs."""
+        if op.kind in ATTRIBUTES or op.kind is OpKind.LINK:
+            for directory, _name in self._parts.places(op.ino)[:1]:
+                yield Wanted(directory, ENTER)
         if op.kind in ATTRIBUTES:
-            return []
+            return
         places = self._parts.places(op.ino) if op.kind is OpKind.STORE else []
         places = places or [self.place_of(op)]
         if op.new_parent:
             places.append(self.target_of(op))
-        return [directory for directory, _name in places if directory > NO_INO]
+            yield from self._moved_away(op)
+        for directory, _name in places:
+            if directory > NO_INO:
+                yield Wanted(directory, CHANGE)
+
+    def _moved_away(self, op: Op) -> Iterator[Wanted]:
+        """A directory that gets another one above it says so in itself, so its own mode has to let it."""
+        if op.parent == op.new_parent:
+            return
+        at, to = self.place_of(op), self.target_of(op)
+        ends = ((op.ino, to), (op.victim, at)) if op.kind is OpKind.EXCHANGE else ((op.ino, to),)
+        for ino, place in ends:
+            if self._parts.listener.is_directory(ino):
+                yield Wanted(ino, CHANGE, self._parts.path_at(place))
 
     def _next(self, group: list[Op], at: int, outcome: GroupOutcome) -> int:
         """Carry out what comes next; returns how many operations that were, 0: the group has ended."""

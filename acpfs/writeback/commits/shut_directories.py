@@ -3,7 +3,8 @@
 A program may write to a file in a directory that it may not change, and finishes there what it
 began before the directory was made read-only. Content gets to its place by a rename, which that
 directory's mode forbids then to a daemon without privilege. So the directory is opened to its owner
-for the one operation that was refused, and shut again. Which ones are open is in the state
+for the one operation that was refused, and shut again; and so are those further above that may not
+be entered any more, and a directory itself that moves to another. Which ones are open is in the state
 database before they are: the next worker shuts them before it carries out anything else.
 
 Not opened is what was shut by others than this mount, and what belongs to somebody else. What others
@@ -20,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.logger import get_logger, shown
-from acpfs.types import Ino
+from acpfs.types import ROOT, Ino
 from acpfs.writeback.log.ops import Metadata
 from acpfs.writeback.parts import DrainParts
 
@@ -31,6 +32,9 @@ CREATE TABLE IF NOT EXISTS opened_directory (
 """
 CHANGE = stat.S_IWUSR | stat.S_IXUSR
 """What the owner of a directory needs to change names in it."""
+
+ENTER = stat.S_IXUSR
+"""What the owner of a directory needs to reach what lies in it."""
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -43,6 +47,16 @@ class _Opened(NamedTuple):
     """The permission bits that it had, and gets back."""
     opened: int
     """Those that it has meanwhile."""
+
+
+class Wanted(NamedTuple):
+    """A directory that an operation needs."""
+
+    ino: Ino
+    bits: int
+    """Of `CHANGE`."""
+    becomes: LowerPath | None = None
+    """Where it lies afterwards, if the operation moves it."""
 
 
 class ShutDirectories:
@@ -62,10 +76,10 @@ class ShutDirectories:
             )
         }
 
-    def carry_out(self, action: Callable[[], T], directories: Callable[[], Iterable[Ino]]) -> T:
+    def carry_out(self, action: Callable[[], T], directories: Callable[[], Iterable[Wanted]]) -> T:
         """Do it, and where it is refused once more with the directories open.
 
-        `directories`: those in which it changes names.
+        `directories`: those in which it changes names, or reaches them; not those above these.
 
         Raises:
             OSError: what `action` raised last.
@@ -82,28 +96,54 @@ class ShutDirectories:
 
     # -- opening
 
-    def _open(self, directories: Iterable[Ino]) -> bool:
+    def _open(self, directories: Iterable[Wanted]) -> bool:
         """Whether one was opened."""
-        found = [self._open_one(directory) for directory in dict.fromkeys(directories)]
-        return any(found)  # all were tried: each may be what refused
+        bits: dict[Ino, int] = {}
+        becomes: dict[Ino, LowerPath] = {}
+        for wanted in directories:
+            for above in self._above(wanted.ino):
+                bits[above] = bits.get(above, 0) | ENTER
+            bits[wanted.ino] = bits.get(wanted.ino, 0) | wanted.bits
+            if wanted.becomes is not None:
+                becomes[wanted.ino] = wanted.becomes
+        # all are tried, each may be what refused; those at the top first, else none below is reached
+        order = sorted(bits, key=lambda ino: len(self._above(ino)))
+        found = [self._open_one(ino, bits[ino], becomes.get(ino)) for ino in order]
+        return any(found)
 
-    def _open_one(self, directory: Ino) -> bool:
+    def _above(self, directory: Ino) -> list[Ino]:
+        """Those that it lies in, but for the top."""
+        found: list[Ino] = []
+        with self._lock:
+            while places := self._parts.tree.places(directory):
+                directory = places[0][0]
+                if directory == ROOT:
+                    break
+                found.append(directory)
+        return found
+
+    def _open_one(self, directory: Ino, bits: int, becomes: LowerPath | None) -> bool:
         with self._lock:
             path = self._parts.tree.path(directory)
             ours = self._own_mode(directory)
         if path is None or ours is None:
             return False
-        st = self._lower.lstat(path)
+        try:
+            st = self._lower.lstat(path)
+        except PermissionError:
+            return False  # one above it stays shut
         mode = stat.S_IMODE(st.mode)
-        if mode & CHANGE == CHANGE or not _may_be_opened(st) or (mode ^ ours) & stat.S_IRWXU:
+        if mode & bits == bits or not _may_be_opened(st) or (mode ^ ours) & stat.S_IRWXU:
             return False
-        opened = mode | CHANGE
+        opened = mode | bits
         with self._lock:
-            self._opened[path] = _Opened(st.ino, mode, opened)
-            self._state.change(
-                "INSERT OR REPLACE INTO opened_directory VALUES (?, ?, ?, ?)",
-                (b"/".join(path), st.ino, mode, opened),
-            )
+            # where it will lie, too: who shuts it does not know whether it was moved
+            for at in {path, path if becomes is None else becomes}:
+                self._opened[at] = _Opened(st.ino, mode, opened)
+                self._state.change(
+                    "INSERT OR REPLACE INTO opened_directory VALUES (?, ?, ?, ?)",
+                    (b"/".join(at), st.ino, mode, opened),
+                )
             self._state.must_commit()  # before it is open: else nobody would know how it was
         self._lower.apply(path, Metadata(permissions=opened))
         return stat.S_IMODE(self._lower.lstat(path).mode) == opened
@@ -123,7 +163,8 @@ class ShutDirectories:
 
     def shut(self) -> None:
         """Give back what was taken; where that fails, it is tried again before the next operation."""
-        for path, opened in list(self._opened.items()):
+        # those below first: once one above is shut they are not reached any more
+        for path, opened in sorted(self._opened.items(), key=lambda one: -len(one[0])):
             try:
                 self._shut_one(path, opened)
             except OSError as error:
