@@ -17,6 +17,7 @@ from pathlib import Path
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.real import real_runtime
 from acpfs.writeback.manifest.manifest import PART_LINES, Manifest
 from bench.record import Report
 
@@ -45,9 +46,14 @@ def path(number: int) -> LowerPath:
 def phases(files: int, changes: int, part_lines: int) -> dict[str, tuple[int, int, float]]:
     """Per phase: bytes, files and seconds."""
     with tempfile.TemporaryDirectory() as scratch:
-        lower = Counting(Path(scratch), "node")
+        given = real_runtime()
+        lower = Counting(Path(scratch), "node", given)
         manifest = Manifest(
-            StateDatabase(Path(scratch) / "state.db"), lower, threading.RLock(), "node", part_lines
+            StateDatabase(Path(scratch) / "state.db", given),
+            lower,
+            threading.RLock(),
+            "node",
+            part_lines,
         )
         found = {"saving": _phase(lower, lambda: _save(manifest, files))}
         found["single changes"] = _phase(lower, lambda: _change(manifest, files, changes))

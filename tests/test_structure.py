@@ -43,7 +43,7 @@ BOTTOM = {
     "drain_records",
     "logger",
     "processes",
-    "threads",
+    "runtime",
 }
 MAY_NOT = {
     "cli": {"transport", "filesystem", "writeback", "ram", "backing", "client"},
@@ -279,7 +279,9 @@ def test_the_bottom_imports_only_the_bottom() -> None:
     for name in BOTTOM:
         wrong += [
             f"{name}:{line} imports {other}"
-            for other, line in imported_layers(PACKAGE / f"{name}.py")
+            for path in (PACKAGE / f"{name}.py", *sorted((PACKAGE / name).glob("*.py")))
+            if path.exists()
+            for other, line in imported_layers(path)
             if other not in BOTTOM
         ]
     assert wrong == []
@@ -796,8 +798,8 @@ def _threads_started(path: Path) -> Iterator[str]:
 
 
 def test_threads_are_started_in_one_place() -> None:
-    """Where the machine has none left, `acpfs.threads` waits; anybody else's RuntimeError would end the worker."""
-    own = {PACKAGE / "threads.py", PACKAGE / "transport" / "native" / "hold_process.py"}
+    """Where the machine has none left, `acpfs.runtime.threads` waits; anybody else's RuntimeError would end the worker."""
+    own = {PACKAGE / "runtime" / "threads.py", PACKAGE / "transport" / "native" / "hold_process.py"}
     """The second is a program of its own, which imports nothing of the package, and catches that error."""
     paths = [
         path
@@ -805,6 +807,39 @@ def test_threads_are_started_in_one_place() -> None:
         if path not in own and path.relative_to(PACKAGE).parts[0] not in HAVE_NO_STARTER
     ]
     assert [place for path in paths for place in _threads_started(path)] == []
+
+
+HAVE_A_RUNTIME = ("backing", "ram")
+"""Layers whose parts get clock, threads and chance through their constructors. Only longer from here."""
+OF_THE_MACHINE = re.compile(
+    r"time\.(monotonic|time|perf_counter|clock_gettime)(_ns)?|time\.sleep"
+    r"|threading\.(Thread|Event|Condition|Timer|Semaphore|BoundedSemaphore|Barrier)"
+    r"|THREADS|real_runtime|random\.\w+|secrets\.\w+"
+)
+"""What a history of `tests/sim` could not give instead. Locks are no such thing: nobody waits in one."""
+
+
+def _taken_of_the_machine(path: Path) -> Iterator[str]:
+    for node in nodes_of(path):
+        names = [ast.unparse(node)] if isinstance(node, ast.Attribute | ast.Name) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names += [alias.name for alias in node.names]
+        yield from (
+            f"{named(path)}:{getattr(node, 'lineno', 0)}: {name}"
+            for name in names
+            if OF_THE_MACHINE.fullmatch(name)
+        )
+
+
+@pytest.mark.parametrize("layer", HAVE_A_RUNTIME)
+def test_clock_threads_and_chance_are_given(layer: str) -> None:
+    """`acpfs.runtime`: docs/CONTRIBUTING.md says how a part gets them."""
+    assert [
+        place
+        for path in sorted((PACKAGE / layer).rglob("*.py"))
+        for place in _taken_of_the_machine(path)
+    ] == []
 
 
 def test_no_banned_idioms_in_the_package() -> None:

@@ -11,11 +11,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import struct
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -25,6 +23,8 @@ from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
 from acpfs.backing.posix_acl import DEFAULT
 from acpfs.backing.syscalls import Opener
 from acpfs.logger import shown
+from acpfs.runtime.chance import Chance
+from acpfs.runtime.given import Runtime
 
 OWN = b".acpfs"
 """The name at the top, and in each area, that is acpfs' own."""
@@ -91,9 +91,15 @@ class Areas:
     """Finds and makes them. Thread-safe; every method but `known_root` and `known` may block."""
 
     def __init__(
-        self, opener: Opener, node_id: str, project: Callable[[int], int] = project_of
+        self,
+        opener: Opener,
+        node_id: str,
+        runtime: Runtime,
+        project: Callable[[int], int] = project_of,
     ) -> None:
         self._opener, self._project = opener, project
+        self._now = runtime.clock.now
+        self._chance = runtime.chance
         self._node = node_id.encode()
         self._lock = threading.Lock()
         self._registering = threading.Lock()
@@ -136,7 +142,7 @@ class Areas:
 
         For one that is missing: that of the nearest above.
         """
-        now = time.monotonic()
+        now = self._now()
         with self._lock:
             since, root = self._roots.get(directory, (-KNOWN_S, ()))
             for depth in range(len(directory), 0, -1):
@@ -241,7 +247,7 @@ class Areas:
         finally:
             os.close(fd)
         for kind in (b"staging", b"kept"):
-            make_private(self._opener, own, kind, self._node)
+            make_private(self._opener, own, kind, self._node, self._chance)
 
     @staticmethod
     def _is_marked(fd: int) -> bool:
@@ -317,7 +323,7 @@ class Areas:
             os.close(fd)
 
 
-def make_private(opener: Opener, own: LowerPath, kind: bytes, node: bytes) -> None:
+def make_private(opener: Opener, own: LowerPath, kind: bytes, node: bytes, chance: Chance) -> None:
     """Make `<own>/<kind>/<node>`, mode 0700, and see that it is ours alone: what lies there is everybody's secrets.
 
     Raises:
@@ -332,7 +338,7 @@ def make_private(opener: Opener, own: LowerPath, kind: bytes, node: bytes) -> No
         if is_new:
             return
         found = os.fstat(fd)
-        if found.st_uid != os.geteuid() and found.st_uid != _who_we_are(fd):
+        if found.st_uid != os.geteuid() and found.st_uid != _who_we_are(fd, chance):
             raise OSError(
                 errno.EPERM,
                 f"{shown((*own, kind, node))} belongs to user {found.st_uid}: acpfs keeps no files there",
@@ -354,17 +360,17 @@ def _make_in(opener: Opener, directory: LowerPath, name: bytes, mode: int) -> bo
     return True
 
 
-def _who_we_are(fd: int) -> int:
+def _who_we_are(fd: int, chance: Chance) -> int:
     """The user to whom belongs what this process makes in a directory: another one than here, where root is squashed."""
     try:
-        return look_made(fd).st_uid
+        return look_made(fd, chance).st_uid
     except PermissionError:
         return _NOBODY
 
 
-def look_made(fd: int) -> os.stat_result:
+def look_made(fd: int, chance: Chance) -> os.stat_result:
     """What a directory looks like that we make there now: some file systems have owners and modes of their own (root squash, CIFS)."""
-    name = b".look." + secrets.token_hex(6).encode()
+    name = b".look." + chance.token(6).encode()
     os.mkdir(name, 0o755, dir_fd=fd)
     try:
         return os.stat(name, dir_fd=fd, follow_symlinks=False)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import heapq
-import itertools
 import os
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from acpfs.backing.health import Health
-from acpfs.threads import THREADS, Threads
+from acpfs.runtime.clock import Timer
+from acpfs.runtime.given import Runtime
 
 T = TypeVar("T")
 
@@ -91,17 +88,19 @@ class CallPool:
         self,
         name: str,
         threads_max: int,
+        runtime: Runtime,
         health: Health | None = None,
-        threads: Threads = THREADS,
     ) -> None:
         """`health`: shared by the pools of one backing directory; its own when None."""
-        self._starts = threads
+        self._starts = runtime.threads
+        self.clock = runtime.clock
+        """By which patience ends."""
         self.name = name
         self.threads_max = threads_max
-        self.health = health or Health()
+        self.health = health or Health(runtime.clock)
         self._waiting: OrderedDict[Future[Any], _Job] = OrderedDict()
         self._lock = threading.Lock()
-        self._came = threading.Condition(self._lock)
+        self._came = runtime.threads.condition(self._lock)
         self._threads = self._idle = self._timed_out = 0
         self._calls: Counter[str] = Counter()
         self._closed = False
@@ -172,7 +171,7 @@ class CallPool:
             elif self._is_late(patience_s):
                 patience_s = min(patience_s, LATE_PATIENCE_S)
         result: Future[T] = Future()
-        timer = _Timer()
+        timer = Timer()
         self._be_patient(future, result, timer, patience_s, moved)
         future.add_done_callback(lambda done: _copy(done, result, timer))
         return result
@@ -185,7 +184,7 @@ class CallPool:
         self,
         call: Future[T],
         result: Future[T],
-        timer: _Timer,
+        timer: Timer,
         patience_s: float,
         moved: Callable[[], object],
     ) -> None:
@@ -198,7 +197,7 @@ class CallPool:
                 self._be_patient(call, result, timer, patience_s, moved)
 
         timer.action = end
-        _TIMERS.start(patience_s, timer)
+        self.clock.start(patience_s, timer)
 
     def _lose_patience(self, call: Future[T], result: Future[T]) -> None:
         if call.done():
@@ -275,16 +274,18 @@ class CallPools:
     health: Health
 
     @classmethod
-    def make(cls, *, requests: int = 32, streams: int = 64, syncs: int = 16) -> CallPools:
+    def make(
+        cls, runtime: Runtime, *, requests: int = 32, streams: int = 64, syncs: int = 16
+    ) -> CallPools:
         """Pools with that many threads at most, one health."""
-        health = Health()
+        health = Health(runtime.clock)
         return cls(
-            CallPool("requests", requests, health),
-            CallPool("streams", streams, health),
-            CallPool("commits", 4, health),
-            CallPool("syncs", syncs, health),
-            CallPool("fills", FILL_THREADS, health),
-            CallPool("verifies", VERIFY_THREADS, health),
+            CallPool("requests", requests, runtime, health),
+            CallPool("streams", streams, runtime, health),
+            CallPool("commits", 4, runtime, health),
+            CallPool("syncs", syncs, runtime, health),
+            CallPool("fills", FILL_THREADS, runtime, health),
+            CallPool("verifies", VERIFY_THREADS, runtime, health),
             health,
         )
 
@@ -307,7 +308,7 @@ class CallPools:
             pool.close()
 
 
-def _copy(done: Future[T], result: Future[T], timer: _Timer) -> None:
+def _copy(done: Future[T], result: Future[T], timer: Timer) -> None:
     timer.stop()
     with contextlib.suppress(InvalidStateError):
         if done.cancelled():
@@ -319,94 +320,3 @@ def _copy(done: Future[T], result: Future[T], timer: _Timer) -> None:
             result.set_exception(error)
         else:
             result.set_result(done.result())
-
-
-class _Timer:
-    """One pending end of patience."""
-
-    __slots__ = ("action",)
-
-    def __init__(self, action: Callable[[], None] | None = None) -> None:
-        self.action = action
-
-    def stop(self) -> None:
-        """Too late is fine: results are set only once."""
-        self.action = None
-
-
-class _Timers:
-    """One thread for all ends of patience of the process, started with the first."""
-
-    _SWEEP_AT = 4096
-    """Stopped timers are swept out when the heap has grown to this, then to twice what was left."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, _Timer]] = []
-        self._number = itertools.count()
-        self._sweep_at = self._SWEEP_AT
-        self._running = False
-
-    def start(self, delay_s: float, timer: _Timer) -> None:
-        """Run the timer's action on the timer thread after `delay_s`."""
-        with self._changed:
-            heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._number), timer))
-            if len(self._heap) > self._sweep_at:
-                self._heap = [entry for entry in self._heap if entry[2].action is not None]
-                heapq.heapify(self._heap)
-                self._sweep_at = max(self._SWEEP_AT, 2 * len(self._heap))
-            if not self._running:
-                self._running = True
-                THREADS.start("patience", self._work)
-            elif self._heap[0][2] is timer:
-                self._changed.notify()
-
-    def _next(self) -> _Timer:
-        with self._changed:
-            while True:
-                while self._heap and self._heap[0][2].action is None:
-                    heapq.heappop(self._heap)
-                left_s = self._heap[0][0] - time.monotonic() if self._heap else None
-                if left_s is not None and left_s <= 0:
-                    return heapq.heappop(self._heap)[2]
-                self._changed.wait(left_s)
-
-    def _work(self) -> None:
-        while True:
-            action = self._next().action
-            if action is not None:
-                action()
-                del action
-
-
-_TIMERS = _Timers()
-
-
-def call_later(delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
-    """Run something short after so long, on the thread that ends patience; returns what stops it, if it is not too late."""
-    timer = _Timer(action)
-    _TIMERS.start(delay_s, timer)
-    return timer.stop
-
-
-def after(delay_s: float) -> Future[None]:
-    """Done after so long; no thread waits meanwhile, and whoever goes on then does something short on the thread that ends patience."""
-    passed: Future[None] = Future()
-    passed.set_running_or_notify_cancel()
-    call_later(delay_s, partial(passed.set_result, None))
-    return passed
-
-
-def at_most(awaited: Future[Any], delay_s: float) -> Future[None]:
-    """Done when that is, whatever its outcome, or after so long, as `after` is; who leaves cancels neither."""
-    either: Future[None] = Future()
-    either.set_running_or_notify_cancel()
-
-    def end(_done: object = None) -> None:
-        with contextlib.suppress(InvalidStateError):  # the other one was quicker
-            either.set_result(None)
-
-    stop = call_later(delay_s, end)
-    either.add_done_callback(lambda _either: stop())
-    awaited.add_done_callback(end)
-    return either

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -48,6 +47,7 @@ from acpfs.backing.quirks import (
 )
 from acpfs.backing.syscalls import allocate, rename_exchange, sync_file_system
 from acpfs.errors import FULL_ERRNOS, MachineError
+from acpfs.runtime.given import Runtime
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 NESTED_TOP = "it is the backing directory of other acpfs mounts, whose .acpfs lies in it"
@@ -60,7 +60,7 @@ _UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, NAME_BYTES_MAX
 class BackingDirectory(OwnFiles):
     """Implements `Lower`; see there."""
 
-    def __init__(self, path: Path, node_id: str, *, kept_fd: int = -1) -> None:
+    def __init__(self, path: Path, node_id: str, runtime: Runtime, *, kept_fd: int = -1) -> None:
         """Open it and make `.acpfs/{staging/<node>,manifest,nodes}`.
 
         `kept_fd`: its descriptor, from an earlier worker that did so; then no system call is made, and none can hang.
@@ -77,7 +77,7 @@ class BackingDirectory(OwnFiles):
             )
         except OSError as error:
             raise MachineError(f"backing directory {path}: {error.strerror}") from error
-        super().__init__(self._root_fd, node_id)
+        super().__init__(self._root_fd, node_id, runtime)
         self._setter = AttributeSetter()
         self._nested: set[LowerPath] = set()
         self._direct = False
@@ -304,7 +304,7 @@ class BackingDirectory(OwnFiles):
 
     def _put(self, target: LowerPath, make: Callable[[str], None]) -> None:
         """Make a staging file where it can be renamed to `target`, and do that."""
-        name = self.stage_near(f"copy-{secrets.token_hex(8)}", target[:-1])
+        name = self.stage_near(f"copy-{self.chance.token(8)}", target[:-1])
         try:
             make(name)
             self._rename(self.staging_path(name), target)

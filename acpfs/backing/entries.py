@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from acpfs.backing.areas import OWN, Areas, make_private, staged_in
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.syscalls import Opener
+from acpfs.runtime.given import Runtime
 
 _SPECIAL = frozenset((b"", b".", b"..", OWN))
 
@@ -23,13 +24,14 @@ _SPECIAL = frozenset((b"", b".", b"..", OWN))
 class Entries:
     """All entries, by path."""
 
-    def __init__(self, root_fd: int, node_id: str) -> None:
+    def __init__(self, root_fd: int, node_id: str, runtime: Runtime) -> None:
         """`root_fd`: of the backing directory, open for as long as this is used; `node_id`: whose staging directory may be reached."""
         self.root_fd = root_fd
         self.opener = Opener(root_fd)
         self.staging: LowerPath = (OWN, b"staging", node_id.encode())
         self.kept: LowerPath = (OWN, b"kept", node_id.encode())
-        self.areas = Areas(self.opener, node_id)
+        self.areas = Areas(self.opener, node_id, runtime)
+        self._chance = runtime.chance
         self._staging_fd = -1
         self._staging_lock = threading.Lock()
         self._here = threading.local()
@@ -58,7 +60,7 @@ class Entries:
             ):
                 os.mkdir(name, mode, dir_fd=dir_fd)
         for _own, kind, node in (self.staging, self.kept):
-            make_private(self.opener, (OWN,), kind, node)
+            make_private(self.opener, (OWN,), kind, node, self._chance)
         with self._staging_lock:
             self._staging_fd = -1  # an old one is left open: another thread may be using it
 

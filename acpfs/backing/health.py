@@ -10,10 +10,11 @@ import contextlib
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+
+from acpfs.runtime.clock import Clock
 
 SLOW_AFTER_S = 2.0
 """A call that is out this long makes the backing directory slow; NFS and Lustre answer within this under heavy load."""
@@ -109,14 +110,14 @@ def current_call() -> CallInFlight | None:
 class Health:
     """Shared by all pools of one backing directory."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: monotonic seconds; replaced by tests."""
-        self._clock = clock
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock.now
+        self._wall = clock.wall
         self._lock = threading.Lock()
         self._in_flight: set[CallInFlight] = set()
         self._failures_in_a_row: dict[str, int] = {}
         self._state = HealthState.OK
-        self._since = time.time()
+        self._since = self._wall()
         self._better_since: float | None = None
         self._errors: dict[str, str] = {}
         """Of each pool whose last call failed: what it said; the latest stands last.
@@ -177,7 +178,7 @@ class Health:
             return self._state
 
     def _enter(self, state: HealthState) -> None:
-        self._state, self._since, self._better_since = state, time.time(), None
+        self._state, self._since, self._better_since = state, self._wall(), None
 
     def _look(self) -> HealthState:
         oldest_s = max((call.age_s() for call in self._in_flight), default=0.0)

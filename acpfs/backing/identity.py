@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.leftovers import Machine
 from acpfs.backing.lock_holders import holders
 from acpfs.errors import RefusedError
+from acpfs.runtime.chance import Chance
 
 _VOLUME = (b"volume",)
 _HELPERS = ("hold_process.py",)
@@ -28,7 +28,11 @@ _HELPERS = ("hold_process.py",)
 
 
 def node_id(
-    runtime_dir: Path, mountpoint: Path, chosen: str | None = None, remembered: str | None = None
+    runtime_dir: Path,
+    mountpoint: Path,
+    chance: Chance,
+    chosen: str | None = None,
+    remembered: str | None = None,
 ) -> str:
     """`chosen`, or what the runtime directory keeps for this mount point: from its first mount on `remembered`, or `<host>-<8 hex>`.
 
@@ -39,7 +43,7 @@ def node_id(
     path = _id_file(runtime_dir, mountpoint)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        _write_once(path, remembered or f"{Machine.this().prefix()}{secrets.token_hex(4)}")
+        _write_once(path, remembered or f"{Machine.this().prefix()}{chance.token(4)}", chance)
     return path.read_text(encoding="ascii").strip()
 
 
@@ -52,9 +56,9 @@ def _id_file(runtime_dir: Path, mountpoint: Path) -> Path:
     return runtime_dir / "identity" / hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
 
 
-def _write_once(path: Path, text: str) -> None:
+def _write_once(path: Path, text: str, chance: Chance) -> None:
     """Whole or not at all; FileExistsError when it is there."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{chance.token(4)}")
     fd = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -106,7 +110,7 @@ def _volume_id(directory: BackingDirectory) -> str:
             raise RefusedError(
                 f"{directory.path}/.acpfs/volume does not hold a volume id: look at it, and remove it if no RAM tier is left"
             )
-        directory.create_own(_VOLUME, secrets.token_hex(16).encode() + b"\n")
+        directory.create_own(_VOLUME, directory.chance.token(16).encode() + b"\n")
     return directory.read_own(_VOLUME).decode("ascii").strip()
 
 

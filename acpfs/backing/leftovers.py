@@ -11,13 +11,13 @@ import contextlib
 import json
 import re
 import socket
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
 from acpfs.backing.member_records import NodeRecords, NodeState
+from acpfs.runtime.clock import Clock
 
 HARDWARE = Path("/sys/class/dmi/id/product_uuid")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -64,7 +64,7 @@ def _line(file: Path) -> str:
         return ""
 
 
-def clear(directory: BackingDirectory, machine: Machine) -> list[str]:
+def clear(directory: BackingDirectory, machine: Machine, clock: Clock) -> list[str]:
     """Remove what earlier boots of this machine left; returns sentences about what may be such and may not."""
     said = []
     for encoded in directory.list_own((b"staging",)):
@@ -100,7 +100,7 @@ def clear(directory: BackingDirectory, machine: Machine) -> list[str]:
                 f"an exchange of two names was cut off: {place} is one of the two, move it back"
             )
         if machine.hardware and record.get("hardware") == machine.hardware:
-            _remove(directory, encoded, areas, files)
+            _remove(directory, encoded, areas, files, clock)
         elif files:
             places = " and ".join(
                 f"{_shown(directory, area)}/.acpfs/staging/{node}" for area in dict(files)
@@ -150,6 +150,7 @@ def _remove(
     node: bytes,
     areas: list[LowerPath],
     files: list[tuple[LowerPath, bytes]],
+    clock: Clock,
 ) -> None:
     """The directory of staging files at the top last: by it the next mount finds what is left to do where this one was cut off."""
     for area, name in files:
@@ -158,7 +159,7 @@ def _remove(
     for area in areas:
         with contextlib.suppress(OSError):  # not empty: a checkpoint that the guard kept
             directory.remove_own_directory((b"kept", node), area)
-    _mark_gone(NodeRecords(directory), node.decode("utf-8", "replace"))
+    _mark_gone(NodeRecords(directory), node.decode("utf-8", "replace"), clock)
     if any(_is_aside(name) for _area, name in files):
         return
     for area in reversed(areas[1:]):
@@ -167,7 +168,7 @@ def _remove(
     directory.remove_own_directory((b"staging", node))
 
 
-def _mark_gone(records: NodeRecords, node: str) -> None:
+def _mark_gone(records: NodeRecords, node: str, clock: Clock) -> None:
     """What it had not persisted is lost: other members hold pointers of that time back, and do not wait for it any longer."""
     try:
         record = records.read(node)
@@ -178,7 +179,7 @@ def _mark_gone(records: NodeRecords, node: str) -> None:
         return
     if record.state is NodeState.GONE:
         return  # by a mount that was cut off
-    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    booted_at = clock.wall() - clock.since_boot()
     since = min(record.watermark, record.lost[0]) if record.lost else record.watermark
     records.publish(
         replace(record, state=NodeState.GONE, lost=(since, booted_at), beat=record.beat + 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import threading
 from collections import Counter
@@ -15,6 +14,7 @@ from acpfs.backing.entries import Entries
 from acpfs.backing.health import current_call
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.quirks import NO_DIRECTORY_SYNC, Features
+from acpfs.runtime.given import Runtime
 
 
 class StrangeFileError(OSError, ValueError):
@@ -24,10 +24,12 @@ class StrangeFileError(OSError, ValueError):
 class OwnFiles:
     """Reads, writes and lists them."""
 
-    def __init__(self, root_fd: int, node_id: str) -> None:
+    def __init__(self, root_fd: int, node_id: str, runtime: Runtime) -> None:
         """`root_fd`: of the backing directory."""
         self.node_id = node_id
-        self._entries = Entries(root_fd, node_id)
+        self.chance = runtime.chance
+        """Of new names."""
+        self._entries = Entries(root_fd, node_id, runtime)
         self._features = Features()
         self._calls: Counter[str] = Counter()
         self._calls_lock = threading.Lock()
@@ -82,7 +84,7 @@ class OwnFiles:
             self._write_own((OWN, *names), content)
 
     def _write_own(self, path: LowerPath, content: bytes) -> None:
-        temporary = b".%s.%s" % (path[-1], secrets.token_hex(4).encode())
+        temporary = b".%s.%s" % (path[-1], self.chance.token(4).encode())
         with self._entries.parent(path, own=True) as (dir_fd, name):
             fd = os.open(
                 temporary,
@@ -141,7 +143,7 @@ class OwnFiles:
     def create_own(self, names: LowerPath, content: bytes) -> bool:
         """Write `.acpfs/<names…>` only if it is not there; False when it was. Never seen half-written where hard links exist."""
         self._count("write own")
-        temporary = (OWN, *names[:-1], b".%s.%s" % (names[-1], secrets.token_hex(4).encode()))
+        temporary = (OWN, *names[:-1], b".%s.%s" % (names[-1], self.chance.token(4).encode()))
         self._write_own(temporary, content)
         with self._entries.parent((OWN, *names), own=True) as (dir_fd, name):
             try:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from acpfs.backing.areas import OWN, look_made
 from acpfs.errors import FULL_ERRNOS, RefusedError
+from acpfs.runtime.chance import Chance
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def check_own(root_fd: int, path: Path) -> None:
+def check_own(root_fd: int, path: Path, chance: Chance) -> None:
     """Refuse a `.acpfs` that is not ours. `root_fd`, `path`: the backing directory.
 
     Raises:
@@ -28,7 +29,7 @@ def check_own(root_fd: int, path: Path) -> None:
         own = os.fstat(fd)
         if own.st_uid in (0, os.geteuid()) and not own.st_mode & _WRITABLE_BY_OTHERS:
             return
-        made = look_made(fd)
+        made = look_made(fd, chance)
     except OSError as error:
         if error.errno in FULL_ERRNOS:
             return  # what is to be drained to it is worth more than the check

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,7 +52,7 @@ def probe(directory: BackingDirectory) -> ProbeReport:
 def _trial(directory: BackingDirectory) -> Iterator[Trial]:
     """A staging file that was written, flushed and renamed, which cannot be done without; whatever was made is removed at the end."""
     path: LowerPath = (OWN, b"staging", directory.node_id.encode())
-    name = f"probe-{secrets.token_hex(6)}"
+    name = f"probe-{directory.chance.token(6)}"
     with contextlib.ExitStack() as undo:
         file_fd = directory.create_staging(name)
         undo.callback(os.close, file_fd)

@@ -7,7 +7,6 @@ directory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from acpfs.backing.name_filter import PATHS_MAX
@@ -15,6 +14,7 @@ from acpfs.config import Settings
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import wait
+from acpfs.runtime.clock import Clock
 from acpfs.types import NO_INO, ROOT, Ino
 from acpfs.writeback.log.log import CREATING, OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
@@ -27,10 +27,11 @@ class AwaitedNames:
     """Lookups that wait for other members, and what other members' lookups may wait for."""
 
     def __init__(
-        self, settings: Settings, table: NodeTable, view: LowerView, log: OperationLog
+        self, settings: Settings, table: NodeTable, view: LowerView, log: OperationLog, clock: Clock
     ) -> None:
         self._settings, self._table, self._view, self._log = settings, table, view, log
-        self.peers = PeerNames(settings)
+        self._now = clock.now
+        self.peers = PeerNames(settings, clock)
         """Nobody has anything, until somebody tells it."""
 
     async def child(self, parent: Node, name: bytes) -> Ino:
@@ -54,7 +55,7 @@ class AwaitedNames:
                 ino = await self._view.child(parent, name, anew=True)
                 if ino and waited:
                     self._view.trusted_since = (
-                        time.monotonic()
+                        self._now()
                     )  # more of that node may have come, where it was not yet a moment ago
                 if (
                     ino

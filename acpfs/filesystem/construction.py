@@ -72,6 +72,7 @@ from acpfs.ram.kept import Kept
 from acpfs.ram.shortage import Shortage, available_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.runtime.given import Runtime
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.sources.spill import Spill
@@ -83,6 +84,7 @@ class FileSystemParts:
     def __init__(  # noqa: PLR0915  # one statement for each part
         self,
         settings: Settings,
+        runtime: Runtime,
         state: StateDatabase,
         tier: Tier,
         log: OperationLog,
@@ -121,7 +123,7 @@ class FileSystemParts:
         )
         versions, self.urgent = (
             Versions(tier, log),
-            UrgentFiles(state, self.table, tier, settings.reserve),
+            UrgentFiles(state, self.table, tier, settings.reserve, runtime.clock),
         )
         self.pins = Pins(state)
         self.outlook = DrainOutlook(log, self.table, versions, tier, self.pins)
@@ -132,7 +134,7 @@ class FileSystemParts:
         )
         self.contents = self._make_contents(copies, versions)
         self.lower_view = LowerView(
-            settings, lower, calls, tree, log, self.table, self.contents, tier, self.lock
+            settings, lower, calls, tree, log, self.table, self.contents, tier, self.lock, runtime
         )
         op_paths = OperationPaths(self.table, log, tree)
         self.changes = Changes(
@@ -145,7 +147,7 @@ class FileSystemParts:
             self.durations,
             op_paths,
         )
-        self.awaited = AwaitedNames(settings, self.table, self.lower_view, log)
+        self.awaited = AwaitedNames(settings, self.table, self.lower_view, log, runtime.clock)
         self.expectations = Expectations(state)
         earlier = EarlierSaves(
             lower, calls, tree, self.table, self.lock, self.expectations, state.step
@@ -168,7 +170,12 @@ class FileSystemParts:
         )
         sizes = (self.expectations, self.payers, LikelySizes(shapes), earlier, unknown_bytes)
         admission = Admission(
-            self.table, tier, room, self.contents.retention, Shortage(available), *sizes
+            self.table,
+            tier,
+            room,
+            self.contents.retention,
+            Shortage(runtime.clock, available),
+            *sizes,
         )
         rest = (self.contents, self.table, log, state, admission, self.lock, self.earlier_calls)
         self.outgrown = OutgrownFiles(lower, calls, tier, *rest)
@@ -226,7 +233,7 @@ class FileSystemParts:
         )
         self.space, self.descriptors = (
             BackingSpace(lower, calls, self.lock, self.files.learn_capacity, self.files.owed_bytes),
-            Reserve(settings.allow_other),
+            Reserve(settings.allow_other, runtime.clock),
         )
 
     def _regular_files(

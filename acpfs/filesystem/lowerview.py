@@ -41,6 +41,7 @@ from acpfs.filesystem.questions import Questions
 from acpfs.filesystem.recognition import NOTHING, Recognition, Seen
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import Tier
+from acpfs.runtime.given import Runtime
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.log import OperationLog
@@ -78,6 +79,7 @@ class LowerView:
         contents: Contents,
         tier: Tier,
         lock: RLock,
+        runtime: Runtime,
     ) -> None:
         """`calls`: threads for requests' calls on the backing directory."""
         self._settings = settings
@@ -105,7 +107,7 @@ class LowerView:
         self.whole = WholeReads(lower, self._there, tier, self.read_rate)
         self.notices = Notices()
         self.nameless = Nameless(
-            self.open_lower, self.close_later, settings.patience_s, self.notices
+            self.open_lower, self.close_later, settings.patience_s, self.notices, runtime
         )
         self.reads = LowerReads(
             self.questions.call, self.open_lower, self.close_later, self.nameless, self.read_rate

@@ -16,6 +16,7 @@ from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.filesystem.nodes import Identity, Node
 from acpfs.filesystem.notices import Notices
 from acpfs.filesystem.steps import wait
+from acpfs.runtime.given import Runtime
 from acpfs.types import Ino
 
 KEPT_MAX = 32
@@ -31,13 +32,16 @@ class Nameless:
         close_later: Callable[[int], None],
         patience_s: float,
         notices: Notices,
+        runtime: Runtime,
     ) -> None:
         """`patience_s`: for so long a removal waits for the supervisor."""
         self._open_lower, self._close_later, self._patience_s = open_lower, close_later, patience_s
         self._notices = notices
         self._fds: dict[Ino, tuple[int, Identity | None]] = {}
         self._handed_over: set[Ino] = set()
-        self._calls = CallPool("keep", 1)  # one thread: the supervisor is told in this order
+        self._calls = CallPool(
+            "keep", 1, runtime
+        )  # one thread: the supervisor is told in this order
 
     async def before_removal(self, node: Node) -> None:
         """A name of the node is about to go; neither a file that cannot be opened nor a supervisor that does not answer holds that up."""

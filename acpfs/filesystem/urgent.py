@@ -7,15 +7,15 @@ moves, and that a new boot begins anew. Used under the file system's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from acpfs.errors import RefusedError
 from acpfs.filesystem.eviction import below
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.ram.node_clock import boot_id, since_boot
+from acpfs.ram.node_clock import boot_id
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.runtime.clock import Clock
 from acpfs.types import Ino
 
 URGENT_PATHS_MAX = 16
@@ -48,11 +48,10 @@ class UrgentFiles:
         table: NodeTable,
         tier: Tier,
         reserve: int | str,
-        *,
-        clock: Callable[[], float] = since_boot,
+        clock: Clock,
     ) -> None:
         """Load what earlier workers of this boot were told, and keep that part of the tier's budget."""
-        self._state, self._table, self._tier, self._clock = state, table, tier, clock
+        self._state, self._table, self._tier, self._clock = state, table, tier, clock.since_boot
         self._boot = boot_id()
         state.create(DDL)
         rows = state.rows("SELECT path, until, uid FROM urgent WHERE boot = ?", (self._boot,))

@@ -25,9 +25,9 @@ from acpfs.errors import MachineError, NoThreadError, RefusedError
 from acpfs.mounting.mountpoint import check_apart, check_free
 from acpfs.mounting.nested import volume_above
 from acpfs.ram.memory import budget_bytes, read_memory
+from acpfs.runtime.threads import THREADS
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.service import has_inherited_session
-from acpfs.threads import THREADS
 
 DEV_FUSE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")

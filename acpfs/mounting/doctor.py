@@ -35,6 +35,7 @@ from acpfs.mounting.spill_place import complaints
 from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.ram.place import HUGE_CHOICES, SMALL_PAGES
+from acpfs.runtime.real import real_runtime
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.mount import MountOptions
 from acpfs.transport.native.mount import mount as session_mount
@@ -390,7 +391,7 @@ def _backing(backing: Path) -> list[Finding]:
         space = os.statvfs(backing)
         if _lacking(space):
             return None, space  # to try what it can do takes room
-        directory = BackingDirectory(backing, PROBE_NODE)
+        directory = BackingDirectory(backing, PROBE_NODE, real_runtime())
         try:
             return probe(directory), space
         finally:

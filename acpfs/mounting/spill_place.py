@@ -20,6 +20,7 @@ from acpfs.ram.mounts import LOCAL, mount_of
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.runtime.given import Runtime
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.sources.mirror import Mirror
 from acpfs.writeback.sources.spill import Spill, recorded_place
@@ -54,7 +55,9 @@ def complaints(spill: Path, backing: Path | None) -> list[str]:
 class SpillPlace:
     """The directory of one volume and node below the spill directory."""
 
-    def __init__(self, settings: Settings, identity: Identity, state: StateDatabase) -> None:
+    def __init__(
+        self, settings: Settings, identity: Identity, state: StateDatabase, runtime: Runtime
+    ) -> None:
         """Where the bytes that an earlier mount left are is known from its state.
 
         Raises:
@@ -67,6 +70,7 @@ class SpillPlace:
             )
         self.path = settings.spill or left
         """None: there is no spill tier."""
+        self._runtime = runtime
         self._settings, self._state, self._node_id = settings, state, identity.node_id
         self._name = f"acpfs-{identity.volume_id}-{identity.node_id}"
 
@@ -90,7 +94,7 @@ class SpillPlace:
     def directory(self) -> SpillDirectory:
         """Of this volume and node."""
         assert self.path is not None
-        return SpillDirectory(self.path / self._name)
+        return SpillDirectory(self.path / self._name, self._runtime.chance)
 
     def maker(
         self, tier: Tier, operations: OperationLog, lower: Lower
@@ -107,5 +111,13 @@ class SpillPlace:
             else None
         )
         return lambda lock: Spill(
-            directory, state, tier, lock, mode, settings.spill_budget, closed=closed, mirror=mirror
+            directory,
+            state,
+            tier,
+            lock,
+            mode,
+            settings.spill_budget,
+            self._runtime,
+            closed=closed,
+            mirror=mirror,
         )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import time
 from pathlib import Path
+
+from acpfs.runtime.clock import Clock
 
 WANTED = 1 << 20
 FEW = 1 << 16
@@ -71,8 +72,9 @@ def taken() -> int:
 class Reserve:
     """Asked before each open; counts anew when what it knows is too old to say yes."""
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, shared: bool, clock: Clock) -> None:
         """`shared`: other users can use the mount, too."""
+        self._now = clock.now
         self._share = USER_SHARE if shared else WANTED
         self._left = 0
         """For files, when it was counted, `_opens` opens ago."""
@@ -90,11 +92,11 @@ class Reserve:
             OSError: ENFILE.
         """
         if self._opens >= UNCHECKED_OPENS_MAX or not self._has_room(has):
-            if self._listed_at is None or time.monotonic() >= self._listed_at + LISTED_AGAIN_S:
+            if self._listed_at is None or self._now() >= self._listed_at + LISTED_AGAIN_S:
                 self._count(files)
             if not self._has_room(has):
                 if not os.stat(OWN).st_size and self._listed_at is None:
-                    self._listed_at = time.monotonic()
+                    self._listed_at = self._now()
                 raise OSError(
                     errno.ENFILE, "acpfs has no more descriptors for open files of this user"
                 )

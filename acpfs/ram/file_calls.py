@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from acpfs.descriptors import readable
 from acpfs.ram.mapped_records import NO_SLOT, Slots
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import Threads
 from acpfs.types import TierId
 
 T = TypeVar("T")
@@ -55,7 +55,8 @@ class _Call:
 class RamFileCalls:
     """Makes calls on RAM files that applications may hold up."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads) -> None:
+        self._starts = threads
         self._handed_over: Counter[TierId] = Counter()
         self._when_back: dict[TierId, list[Callable[[], None]]] = {}
         self._waiting: dict[TierId, deque[_Call]] = {}
@@ -65,7 +66,7 @@ class RamFileCalls:
         """
         self._due: deque[TierId] = deque()
         """Files that wait for a thread."""
-        self._came = threading.Condition()
+        self._came = threads.condition()
         self._records: Slots | None = None
         self._threads = self._idle = 0
 
@@ -149,7 +150,7 @@ class RamFileCalls:
             self._came.notify()
         elif self._threads < THREADS_MAX:
             self._threads += 1
-            THREADS.start("ram-file", self._work)
+            self._starts.start("ram-file", self._work)
 
     def _work(self) -> None:
         while (tier_id := self._next()) is not None:

@@ -9,11 +9,11 @@ between nodes. Used under the file system's lock.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.clock import Clock
 
 OFFSET_VARIABLE = "ACPFS_CLOCK_OFFSET_S"
 """For tests: seconds that this node's wall clock is ahead; a number, or the path of a file that holds one."""
@@ -29,19 +29,12 @@ CREATE TABLE IF NOT EXISTS node_clock (
 """
 
 
-def since_boot() -> float:
-    """Seconds; goes on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def wall_clock() -> float:
-    """Seconds since the epoch, with the offset that a test wants."""
+def wall_offset_s() -> float:
+    """By how much a test wants this node's wall clock to be ahead."""
     wanted = os.environ.get(OFFSET_VARIABLE)
     if wanted is None:
-        return time.time()
-    return time.time() + float(
-        Path(wanted).read_text(encoding="ascii") if "/" in wanted else wanted
-    )
+        return 0.0
+    return float(Path(wanted).read_text(encoding="ascii") if "/" in wanted else wanted)
 
 
 def boot_id() -> str:
@@ -58,20 +51,24 @@ class NodeClock:
     def __init__(
         self,
         state: StateDatabase,
-        wall: Callable[[], float] = wall_clock,
-        running: Callable[[], float] = since_boot,
+        clock: Clock,
         boot_id: Callable[[], str] = boot_id,
     ) -> None:
-        """Go on where the last worker of this boot was. `wall`, `running`, `boot_id`: replaced by tests."""
-        self._state, self._wall, self._running = state, wall, running
+        """Go on where the last worker of this boot was. `boot_id`: replaced by tests."""
+        self._state = state
+        self._clock = clock
+        self._running = clock.since_boot
         state.create(DDL)
         self._boot_id = boot_id()
-        self._base, self._last = wall() - running(), 0.0
+        self._base, self._last = self._wall() - self._running(), 0.0
         for known, base, last in state.rows("SELECT boot_id, base, last FROM node_clock"):
             self._last = last
             if known == self._boot_id:
                 self._base = base
-        self._worked_off_at = running()
+        self._worked_off_at = self._running()
+
+    def _wall(self) -> float:
+        return self._clock.wall() + wall_offset_s()
 
     def now(self) -> float:
         """Later than, or equal to, everything that this gave before."""

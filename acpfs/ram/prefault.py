@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 
 from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.shortage import available_bytes
-from acpfs.threads import THREADS, Running
+from acpfs.runtime.given import Runtime
+from acpfs.runtime.threads import Running
 
 STEP_BYTES = 32 << 20
 """Written and not fallocated: that takes pages, but does not touch them. 5 ms of warm memory, 150 of cold."""
@@ -71,7 +71,7 @@ class Prefault:
         used: Callable[[], int],
         available: Callable[[], int],
         machine_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
+        runtime: Runtime,
         why: str = "set",
         writers: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -80,10 +80,12 @@ class Prefault:
         `available`: bytes that this process may still take. `why`: so much is wanted, for people. `writers`: descriptors open for writing.
         """
         self._make_file, self._wanted, self._budget, self._used = make_file, wanted, budget, used
-        self._available, self._clock, self._writers = available, clock, writers
+        self._available, self._writers = available, writers
+        self._clock = runtime.clock.now
+        self._threads = runtime.threads
         self.why = why
         self._floor_bytes = max(FLOOR_BYTES, machine_bytes // FLOOR_SHARE)
-        self._changed = threading.Condition()
+        self._changed = runtime.threads.condition()
         self._fd, self._file_bytes = -1, 0
         self._pages = threading.Lock()
         """Held while what is ready changes, or how far a save is."""
@@ -105,7 +107,7 @@ class Prefault:
     def start(self) -> None:
         """Begin, if anything is wanted."""
         if self._wanted() > 0:
-            self._thread = THREADS.start("prefault", self._run)
+            self._thread = self._threads.start("prefault", self._run)
 
     def give_back(self) -> None:
         """Somebody is about to write: memory comes back from now on, ahead of what is written (the kernel frees some 200 GiB/s)."""

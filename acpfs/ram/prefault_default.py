@@ -7,7 +7,6 @@ that tests can lay out a machine of their own.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from acpfs.config import share_of
 from acpfs.processes import PROC
+from acpfs.runtime.clock import Clock
 
 SHARE = "25%"
 """Of the budget."""
@@ -83,12 +83,12 @@ class UnusedMemory:
     def __init__(
         self,
         takeable: Callable[[], int],
+        clock: Clock,
         proc: Path = PROC,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`takeable`: bytes that this process may still take without hurting others."""
-        self._takeable, self._proc, self._clock = takeable, proc, clock
-        self._calm_at = clock()
+        self._takeable, self._proc, self._clock = takeable, proc, clock.now
+        self._calm_at = clock.now()
 
     def bytes(self) -> int:
         """Bytes; `NOTHING_BYTES` where what is ready should be given back as well."""

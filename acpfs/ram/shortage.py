@@ -6,11 +6,11 @@ Reads MemAvailable and the room in this process's memory control group, seldom e
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from acpfs.ram.memory import headroom_bytes
+from acpfs.runtime.clock import Clock
 
 LOOK_INTERVAL_S = 0.1
 GROUP_INTERVAL_S = 1.0
@@ -23,8 +23,9 @@ KEPT_SHARE = 64
 class Shortage:
     """Memory that the budget counts on and that is not there."""
 
-    def __init__(self, available: Callable[[], int] | None = None) -> None:
+    def __init__(self, clock: Clock, available: Callable[[], int] | None = None) -> None:
         """`available`: bytes that may still be used without hurting others."""
+        self._now = clock.now
         self._available = available or available_bytes
         self._bytes = self._group_bytes = 1 << 62
         self._looked_at = self._group_at = 0.0
@@ -38,7 +39,7 @@ class Shortage:
         return max(0, free - max(0, min(self._bytes, self._group_bytes)))
 
     def _look(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         if now - self._looked_at >= LOOK_INTERVAL_S:
             self._looked_at, self._bytes = now, self._available()
         if now - self._group_at >= GROUP_INTERVAL_S:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from pathlib import Path
 
 from acpfs.errors import MachineError, RefusedError
+from acpfs.runtime.chance import Chance
 from acpfs.types import VersionId
 
 MIRROR_PREFIX = "mirror-"
@@ -22,8 +22,9 @@ MIRROR_PREFIX = "mirror-"
 class SpillDirectory:
     """Files below `<spill>/acpfs-<volume>-<node>`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, chance: Chance) -> None:
         """Touches nothing: the disk may hang."""
+        self._chance = chance
         self.path = path
 
     def prepare(self) -> None:
@@ -42,10 +43,9 @@ class SpillDirectory:
         if not stat.S_ISDIR(st.st_mode) or st.st_uid != os.getuid() or st.st_mode & 0o077:
             raise RefusedError(f"{self.path} is not a private directory of this user")
 
-    @staticmethod
-    def new_name(vid: VersionId) -> str:
+    def new_name(self, vid: VersionId) -> str:
         """Never used before: a thread of a dead worker that still hangs in a call on an older file cannot harm this one."""
-        return f"{vid}-{secrets.token_hex(6)}"
+        return f"{vid}-{self._chance.token(6)}"
 
     def create(self, name: str) -> int:
         """A new file; the caller closes the descriptor."""

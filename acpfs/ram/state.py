@@ -35,6 +35,7 @@ from acpfs.logger import get_logger
 from acpfs.ram import wal
 from acpfs.ram.migration import migrate
 from acpfs.ram.state_space import StateSpace
+from acpfs.runtime.given import Runtime
 
 STATE_VERSION = 3
 """Format of all tables together. A worker refuses a state that is newer than itself, and brings up one that is older (`migration`)."""
@@ -142,6 +143,7 @@ class StateDatabase:
     def __init__(
         self,
         path: Path,
+        runtime: Runtime,
         space: StateSpace | None = None,
         *,
         check: bool = False,
@@ -155,6 +157,7 @@ class StateDatabase:
             RefusedError: the state was written by a newer acpfs.
             DamagedError: it is damaged.
         """
+        self._clock = runtime.clock
         self._tell_abandoned = abandoned
         self.is_abandoned = False
         """Memory is not what a next worker will find: nothing of it may leave this one."""
@@ -433,7 +436,7 @@ class StateDatabase:
     def _settle(self) -> bool:
         """End the transaction, with all that is late; False: it is (still) late."""
         if self.recording is Recording.LATE and (
-            time.monotonic() < self._try_at or not self._replay()
+            self._clock.now() < self._try_at or not self._replay()
         ):
             return False
         return self._end()
@@ -456,7 +459,7 @@ class StateDatabase:
 
     def _caught_up(self, changes: int) -> None:
         """A transaction has all that was late."""
-        late_s = round(time.time() - self.late_since, 1)
+        late_s = round(self._clock.wall() - self.late_since, 1)
         log.warning("the state in the RAM tier is written again", late_s=late_s, changes=changes)
         self.recording, self.problem = Recording.CURRENT, ""
         waiting, self._recorded = self._recorded, []
@@ -477,9 +480,9 @@ class StateDatabase:
             raise error
         self._roll_back()
         self.problem = str(error)
-        self._try_at = 0.0 if self.space.give_way() else time.monotonic() + RETRY_S
+        self._try_at = 0.0 if self.space.give_way() else self._clock.now() + RETRY_S
         if self.recording is Recording.CURRENT:
-            self.late_since = time.time()
+            self.late_since = self._clock.wall()
             log.error(
                 "the state in the RAM tier cannot be written; what applications change waits until it can",
                 error=self.problem,

@@ -21,6 +21,7 @@ from acpfs.config import RESERVE_PERCENT_MAX, share_of
 from acpfs.ram.file_calls import RamFileCalls
 from acpfs.ram.ladder import Ladder
 from acpfs.ram.waiting import NOBODY, Applicant, Turns, Waiting
+from acpfs.runtime.given import Runtime
 from acpfs.types import Ino, TierId
 
 COPY_CHUNK_BYTES = 64 << 20
@@ -52,6 +53,7 @@ class Tier:
         self,
         directory: Path,
         budget_bytes: int,
+        runtime: Runtime,
         *,
         ladder: Ladder | None = None,
         large_pages: bool = True,
@@ -83,12 +85,12 @@ class Tier:
         self._lost: set[TierId] = set()
         self._readers: Counter[TierId] = Counter()
         self._leaving: dict[TierId, int] = {}
-        self._turns = Turns()
+        self._turns = Turns(runtime.clock)
         self._peak_bytes = 0
         self._last_id = 0
         self._fulls = 0
         self._when_safe = when_safe
-        self.calls = RamFileCalls()
+        self.calls = RamFileCalls(runtime.threads)
         """Those on files that applications may hold up."""
         for name in os.listdir(self._dir_fd):
             self.settle(TierId(int(name)))

@@ -9,11 +9,11 @@ it. Used under the file system's lock.
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from acpfs.runtime.clock import Clock
 from acpfs.types import NO_INO, Ino
 
 
@@ -55,7 +55,7 @@ class Waiting:
     """Who has the smallest one is next, of those that are urgent first."""
     urgent: bool
     """At first the applicant's; a file may become urgent while its writer waits, or cease to be."""
-    since: float = field(default_factory=time.time)
+    since: float
     """Wall clock, seconds."""
     room: Future[None] = field(default_factory=Future)
     """Done when the bytes are reserved; fails when there will be none."""
@@ -74,7 +74,7 @@ class Turns:
     time, and that goes on.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._time = 0.0
         self._had: dict[int, tuple[float, float]] = {}
@@ -103,9 +103,8 @@ class Turns:
 
     def add(self, applicant: Applicant, size: int, lead_bytes_max: int) -> Waiting:
         """Somebody has to wait."""
-        waiting = Waiting(
-            size, applicant, self._take_turn(applicant, size, lead_bytes_max), applicant.urgent
-        )
+        turn = self._take_turn(applicant, size, lead_bytes_max)
+        waiting = Waiting(size, applicant, turn, applicant.urgent, self._clock.wall())
         self._waiting.append(waiting)
         return waiting
 
@@ -142,7 +141,7 @@ class Turns:
         return given_up
 
     def _take_turn(self, applicant: Applicant, size: int, lead_bytes_max: int) -> float:
-        now = self._clock()
+        now = self._clock.now()
         if now >= self._purge_at:
             self._purge(now)
         writer = _writer(applicant)

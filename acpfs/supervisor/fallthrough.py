@@ -35,7 +35,7 @@ from acpfs.ram.mounts import (
     number_of,
     unmount,
 )
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 
 KIND = "fuse.acpfs"
 STACKED_MAX = 16

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
-from acpfs.threads import THREADS, Running
+from acpfs.runtime.threads import THREADS, Running
 from acpfs.types import Ino
 
 PENDING_MAX = 10_000

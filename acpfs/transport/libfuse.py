@@ -24,7 +24,7 @@ from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFi
 from acpfs.filesystem.steps import Call
 from acpfs.logger import get_logger
 from acpfs.ram.mounts import mounted_at
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 from acpfs.transport.invalidations import Invalidations
 from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino

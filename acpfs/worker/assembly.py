@@ -8,7 +8,6 @@ that happens behind the mount.
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +48,7 @@ from acpfs.ram.prefault_default import UnusedMemory
 from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
+from acpfs.runtime.given import Runtime
 from acpfs.worker import mirroring
 from acpfs.worker.bugs import end_by_bug
 from acpfs.worker.history import History
@@ -147,8 +147,8 @@ class Parts:
         self.identity.release()
 
 
-def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
-    """Build all parts; on failure what was taken is given back.
+def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> Parts:
+    """Build all parts; on failure what was taken is given back. `given`: to all of them.
 
     Raises:
         MachineError: backing directory, memory or tmpfs do not offer what is needed.
@@ -156,7 +156,9 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
     """
     with ExitStack() as undo, _state_named(runtime):
         directory, identity, probed = (
-            _kept_lower(settings, link) if link.knows_lower else _lower(settings, runtime, link)
+            _kept_lower(settings, link, given)
+            if link.knows_lower
+            else _lower(settings, runtime, link, given)
         )
         undo.callback(identity.release)
         place = _take_place(settings, runtime, identity, link)
@@ -168,29 +170,32 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             identity,
             place,
             link,
+            given,
             lambda error: end_by_bug(link, kept, error),
         )
         undo.callback(state.close)
         tier = Tier(
             place.directory,
             place.budget_bytes,
+            given,
             large_pages=place.huge == HUGE_CHOICES[0],
             when_safe=state.after_commit,
             lend=partial(places.lend, place),
         )
         undo.callback(tier.close)
-        spill, history = SpillPlace(settings, identity, state), History(state)
+        spill, history = SpillPlace(settings, identity, state, given), History(state)
         place.warnings += [] if link.session else spill.prepare()
-        operations, tree = OperationLog(state), LowerTree(state)
+        operations, tree = OperationLog(state, given.clock), LowerTree(state)
         calls, copies = (
-            CallPools.make(streams=settings.streams * 4),
-            CallPool("copies", COPY_THREADS),
+            CallPools.make(given, streams=settings.streams * 4),
+            CallPool("copies", COPY_THREADS, given),
         )
-        kept: Kept = _kept(place, link)
+        kept: Kept = _kept(place, link, given)
         undo.callback(kept.close)
-        prefault = _prefault(settings, place, tier, lambda: inner)
+        prefault = _prefault(settings, place, tier, lambda: inner, given)
         inner: FileSystemParts = FileSystemParts(
             settings,
+            given,
             state,
             tier,
             operations,
@@ -216,7 +221,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         )
         engine = Engine(drained, manifest, inner.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
         cluster: Cluster = _cluster(
-            settings, identity, directory, engine, operations, state, calls, inner.awaited
+            settings, identity, directory, engine, operations, state, calls, inner.awaited, given
         )
         scrub = RamScrub(
             inner.mending,
@@ -239,7 +244,9 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
                 runtime,
                 inner,
                 history,
-                partial(calls.commits.submit, "leftovers", _clear_leftovers, directory, place),
+                partial(
+                    calls.commits.submit, "leftovers", _clear_leftovers, directory, place, given
+                ),
             )
         undo.pop_all()
     return Parts(
@@ -260,7 +267,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         engine,
         prefault,
         cluster,
-        _scrubbing(settings, scrub, inner, operations),
+        _scrubbing(settings, scrub, inner, operations, given),
         history,
     )
 
@@ -279,10 +286,14 @@ def _begin(
 
 
 def _scrubbing(
-    settings: Settings, scrub: RamScrub, inner: FileSystemParts, operations: OperationLog
+    settings: Settings,
+    scrub: RamScrub,
+    inner: FileSystemParts,
+    operations: OperationLog,
+    given: Runtime,
 ) -> Scrubbing:
     give_way = GiveWay(inner.changes.is_writing, lambda: False, operations.clock.age_s)
-    return Scrubbing(scrub, settings.scrub_ram_s, give_way, operations.clock.now)
+    return Scrubbing(scrub, settings.scrub_ram_s, give_way, operations.clock.now, given)
 
 
 @contextmanager
@@ -305,6 +316,7 @@ def _cluster(
     state: StateDatabase,
     calls: CallPools,
     awaited: AwaitedNames,
+    given: Runtime,
 ) -> Cluster:
     machine = leftovers.Machine.this()
     who = NodeRecord(
@@ -316,9 +328,9 @@ def _cluster(
         boot_id=machine.boot_id,
         lock=identity.lock,
         mountpoint=os.fsencode(settings.mountpoint).decode("utf-8", "replace"),
-        started_at=time.time(),
+        started_at=given.clock.wall(),
     )
-    pool = CallPool("nodes", NODE_THREADS, calls.health)
+    pool = CallPool("nodes", NODE_THREADS, given, calls.health)
     coherent = mounts.kind_at(directory.descriptor) in mounts.LOCAL
     records = NodeRecords(directory)
     parts = (
@@ -331,6 +343,7 @@ def _cluster(
         pool,
         engine.section,
         engine.wake,
+        given,
     )
     return Cluster(*parts, coherent=coherent, names=awaited.peers, pending=awaited.pending)
 
@@ -354,28 +367,33 @@ def _open_state(
     identity: Identity,
     place: Place,
     link: Link,
+    given: Runtime,
     abandoned: Callable[[BaseException], None],
 ) -> StateDatabase:
     """What the last worker left, or, where the RAM tier was lost, what it mirrored."""
     path = place.directory / places.STATE_FILE
     was_there = path.exists()
     if not link.session:
-        mirroring.recover(settings, directory, identity, place, path)
+        mirroring.recover(settings, directory, identity, place, path, given.chance)
         mirroring.remember_node(settings, identity.node_id)
     space = places.state_space(place)
     space.look()
     if link.workers_before or (path.exists() and not was_there):
-        return StateDatabase(path, space, abandoned=abandoned)
+        return StateDatabase(path, given, space, abandoned=abandoned)
     try:
         if why := lost(path, has_bytes=places.has_bytes(place.directory)):
             raise DamagedError(f"{path} is damaged: {why}")
-        return StateDatabase(path, space, check=True, abandoned=abandoned)
+        return StateDatabase(path, given, space, check=True, abandoned=abandoned)
     except DamagedError as error:
         raise RefusedError(f"{error}; {places.way_out(place)}") from error
 
 
 def _prefault(
-    settings: Settings, place: Place, tier: Tier, inner: Callable[[], FileSystemParts]
+    settings: Settings,
+    place: Place,
+    tier: Tier,
+    inner: Callable[[], FileSystemParts],
+    given: Runtime,
 ) -> Prefault:
     memory, asked = read_memory(), settings.prefault
     if asked and asked != AUTO and not place.own_tmpfs:
@@ -394,16 +412,19 @@ def _prefault(
         ),
         budget=lambda: tier.budget_bytes,
         used=partial(places.taken_bytes, place),
-        available=UnusedMemory(takeable_bytes).bytes if asked == AUTO else takeable_bytes,
+        available=UnusedMemory(takeable_bytes, given.clock).bytes
+        if asked == AUTO
+        else takeable_bytes,
+        runtime=given,
         machine_bytes=memory.usable_bytes,
         why=choice.reason if place.own_tmpfs else "the RAM tier has no tmpfs of its own",
         writers=lambda: inner().contents.writers,
     )
 
 
-def _kept(place: Place, link: Link) -> Kept:
+def _kept(place: Place, link: Link, given: Runtime) -> Kept:
     """The session's records; for a new session, which still has to be mounted, empty ones under a new name."""
-    session = link.session or secrets.token_hex(16)
+    session = link.session or given.chance.token(16)
     kept = Kept(place.directory / "session", session)
     if link.session and not kept.taken_over:
         raise MachineError(
@@ -438,10 +459,14 @@ def _nested(path: LowerPath) -> str:
     )
 
 
-def _kept_lower(settings: Settings, link: Link) -> tuple[BackingDirectory, Identity, ProbeReport]:
+def _kept_lower(
+    settings: Settings, link: Link, given: Runtime
+) -> tuple[BackingDirectory, Identity, ProbeReport]:
     """What an earlier worker of the session opened, claimed and probed."""
     facts = link.facts
-    directory = BackingDirectory(settings.backing, facts["node"], kept_fd=link.kept["backing"][0])
+    directory = BackingDirectory(
+        settings.backing, facts["node"], given, kept_fd=link.kept["backing"][0]
+    )
     # a session that began without them: its kernel checks by modes alone
     features = {"acls": False} | facts["features"]
     probed = ProbeReport(Features(**features), tuple(facts["notes"]))
@@ -449,10 +474,10 @@ def _kept_lower(settings: Settings, link: Link) -> tuple[BackingDirectory, Ident
     return directory, Identity(facts["node"], facts["volume"], link.kept["identity"][0]), probed
 
 
-def _clear_leftovers(directory: BackingDirectory, place: places.Place) -> None:
+def _clear_leftovers(directory: BackingDirectory, place: places.Place, given: Runtime) -> None:
     """Of node ids that ended with an earlier boot. They cost space, not correctness: where it fails now, the next mount does it."""
     try:
-        place.warnings += leftovers.clear(directory, leftovers.Machine.this())
+        place.warnings += leftovers.clear(directory, leftovers.Machine.this(), given.clock)
     except OSError as error:
         log.warning(
             "what earlier boots left in the backing directory is not removed", error=error.strerror
@@ -465,11 +490,15 @@ def _unknown_bytes() -> int | None:
 
 
 def _lower(
-    settings: Settings, runtime: Path, link: Link
+    settings: Settings, runtime: Path, link: Link, given: Runtime
 ) -> tuple[BackingDirectory, Identity, ProbeReport]:
     """Open, claim and probe the backing directory, which may hang."""
     node = node_id(
-        runtime, settings.mountpoint, settings.node_id, mirroring.remembered_node(settings, runtime)
+        runtime,
+        settings.mountpoint,
+        given.chance,
+        settings.node_id,
+        mirroring.remembered_node(settings, runtime),
     )
     link.step(f"opening and probing the backing directory {settings.backing}")
     complaint = f"backing directory {settings.backing} does not answer"
@@ -480,9 +509,9 @@ def _lower(
         check_not_bare(settings.backing, runtime / "tiers")
         expected = ExpectedVolume(settings, runtime)
         expected.check()
-        directory = BackingDirectory(settings.backing, node)
+        directory = BackingDirectory(settings.backing, node, given)
         try:
-            check_own(directory.descriptor, settings.backing)
+            check_own(directory.descriptor, settings.backing, given.chance)
             claimed.append((directory, claim(directory, runtime)))
         except OSError as error:
             raise MachineError(

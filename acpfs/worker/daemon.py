@@ -20,7 +20,8 @@ from acpfs.config import Settings, validated
 from acpfs.errors import AcpfsError, ExitCode, MachineError, wanted
 from acpfs.logger import get_logger
 from acpfs.ram.state import is_answer
-from acpfs.threads import THREADS
+from acpfs.runtime.real import real_runtime
+from acpfs.runtime.threads import THREADS
 from acpfs.worker import logs
 from acpfs.worker.assembly import assemble
 from acpfs.worker.bugs import of_want
@@ -98,7 +99,7 @@ def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
     THREADS.be_ready(THREAD_WAIT_S)
     THREADS.follow(partial(_wait_for_threads, link))
     assert settings.runtime_dir is not None, "`starting.prepare` has filled it in"
-    parts = assemble(settings, settings.runtime_dir, link)
+    parts = assemble(settings, settings.runtime_dir, link, real_runtime())
     worker: Worker | None = None
     try:
         worker = Worker(parts, link)

@@ -18,7 +18,7 @@ from acpfs.checkpoints import Checkpoint
 from acpfs.control.reports import CheckpointReport, HistoryEntry, Status
 from acpfs.filesystem.loads import Load
 from acpfs.logger import get_logger
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 from acpfs.worker.assembly import Parts
 
 LOOK_INTERVAL_S = 5.0

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from acpfs.logger import get_logger
+from acpfs.runtime.threads import THREADS
 from acpfs.supervisor import channel
 from acpfs.supervisor.keeper_client import KEEPER
-from acpfs.threads import THREADS
 from acpfs.worker.outbox import Outbox
 
 BEAT_INTERVAL_S = 1.0

@@ -10,7 +10,7 @@ from acpfs.config import Settings
 from acpfs.control.metrics import Metrics
 from acpfs.errors import MachineError, is_no_thread
 from acpfs.logger import get_logger
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 
 FILE_INTERVAL_S = 15.0
 PORT_INTERVAL_S = 2.0

@@ -23,6 +23,7 @@ from acpfs.mounting.checks import BACKING_WAIT_S, within
 from acpfs.ram.place import Place
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import forget
+from acpfs.runtime.chance import Chance
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.sources.mirror import NoMirror, journal_name, read_mark
 from acpfs.writeback.sources.spill import Spill
@@ -109,7 +110,7 @@ def _read_node(file: Path) -> list[str]:
 
 
 def recover(
-    settings: Settings, lower: Lower, identity: Identity, place: Place, state: Path
+    settings: Settings, lower: Lower, identity: Identity, place: Place, state: Path, chance: Chance
 ) -> None:
     """What an earlier mount mirrored, and did not drain, becomes the state of this one.
 
@@ -137,7 +138,9 @@ def recover(
     told = f"what the last mount did not drain is mirrored in {marks[0].get('spill', '?')}"
     if settings.spill is None or not _is_mirror(settings):
         raise RefusedError(f"{told}: mount with --spill and --spill-mode mirror; {way_out}")
-    directory = SpillDirectory(settings.spill / f"acpfs-{identity.volume_id}-{identity.node_id}")
+    directory = SpillDirectory(
+        settings.spill / f"acpfs-{identity.volume_id}-{identity.node_id}", chance
+    )
     journal = directory.path / journal_name(marks[0].get("token", ""))
     found: list[Salvaged] = []
 

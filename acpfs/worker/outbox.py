@@ -13,9 +13,9 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from acpfs.runtime.threads import THREADS
 from acpfs.supervisor import channel
 from acpfs.supervisor.channel import Message
-from acpfs.threads import THREADS
 
 
 class Outbox:

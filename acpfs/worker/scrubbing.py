@@ -16,6 +16,7 @@ from acpfs.drain_records import Verification
 from acpfs.filesystem.scrub import Pace, RamScrub, ScrubFinding, ScrubPlace, Soundness
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger, shown
+from acpfs.runtime.given import Runtime
 from acpfs.writeback.streams.bandwidth import TokenBucket
 from acpfs.writeback.streams.give_way import GiveWay
 
@@ -34,11 +35,16 @@ class Scrubbing:
     """Owns the threads and the warnings."""
 
     def __init__(
-        self, scrub: RamScrub, every_s: float, give_way: GiveWay, now: Callable[[], float]
+        self,
+        scrub: RamScrub,
+        every_s: float,
+        give_way: GiveWay,
+        now: Callable[[], float],
+        given: Runtime,
     ) -> None:
         """`every_s`: about how long a pass takes; 0: there are none. `now`: the clock that `give_way` knows."""
         self._scrub, self._every_s, self._give_way, self._now = scrub, every_s, give_way, now
-        self._calls = CallPool("scrub", THREADS)
+        self._calls = CallPool("scrub", THREADS, given)
         self._bucket = TokenBucket(RATE_MIN)
         self._damaged: dict[ScrubPlace, ScrubFinding] = {}
         self._damaged_files = 0

@@ -47,7 +47,7 @@ from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger, shown
 from acpfs.ram import place as places
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 from acpfs.types import Seq
 from acpfs.worker import waiting_reports
 from acpfs.worker.assembly import Parts

@@ -43,11 +43,11 @@ from acpfs.mounting.transports import TransportChoice
 from acpfs.ram import mounts
 from acpfs.ram import place as places
 from acpfs.ram.mounts import MountEntry, holders, mounted_at
+from acpfs.runtime.threads import THREADS
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.child import Limits
 from acpfs.supervisor.stopping import TOGETHER_S
 from acpfs.supervisor.stuck_processes import STUCK
-from acpfs.threads import THREADS
 from acpfs.transport.timeouts import RequestTimeouts
 from acpfs.types import Ino, Seq, TierId
 from acpfs.worker import logs, serving

@@ -8,6 +8,7 @@ import pytest
 
 from acpfs.backing.anchor import Anchor
 from acpfs.backing.directory import BackingDirectory
+from tests.rig.runtime import REAL
 
 
 @pytest.mark.clause("S74", "S219")
@@ -15,7 +16,7 @@ def test_a_problem_is_confirmed_as_of_now(tmp_path: Path) -> None:
     path = tmp_path / "backing"
     (path / ".acpfs").mkdir(parents=True)
     (path / ".acpfs" / "volume").write_text("v1")
-    anchor = Anchor(BackingDirectory(path, "node"), "v1")
+    anchor = Anchor(BackingDirectory(path, "node", REAL), "v1")
     assert anchor.confirmed() == ""
     path.rename(tmp_path / "elsewhere")
     anchor.look()

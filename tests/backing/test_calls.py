@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,8 @@ from acpfs.backing.health import (
 )
 from acpfs.backing.progress import Progress
 from acpfs.descriptors import readable
+from acpfs.runtime.clock import Timer, TimerThread
+from tests.rig.runtime import REAL, clock_of
 
 
 class Hang:
@@ -46,7 +49,7 @@ def hang() -> Iterator[Hang]:
 
 @pytest.fixture
 def pool() -> Iterator[CallPool]:
-    pool = CallPool("test", 3)
+    pool = CallPool("test", 3, REAL)
     yield pool
     pool.close()
 
@@ -143,7 +146,9 @@ def test_progress_is_what_is_moved_by_the_call_or_before_it_has_a_thread_by_thos
         second.moved(1)
 
 
-def test_many_patient_calls_at_once(pool: CallPool, hang: Hang) -> None:
+def test_many_patient_calls_at_once(hang: Hang) -> None:
+    timers = TimerThread(REAL.threads)
+    pool = CallPool("test", 3, replace(REAL, clock=clock_of(timers=timers)))
     call = pool.submit("hang", hang)
     patient: list[Future[str]] = [pool.patient(call, 0.01 + 0.001 * (i % 20)) for i in range(200)]
     done, _not_done = wait(patient, 10)
@@ -151,7 +156,7 @@ def test_many_patient_calls_at_once(pool: CallPool, hang: Hang) -> None:
     quick = pool.submit("quick", int)
     for _ in range(6000):
         pool.patient(quick, 1000).result(60)
-    assert len(calls_module._TIMERS._heap) < 5000  # those that are over are swept out
+    assert len(timers) < 5000  # those that are over are swept out
 
 
 def test_a_full_queue_fails_at_once(
@@ -197,7 +202,7 @@ def test_who_has_lost_patience_takes_no_place_in_the_queue(
 
 
 def test_closing_does_not_wait_for_hung_threads(hang: Hang) -> None:
-    pool = CallPool("closing", 2)
+    pool = CallPool("closing", 2, REAL)
     pool.submit("hang", hang)
     hang.begun.acquire(timeout=60)
     pool.close()  # nobody ends the call
@@ -207,14 +212,17 @@ def test_closing_does_not_wait_for_hung_threads(hang: Hang) -> None:
 
 @pytest.mark.clause("S206")
 def test_who_has_older_knowledge_does_not_wait_anew_beside_a_call_that_is_late(
-    hang: Hang, monkeypatch: pytest.MonkeyPatch
+    hang: Hang,
 ) -> None:
     """A save asks many questions: with a second for each, the first one after a hang took five."""
-    clock, delays = [0.0], []
-    monkeypatch.setattr(
-        calls_module._TIMERS, "start", lambda delay_s, _timer: delays.append(delay_s)
-    )
-    pool = CallPool("test", 3, Health(lambda: clock[0]))
+    clock, delays = [0.0], list[float]()
+
+    class NoTimers:
+        def start(self, delay_s: float, _timer: Timer) -> None:
+            delays.append(delay_s)
+
+    given = replace(REAL, clock=clock_of(lambda: clock[0], timers=NoTimers()))
+    pool = CallPool("test", 3, given)
     call = pool.submit("lstat", hang)
     hang.begun.acquire(timeout=60)
     for clock[0] in (0.5, 2.0, STUCK_AFTER_S + 1.0):  # in time, late, known to hang
@@ -229,7 +237,7 @@ class TestHealth:
 
     @pytest.fixture
     def health(self) -> Health:
-        return Health(lambda: self.now)
+        return Health(clock_of(lambda: self.now))
 
     def test_gets_worse_at_once_and_better_after_a_while(self, health: Health) -> None:
         with health.call("pool", "lstat"):

@@ -23,12 +23,13 @@ from acpfs.backing.syscalls import Opener
 from acpfs.errors import MachineError, RefusedError
 from acpfs.writeback.log.ops import Metadata
 from tests.rig.processes import Child
+from tests.rig.runtime import REAL
 
 
 @pytest.fixture(params=["openat2", "walk"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BackingDirectory]:
     (tmp_path / "backing").mkdir()
-    directory = BackingDirectory(tmp_path / "backing", "node-1")
+    directory = BackingDirectory(tmp_path / "backing", "node-1", REAL)
     directory._entries.opener = Opener(directory._root_fd, openat2=request.param == "openat2")
     yield directory
     directory.disconnect()
@@ -351,19 +352,19 @@ def test_names_that_are_not_text(directory: BackingDirectory) -> None:
 class TestRefusals:
     def test_missing(self, tmp_path: Path) -> None:
         with pytest.raises(MachineError, match="No such file"):
-            BackingDirectory(tmp_path / "missing", "n")
+            BackingDirectory(tmp_path / "missing", "n", REAL)
 
     def test_not_a_directory(self, tmp_path: Path) -> None:
         (tmp_path / "f").touch()
         with pytest.raises(MachineError, match="Not a directory"):
-            BackingDirectory(tmp_path / "f", "n")
+            BackingDirectory(tmp_path / "f", "n", REAL)
 
     @pytest.mark.mount
     def test_not_writable(self, tmp_path: Path) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path], check=True)
         try:
             with pytest.raises(MachineError, match="not writable"):
-                BackingDirectory(tmp_path, "n")
+                BackingDirectory(tmp_path, "n", REAL)
         finally:
             subprocess.run(["umount", "-l", tmp_path], check=True)
 
@@ -378,15 +379,15 @@ def test_probe_leaves_nothing_and_adapts(directory: BackingDirectory) -> None:
 
 class TestIdentity:
     def test_node_id_is_stable_per_mount_point_and_unique(self, tmp_path: Path) -> None:
-        ids = [node_id(tmp_path, Path(f"/mnt/{name}")) for name in "aab"]
+        ids = [node_id(tmp_path, Path(f"/mnt/{name}"), REAL.chance) for name in "aab"]
         assert ids[0] == ids[1] != ids[2]
-        assert node_id(tmp_path / "elsewhere", Path("/mnt/a")) != ids[0]
-        assert node_id(tmp_path, Path("/mnt/a"), "chosen") == "chosen"
+        assert node_id(tmp_path / "elsewhere", Path("/mnt/a"), REAL.chance) != ids[0]
+        assert node_id(tmp_path, Path("/mnt/a"), REAL.chance, "chosen") == "chosen"
 
     def test_volume_id_is_made_once(self, directory: BackingDirectory, tmp_path: Path) -> None:
         first = claim(directory, tmp_path / "run")
         first.release()
-        other = BackingDirectory(directory.path, "node-2")
+        other = BackingDirectory(directory.path, "node-2", REAL)
         second = claim(other, tmp_path / "run")
         assert first.volume_id == second.volume_id
         second.release()
@@ -499,7 +500,7 @@ def test_another_backing_directory_below_keeps_its_own_files_to_itself(
 ) -> None:
     backing = tmp_path / "backing"
     (backing / "run").mkdir()
-    BackingDirectory(backing / "run", "node-2").disconnect()
+    BackingDirectory(backing / "run", "node-2", REAL).disconnect()
     assert [entry.name for entry in directory.listdir((b"run",))] == [b".acpfs"]  # a user's, yet
     (backing / "run/.acpfs/volume").write_text("0" * 32)
     (backing / "run/shard").write_bytes(b"1")

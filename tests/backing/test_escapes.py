@@ -14,6 +14,7 @@ import pytest
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.syscalls import Opener, rename_exchange
 from acpfs.writeback.log.ops import Metadata
+from tests.rig.runtime import REAL
 
 clause = pytest.mark.clause
 PACKAGE = Path(__file__).parents[2] / "acpfs"
@@ -109,7 +110,7 @@ def test_no_pathlib_touches_the_backing_directory(file: Path) -> None:
 def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BackingDirectory]:
     inside = tmp_path / "inside"
     inside.mkdir()
-    opened = BackingDirectory(inside, "node-1")
+    opened = BackingDirectory(inside, "node-1", REAL)
     opened._entries.opener = Opener(opened.descriptor, openat2=request.param)
     yield opened
     opened.disconnect()

@@ -15,6 +15,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.errors import ExitCode, RefusedError
 from acpfs.supervisor import stuck_processes
 from tests.rig.faultfs import FaultFs
+from tests.rig.runtime import REAL
 
 clause = pytest.mark.clause
 HOLDS = """
@@ -28,7 +29,7 @@ sys.stdin.read()
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[BackingDirectory]:
     (tmp_path / "storage").mkdir()
-    directory = BackingDirectory(tmp_path / "storage", "n1")
+    directory = BackingDirectory(tmp_path / "storage", "n1", REAL)
     yield directory
     directory.disconnect()
 

@@ -14,6 +14,7 @@ import pytest
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.member_records import BLOCK_BYTES, NodeRecord, NodeRecords
+from tests.rig.runtime import REAL
 
 RECORD = NodeRecord("a", "1", 1, clock=1000.0, watermark=999.0, pending="x" * 100)
 
@@ -21,7 +22,7 @@ RECORD = NodeRecord("a", "1", 1, clock=1000.0, watermark=999.0, pending="x" * 10
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[BackingDirectory]:
     (tmp_path / "backing").mkdir()
-    directory = BackingDirectory(tmp_path / "backing", "a")
+    directory = BackingDirectory(tmp_path / "backing", "a", REAL)
     yield directory
     directory.disconnect()
 

@@ -14,6 +14,7 @@ from acpfs.backing.ownership import check_own
 from acpfs.errors import ExitCode, RefusedError
 from tests.rig.mounts import AcpfsMount, CommandError
 from tests.rig.processes import NOBODY
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 clause = pytest.mark.clause
@@ -29,10 +30,10 @@ def top(tmp_path: Path) -> Iterator[int]:
 
 
 def test_our_own_is_used_and_nothing_is_left_in_it(tmp_path: Path, top: int) -> None:
-    check_own(top, tmp_path)
+    check_own(top, tmp_path, REAL.chance)
     (tmp_path / ".acpfs").chmod(0o775)
     with pytest.raises(RefusedError, match=r"mode 775.*chmod go-w"):
-        check_own(top, tmp_path)
+        check_own(top, tmp_path, REAL.chance)
     assert os.listdir(tmp_path / ".acpfs") == []
 
 
@@ -40,7 +41,7 @@ def test_our_own_is_used_and_nothing_is_left_in_it(tmp_path: Path, top: int) -> 
 def test_one_of_another_user_is_refused(tmp_path: Path, top: int) -> None:
     os.chown(tmp_path / ".acpfs", NOBODY, NOBODY)
     with pytest.raises(RefusedError, match=f"belongs to user {NOBODY}"):
-        check_own(top, tmp_path)
+        check_own(top, tmp_path, REAL.chance)
 
 
 def test_where_what_we_make_has_that_owner_and_mode_too_it_is_ours(
@@ -52,11 +53,11 @@ def test_where_what_we_make_has_that_owner_and_mode_too_it_is_ours(
     for path in (made, tmp_path / ".acpfs"):
         os.chown(path, NOBODY, NOBODY)
         path.chmod(0o777)
-    monkeypatch.setattr(ownership, "look_made", lambda _fd: made.stat())
-    check_own(top, tmp_path)
+    monkeypatch.setattr(ownership, "look_made", lambda _fd, _chance: made.stat())
+    check_own(top, tmp_path, REAL.chance)
     made.chmod(0o755)
     with pytest.raises(RefusedError):
-        check_own(top, tmp_path)
+        check_own(top, tmp_path, REAL.chance)
 
 
 @pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
@@ -68,14 +69,14 @@ def test_a_full_storage_is_drained_to_all_the_same(
 
     (tmp_path / ".acpfs").chmod(0o777)
     monkeypatch.setattr(os, "mkdir", refuse)
-    check_own(top, tmp_path)
+    check_own(top, tmp_path, REAL.chance)
 
 
 def test_a_link_is_not_followed(tmp_path: Path, top: int) -> None:
     (tmp_path / ".acpfs").rename(tmp_path / "elsewhere")
     (tmp_path / ".acpfs").symlink_to("elsewhere")
     with pytest.raises(OSError, match="Not a directory"):
-        check_own(top, tmp_path)
+        check_own(top, tmp_path, REAL.chance)
 
 
 @clause("S245")

@@ -14,6 +14,7 @@ from acpfs.backing.leftovers import Machine
 from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from acpfs.backing.rivals import WATCH_HEARTBEATS, Rival
 from acpfs.errors import RefusedError
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S196")
 
@@ -32,7 +33,7 @@ THERE = NodeRecord(
 
 @pytest.fixture
 def records(tmp_path: Path) -> Iterator[NodeRecords]:
-    directory = BackingDirectory(tmp_path, "n1")
+    directory = BackingDirectory(tmp_path, "n1", REAL)
     yield NodeRecords(directory)
     directory.disconnect()
 
@@ -119,7 +120,7 @@ def test_a_damaged_record_is_nobodys(tmp_path: Path, records: NodeRecords) -> No
 
 
 def test_two_runtime_directories_have_different_locks(tmp_path: Path) -> None:
-    directory = BackingDirectory(tmp_path, "n1")
+    directory = BackingDirectory(tmp_path, "n1", REAL)
     here, there = claim(directory, tmp_path / "run1"), claim(directory, tmp_path / "run2")
     assert here.lock != there.lock
     assert NodeRecord.from_bytes(NodeRecord("n1", lock=here.lock).to_bytes()).lock == here.lock

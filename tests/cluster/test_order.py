@@ -19,6 +19,7 @@ from tests.cluster.stand import HEARTBEAT_S, SOON_MISSING_S, Stand
 from tests.cluster.training import TRACKER, Job, looks_right
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError
+from tests.rig.runtime import REAL
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
@@ -347,7 +348,7 @@ def test_a_node_whose_machine_was_started_again_withholds_what_may_name_its_file
     with Stand(tmp_path, [shared], transport) as stand:
         (node,) = stand.nodes
         record = shared / ".acpfs" / "nodes" / "node0"
-        directory = BackingDirectory(shared, "other")
+        directory = BackingDirectory(shared, "other", REAL)
         gone: list[str] = []
         while True:
             gone.append(f"old{len(gone)}")

@@ -21,6 +21,7 @@ from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from acpfs.errors import ExitCode
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, mounts_below, staging_files
+from tests.rig.runtime import REAL
 
 clause = pytest.mark.clause
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "heartbeat": 0.25}
@@ -143,14 +144,14 @@ HERE = Machine("host1.example", "4c4c4544-0035", "boot-2")
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[BackingDirectory]:
-    opened = BackingDirectory(tmp_path, "host1-new")
+    opened = BackingDirectory(tmp_path, "host1-new", REAL)
     yield opened
     opened.disconnect()
 
 
 def left_by(tmp_path: Path, node: str, machine: Machine) -> Path:
     """A node's record and two staging files."""
-    other = BackingDirectory(tmp_path, node)
+    other = BackingDirectory(tmp_path, node, REAL)
     record = {
         "node": node,
         "host": machine.host,
@@ -169,7 +170,7 @@ def test_what_an_earlier_boot_of_this_machine_left_is_removed(
     directory: BackingDirectory, tmp_path: Path
 ) -> None:
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
-    assert clear(directory, HERE) == []
+    assert clear(directory, HERE, REAL.clock) == []
     assert not left.exists()
     assert not (tmp_path / ".acpfs" / "nodes" / "host1-old").exists()
 
@@ -189,7 +190,7 @@ def test_what_may_be_anothers_only_copy_is_left_alone(
     directory: BackingDirectory, tmp_path: Path, node: str, machine: Machine
 ) -> None:
     left = left_by(tmp_path, node, machine)
-    assert clear(directory, HERE) == []
+    assert clear(directory, HERE, REAL.clock) == []
     assert len(list(left.iterdir())) == 2
 
 
@@ -200,11 +201,11 @@ def test_staging_files_of_a_node_that_is_mirrored_are_left_alone(
     """Found by reading: after a reboot, the first of two mounts removed what the mirror of the second counted on."""
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
     directory.write_own((MIRRORS, b"host1-old"), b'{"token": "1"}')
-    (said,) = clear(directory, HERE)
+    (said,) = clear(directory, HERE, REAL.clock)
     assert "host1-old left a mirror" in said
     assert len(list(left.iterdir())) == 2
     directory.write_own((MIRRORS, b"host1-old"), WITHDRAWN)
-    assert clear(directory, HERE) == []
+    assert clear(directory, HERE, REAL.clock) == []
     assert not left.exists()
 
 
@@ -234,8 +235,8 @@ def test_other_nodes_learn_of_the_loss_although_the_clearing_is_cut_off(
         patch.setattr(directory, step, refuse)
         for _ in range(2):
             with pytest.raises(OSError, match="cut off"):
-                clear(directory, HERE)
-    clear(directory, HERE)
+                clear(directory, HERE, REAL.clock)
+    clear(directory, HERE, REAL.clock)
     gone = records.read("host1-old")
     assert gone is not None
     assert gone.state is NodeState.GONE
@@ -247,7 +248,7 @@ def test_other_nodes_learn_of_the_loss_although_the_clearing_is_cut_off(
 def test_half_of_an_exchange_is_named_and_left(directory: BackingDirectory, tmp_path: Path) -> None:
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
     (left / "exchange-0123456789abcdef").write_bytes(b"the only copy")
-    (said,) = clear(directory, HERE)
+    (said,) = clear(directory, HERE, REAL.clock)
     assert "exchange-0123456789abcdef is one of the two, move it back" in said
     assert [p.name for p in left.iterdir()] == ["exchange-0123456789abcdef"]
 
@@ -258,6 +259,8 @@ def test_without_proof_it_is_named_and_left(
     directory: BackingDirectory, tmp_path: Path, hardware: str
 ) -> None:
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1", hardware=hardware))
-    (said,) = clear(directory, replace(HERE, hardware="" if not hardware else HERE.hardware))
+    (said,) = clear(
+        directory, replace(HERE, hardware="" if not hardware else HERE.hardware), REAL.clock
+    )
     assert "node id host1-old left 2 staging files" in said
     assert len(list(left.iterdir())) == 2

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, lstat_each
+from acpfs.runtime.given import Runtime
 
 
 class ReusedNumbers(BackingDirectory):
     """Shows numbers of its own making, since not every file system of a test machine reuses its numbers."""
 
-    def __init__(self, path: Path, node_id: str) -> None:
-        super().__init__(path, node_id)
+    def __init__(self, path: Path, node_id: str, runtime: Runtime) -> None:
+        super().__init__(path, node_id, runtime)
         self._top = path
         self._shown: dict[int, int] = {}
         self._free: list[int] = []

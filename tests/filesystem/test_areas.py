@@ -18,6 +18,7 @@ from acpfs.backing.leftovers import Machine
 from acpfs.backing.lower import LowerPath
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run
+from tests.rig.runtime import REAL
 
 clause, mounts = pytest.mark.clause("S238"), pytest.mark.mount
 
@@ -221,7 +222,7 @@ def test_a_directory_that_takes_nothing_from_elsewhere_has_an_area_of_its_own_an
 @clause
 def test_a_project_has_its_area_at_its_root(tmp_path: Path) -> None:
     (tmp_path / "projects/one/run/step").mkdir(parents=True)
-    lower = BackingDirectory(tmp_path, "n")
+    lower = BackingDirectory(tmp_path, "n", REAL)
     lower._entries.areas._project = lambda fd: int(
         "/projects/one" in os.readlink(f"/proc/self/fd/{fd}")
     )
@@ -285,7 +286,7 @@ def test_staging_files_in_an_area_are_removed_by_the_next_mount_and_those_of_dea
     backing = tmp_path / "backing"
 
     def leave(node: str) -> None:
-        lower = BackingDirectory(backing, node)
+        lower = BackingDirectory(backing, node, REAL)
         lower.close(lower.create_staging(lower.stage_near("left", (b"ckpts",))))
         lower.disconnect()
 
@@ -298,12 +299,12 @@ def test_staging_files_in_an_area_are_removed_by_the_next_mount_and_those_of_dea
         here = Machine("h", "hardware", "this boot")
         leave("test")
         leave("h-dead")
-        lower = BackingDirectory(backing, "test")
+        lower = BackingDirectory(backing, "test", REAL)
         lower.write_own(
             (b"nodes", b"h-dead"), b'{"host": "h", "hardware": "hardware", "boot_id": "earlier"}'
         )
         assert len(list(at.glob(".acpfs/staging/*/left"))) == 2
-        assert leftovers.clear(lower, here) == []
+        assert leftovers.clear(lower, here, REAL.clock) == []
         lower.disconnect()
         assert list(at.glob(".acpfs/staging/*/left")) == [at / ".acpfs/staging/test/left"]
         assert not (backing / ".acpfs/areas/h-dead").exists()
@@ -319,10 +320,10 @@ def test_a_directory_that_somebody_else_made_ready_is_not_used(tmp_path: Path, p
     (tmp_path / ".acpfs" / place).mkdir(parents=True)
     os.chown(tmp_path / ".acpfs" / place, 65534, 65534)
     with pytest.raises(Exception, match="belongs to user 65534"):
-        BackingDirectory(tmp_path, "n")
+        BackingDirectory(tmp_path, "n", REAL)
     os.chown(tmp_path / ".acpfs" / place, 0, 0)
     (tmp_path / ".acpfs" / place).chmod(0o777)
-    BackingDirectory(tmp_path, "n").disconnect()
+    BackingDirectory(tmp_path, "n", REAL).disconnect()
     assert (tmp_path / ".acpfs" / place).stat().st_mode & 0o777 == 0o700
 
 
@@ -332,7 +333,7 @@ def test_an_area_that_hangs_does_not_hold_up_the_others(
 ) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
-    lower = BackingDirectory(tmp_path, "n")
+    lower = BackingDirectory(tmp_path, "n", REAL)
     areas, hangs, go_on = lower._entries.areas, threading.Event(), threading.Event()
     areas._project = lambda fd: len(os.readlink(f"/proc/self/fd/{fd}").removeprefix(str(tmp_path)))
     make = areas._make

@@ -18,6 +18,7 @@ from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
+from tests.rig.runtime import REAL
 
 OLD = b"old and complete"
 TRUNCATING = os.O_WRONLY | os.O_TRUNC
@@ -25,8 +26,8 @@ TRUNCATING = os.O_WRONLY | os.O_TRUNC
 
 def test_a_tier_file_outlives_the_state_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "tier" / "data").mkdir(parents=True)
-    state = StateDatabase(tmp_path / "state")
-    tier = Tier(tmp_path / "tier", 1 << 20, when_safe=state.after_commit)
+    state = StateDatabase(tmp_path / "state", REAL)
+    tier = Tier(tmp_path / "tier", 1 << 20, REAL, when_safe=state.after_commit)
     tier_id = tier.create()
     tier.remove(tier_id)
     assert tier.ids() == []
@@ -38,7 +39,7 @@ def test_a_tier_file_outlives_the_state_that_names_it(tmp_path: Path) -> None:
 
 
 def test_a_tier_file_that_is_gone_already_is_no_bug(tmp_path: Path) -> None:
-    tier = Tier(tmp_path, 1 << 20)
+    tier = Tier(tmp_path, 1 << 20, REAL)
     (tmp_path / "data" / str(tier.create())).unlink()
     tier.remove(tier.ids()[0])
     assert tier.used_bytes == 0

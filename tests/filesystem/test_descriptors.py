@@ -14,6 +14,7 @@ from acpfs.filesystem.records import Attributes, Caller, OpenFile
 from acpfs.ram import descriptor_limits
 from acpfs.types import ROOT
 from tests.filesystem.world import CALLER, World, world
+from tests.rig.runtime import REAL
 
 SOMEBODY, SOMEBODY_ELSE = 1001, 2**32 - 2
 REQUESTS = itertools.count(1)
@@ -176,7 +177,7 @@ def test_a_kernel_that_does_not_count_is_not_asked_for_a_list_at_each_try(
     monkeypatch.setattr(descriptor_limits, "taken", taken)
     monkeypatch.setattr(descriptor_limits, "OWN", "/proc/self/attr")  # of size 0 on every kernel
     monkeypatch.setattr(descriptor_limits, "LISTED_AGAIN_S", 3600.0)
-    files = descriptor_limits.Reserve(True)
+    files = descriptor_limits.Reserve(True, REAL.clock)
     for _ in range(10):
         with pytest.raises(OSError):
             files.before_open(80, 80)

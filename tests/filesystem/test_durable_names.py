@@ -13,13 +13,13 @@ import trio
 import trio.testing
 
 from acpfs.backing.attributes import FSYNC_XATTR
-from acpfs.backing.calls import at_most
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.filesystem.steps import settled
+from acpfs.runtime.clock import Clock
 from acpfs.types import ROOT, Ino
 from tests.filesystem.held_call import HeldCall
 from tests.filesystem.test_hold import Kernel, run
@@ -40,12 +40,14 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     """A last close is waited for as long as a test may take; set when somebody does."""
     begun = trio.Event()
 
-    def begin(released: Future[None], delay_s: float) -> Future[None]:
+    at_most = Clock.at_most
+
+    def begin(clock: Clock, released: Future[None], delay_s: float) -> Future[None]:
         begun.set()
-        return at_most(released, delay_s)
+        return at_most(clock, released, delay_s)
 
     monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 600.0)
-    monkeypatch.setattr(outgrown, "at_most", begin)
+    monkeypatch.setattr(Clock, "at_most", begin)
     return begun
 
 

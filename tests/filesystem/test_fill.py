@@ -17,6 +17,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.fill import PIECE_BYTES, Fill
 from acpfs.ram.mounts import mount_tmpfs, unmount
+from tests.rig.runtime import REAL
 
 WAIT_S = 120.0
 PAGE = 4096
@@ -25,12 +26,12 @@ PAGE = 4096
 @pytest.fixture
 def lower(tmp_path: Path) -> BackingDirectory:
     (tmp_path / "backing").mkdir()
-    return BackingDirectory(tmp_path / "backing", "node")
+    return BackingDirectory(tmp_path / "backing", "node", REAL)
 
 
 @pytest.fixture
 def pools() -> Iterator[CallPools]:
-    made = CallPools.make(requests=4, streams=1, syncs=1)
+    made = CallPools.make(REAL, requests=4, streams=1, syncs=1)
     yield made
     made.close()
 

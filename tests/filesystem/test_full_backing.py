@@ -12,6 +12,7 @@ import pytest
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import SpaceInfo
+from acpfs.runtime.given import Runtime
 from tests.filesystem.test_outgrown import MIB, patterned
 from tests.filesystem.test_slow_backing import until
 from tests.filesystem.world import World, run
@@ -27,8 +28,8 @@ class SmallDisk(BackingDirectory):
 
     sets_aside = True
 
-    def __init__(self, root: Path, node_id: str) -> None:
-        super().__init__(root, node_id)
+    def __init__(self, root: Path, node_id: str, runtime: Runtime) -> None:
+        super().__init__(root, node_id, runtime)
         self._root_path = root
         self._guard = threading.Lock()
         self.capacity_bytes = 10 * MIB

@@ -14,6 +14,7 @@ from acpfs.config import WarmReads
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT
 from tests.filesystem.world import CALLER, World, world
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S412")
 
@@ -130,7 +131,7 @@ def test_a_bug_that_changed_nothing_is_an_answer(
 
 def test_whoever_owns_the_process_is_told_at_once(tmp_path: Path) -> None:
     told: list[BaseException] = []
-    state = StateDatabase(tmp_path / "state", abandoned=told.append)
+    state = StateDatabase(tmp_path / "state", REAL, abandoned=told.append)
     state.create("CREATE TABLE t (a INTEGER)")
 
     def half() -> None:
@@ -144,11 +145,11 @@ def test_whoever_owns_the_process_is_told_at_once(tmp_path: Path) -> None:
     assert [type(error) for error in told] == [BugError]
     state.change("INSERT INTO t VALUES (2)")
     state.close()
-    assert StateDatabase(tmp_path / "state").rows("SELECT a FROM t") == []
+    assert StateDatabase(tmp_path / "state", REAL).rows("SELECT a FROM t") == []
 
 
 def test_an_answer_ends_a_step_as_a_whole(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state")
+    state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE t (a INTEGER)")
 
     def answered() -> None:
@@ -159,19 +160,19 @@ def test_an_answer_ends_a_step_as_a_whole(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         answered()
     state.close()
-    assert StateDatabase(tmp_path / "state").rows("SELECT a FROM t") == [(1,)]
+    assert StateDatabase(tmp_path / "state", REAL).rows("SELECT a FROM t") == [(1,)]
 
 
 def test_rows_that_cannot_be_written_are_a_bug(tmp_path: Path) -> None:
     """What brings them at the end of a step is part of it."""
-    state, changed = StateDatabase(tmp_path / "state"), [1]
+    state, changed = StateDatabase(tmp_path / "state", REAL), [1]
     state.create("CREATE TABLE t (a INTEGER)")
     state.before_commit(changed, bug)
     with pytest.raises(BugError), state.step():
         state.change("INSERT INTO t VALUES (1)")
     assert state.is_abandoned
     state.close()
-    assert StateDatabase(tmp_path / "state").rows("SELECT a FROM t") == []
+    assert StateDatabase(tmp_path / "state", REAL).rows("SELECT a FROM t") == []
 
 
 def test_a_start_drops_directories_that_were_kept_for_a_file(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from acpfs.filesystem.steps import Call, settled, wait
 from acpfs.ram.state import LateError, Recording, StateDatabase
 from acpfs.types import ROOT
 from tests.filesystem.world import CALLER, World, run
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S202")
 PLENTY_PAGES = 1 << 30
@@ -193,7 +194,7 @@ def test_who_would_go_on_to_wait_for_something_else_can_be_killed(tmp_path: Path
 
 
 def test_a_transaction_is_made_again_as_a_whole_and_in_order(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state")
+    state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v BLOB);")
     state.change("INSERT INTO t VALUES (1, 'a')")
     assert state.commit()
@@ -229,7 +230,7 @@ def test_a_transaction_is_made_again_as_a_whole_and_in_order(tmp_path: Path) -> 
 
 
 def test_a_wrong_statement_is_a_bug_and_not_a_full_disk(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state")
+    state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY);")
     state.change("INSERT INTO t VALUES (1)")
     with pytest.raises(sqlite3.IntegrityError):
@@ -239,12 +240,12 @@ def test_a_wrong_statement_is_a_bug_and_not_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_worker_comes_to_serve_where_nothing_can_be_written(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state")
+    state = StateDatabase(tmp_path / "state", REAL)
     ddl = "CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v BLOB);"
     state.create(ddl)
     state.commit()
     state.close()
-    again = StateDatabase(tmp_path / "state")
+    again = StateDatabase(tmp_path / "state", REAL)
     fill(again)
     again.change(
         "INSERT INTO t VALUES (1, ?)", (b"x" * 100_000,)

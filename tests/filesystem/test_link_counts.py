@@ -16,6 +16,7 @@ import trio
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath, LowerStat, lstat_each
+from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -27,8 +28,8 @@ ANSWER_S = 120.0
 class SlowAnswer(BackingDirectory):
     """One answer about a name can be kept back: it tells what was true when it was asked."""
 
-    def __init__(self, path: Path, node_id: str) -> None:
-        super().__init__(path, node_id)
+    def __init__(self, path: Path, node_id: str, runtime: Runtime) -> None:
+        super().__init__(path, node_id, runtime)
         self._slow: LowerPath | None = None
         self.asked, self.answered = threading.Event(), threading.Event()
 

@@ -16,10 +16,12 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
+from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.sources.mirror import Mirror, journal_name, read_mark
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S152")
 WAIT_S = 120.0
@@ -28,8 +30,8 @@ WAIT_S = 120.0
 class HangingMarks(BackingDirectory):
     """Writing a mark waits for `go_on`."""
 
-    def __init__(self, path: Path, node_id: str) -> None:
-        super().__init__(path, node_id)
+    def __init__(self, path: Path, node_id: str, runtime: Runtime) -> None:
+        super().__init__(path, node_id, runtime)
         self.began, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         self.written: list[str] = []
@@ -61,11 +63,11 @@ def made(tmp_path: Path) -> Iterator[Made]:
     for name in ("backing", "tier", "spill"):
         (tmp_path / name).mkdir()
     lower, state = (
-        HangingMarks(tmp_path / "backing", "test"),
-        StateDatabase(tmp_path / "tier" / "state.sqlite"),
+        HangingMarks(tmp_path / "backing", "test", REAL),
+        StateDatabase(tmp_path / "tier" / "state.sqlite", REAL),
     )
-    log = OperationLog(state)
-    directory = SpillDirectory(tmp_path / "spill" / "acpfs-test")
+    log = OperationLog(state, REAL.clock)
+    directory = SpillDirectory(tmp_path / "spill" / "acpfs-test", REAL.chance)
     directory.prepare()
     mirror = Mirror(directory, state, log, lower, "test", patience_s=WAIT_S)
     with closing(state):

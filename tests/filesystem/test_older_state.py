@@ -21,6 +21,7 @@ from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, ROOT, VersionId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
+from tests.rig.runtime import REAL
 
 OLDER = {
     number: Path(__file__).with_name(f"state_v{number}.sql") for number in range(1, STATE_VERSION)
@@ -49,7 +50,7 @@ def tier_directory(tmp_path: Path, version: int) -> Path:
 
 
 def layers(state: StateDatabase, directory: Path) -> tuple[NodeTable, OperationLog]:
-    log, tier = OperationLog(state), Tier(directory, 1 << 30)
+    log, tier = OperationLog(state, REAL.clock), Tier(directory, 1 << 30, REAL)
     table = NodeTable(state, log, LowerTree(state))
     Missing(table, log, tier)
     tier.close()
@@ -110,7 +111,7 @@ def version_of(path: Path) -> int:
 def test_the_state_of_an_older_version_says_what_it_said(tier_directory: Path) -> None:
     path = tier_directory / "state.sqlite"
     for _ in range(2):  # first as it was left, then as it was brought up
-        state = StateDatabase(path, check=True)
+        state = StateDatabase(path, REAL, check=True)
         check(*layers(state, tier_directory))
         state.accept()
         state.close()
@@ -121,7 +122,7 @@ def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code
     tier_directory: Path, version: int
 ) -> None:
     path = tier_directory / "state.sqlite"
-    state = StateDatabase(path)
+    state = StateDatabase(path, REAL)
     with contextlib.closing(sqlite3.connect(":memory:")) as before:
         before.executescript(OLDER[version].read_text())
         tables = [
@@ -143,7 +144,7 @@ def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code
                     after.execute(f"SELECT * FROM {name}").fetchall()
                     == before.execute(f"SELECT * FROM {name}").fetchall()
                 )
-    state = StateDatabase(path)  # and so may the newer one, a second time
+    state = StateDatabase(path, REAL)  # and so may the newer one, a second time
     check(*layers(state, tier_directory))
     state.accept()
     state.close()
@@ -185,7 +186,7 @@ def test_a_journal_of_an_older_version_becomes_a_state(
     found = salvage(journal, target, lambda _name: 3 << 20)
     assert (found.operations, found.lost) == (1, 2)
     assert version_of(target) == STATE_VERSION
-    state = StateDatabase(target)
+    state = StateDatabase(target, REAL)
     (row,) = state.rows("SELECT spilled, tier_id, staging FROM node WHERE spilled > 0")
     assert row == (1, NO_TIER, "")
     state.close()

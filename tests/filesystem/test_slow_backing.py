@@ -21,6 +21,7 @@ from acpfs.filesystem.known_names import Directory
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run, world
+from tests.rig.runtime import REAL
 
 SHORT: dict[str, Any] = {"patience_s": 0.05, "attr_timeout_s": 0.0, "backing_timeout_s": 15.0}
 """Knowledge is old at once, and who waits for what is not known gives up before the test does."""
@@ -228,7 +229,7 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
 
 @pytest.mark.clause("S240")
 def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state.db")
+    state = StateDatabase(tmp_path / "state.db", REAL)
     kept = KeptListings(state)
 
     def listing(count: int, size: int) -> dict[bytes, LowerEntry]:
@@ -266,7 +267,7 @@ def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
 def test_what_is_kept_of_listings_follows_each_change(tmp_path: Path, seed: int) -> None:
     """Names that come and go, listings that are made anew: after each, a next worker has exactly the names that there are."""
     state, rng, there = (
-        StateDatabase(tmp_path / "state.db"),
+        StateDatabase(tmp_path / "state.db", REAL),
         random.Random(seed),
         dict[bytes, LowerEntry](),
     )
@@ -315,7 +316,7 @@ def test_a_listing_is_packed_and_taken_apart_only_where_it_must_be(
     counted("_pack")
     counted("_unpack")
     state, there = (
-        StateDatabase(tmp_path / "state.db"),
+        StateDatabase(tmp_path / "state.db", REAL),
         {b"%d" % n: LowerEntry(b"%d" % n, n, 0) for n in range(100)},
     )
     kept = KeptListings(state)

@@ -33,6 +33,7 @@ from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.state_space import StateSpace
 from acpfs.ram.tier import Tier
+from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
@@ -42,6 +43,7 @@ from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
 from acpfs.writeback.sources.spill import Spill
+from tests.rig.runtime import REAL
 
 CALLER = Caller(uid=0, gid=0, pid=1)
 BUDGET_BYTES = 64 << 20
@@ -199,7 +201,7 @@ def _spill(
 ) -> Callable[[RLock], Spill] | None:
     if settings.spill is None:
         return None
-    directory = SpillDirectory(settings.spill / "acpfs-test")
+    directory = SpillDirectory(settings.spill / "acpfs-test", REAL.chance)
     directory.path.parent.mkdir(exist_ok=True)
     directory.prepare()
     mirror = (
@@ -208,7 +210,14 @@ def _spill(
         else None
     )
     return lambda lock: Spill(
-        directory, state, tier, lock, settings.spill_mode, settings.spill_budget, mirror=mirror
+        directory,
+        state,
+        tier,
+        lock,
+        settings.spill_mode,
+        settings.spill_budget,
+        REAL,
+        mirror=mirror,
     )
 
 
@@ -225,7 +234,7 @@ def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salva
     mark = read_mark(lower, "test")
     if mark is None or state.exists() or settings.spill is None:
         return None
-    directory = SpillDirectory(settings.spill / "acpfs-test")
+    directory = SpillDirectory(settings.spill / "acpfs-test", REAL.chance)
     return salvage(directory.path / journal_name(mark["token"]), state, directory.size)
 
 
@@ -281,7 +290,7 @@ async def world(
     available: Callable[[], int] = lambda: 1 << 62,
     unknown_bytes: int | None = None,
     session: str = "",
-    make_lower: Callable[[Path, str], BackingDirectory] = BackingDirectory,
+    make_lower: Callable[[Path, str, Runtime], BackingDirectory] = BackingDirectory,
     state_space: StateSpace | None = None,
     closing: Callable[[int], Closing] = lambda _pid: Closing.CALL,
     openers: Openers | None = None,
@@ -299,14 +308,24 @@ async def world(
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
     tier_directory.mkdir(exist_ok=True)
-    lower = make_lower(settings.backing, "test")
+    lower = make_lower(settings.backing, "test", REAL)
     salvaged = _salvaged(settings, lower, tier_directory / "state.sqlite")
-    state = CheckedState(tier_directory / "state.sqlite", state_space)
-    tier = Tier(tier_directory, budget_bytes, when_safe=state.after_commit)
-    log, tree = OperationLog(state), LowerTree(state)
-    calls = CallPools.make()
+    state = CheckedState(tier_directory / "state.sqlite", REAL, state_space)
+    tier = Tier(tier_directory, budget_bytes, REAL, when_safe=state.after_commit)
+    log, tree = OperationLog(state, REAL.clock), LowerTree(state)
+    calls = CallPools.make(REAL)
     kept = Kept(tier_directory / "session" if session else None, session)
-    parts = (settings, state, tier, log, tree, lower, calls.requests, CallPool("copies", 2))
+    parts = (
+        settings,
+        REAL,
+        state,
+        tier,
+        log,
+        tree,
+        lower,
+        calls.requests,
+        CallPool("copies", 2, REAL),
+    )
     inner = FileSystemParts(
         *parts,
         limits=limits,

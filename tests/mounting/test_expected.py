@@ -14,6 +14,7 @@ from acpfs.mounting import expected
 from acpfs.worker import assembly
 from acpfs.worker.link import Link
 from tests.filesystem.world import settings_for
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S199")
 
@@ -31,7 +32,7 @@ def mount(base: Path, **options: object) -> str:
     """What a mount does with the backing directory before anything else; its volume."""
     made = runtime.prepare(base / "run")
     directory, identity, _probed = assembly._lower(
-        settings_for(base, **options), made, cast("Link", Steps())
+        settings_for(base, **options), made, cast("Link", Steps()), REAL
     )
     identity.release()
     directory.disconnect()

@@ -20,6 +20,7 @@ from acpfs.ram.descriptor_limits import (
     reserve,
     taken,
 )
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S220")
 
@@ -46,7 +47,7 @@ def open_all(kept: Reserve, stack: ExitStack, each: int) -> int:
 
 
 def test_the_last_ones_are_not_for_applications(room: int) -> None:
-    kept = Reserve(True)
+    kept = Reserve(True, REAL.clock)
     with ExitStack() as stack:
         assert room - descriptor_limits.PER_OPEN <= open_all(kept, stack, 1) <= room
         with pytest.raises(OSError) as refused:
@@ -58,7 +59,7 @@ def test_the_last_ones_are_not_for_applications(room: int) -> None:
 def test_what_an_open_takes_at_most_does_not_reach_into_the_reserve(room: int) -> None:
     with ExitStack() as stack:
         assert (
-            open_all(Reserve(True), stack, descriptor_limits.PER_OPEN)
+            open_all(Reserve(True, REAL.clock), stack, descriptor_limits.PER_OPEN)
             < room + descriptor_limits.PER_OPEN
         )
 

@@ -15,6 +15,7 @@ from acpfs.ram.file_calls import RamFileCalls
 from acpfs.ram.kept import RAM_CALL_WORDS
 from acpfs.ram.mapped_records import Slots
 from acpfs.types import TierId
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S420")
 LONG_S = 60.0
@@ -46,7 +47,7 @@ def held_calls(calls: RamFileCalls, files: range) -> Iterator[list[Held]]:
 
 
 def test_a_call_that_is_held_up_holds_up_those_of_its_file_and_no_others() -> None:
-    calls = RamFileCalls()
+    calls = RamFileCalls(REAL.threads)
     with held_calls(calls, range(1, 20)) as held:
         assert all(one.begun.wait(LONG_S) for one in held)
         behind = calls.submit(TierId(1), lambda: "behind")
@@ -58,7 +59,7 @@ def test_a_call_that_is_held_up_holds_up_those_of_its_file_and_no_others() -> No
 @pytest.mark.clause("S423")
 def test_a_file_waits_for_the_call_of_a_killed_worker_and_others_do_not(tmp_path: Path) -> None:
     file = tmp_path / "calls"
-    before = RamFileCalls()
+    before = RamFileCalls(REAL.threads)
     before.take_over(Slots(file, RAM_CALL_WORDS), lambda _process, _thread: -1)
     with held_calls(before, range(1, 4)) as held:
         assert all(one.begun.wait(LONG_S) for one in held)
@@ -71,7 +72,7 @@ def test_a_file_waits_for_the_call_of_a_killed_worker_and_others_do_not(tmp_path
             return end if len(asked) == 2 else -1
 
         records = Slots(file, RAM_CALL_WORDS)
-        calls = RamFileCalls()
+        calls = RamFileCalls(REAL.threads)
         held_up = calls.take_over(records, end_of)
         assert len(set(asked)) == len(asked) == 3
         (one,) = held_up
@@ -86,7 +87,7 @@ def test_a_file_waits_for_the_call_of_a_killed_worker_and_others_do_not(tmp_path
 
 
 def test_a_call_is_noted_while_it_is_made(tmp_path: Path) -> None:
-    calls = RamFileCalls()
+    calls = RamFileCalls(REAL.threads)
     records = Slots(tmp_path / "calls", RAM_CALL_WORDS)
     calls.take_over(records, lambda _process, _thread: -1)
     with held_calls(calls, range(7, 8)) as held:
@@ -98,7 +99,7 @@ def test_a_call_is_noted_while_it_is_made(tmp_path: Path) -> None:
 
 
 def test_calls_of_a_file_are_made_in_their_order_one_at_a_time() -> None:
-    calls, made = RamFileCalls(), list[int]()
+    calls, made = RamFileCalls(REAL.threads), list[int]()
     futures = [calls.submit(TierId(1), made.append, n) for n in range(200)]
     for future in futures:
         future.result(LONG_S)
@@ -106,7 +107,7 @@ def test_calls_of_a_file_are_made_in_their_order_one_at_a_time() -> None:
 
 
 def test_what_a_call_raises_is_its_answer_and_a_cancelled_one_is_not_made() -> None:
-    calls, made = RamFileCalls(), list[int]()
+    calls, made = RamFileCalls(REAL.threads), list[int]()
     with held_calls(calls, range(1, 2)):
         cancelled = calls.submit(TierId(1), made.append, 1)
         assert cancelled.cancel()
@@ -121,7 +122,7 @@ def test_with_many_calls_held_up_no_more_files_are_to_be_handed_over(
 ) -> None:
     monkeypatch.setattr(file_calls, "THREADS_MAX", 4)
     monkeypatch.setattr(file_calls, "CROWDED", 3)
-    calls = RamFileCalls()
+    calls = RamFileCalls(REAL.threads)
     assert not calls.is_crowded()
     with held_calls(calls, range(4)):
         assert calls.is_crowded()
@@ -130,7 +131,7 @@ def test_with_many_calls_held_up_no_more_files_are_to_be_handed_over(
 
 
 def test_what_takes_the_lock_of_a_file_waits_until_no_application_can_have_it() -> None:
-    calls, done = RamFileCalls(), list[str]()
+    calls, done = RamFileCalls(REAL.threads), list[str]()
     calls.when_back(TierId(1), lambda: done.append("at once"))
     calls.hand_over(TierId(1))
     calls.hand_over(TierId(1))

@@ -18,6 +18,7 @@ from acpfs.ram.prefault import (
     WORTH_BYTES,
     Prefault,
 )
+from tests.rig.runtime import runtime_of
 
 STEPS = 4
 WANTED = STEPS * STEP_BYTES
@@ -46,7 +47,7 @@ class Machine:
             lambda: self.used,
             lambda: self.total - self.other_bytes - self.allocated(),
             self.total,
-            lambda: self.now,
+            runtime_of(lambda: self.now),
             writers=lambda: self.writers,
         )
 

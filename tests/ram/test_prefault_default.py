@@ -15,6 +15,7 @@ from acpfs.ram.prefault_default import (
     choose,
     is_virtual,
 )
+from tests.rig.runtime import clock_of
 
 GIB = 1 << 30
 pytestmark = pytest.mark.clause("S250")
@@ -50,7 +51,7 @@ class Machine:
         )
 
     def unused(self, takeable: int) -> UnusedMemory:
-        return UnusedMemory(lambda: takeable, self.proc, lambda: self.now)
+        return UnusedMemory(lambda: takeable, clock_of(lambda: self.now), self.proc)
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ import pytest
 from acpfs.ram import waiting
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Applicant, Purpose, Turns, Waiting
+from acpfs.runtime.given import Runtime
 from acpfs.types import Ino
+from tests.rig.runtime import REAL
 
 clause = pytest.mark.clause
 BUDGET, FILES, SIZE_MAX, SEEDS = 100, 8, 25, 20
@@ -137,13 +139,13 @@ def play(tier: Tier, seed: int, steps: int = 300) -> None:
 
 def play_all(directory: Path, kind: type[Tier]) -> None:
     for seed in range(SEEDS):
-        play(kind(directory, BUDGET), seed)
+        play(kind(directory, BUDGET, REAL), seed)
 
 
 @clause("S279")
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_writers_get_what_is_promised(tmp_path: Path, seed: int) -> None:
-    play(Tier(tmp_path, BUDGET), seed)
+    play(Tier(tmp_path, BUDGET, REAL), seed)
 
 
 class ForEverybody(Tier):
@@ -172,28 +174,28 @@ class Deaf(Tier):
 class InTurn(Tier):
     """Urgent ones stand in line like others."""
 
-    def __init__(self, directory: Path, budget_bytes: int) -> None:
-        super().__init__(directory, budget_bytes)
+    def __init__(self, directory: Path, budget_bytes: int, runtime: Runtime) -> None:
+        super().__init__(directory, budget_bytes, runtime)
 
         class Fair(Turns):
             def first(self) -> Waiting | None:
                 self._waiting = [one for one in self._waiting if not one.room.cancelled()]
                 return min(self._waiting, key=lambda one: one.turn, default=None)
 
-        self._turns = Fair()
+        self._turns = Fair(runtime.clock)
 
 
 class BehindOthers(Tier):
     """Whoever comes while others wait has to wait as well."""
 
-    def __init__(self, directory: Path, budget_bytes: int) -> None:
-        super().__init__(directory, budget_bytes)
+    def __init__(self, directory: Path, budget_bytes: int, runtime: Runtime) -> None:
+        super().__init__(directory, budget_bytes, runtime)
 
         class Long(Turns):
             def before(self, *, urgent: bool) -> int:
                 return len(self)
 
-        self._turns = Long()
+        self._turns = Long(runtime.clock)
 
 
 @clause("S279")

@@ -12,6 +12,7 @@ import pytest
 
 from acpfs.errors import RefusedError
 from acpfs.ram.state import StateDatabase, lost
+from tests.rig.runtime import REAL
 
 
 @pytest.mark.clause("S81")
@@ -19,7 +20,7 @@ def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_crea
     tmp_path: Path,
 ) -> None:
     """Found by the drill with the guard: the mount after a kill failed with "no transaction is active", and so did every later one."""
-    state = StateDatabase(tmp_path / "state")
+    state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE IF NOT EXISTS first (value INTEGER);")
     state.change("INSERT INTO first VALUES (1)")
     state.create("CREATE TABLE IF NOT EXISTS second (value INTEGER);")
@@ -27,7 +28,7 @@ def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_crea
     state.change("INSERT INTO second VALUES (2)")
     state.commit()
     state.close()
-    again = StateDatabase(tmp_path / "state")
+    again = StateDatabase(tmp_path / "state", REAL)
     assert (again.rows("SELECT value FROM first"), again.rows("SELECT value FROM second")) == (
         [(1,)],
         [(2,)],
@@ -39,7 +40,7 @@ def test_a_copy_that_cannot_be_made_is_an_error_and_not_a_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who changes the state without the lock could open a transaction between the commit and the copy; SQLite waits for its end."""
-    state = StateDatabase(tmp_path / "state")
+    state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE IF NOT EXISTS first (value INTEGER);")
     state.change("INSERT INTO first VALUES (1)")
     with monkeypatch.context() as patched:
@@ -54,7 +55,7 @@ def test_a_copy_that_cannot_be_made_is_an_error_and_not_a_wait_for_ever(
 @pytest.mark.clause("S200")
 def test_numbers_beyond_64_bits_come_back_as_they_were(tmp_path: Path) -> None:
     numbers = [(1 << 64) - 1, 10_413_792_000_123_456_789, -(1 << 63), 1 << 63, 5]
-    state = StateDatabase(tmp_path / "state")
+    state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE IF NOT EXISTS some (at INTEGER PRIMARY KEY, value INTEGER);")
     state.change_many(
         "INSERT INTO some VALUES (?, ?)", [(n, value) for n, value in enumerate(numbers)]
@@ -62,7 +63,7 @@ def test_numbers_beyond_64_bits_come_back_as_they_were(tmp_path: Path) -> None:
     for n, value in enumerate(numbers):
         state.change("INSERT INTO some VALUES (?, ?)", (100 + n, value))
     state.close()
-    again = StateDatabase(tmp_path / "state")
+    again = StateDatabase(tmp_path / "state", REAL)
     assert [
         int(value) for (value,) in again.rows("SELECT value FROM some ORDER BY at")
     ] == 2 * numbers
@@ -78,7 +79,7 @@ FRAME_BYTES = 24 + 1024
 def killed(tmp_path: Path, commits: int = COMMITS) -> Path:
     """The files of a database that is in use, as they are at that moment."""
     (tmp_path / "in-use").mkdir()
-    state = StateDatabase(tmp_path / "in-use/state.sqlite")
+    state = StateDatabase(tmp_path / "in-use/state.sqlite", REAL)
     state.create("CREATE TABLE t (number INTEGER PRIMARY KEY, text TEXT);")
     for number in range(commits):
         state.change("INSERT INTO t VALUES (?, ?)", (number, "x" * 900))
@@ -104,7 +105,7 @@ def log_of(path: Path) -> Path:
 def test_what_a_killed_worker_left_is_whole(tmp_path: Path) -> None:
     path = killed(tmp_path)
     assert lost(path, has_bytes=True) == ""
-    again = StateDatabase(path, check=True)
+    again = StateDatabase(path, REAL, check=True)
     assert again.rows("SELECT count(*) FROM t") == [(COMMITS,)]
     again.close()
     assert lost(path, has_bytes=True) == ""
@@ -117,8 +118,8 @@ def test_a_worker_that_was_killed_before_its_first_change_left_nothing_damaged(
 ) -> None:
     """What it opened had been closed in order, or was made from a mirror: there is no write-ahead log yet."""
     path = killed(tmp_path)
-    StateDatabase(path).close()
-    with closing(StateDatabase(path)):
+    StateDatabase(path, REAL).close()
+    with closing(StateDatabase(path, REAL)):
         shutil.copytree(path.parent, tmp_path / "again")
     left = tmp_path / "again/state.sqlite"
     assert lost(left, has_bytes=True) == ""
@@ -192,9 +193,9 @@ def test_frames_of_a_transaction_that_was_cut_off_are_no_damage(tmp_path: Path, 
 @pytest.mark.parametrize("at", [0, 2000])
 def test_a_damaged_database_is_refused_in_words(tmp_path: Path, at: int) -> None:
     path = killed(tmp_path)
-    StateDatabase(path).close()
+    StateDatabase(path, REAL).close()
     with path.open("r+b") as file:
         file.seek(at)
         file.write(b"\xff" * 600)
     with pytest.raises(RefusedError, match="is damaged"):
-        StateDatabase(path, check=True)
+        StateDatabase(path, REAL, check=True)

@@ -13,13 +13,14 @@ from acpfs.ram.ladder import Rung
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Applicant, Purpose
 from acpfs.types import Ino, TierId
+from tests.rig.runtime import REAL
 
 MIB = 1 << 20
 
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Iterator[Tier]:
-    made = Tier(tmp_path, 10 * MIB)
+    made = Tier(tmp_path, 10 * MIB, REAL)
     yield made
     made.close()
 

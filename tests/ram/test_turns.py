@@ -8,18 +8,12 @@ import pytest
 
 from acpfs.ram.waiting import LIVE_S, PURGE_S, Applicant, Purpose, Turns
 from acpfs.types import Ino
+from tests.rig.runtime import clock_of
 
 pytestmark = pytest.mark.clause("S132")
 
 MIB = 1 << 20
 LEAD_MAX = 64 * MIB
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def writer(pid: int) -> Applicant:
@@ -47,7 +41,7 @@ def contend(turns: Turns, pids: list[int], total: int, size: int = MIB) -> dict[
 
 
 def test_who_was_first_in_filling_ram_waits_until_the_others_have_as_much() -> None:
-    turns = Turns(Clock())
+    turns = Turns(clock_of(lambda: 0.0))
     for pid in (1, 2, 3, 4):
         turns.had(writer(pid), MIB, LEAD_MAX)
     turns.had(writer(1), 24 * MIB, LEAD_MAX)
@@ -58,7 +52,7 @@ def test_who_was_first_in_filling_ram_waits_until_the_others_have_as_much() -> N
 
 
 def test_equal_writers_take_turns_whatever_the_size_of_their_requests() -> None:
-    turns = Turns(Clock())
+    turns = Turns(clock_of(lambda: 0.0))
     for pid, size in ((1, MIB), (2, 8 * MIB)):
         for _ in range(2):
             turns.add(writer(pid), size, LEAD_MAX)
@@ -73,7 +67,7 @@ def test_equal_writers_take_turns_whatever_the_size_of_their_requests() -> None:
 
 
 def test_new_writers_that_keep_coming_do_not_starve_one_that_had_much() -> None:
-    turns = Turns(Clock())
+    turns = Turns(clock_of(lambda: 0.0))
     turns.had(writer(2), MIB, LEAD_MAX)
     turns.had(writer(1), 32 * MIB, LEAD_MAX)
     mine = turns.add(writer(1), MIB, LEAD_MAX)
@@ -86,7 +80,7 @@ def test_new_writers_that_keep_coming_do_not_starve_one_that_had_much() -> None:
 
 
 def test_a_lead_of_more_than_the_budget_is_not_made_up_for() -> None:
-    turns = Turns(Clock())
+    turns = Turns(clock_of(lambda: 0.0))
     turns.had(writer(2), MIB, LEAD_MAX)
     for _ in range(1000):
         turns.had(writer(1), 16 * MIB, LEAD_MAX)
@@ -95,11 +89,11 @@ def test_a_lead_of_more_than_the_budget_is_not_made_up_for() -> None:
 
 
 def test_what_was_had_long_ago_is_forgotten() -> None:
-    clock = Clock()
-    turns = Turns(clock)
+    now = 0.0
+    turns = Turns(clock_of(lambda: now))
     turns.had(writer(2), MIB, LEAD_MAX)
     turns.had(writer(1), 32 * MIB, LEAD_MAX)
-    clock.now += LIVE_S + PURGE_S
+    now += LIVE_S + PURGE_S
     got = contend(turns, [1, 2], 16 * MIB)
     assert abs(got[1] - got[2]) <= MIB
 
@@ -108,7 +102,7 @@ def test_what_was_had_long_ago_is_forgotten() -> None:
 def test_random_writers_get_the_same(seed: int) -> None:
     """Whatever they had before, as long as it was less than a budget, and whatever the sizes: within a few requests of the same sum."""
     chance = random.Random(seed)
-    turns = Turns(Clock())
+    turns = Turns(clock_of(lambda: 0.0))
     pids = list(range(1, chance.randint(3, 8)))
     had = dict.fromkeys(pids, 0)
     for _ in range(50):

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import trio
 
-import acpfs.backing.calls as calls_module
 from acpfs.backing.calls import CallPools
 from acpfs.backing.health import Health
 from acpfs.backing.lower import Lower
@@ -29,6 +28,10 @@ from acpfs.filesystem.last_close import Left, Openers
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.runtime.chance import Chance
+from acpfs.runtime.clock import Clock
+from acpfs.runtime.given import Runtime
+from acpfs.runtime.threads import THREADS as THREADS_OF_PROCESS
 from acpfs.transport.native.references import References
 from acpfs.types import Ino, TierId
 from acpfs.writeback.engine import Engine
@@ -189,7 +192,8 @@ class Life:
         self.died = trio.Event()
         self.turns = Turns(choices.stream("turns", number), in_order=choices.in_order)
         self.timers = Timers()
-        setattr(calls_module, "_TIMERS", self.timers)  # noqa: B010 - it is another type
+        clock = Clock(MACHINE.tick, MACHINE.wall, MACHINE.tick, self.timers)
+        self.runtime = Runtime(clock, THREADS_OF_PROCESS, Chance(MACHINE.chance))
         self.settings = Settings(
             backing=Path("/backing"),
             mountpoint=Path("/mnt"),
@@ -215,23 +219,26 @@ class Life:
     def _assemble(self, storage: Storage, knobs: Knobs) -> None:
         directory = self._base / "tier"
         directory.mkdir(parents=True, exist_ok=True)
-        self.state = MortalState(directory / "state.sqlite")
-        self.tier = MortalTier(directory, knobs.ram_bytes, when_safe=self.state.after_commit)
+        self.state = MortalState(directory / "state.sqlite", self.runtime)
+        self.tier = MortalTier(
+            directory, knobs.ram_bytes, self.runtime, when_safe=self.state.after_commit
+        )
         self.tier.life = self
-        self.log, tree = OperationLog(self.state), LowerTree(self.state)
-        health = Health()
-        pools = {name: TurnPool(name, THREADS, health) for name in POOLS}
+        self.log, tree = OperationLog(self.state, self.runtime.clock), LowerTree(self.state)
+        health = Health(self.runtime.clock)
+        pools = {name: TurnPool(name, THREADS, self.runtime, health) for name in POOLS}
         calls = CallPools(**pools, health=health)
         lower: Lower = storage
         self.inner = FileSystemParts(
             self.settings,
+            self.runtime,
             self.state,
             self.tier,
             self.log,
             tree,
             lower,
             calls.requests,
-            TurnPool("copies", 2),
+            TurnPool("copies", 2, self.runtime),
             limits=lambda _pid: [],
             available=lambda: 1 << 62,
             closing=lambda _pid: Closing.CALL,

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar, cast
 from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.backing.health import Health
 from acpfs.ram.file_calls import RamFileCalls
-from acpfs.threads import THREADS, Threads
+from acpfs.runtime.given import Runtime
 from acpfs.types import TierId
 from tests.sim.virtual import MACHINE
 
@@ -221,10 +221,10 @@ class TurnPool(CallPool):
         self,
         name: str,
         threads_max: int,
+        runtime: Runtime,
         health: Health | None = None,
-        threads: Threads = THREADS,
     ) -> None:
-        super().__init__(name, threads_max, health, threads)
+        super().__init__(name, threads_max, runtime, health)
         self._turns = Turns.current
         self._busy = 0
         self._held: deque[tuple[str, Callable[[], None]]] = deque()

@@ -127,7 +127,7 @@ def install_in_acpfs() -> None:
     """What is replaced in modules of acpfs themselves."""
     from acpfs.filesystem.content.warming import Warming
     from acpfs.ram.file_calls import RamFileCalls
-    from acpfs.threads import Threads
+    from acpfs.runtime.threads import Threads
     from acpfs.writeback.sources import spill
     from acpfs.writeback.streams.give_way import GiveWay
     from tests.sim.scheduler import (

@@ -16,6 +16,7 @@ from acpfs.supervisor import fallthrough
 from acpfs.types import Ino, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import OpKind
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S201")
 UNKNOWN = (None, None)
@@ -40,10 +41,10 @@ def test_a_state_that_cannot_be_read_is_not_an_empty_one(
 
 def test_the_log_of_a_dead_worker_is_counted_without_a_file_beside_it(tmp_path: Path) -> None:
     """On a full tmpfs there is no room for SQLite's shared index; what the last steps wrote is in the write-ahead log only."""
-    state = StateDatabase(tmp_path / "state.sqlite")
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
     state.commit()
     assert fallthrough.count_kept(tmp_path) == (0, 0), "its maker died before there was a log"
-    log = OperationLog(state)
+    log = OperationLog(state, REAL.clock)
     log.append(OpKind.STORE, Ino(5), version=log.new_version(Ino(5), TierId(7), 1000))
     log.append(OpKind.MKDIR, Ino(6))
     state.commit()

@@ -13,6 +13,7 @@ import trio.testing
 
 from acpfs.backing.calls import CallPools
 from acpfs.worker.subject import WorkerSubject
+from tests.rig.runtime import REAL
 
 
 @pytest.mark.clause("S222")
@@ -25,7 +26,9 @@ def test_verifications_that_hang_or_are_long_take_no_commits_thread() -> None:
             assert let_go.wait(60)
             yield from ()
 
-    calls = CallPools.make(requests=4, streams=4, syncs=4)  # fewer threads each than verifications
+    calls = CallPools.make(
+        REAL, requests=4, streams=4, syncs=4
+    )  # fewer threads each than verifications
     parts = SimpleNamespace(calls=calls, verifier=Hanging())
     subject = WorkerSubject(cast("Any", parts), cast("Any", None))
 

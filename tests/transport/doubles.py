@@ -23,6 +23,7 @@ from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
+from tests.rig.runtime import REAL
 
 HANGS_SUFFIX = ".hangs"
 """Of a file beside the directory, made when a call hangs: what the kernel says of a request does not tell whether it was read."""
@@ -97,15 +98,16 @@ def file_system(
 ) -> FileSystemParts:
     """The real file system's parts over `PlainLowerDouble`, started. `session`: of the worker whose session it takes over."""
     settings = Settings(backing=backing, mountpoint=mountpoint)
-    state = StateDatabase(tier_directory / "state.db")
-    tier = Tier(tier_directory, budget_bytes, when_safe=state.after_commit)
-    log = OperationLog(state)
-    calls, copies = CallPool("requests", 4), CallPool("copies", 2)
+    state = StateDatabase(tier_directory / "state.db", REAL)
+    tier = Tier(tier_directory, budget_bytes, REAL, when_safe=state.after_commit)
+    log = OperationLog(state, REAL.clock)
+    calls, copies = CallPool("requests", 4, REAL), CallPool("copies", 2, REAL)
     lower = PlainLowerDouble(backing, hanging_name)
     # Files of which nothing is known are admitted to the passthrough lane too, which is what is tested.
     kept = Kept(tier_directory / "kept", session)
     parts = FileSystemParts(
         settings,
+        REAL,
         state,
         tier,
         log,

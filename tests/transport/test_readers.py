@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
 from acpfs.transport.native.reader import BULK_BYTES_MIN, Readers
 from acpfs.transport.native.request import RequestBuffers

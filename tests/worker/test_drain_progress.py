@@ -20,11 +20,12 @@ from acpfs.writeback.engine_records import QUEUE_ENTRIES_MAX
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.log.stages import Aside
+from tests.rig.runtime import REAL
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> OperationLog:
-    return OperationLog(StateDatabase(tmp_path / "state.db"))
+    return OperationLog(StateDatabase(tmp_path / "state.db", REAL), REAL.clock)
 
 
 def fill(log: OperationLog, directory: bytes, count: int, *, held: bool) -> list[Op]:

@@ -29,6 +29,7 @@ from acpfs.worker.history_watch import HistoryWatch, SeenStatus, begun, changes,
 from tests.control.double import DoubleSubject, report_of
 from tests.filesystem.world import settings_for, world
 from tests.rig.mounts import AcpfsMount
+from tests.rig.runtime import REAL
 from tests.rig.storage.servers import until
 
 pytestmark = pytest.mark.clause("S322")
@@ -87,14 +88,14 @@ def test_entries_are_kept_over_workers_and_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "ENTRIES_MAX", 3)
-    state = StateDatabase(tmp_path / "state.sqlite")
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
     kept = History(state)
     for number in range(5):
         kept.note(save(number))
     kept.note(save(4, at=200.0, files=2))  # it went on
     state.commit()
     state.close()
-    state = StateDatabase(tmp_path / "state.sqlite")
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
     found = History(state)
     assert found.entries() == [save(2), save(3), save(4, at=200.0, files=2)]
     found.note(save(5))
@@ -103,7 +104,7 @@ def test_entries_are_kept_over_workers_and_bounded(
 
 
 def test_the_same_again_costs_no_row(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state.sqlite")
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
     kept = History(state)
     kept.note(save(1))
     before = state.changes
@@ -118,16 +119,16 @@ def test_the_same_again_costs_no_row(tmp_path: Path) -> None:
     ids=["torn", "no list", "no entries"],
 )
 def test_what_a_mount_has_kept_may_be_damaged(tmp_path: Path, content: str) -> None:
-    settings, state = settings_for(tmp_path), StateDatabase(tmp_path / "state.sqlite")
+    settings, state = settings_for(tmp_path), StateDatabase(tmp_path / "state.sqlite", REAL)
     kept = History(state)
     kept.note(save(1))
     kept.keep(settings, tmp_path)
     (file,) = tmp_path.glob("remembered/history/*")
-    again = History(StateDatabase(tmp_path / "second.sqlite"))
+    again = History(StateDatabase(tmp_path / "second.sqlite", REAL))
     again.recall(settings, tmp_path)
     assert again.entries() == [save(1)]
     file.write_text(content)
-    empty = History(StateDatabase(tmp_path / "third.sqlite"))
+    empty = History(StateDatabase(tmp_path / "third.sqlite", REAL))
     empty.recall(settings, tmp_path)
     assert empty.entries() == []
 

@@ -14,6 +14,7 @@ from acpfs.worker import learned
 from acpfs.worker.learned import LearnedSizes
 from tests.filesystem.world import settings_for
 from tests.rig.mounts import AcpfsMount
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S248")
 
@@ -56,7 +57,7 @@ def test_the_newest_are_kept_and_a_name_is_any_bytes(
     monkeypatch.setattr(learned, "SIZES_MAX", 2)
     settings = settings_for(tmp_path)
     kept = LearnedSizes(settings, tmp_path)
-    state = StateDatabase(tmp_path / "state.sqlite")
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
     sizes = Expectations(state)
     for name, size in (
         (b"old", MIB),
@@ -67,7 +68,7 @@ def test_the_newest_are_kept_and_a_name_is_any_bytes(
         sizes.learn(name, size)
     kept.keep(sizes)
     state.close()
-    state = StateDatabase(tmp_path / "another.sqlite")
+    state = StateDatabase(tmp_path / "another.sqlite", REAL)
     found = Expectations(state)
     kept.recall(found)
     assert [found.expect(name) for name in (b"old", b"step-7/\xff", b"never", b"new")] == [
@@ -81,7 +82,7 @@ def test_the_newest_are_kept_and_a_name_is_any_bytes(
 
 @pytest.mark.clause("S271")
 def test_how_large_a_save_is_is_the_sum_of_its_files(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state.sqlite")
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
     sizes = Expectations(state)
     assert sizes.largest_save() == 0
     sizes.learn(b"data", 4 * MIB)
@@ -101,7 +102,7 @@ def test_how_large_a_save_is_is_the_sum_of_its_files(tmp_path: Path) -> None:
 def test_where_nothing_can_be_kept_the_mount_ends_as_ever(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     (tmp_path / "remembered").write_bytes(b"")
-    state = StateDatabase(tmp_path / "state.sqlite")
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
     sizes = Expectations(state)
     sizes.learn(b"a", MIB)
     LearnedSizes(settings, tmp_path).keep(sizes)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import trio
@@ -14,7 +15,8 @@ from trio.testing import MockClock
 
 from acpfs.backing.calls import CallPool
 from acpfs.errors import MachineError, NoThreadError, wanted
-from acpfs.threads import AGAIN_S, THREADS, Lack, Threads
+from acpfs.runtime.threads import AGAIN_S, THREADS, Lack, Threads
+from tests.rig.runtime import REAL
 from tests.rig.scarcity import no_thread_left
 
 if sys.version_info < (3, 11):
@@ -117,7 +119,7 @@ def idle_threads_busy() -> Iterator[None]:
 
 
 def test_a_call_waits_for_a_thread_as_it_waits_for_the_backing_directory(threads: Threads) -> None:
-    pool = CallPool("test", 3, threads=threads)
+    pool = CallPool("test", 3, replace(REAL, threads=threads))
     with no_thread_left():
         answer = pool.submit("add", lambda a, b: a + b, 1, 2)
         assert not answer.done()
@@ -126,7 +128,7 @@ def test_a_call_waits_for_a_thread_as_it_waits_for_the_backing_directory(threads
 
 
 def test_a_pool_that_is_ready_goes_on_without_more_threads(threads: Threads) -> None:
-    pool = CallPool("test", 3, threads=threads)
+    pool = CallPool("test", 3, replace(REAL, threads=threads))
     pool.be_ready()
     with no_thread_left():
         answers = [pool.submit("add", lambda a, b: a + b, n, n) for n in range(8)]

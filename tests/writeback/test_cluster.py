@@ -30,6 +30,7 @@ from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, Gate
 from acpfs.writeback.members.placed import Placed
 from acpfs.writeback.order import order as order_module
 from acpfs.writeback.order.order import SCAN_OPS_MAX
+from tests.rig.runtime import REAL, runtime_of
 from tests.writeback.conftest import Run
 from tests.writeback.world import InlinePool, World
 
@@ -74,8 +75,8 @@ class Node:
         **settings: float,
     ) -> None:
         """`monotonic`: instead of `now`, which stands still."""
-        state = StateDatabase(directory / "state")
-        self.log, self.records, self.now = OperationLog(state), Records(), 1000.0
+        state = StateDatabase(directory / "state", REAL)
+        self.log, self.records, self.now = OperationLog(state, REAL.clock), Records(), 1000.0
         placed = Placed(state)
         self.gate = Gate(self.log, is_pointer, takes_pointer, ClusterOrder.POINTERS, placed=placed)
         self.log.follow(self.gate.note)
@@ -90,8 +91,8 @@ class Node:
         chosen = Settings(
             backing=Path("/backing"), mountpoint=Path("/mount"), heartbeat_s=1.0, **settings
         )
-        pool = InlinePool("nodes", 1)
-        running = monotonic or (lambda: self.now)
+        pool = InlinePool("nodes", 1, REAL)
+        given = runtime_of(monotonic or (lambda: self.now))
         self.cluster = Cluster(
             self.records,
             NodeRecord("a"),
@@ -102,7 +103,7 @@ class Node:
             pool,
             section,
             lambda: None,
-            monotonic=running,
+            given,
         )
 
     def other(self, **fields: object) -> NodeRecord:

@@ -14,6 +14,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.probe import probe
 from acpfs.writeback.sources import source
 from acpfs.writeback.streams import checksums, streams
+from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 
@@ -24,7 +25,7 @@ PAGE = 4096
 def made(tmp_path: Path, **settings: Any) -> tuple[World, Path]:
     path = tmp_path / "backing"
     path.mkdir()
-    directory = BackingDirectory(path, "node")
+    directory = BackingDirectory(path, "node", REAL)
     probe(directory)
     return World(tmp_path, directory, **settings), path
 

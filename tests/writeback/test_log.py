@@ -13,13 +13,14 @@ from acpfs.types import ROOT, Ino, Seq, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Metadata, Op, OpKind, VersionState
 from acpfs.writeback.log.stages import Step
+from tests.rig.runtime import REAL
 
 A, B, DIRECTORY = Ino(10), Ino(11), Ino(12)
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> OperationLog:
-    return OperationLog(StateDatabase(tmp_path / "state.db"))
+    return OperationLog(StateDatabase(tmp_path / "state.db", REAL), REAL.clock)
 
 
 def store(
@@ -109,7 +110,7 @@ def test_what_a_salvaged_log_has_not_got_holds_up_no_other_node(log: OperationLo
         "DELETE FROM op WHERE seq >= ?", (heir.seq,)
     )  # as `filesystem.salvage` cuts it
     log._state.commit()
-    assert list(OperationLog(log._state).replaced_since()) == []
+    assert list(OperationLog(log._state, REAL.clock).replaced_since()) == []
 
 
 def test_deleting_what_the_backing_directory_has_is_never_left_out(log: OperationLog) -> None:
@@ -173,8 +174,8 @@ def test_attributes_fold_into_the_store_until_it_is_committed(log: OperationLog)
 
 
 def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state.db")
-    log = OperationLog(state)
+    state = StateDatabase(tmp_path / "state.db", REAL)
+    log = OperationLog(state, REAL.clock)
     op = store(log, A, b"\xff name", creates=True)
     assert op.version is not None
     op.version.state = VersionState.STREAMING
@@ -182,7 +183,7 @@ def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
     op.meta = Metadata(permissions=0o640, xattrs={b"user.x": b"\x00\xff", b"user.gone": None})
     log.save(op)
     state.close()
-    again = OperationLog(StateDatabase(tmp_path / "state.db"))
+    again = OperationLog(StateDatabase(tmp_path / "state.db", REAL), REAL.clock)
     (found,) = list(again)
     assert (found.name, found.meta, found.kind, again.last_seq) == (
         op.name,
@@ -281,15 +282,15 @@ def test_the_last_window_becomes_one_that_may_be_left_out(log: OperationLog) -> 
 
 
 def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state.db")
-    log = OperationLog(state)
+    state = StateDatabase(tmp_path / "state.db", REAL)
+    log = OperationLog(state, REAL.clock)
     first, second = store(log, A, b"a", creates=True), store(log, B, b"b", creates=True)
     state.commit()
-    assert OperationLog(state).last_seq == second.seq
+    assert OperationLog(state, REAL.clock).last_seq == second.seq
     for op in (first, second):
         log.remove(op)
     state.commit()
-    again = OperationLog(state)
+    again = OperationLog(state, REAL.clock)
     assert again.last_seq == second.seq
     assert second.version is not None
     assert again.new_version(A, TierId(1), 1).vid == second.version.vid + 1

@@ -18,6 +18,7 @@ from acpfs.ram.state import StateDatabase
 from acpfs.writeback.log.ops import Metadata
 from acpfs.writeback.manifest.manifest import PAGE_ROWS, Manifest
 from acpfs.writeback.manifest.manifest_writer import PAUSE_IDLE_S
+from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import MemoryLower
 from tests.writeback.world import World
@@ -25,7 +26,9 @@ from tests.writeback.world import World
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Manifest:
-    return Manifest(StateDatabase(tmp_path / "state.db"), MemoryLower(), threading.RLock(), "node")
+    return Manifest(
+        StateDatabase(tmp_path / "state.db", REAL), MemoryLower(), threading.RLock(), "node"
+    )
 
 
 def paths(manifest: Manifest) -> dict[str, str]:
@@ -113,9 +116,12 @@ AWKWARD = [
 
 @pytest.mark.skipif(shutil.which("xxh128sum") is None, reason="needs xxhash")
 def test_the_stock_program_reads_the_written_form(tmp_path: Path) -> None:
-    directory = BackingDirectory(tmp_path, "node")
+    directory = BackingDirectory(tmp_path, "node", REAL)
     manifest = Manifest(
-        StateDatabase(tmp_path.parent / f"{tmp_path.name}.db"), directory, threading.RLock(), "node"
+        StateDatabase(tmp_path.parent / f"{tmp_path.name}.db", REAL),
+        directory,
+        threading.RLock(),
+        "node",
     )
     for name in [*AWKWARD, "new\nline", "back\\slash"]:
         file = tmp_path / name
@@ -163,7 +169,7 @@ def test_what_a_lost_node_had_not_written_to_its_manifest_is_known_by_the_file_i
 ) -> None:
     """The state database is gone with the node; one file was stored again and one was new since the manifest was written last."""
     (tmp_path / "backing").mkdir()
-    lower = BackingDirectory(tmp_path / "backing", "node")
+    lower = BackingDirectory(tmp_path / "backing", "node", REAL)
 
     def store(name: str, data: bytes, manifest: Manifest) -> None:
         digest = xxhash.xxh3_128_hexdigest(data)
@@ -174,14 +180,14 @@ def test_what_a_lost_node_had_not_written_to_its_manifest_is_known_by_the_file_i
         lower.rename(lower.staging_path(name), split(name))
         manifest.put(split(name), digest, len(data))
 
-    before = Manifest(StateDatabase(tmp_path / "lost.db"), lower, threading.RLock(), "node")
+    before = Manifest(StateDatabase(tmp_path / "lost.db", REAL), lower, threading.RLock(), "node")
     before.load()
     store("rewritten", b"first", before)
     before.write()
     store("rewritten", b"second", before)
     store("new", b"new", before)
 
-    after = Manifest(StateDatabase(tmp_path / "state.db"), lower, threading.RLock(), "node")
+    after = Manifest(StateDatabase(tmp_path / "state.db", REAL), lower, threading.RLock(), "node")
     assert after.load() == 1
     assert [found.status for found in after.verify([split("rewritten"), split("new")])] == status
 
@@ -195,7 +201,7 @@ def test_sizes_that_the_written_form_does_not_have_are_looked_up_once(tmp_path: 
         if label == "lstat":
             looked.append(path)
 
-    before = Manifest(StateDatabase(tmp_path / "lost.db"), lower, threading.RLock(), "node")
+    before = Manifest(StateDatabase(tmp_path / "lost.db", REAL), lower, threading.RLock(), "node")
     before.load()
     for name in ("d/f", "g", "gone"):
         before.put(split(name), "0" * 32, 3)
@@ -206,7 +212,7 @@ def test_sizes_that_the_written_form_does_not_have_are_looked_up_once(tmp_path: 
         lower.write(fd, memoryview(b"123"), 0)
         lower.close(fd)
         lower.rename(lower.staging_path("s"), path)
-    after = Manifest(StateDatabase(tmp_path / "state.db"), lower, threading.RLock(), "node")
+    after = Manifest(StateDatabase(tmp_path / "state.db", REAL), lower, threading.RLock(), "node")
     after.load()
     assert {size for _key, _digest, size in after.rows()} == {-1}
     lower.fault = fault
@@ -241,7 +247,7 @@ def test_loading_holds_the_lock_for_a_page_at_a_time_and_two_do_not_load_at_once
         manifest.put((b"f%d" % i,), digest, 1)
     manifest.write()
     lower = manifest._lower
-    state, lock = StateDatabase(tmp_path / "new.db"), threading.RLock()
+    state, lock = StateDatabase(tmp_path / "new.db", REAL), threading.RLock()
     again = Manifest(state, lower, lock, "node")
     sections: list[int] = []
     change_many, read_own = state.change_many, lower.read_own

@@ -15,6 +15,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.manifest.manifest import PART_LINES, Manifest
+from tests.rig.runtime import REAL
 from tests.writeback.memory_lower import FailNth, MemoryLower, error
 
 pytestmark = pytest.mark.clause("S239")
@@ -38,7 +39,7 @@ class Counting(MemoryLower):
 def make(
     state: Path, lower: MemoryLower | BackingDirectory, part_lines: int = PART_LINES
 ) -> Manifest:
-    return Manifest(StateDatabase(state), lower, threading.RLock(), "node", part_lines)
+    return Manifest(StateDatabase(state, REAL), lower, threading.RLock(), "node", part_lines)
 
 
 def path(number: int) -> LowerPath:
@@ -195,7 +196,7 @@ def test_a_storage_that_refuses_one_part_is_asked_again_for_that(tmp_path: Path)
 @pytest.mark.skipif(shutil.which("xxh128sum") is None, reason="needs xxhash")
 def test_the_stock_program_reads_all_parts(tmp_path: Path) -> None:
     (tmp_path / "backing").mkdir()
-    directory = BackingDirectory(tmp_path / "backing", "node")
+    directory = BackingDirectory(tmp_path / "backing", "node", REAL)
     manifest = make(tmp_path / "state.db", directory, FEW)
     for number in range(40):
         (tmp_path / "backing" / str(number)).write_bytes(b"%d" % number)

@@ -27,6 +27,7 @@ from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.cluster import Cluster
 from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.scopes import EVERYBODYS
+from tests.rig.runtime import REAL, clock_of, runtime_of
 from tests.writeback.test_cluster import Records
 from tests.writeback.world import InlinePool
 
@@ -72,10 +73,11 @@ class Member:
     closed: dict[Seq, Closed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        state = StateDatabase(self.directory / self.node)
-        self.log = OperationLog(state)
+        state = StateDatabase(self.directory / self.node, REAL)
+        self.log = OperationLog(state, REAL.clock)
         self.log.clock = NodeClock(
-            state, lambda: self.times.now + self.ahead_s, lambda: self.times.now
+            state,
+            clock_of(wall=lambda: self.times.now + self.ahead_s, since_boot=lambda: self.times.now),
         )
         self.gate = Gate(self.log, _is_pointer, lambda _op: False, ClusterOrder.POINTERS)
         self.log.follow(self.gate.note)
@@ -101,10 +103,10 @@ class Member:
             self.log,
             state,
             settings,
-            InlinePool("nodes", 1),
+            InlinePool("nodes", 1, REAL),
             section,
             lambda: None,
-            monotonic=lambda: self.times.now,
+            runtime_of(lambda: self.times.now),
         )
 
     def close(self, name: bytes, needs: frozenset[str] | None) -> None:

@@ -15,6 +15,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.needs import UNUSED_MAX, Needs, parse
 from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.members.gate import Gated
+from tests.rig.runtime import REAL
 from tests.writeback.test_cluster import Node
 
 clause = pytest.mark.clause
@@ -97,8 +98,8 @@ def test_an_exchange_has_the_words_of_both_and_one_that_is_taken_back_gives_them
 
 @clause("S284")
 def test_words_that_no_pointer_takes_are_bounded_and_those_taken_go_with_it(tmp_path: Path) -> None:
-    state = StateDatabase(tmp_path / "state")
-    log = OperationLog(state)
+    state = StateDatabase(tmp_path / "state", REAL)
+    log = OperationLog(state, REAL.clock)
     for ino in range(UNUSED_MAX + 5):
         log.needs.tell(Ino(ino), ("b",))
     assert [log.needs.told(Ino(ino)) for ino in (4, 5)] == [None, ("b",)]

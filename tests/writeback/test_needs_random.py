@@ -17,6 +17,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.needs import Needs
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.gate import Gate
+from tests.rig.runtime import REAL
 from tests.writeback.test_cluster import is_pointer, takes_pointer
 
 clause = pytest.mark.clause
@@ -35,8 +36,8 @@ class History:
         self._begin()
 
     def _begin(self) -> None:
-        self.state = StateDatabase(self._directory / "state")
-        self.log = OperationLog(self.state)
+        self.state = StateDatabase(self._directory / "state", REAL)
+        self.log = OperationLog(self.state, REAL.clock)
         self.gate = self._mutant(self.log, is_pointer, takes_pointer, ClusterOrder.POINTERS)
         self.log.follow(self.gate.note)
         if self.rng.random() < 0.5:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from acpfs.runtime.given import Runtime
 from acpfs.writeback.members.pace import (
     BETWEEN_WRITES,
     BETWEEN_WRITES_MAX,
@@ -11,6 +12,7 @@ from acpfs.writeback.members.pace import (
     LIVELY,
     Pace,
 )
+from tests.rig.runtime import runtime_of
 
 clause = pytest.mark.clause
 
@@ -18,8 +20,9 @@ clause = pytest.mark.clause
 class Clock:
     now = 1000.0
 
-    def __call__(self) -> float:
-        return self.now
+    @property
+    def runtime(self) -> Runtime:
+        return runtime_of(lambda: self.now)
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def clock() -> Clock:
 
 @clause("S165")
 def test_a_save_is_told_of_as_soon_as_may_be_and_idleness_seldom(clock: Clock) -> None:
-    pace = Pace(2.0, clock)
+    pace = Pace(2.0, clock.runtime)
     pace.writes(7, behind=False)
     assert pace.next_write() == BETWEEN_WRITES, (
         "a worker has begun: others' pointers may wait for it"
@@ -49,7 +52,7 @@ def test_a_save_is_told_of_as_soon_as_may_be_and_idleness_seldom(clock: Clock) -
 
 @clause("S165")
 def test_until_the_next_record_may_be_written(clock: Clock) -> None:
-    pace = Pace(2.0, clock)
+    pace = Pace(2.0, clock.runtime)
     assert pace.until_write_s() == 0
     pace.writes(0, behind=False)
     clock.now += 0.25
@@ -60,7 +63,7 @@ def test_until_the_next_record_may_be_written(clock: Clock) -> None:
 
 @clause("S160", "S161")
 def test_what_is_withheld_for_days_is_looked_at_less_often(clock: Clock) -> None:
-    pace = Pace(2.0, clock)
+    pace = Pace(2.0, clock.runtime)
     assert pace.look_s(pointers=True) < pace.look_s(pointers=False) <= 0.5
 
 
@@ -71,15 +74,15 @@ def test_what_is_withheld_for_days_is_looked_at_less_often(clock: Clock) -> None
 def test_heartbeats_are_longer_with_many_nodes(
     clock: Clock, nodes: int, heartbeat_s: float
 ) -> None:
-    pace = Pace(2.0, clock)
+    pace = Pace(2.0, clock.runtime)
     pace.nodes = nodes
     assert pace.heartbeat_s == heartbeat_s
-    assert Pace(60.0, clock).heartbeat_s == HEARTBEAT_S_MAX
+    assert Pace(60.0, clock.runtime).heartbeat_s == HEARTBEAT_S_MAX
 
 
 @clause("S165")
 def test_all_nodes_together_read_no_more_than_a_few_do(clock: Clock) -> None:
-    pace = Pace(2.0, clock)
+    pace = Pace(2.0, clock.runtime)
     for nodes in (2, 64, 640, 6400):
         pace.nodes = nodes
         reads = sum(pace.reads(16) for _ in range(20_000)) / 20_000 * nodes

@@ -13,6 +13,7 @@ from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.members.peers import PAST_CACHES_S, RECORDS_AFTER, Peer, Terms, Verdict
+from tests.rig.runtime import REAL, clock_of
 
 clause = pytest.mark.clause
 TERMS = Terms("a", clock_bound_s=0.5, drift_s=0.0, node_timeout_s=30.0, forget_after_s=0.0)
@@ -243,12 +244,16 @@ class Clocks:
         self.running += seconds
 
     def clock(self, state: StateDatabase) -> NodeClock:
-        return NodeClock(state, lambda: self.wall, lambda: self.running, lambda: self.boot)
+        return NodeClock(
+            state,
+            clock_of(wall=lambda: self.wall, since_boot=lambda: self.running),
+            lambda: self.boot,
+        )
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateDatabase:
-    return StateDatabase(tmp_path / "state")
+    return StateDatabase(tmp_path / "state", REAL)
 
 
 @clause("S166")

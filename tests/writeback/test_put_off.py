@@ -18,6 +18,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, TIDY_OPS_MIN, Gate, ToCome
 from acpfs.writeback.order.order import GROUP_OPS_MAX, SCAN_OPS_MAX
+from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth
 from tests.writeback.test_cluster import Node, let_pass
@@ -297,7 +298,7 @@ def test_many_removals_that_yield_are_not_walked_through_at_each_look(
     tmp_path: Path, peers: bool
 ) -> None:
     """All under the file system's lock, and several times per heartbeat: a job that removes 100,000 shards would stand still for it."""
-    log, looked_at = OperationLog(StateDatabase(tmp_path / "state.sqlite")), 0
+    log, looked_at = OperationLog(StateDatabase(tmp_path / "state.sqlite", REAL), REAL.clock), 0
 
     def takes_pointer(_op: Op) -> bool:
         nonlocal looked_at
@@ -328,7 +329,7 @@ def test_many_removals_that_yield_are_not_walked_through_at_each_look(
 
 def test_what_is_done_behind_something_that_is_parked_is_forgotten(tmp_path: Path) -> None:
     """The parked one is met first at each look, for days perhaps, and all others are done behind it."""
-    log = OperationLog(StateDatabase(tmp_path / "state.sqlite"))
+    log = OperationLog(StateDatabase(tmp_path / "state.sqlite", REAL), REAL.clock)
     kept = ToCome(lambda op: log.get(op.seq) is op)
     parked = log.append(OpKind.STORE, Ino(2), parent=ROOT, name=b"shard")
     for n in range(2 * TIDY_OPS_MIN):

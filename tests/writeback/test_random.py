@@ -15,6 +15,7 @@ import xxhash
 from trio.testing import MockClock
 
 from acpfs.backing.calls import CallPools
+from tests.rig.runtime import REAL
 from tests.writeback.memory_lower import MemoryLower, error
 from tests.writeback.world import World
 
@@ -286,7 +287,7 @@ def test_threads_delays_and_failures(tmp_path: Path, seed: int) -> None:
     rng = random.Random(2000 + seed)
     lower = MemoryLower()
     (lower.fault,) = faults(random.Random(seed), 0.02, 0.002)
-    calls = CallPools.make()
+    calls = CallPools.make(REAL)
     world = World(tmp_path, lower, calls, retry_delay_min_s=0.001, retry_delay_max_s=0.01)
     application = Application(world, rng)
     parked: list[int] = []

@@ -21,6 +21,7 @@ from acpfs.backing.lower import LowerPath
 from acpfs.writeback.log.ops import Op, VersionState
 from acpfs.writeback.sources import source
 from acpfs.writeback.streams import spares
+from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, Inode, MemoryLower, error
 from tests.writeback.test_random import (
@@ -452,7 +453,7 @@ def test_the_next_worker_goes_on_from_what_lies_there_if_it_is_as_it_was_noted(
 def test_attributes_of_an_older_version_do_not_come_back(tmp_path: Path) -> None:
     """The file that the version is made of has those of the version before the last."""
     (tmp_path / "backing").mkdir()
-    directory = BackingDirectory(tmp_path / "backing", "node")
+    directory = BackingDirectory(tmp_path / "backing", "node", REAL)
     world = World(tmp_path, directory)
     file, seen = tmp_path / "backing" / "log", []
 
@@ -516,7 +517,7 @@ def test_nor_does_its_checksum_where_the_version_has_none(
     """Nobody believes the note as long as the times differ; but a program may set them to what they were."""
     monkeypatch.setattr(source, "HOLES_HASHED_BYTES_MAX", SIZE)
     (tmp_path / "backing").mkdir()
-    directory = BackingDirectory(tmp_path / "backing", "node")
+    directory = BackingDirectory(tmp_path / "backing", "node", REAL)
     world = World(tmp_path, directory)
 
     async def main() -> None:

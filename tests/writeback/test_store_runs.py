@@ -19,6 +19,7 @@ from acpfs.writeback.commits import store_runs
 from acpfs.writeback.commits.store_runs import RUN_OPS_MAX
 from acpfs.writeback.log.stages import Step
 from acpfs.writeback.streams import staged
+from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, error
 from tests.writeback.test_engine import assert_history
@@ -240,7 +241,7 @@ def test_files_that_went_with_a_directory_that_others_moved_are_stored_again(
 
 
 def test_a_directory_that_lies_elsewhere_at_the_end_is_told(tmp_path: Path) -> None:
-    lower = BackingDirectory(tmp_path, "node")
+    lower = BackingDirectory(tmp_path, "node", REAL)
     (tmp_path / "a").mkdir()
     (tmp_path / "a/file").write_bytes(b"")
     try:
@@ -264,7 +265,7 @@ def test_small_files_are_streamed_so_far_ahead_of_commits_and_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged, "FILES_MAX", 40)
-    world = World(tmp_path, calls=CallPools.make())
+    world = World(tmp_path, calls=CallPools.make(REAL))
     files(world, 200)
     go_on = threading.Event()
 

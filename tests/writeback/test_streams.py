@@ -18,6 +18,7 @@ from acpfs.types import TierId
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.streams import streams as streams_module
 from acpfs.writeback.streams.stream_queue import StreamQueue
+from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, Inode, MemoryLower
 from tests.writeback.world import World
@@ -162,7 +163,7 @@ def test_what_was_copied_in_vain_for_want_of_room_takes_none(
 @pytest.mark.parametrize("layout", ["data hole data", "hole data", "data hole", "hole"])
 def test_holes_stay_holes(tmp_path: Path, run: Run, layout: str) -> None:
     (tmp_path / "backing").mkdir()
-    directory = BackingDirectory(tmp_path / "backing", "node")
+    directory = BackingDirectory(tmp_path / "backing", "node", REAL)
     world = World(tmp_path, directory)
     op = world.store("f", b"")
     assert op.version is not None
@@ -250,7 +251,7 @@ class TestHung:
                 hung.set()
                 release.wait(120)
 
-        calls = CallPools.make()
+        calls = CallPools.make(REAL)
         world = World(tmp_path, MemoryLower(), calls)
         world.lower.fault = hang
         for i in range(20):
@@ -279,7 +280,7 @@ class TestHung:
 
     def test_the_engine_can_be_cancelled_while_everything_hangs(self, tmp_path: Path) -> None:
         release = threading.Event()
-        calls = CallPools.make()
+        calls = CallPools.make(REAL)
         world = World(tmp_path, MemoryLower(), calls)
         world.lower.fault = lambda _label, _path: (release.wait(120), None)[1]
         for i in range(100):
@@ -296,7 +297,7 @@ class TestHung:
 
 
 def test_bandwidth_can_be_lifted_while_streams_wait(tmp_path: Path) -> None:
-    calls = CallPools.make()
+    calls = CallPools.make(REAL)
     world = World(tmp_path, MemoryLower(), calls, bandwidth=1000)
     world.store("f", b"1" * MiB)
 

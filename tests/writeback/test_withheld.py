@@ -26,6 +26,7 @@ from acpfs.writeback.log.stages import Aside
 from acpfs.writeback.members.peers import RECORDS_AFTER, Peer, Terms, Verdict
 from acpfs.writeback.members.placed import PLACED_MAX, Placed
 from acpfs.writeback.members.scopes import EVERYBODYS, KEYS_MAX, Scope, of_record
+from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.test_cluster import Node, let_pass
 from tests.writeback.world import World
@@ -83,7 +84,7 @@ def test_where_there_is_no_room_for_it_all_of_others_pointers_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "backing").mkdir()
-    backing = BackingDirectory(tmp_path / "backing", "a")
+    backing = BackingDirectory(tmp_path / "backing", "a", REAL)
     records = NodeRecords(backing)
     record = NodeRecord("a", "1", 1, clock=1000.0, watermark=999.0)
     records.publish(record)
@@ -159,7 +160,7 @@ def test_a_pointer_is_replaced_by_one_that_was_surely_closed_later(
 def test_what_was_made_is_told_by_the_next_worker_too_and_of_the_newest_names_only(
     tmp_path: Path,
 ) -> None:
-    state = StateDatabase(tmp_path / "state")
+    state = StateDatabase(tmp_path / "state", REAL)
     placed = Placed(state)
     for number in range(PLACED_MAX + 2):
         placed.note((f"k{number}",), 1000.0 + number)

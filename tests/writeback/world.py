@@ -31,6 +31,7 @@ from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
+from tests.rig.runtime import REAL
 from tests.writeback.memory_lower import MemoryLower
 
 T = TypeVar("T")
@@ -51,9 +52,9 @@ class InlinePool(CallPool):
 
 
 def inline_pools() -> CallPools:
-    health = Health()
+    health = Health(REAL.clock)
     requests, streams, commits, syncs, fills, verifies = (
-        InlinePool(name, 1, health)
+        InlinePool(name, 1, REAL, health)
         for name in ("requests", "streams", "commits", "syncs", "fills", "verifies")
     )
     return CallPools(requests, streams, commits, syncs, fills, verifies, health)
@@ -197,9 +198,9 @@ class World:
 
     def assemble(self) -> None:
         """Put the parts together over whatever lies in the directory."""
-        self.state = StateDatabase(self.directory / "state.db")
-        self.log, self.tree = OperationLog(self.state), LowerTree(self.state)
-        self.tier = Tier(self.directory / "tier", 1 << 40, when_safe=self.state.after_commit)
+        self.state = StateDatabase(self.directory / "state.db", REAL)
+        self.log, self.tree = OperationLog(self.state, REAL.clock), LowerTree(self.state)
+        self.tier = Tier(self.directory / "tier", 1 << 40, REAL, when_safe=self.state.after_commit)
         self.listener = ListenerDouble(self)
         self.manifest = Manifest(self.state, self.lower, self.lock, "node")
         parts = (

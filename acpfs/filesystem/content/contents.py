@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from acpfs.backing.calls import CallPool, after
+from acpfs.backing.calls import CallPool
 from acpfs.filesystem.content.body import (
     COLD,
     UNSEEN,
@@ -281,7 +281,7 @@ class Contents:
         body.busy, body.overflowing = done, True
         try:
             while body.in_flight:
-                await wait(after(LOOK_AGAIN_S))
+                await wait(self._copies.clock.after(LOOK_AGAIN_S))
             moved = await self._overflow.from_tier(body.tier, node.size)
             if node.body is body:
                 self._keep_for_readers(node)

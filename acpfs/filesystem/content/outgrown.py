@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from acpfs.backing.calls import CallPool, after, at_most
+from acpfs.backing.calls import CallPool
 from acpfs.backing.filling import write_all
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.filesystem.admission import Admission
@@ -280,7 +280,7 @@ class OutgrownFiles:
         if body.moving_out is None or not node.kernel_handles:
             return
         if self._log.unsealed_of(node.ino):
-            await wait(at_most(body.moving_out.released, RELEASE_WAIT_S))
+            await wait(self._calls.clock.at_most(body.moving_out.released, RELEASE_WAIT_S))
         if node.kernel_handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
@@ -390,7 +390,9 @@ class OutgrownFiles:
             moving = self._table[op.ino].body.moving_out
             if moving is not None:
                 # On no thread: as many who wait as there are threads would keep that close from being answered.
-                await wait(at_most(moving.released, max(0.0, until - time.monotonic())))
+                await wait(
+                    self._calls.clock.at_most(moving.released, max(0.0, until - time.monotonic()))
+                )
         return self.open_before(seq)
 
     def refuse_to_wait(self, node: Node) -> None:
@@ -459,7 +461,7 @@ class OutgrownFiles:
             error = await self._finish_once(node, body)
             if error is not None:
                 self._note(node, error)
-                await wait(after(delay_s))
+                await wait(self._calls.clock.after(delay_s))
                 delay_s = min(2 * delay_s, RETRY_DELAY_MAX_S)
         for op in self._log.unsealed_of(node.ino) if body.failed else ():
             op.last_error = body.failed

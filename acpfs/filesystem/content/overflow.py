@@ -17,7 +17,7 @@ from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
 
-from acpfs.backing.calls import CallPool, after
+from acpfs.backing.calls import CallPool
 from acpfs.backing.filling import write_all
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.backing.progress import Progress
@@ -78,7 +78,7 @@ class Overflow:
         """
         await wait(self._earlier.over)
         while self.is_changing(body.staging):
-            await wait(after(LOOK_AGAIN_S))
+            await wait(self._calls.clock.after(LOOK_AGAIN_S))
         begun = body.staging_changes
         copy = await self.filled(partial(self._copy_staging, body.staging, size()))
         if body.staging_changes == begun:

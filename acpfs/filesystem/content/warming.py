@@ -30,7 +30,7 @@ from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked
 from acpfs.ram.tier import Tier
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 from acpfs.types import Ino
 
 SMALL_BYTES = PIECE_BYTES

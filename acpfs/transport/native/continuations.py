@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from acpfs.filesystem.steps import Call, Steps
-from acpfs.threads import THREADS, Running
+from acpfs.runtime.threads import THREADS, Running
 from acpfs.transport.native.callers import Fate, fate_of
 from acpfs.transport.native.operations import Operation
 from acpfs.transport.native.request import Request

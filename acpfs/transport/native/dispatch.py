@@ -18,7 +18,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import Call
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 from acpfs.transport.native.callers import Fate, fate_of
 from acpfs.transport.native.continuations import DYING_CHECK_INTERVAL_S, Continuations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of

@@ -29,7 +29,7 @@ from acpfs.filesystem.admission import Net
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
 from acpfs.ram.mounts import clone
-from acpfs.threads import THREADS, Running
+from acpfs.runtime.threads import THREADS, Running
 from acpfs.transport.native import hold_process
 from acpfs.types import Ino
 

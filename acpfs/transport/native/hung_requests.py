@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from acpfs.ram.kept import HANGS_MAX, Kept
-from acpfs.threads import THREADS, Running
+from acpfs.runtime.threads import THREADS, Running
 from acpfs.transport.native.request import plain, resent
 
 Seats = Callable[[], list[tuple[int, int]]]

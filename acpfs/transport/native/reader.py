@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from acpfs.errors import wanted
 from acpfs.logger import get_logger
-from acpfs.threads import THREADS, Running
+from acpfs.runtime.threads import THREADS, Running
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
 from acpfs.transport.native.request import UNIQUE_WORD, RequestBuffers

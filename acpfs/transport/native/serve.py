@@ -15,7 +15,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 from acpfs.transport.native.device import clones
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.mount import MountOptions, mount

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 
 from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.clock import Clock
 from acpfs.types import Ino, Seq, TierId, VersionId
 from acpfs.writeback.log.needs import Needs
 from acpfs.writeback.log.op_rows import (
@@ -56,7 +57,7 @@ CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NUL
 class OperationLog:
     """Operations by sequence number, oldest first."""
 
-    def __init__(self, state: StateDatabase) -> None:
+    def __init__(self, state: StateDatabase, clock: Clock) -> None:
         """Load what the last worker left. Versions that were streaming are complete again."""
         self._state = state
         self._ops: OrderedDict[Seq, Op] = (
@@ -85,7 +86,7 @@ class OperationLog:
         self._waiters = Waiters()
         self._survivors: tuple[Op, Op] | None = None
         self._replaced: dict[Seq, float] = {}
-        self.clock = NodeClock(state)
+        self.clock = NodeClock(state, clock)
         """Operations are stamped with it."""
         self._saved_counters = (0, 0)
         self._followers: list[tuple[Callable[[Op], None], Callable[[], None]]] = []

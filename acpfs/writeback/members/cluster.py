@@ -8,9 +8,6 @@ own, so a backing directory that hangs stops nothing else. Why this keeps the or
 from __future__ import annotations
 
 import math
-import random
-import secrets
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -25,6 +22,7 @@ from acpfs.config import Settings
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger, shown
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.given import Runtime
 from acpfs.writeback.arrival import outcome
 from acpfs.writeback.engine_records import ClusterStatistics, PeerReport, WaitingPointer
 from acpfs.writeback.log.log import REMOVING, OperationLog
@@ -82,9 +80,9 @@ class Cluster:
         pool: CallPool,
         section: Callable[[], AbstractContextManager[None]],
         wake: Callable[[], None],
+        runtime: Runtime,
         *,
         coherent: bool = False,
-        monotonic: Callable[[], float] = time.monotonic,
         names: PeerNames | None = None,
         pending: Callable[[], Pending] = lambda: NOTHING,
     ) -> None:
@@ -92,7 +90,8 @@ class Cluster:
 
         `names`: learns what others have pending. `pending`: what is so here; called under the lock.
         """
-        self._monotonic = monotonic
+        self._monotonic = runtime.clock.now
+        self._chance = runtime.chance.source
         self._records, self._who, self._gate, self._log, self._settings = (
             records,
             who,
@@ -104,15 +103,15 @@ class Cluster:
         self._own = Incarnation(
             who.node, state, section, lambda: self._call("read", records.read, who.node)
         )
-        self._names, self._pending = names or PeerNames(settings), pending
+        self._names, self._pending = names or PeerNames(settings, runtime.clock), pending
         self._names.known = self._listed = False
         self._names.others = True  # until it is known
-        self._beat = secrets.randbits(40)
+        self._beat = self._chance.getrandbits(40)
         self._state = NodeState.LIVE
         self._peers: dict[str, Peer] = {}
         self._publishing = trio.Lock()
         self._writes = self._write_done = 0
-        self._pace = Pace(settings.heartbeat_s, monotonic)
+        self._pace = Pace(settings.heartbeat_s, runtime)
         self._published_at = 0.0
         self._error = ""
         self._bell = gate.bell
@@ -271,7 +270,7 @@ class Cluster:
     async def _read_some(self) -> None:
         """While nothing is gated: a few of many, all of few, so that who is missing and how clocks differ is known before it matters."""
         names = list(self._peers)
-        await self._read(random.sample(names, self._pace.reads(min(len(names), HEARD_MAX))))
+        await self._read(self._chance.sample(names, self._pace.reads(min(len(names), HEARD_MAX))))
 
     async def _read(self, names: Iterable[str]) -> None:
         wanted, readers, began = list(names), self._pace.readers, self._monotonic()

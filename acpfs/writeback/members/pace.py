@@ -9,8 +9,8 @@ neither records nor files. Used by the tasks of one event loop.
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable
+
+from acpfs.runtime.given import Runtime
 
 BETWEEN_WRITES = 0.5
 """Of a heartbeat: no two records come closer to each other, whoever wants them …"""
@@ -35,9 +35,10 @@ READERS, READERS_MANY = 4, 16
 class Pace:
     """Of one node."""
 
-    def __init__(self, heartbeat_s: float, monotonic: Callable[[], float]) -> None:
+    def __init__(self, heartbeat_s: float, runtime: Runtime) -> None:
         """`heartbeat_s`: as set."""
-        self._set_s, self._monotonic = heartbeat_s, monotonic
+        self._set_s, self._monotonic = heartbeat_s, runtime.clock.now
+        self._chance = runtime.chance.source
         self.nodes = 1
         """With this one."""
         self._written_at = self._lively_at = -math.inf
@@ -64,7 +65,7 @@ class Pace:
 
     def reads(self, most: int) -> int:
         """So many of `most` records to read now: on average this node's share."""
-        return int(most * self.share + random.random())  # noqa: S311 - spread over nodes, not a secret
+        return int(most * self.share + self._chance.random())
 
     def writes(self, last_seq: int, *, behind: bool) -> None:
         """A record is written from now on; `last_seq`: of the log; `behind`: not all is persisted."""
@@ -76,7 +77,9 @@ class Pace:
     def next_write(self) -> float:
         """Heartbeats from the last record to the next one: jittered where nobody is in a hurry, so that nodes do not write together."""
         lively = self._monotonic() - self._lively_at < LIVELY * self.heartbeat_s
-        return BETWEEN_WRITES if lively else random.uniform(BETWEEN_WRITES, BETWEEN_WRITES_MAX)  # noqa: S311 - jitter, not secrets
+        return (
+            BETWEEN_WRITES if lively else self._chance.uniform(BETWEEN_WRITES, BETWEEN_WRITES_MAX)
+        )
 
     def until_write_s(self, heartbeats: float = BETWEEN_WRITES) -> float:
         """Until so long after the last record."""

@@ -9,15 +9,14 @@ hangs.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import NamedTuple
 
-from acpfs.backing.calls import call_later
 from acpfs.backing.member_records import NodeState
 from acpfs.backing.name_filter import NameFilter
 from acpfs.config import Settings
+from acpfs.runtime.clock import Clock
 from acpfs.writeback.members.peers import Peer, Terms
 
 Place = tuple[bytes, bytes]
@@ -46,8 +45,10 @@ WAITING_MAX = 128
 class PeerNames:
     """Names that are to appear, and who waits for them."""
 
-    def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._settings, self._monotonic = settings, monotonic
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._monotonic = clock.now
         self._filters: dict[str, NameFilter] = {}
         """Of the live nodes that have something pending."""
         self.known = True
@@ -137,7 +138,7 @@ class PeerNames:
     def news(self, until: float) -> Future[None]:
         """Done when records have been read, or at a time (monotonic, seconds). Of its own for each who waits, so that one may cancel it."""
         bell: Future[None] = Future()
-        self._bells[bell] = call_later(
+        self._bells[bell] = self._clock.call_later(
             max(0.0, until - self._monotonic()), lambda: self._ring(bell)
         )
         return bell

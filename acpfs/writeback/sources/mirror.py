@@ -25,7 +25,7 @@ from acpfs.backing.lower import Lower, LowerPath
 from acpfs.logger import get_logger
 from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
-from acpfs.threads import THREADS
+from acpfs.runtime.threads import THREADS
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 

@@ -32,6 +32,7 @@ from acpfs.logger import get_logger
 from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.runtime.given import Runtime
 from acpfs.types import TierId, VersionId
 from acpfs.writeback.evidence.verify import MisreadError
 from acpfs.writeback.log.ops import Version
@@ -176,6 +177,7 @@ class Spill:
         lock: RLock,
         mode: SpillMode,
         budget: int | str,
+        runtime: Runtime,
         *,
         closed: bool = False,
         mirror: Mirror | None = None,
@@ -186,8 +188,8 @@ class Spill:
         """
         self.directory, self.mode = directory, mode
         self._state, self._tier, self._lock, self._budget = state, tier, lock, budget
-        self.calls = CallPool("spill", COPY_THREADS)
-        self.reads = CallPool("spill reads", READ_THREADS, self.calls.health)
+        self.calls = CallPool("spill", COPY_THREADS, runtime)
+        self.reads = CallPool("spill reads", READ_THREADS, runtime, self.calls.health)
         self.budget_bytes = 0
         self._ready = self._is_full = False
         self._closed = closed

@@ -177,6 +177,14 @@ class Threads:
         finally:
             self._has(waits)
 
+    def event(self) -> threading.Event:
+        """For threads that wait for each other; a history of `tests/sim` has others."""
+        return threading.Event()
+
+    def condition(self, lock: threading.Lock | None = None) -> threading.Condition:
+        """The same."""
+        return threading.Condition(lock)
+
     def lack(self) -> Lack | None:
         """What has no thread now; None: nothing."""
         with self._changed:

@@ -1,0 +1,21 @@
+"""The machine's own clocks, threads and chance, for processes that serve."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from acpfs.runtime.chance import Chance
+from acpfs.runtime.clock import Clock, TimerThread
+from acpfs.runtime.given import Runtime
+from acpfs.runtime.threads import THREADS
+
+
+def real_runtime() -> Runtime:
+    """Of this process; once in it, as each has a thread of its own that ends patience."""
+    clock = Clock(time.monotonic, time.time, _since_boot, TimerThread(THREADS))
+    return Runtime(clock, THREADS, Chance(random.SystemRandom()))
+
+
+def _since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
