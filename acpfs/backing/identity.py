@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.leftovers import Machine
+from acpfs.backing.leftovers import MachineId
 from acpfs.backing.lock_holders import holders
 from acpfs.errors import RefusedError
 from acpfs.runtime.chance import Chance
@@ -43,7 +43,7 @@ def node_id(
     path = _id_file(runtime_dir, mountpoint)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        _write_once(path, remembered or f"{Machine.this().prefix()}{chance.token(4)}", chance)
+        _write_once(path, remembered or f"{MachineId.this().prefix()}{chance.token(4)}", chance)
     return path.read_text(encoding="ascii").strip()
 
 

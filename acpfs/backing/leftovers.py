@@ -30,7 +30,7 @@ WITHDRAWN = b"{}\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineId:
     """What tells this machine, and this run of it, from all others."""
 
     host: str
@@ -39,7 +39,7 @@ class Machine:
     boot_id: str
 
     @classmethod
-    def this(cls) -> Machine:
+    def this(cls) -> MachineId:
         """The one that this process runs on."""
         hardware = _line(HARDWARE).lower()
         digits = set(hardware) - {"-"}
@@ -64,7 +64,7 @@ def _line(file: Path) -> str:
         return ""
 
 
-def clear(directory: BackingDirectory, machine: Machine, clock: Clock) -> list[str]:
+def clear(directory: BackingDirectory, machine: MachineId, clock: Clock) -> list[str]:
     """Remove what earlier boots of this machine left; returns sentences about what may be such and may not."""
     said = []
     for encoded in directory.list_own((b"staging",)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from acpfs.backing.leftovers import Machine
+from acpfs.backing.leftovers import MachineId
 from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from acpfs.errors import RefusedError
 
@@ -30,7 +30,7 @@ class Rival:
         self.heartbeat_s = record.heartbeat_s or HEARTBEAT_S
 
     @classmethod
-    def found(cls, records: NodeRecords, node: str, machine: Machine, lock: str) -> Rival | None:
+    def found(cls, records: NodeRecords, node: str, machine: MachineId, lock: str) -> Rival | None:
         """None: nobody has that id, or the record proves that its mount has ended. `lock`: which we hold for it."""
         record = _read(records, node)
         return None if record is None or _has_ended(record, machine, lock) else cls(records, record)
@@ -65,7 +65,7 @@ def _read(records: NodeRecords, node: str) -> NodeRecord | None:
         return None  # damaged: whoever lives replaces it, and will find ours
 
 
-def _has_ended(record: NodeRecord, machine: Machine, lock: str) -> bool:
+def _has_ended(record: NodeRecord, machine: MachineId, lock: str) -> bool:
     if record.state is not NodeState.LIVE:
         return True
     here = (

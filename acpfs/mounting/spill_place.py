@@ -23,7 +23,7 @@ from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.sources.mirror import Mirror
-from acpfs.writeback.sources.spill import Spill, recorded_place
+from acpfs.writeback.sources.spill import Spill, SpillPools, recorded_place
 
 SPILL_WAIT_S = 30.0
 REMOVE_WAIT_S = 10.0
@@ -106,7 +106,7 @@ class SpillPlace:
         closed, directory, state = settings.spill is None, self.directory, self._state
         mode = SpillMode.MOVE if closed else settings.spill_mode
         mirror = (
-            Mirror(directory, state, operations, lower, self._node_id)
+            Mirror(directory, state, operations, lower, self._node_id, self._runtime)
             if mode is SpillMode.MIRROR
             else None
         )
@@ -117,7 +117,7 @@ class SpillPlace:
             lock,
             mode,
             settings.spill_budget,
-            self._runtime,
+            SpillPools.make(self._runtime),
             closed=closed,
             mirror=mirror,
         )

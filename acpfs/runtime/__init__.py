@@ -1,1 +1,1 @@
-"""What the daemon takes of the machine by itself: time, threads, chance. Below everything else."""
+"""What the daemon takes of the machine by itself: time, threads, its load, chance. Below everything else."""

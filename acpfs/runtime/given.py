@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from acpfs.runtime.chance import Chance
 from acpfs.runtime.clock import Clock
+from acpfs.runtime.machine import Machine
 from acpfs.runtime.threads import Threads
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A worker's clocks, threads and chance."""
+    """Of one worker."""
 
     clock: Clock
     threads: Threads
+    machine: Machine
     chance: Chance

@@ -1,4 +1,4 @@
-"""The machine's own clocks, threads and chance, for processes that serve."""
+"""The machine itself, its clocks, threads and chance, for processes that serve."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 from acpfs.runtime.chance import Chance
 from acpfs.runtime.clock import Clock, TimerThread
 from acpfs.runtime.given import Runtime
+from acpfs.runtime.machine import ThisMachine
 from acpfs.runtime.threads import THREADS
 
 
 def real_runtime() -> Runtime:
     """Of this process; once in it, as each has a thread of its own that ends patience."""
     clock = Clock(time.monotonic, time.time, _since_boot, TimerThread(THREADS))
-    return Runtime(clock, THREADS, Chance(random.SystemRandom()))
+    return Runtime(clock, THREADS, ThisMachine(), Chance(random.SystemRandom()))
 
 
 def _since_boot() -> float:

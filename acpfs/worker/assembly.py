@@ -217,7 +217,16 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             mirroring.journal(inner.spill, directory, identity),
         )
         drained = DrainParts(
-            directory, tree, operations, tier, state, inner.lock, inner.changes, calls, settings
+            directory,
+            tree,
+            operations,
+            tier,
+            state,
+            inner.lock,
+            inner.changes,
+            calls,
+            settings,
+            given,
         )
         engine = Engine(drained, manifest, inner.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
         cluster: Cluster = _cluster(
@@ -262,7 +271,9 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         calls,
         copies,
         manifest,
-        Verifier(manifest, directory, inner.lock, MovingNames(operations, tree).cover),
+        Verifier(
+            manifest, directory, inner.lock, given.threads, MovingNames(operations, tree).cover
+        ),
         inner,
         engine,
         prefault,
@@ -292,7 +303,7 @@ def _scrubbing(
     operations: OperationLog,
     given: Runtime,
 ) -> Scrubbing:
-    give_way = GiveWay(inner.changes.is_writing, lambda: False, operations.clock.age_s)
+    give_way = GiveWay(inner.changes.is_writing, lambda: False, operations.clock.age_s, given)
     return Scrubbing(scrub, settings.scrub_ram_s, give_way, operations.clock.now, given)
 
 
@@ -318,7 +329,7 @@ def _cluster(
     awaited: AwaitedNames,
     given: Runtime,
 ) -> Cluster:
-    machine = leftovers.Machine.this()
+    machine = leftovers.MachineId.this()
     who = NodeRecord(
         identity.node_id,
         version=__version__,
@@ -477,7 +488,7 @@ def _kept_lower(
 def _clear_leftovers(directory: BackingDirectory, place: places.Place, given: Runtime) -> None:
     """Of node ids that ended with an earlier boot. They cost space, not correctness: where it fails now, the next mount does it."""
     try:
-        place.warnings += leftovers.clear(directory, leftovers.Machine.this(), given.clock)
+        place.warnings += leftovers.clear(directory, leftovers.MachineId.this(), given.clock)
     except OSError as error:
         log.warning(
             "what earlier boots left in the backing directory is not removed", error=error.strerror
@@ -534,7 +545,7 @@ def _refuse_rival(
 ) -> None:
     """Before anything under this node id is touched."""
     found: list[Rival | None] = []
-    parts = (NodeRecords(directory), identity.node_id, leftovers.Machine.this(), identity.lock)
+    parts = (NodeRecords(directory), identity.node_id, leftovers.MachineId.this(), identity.lock)
     within(BACKING_WAIT_S, complaint, lambda: found.append(Rival.found(*parts)))
     rival = found[0]
     if rival is None:

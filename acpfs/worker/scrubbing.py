@@ -45,7 +45,7 @@ class Scrubbing:
         """`every_s`: about how long a pass takes; 0: there are none. `now`: the clock that `give_way` knows."""
         self._scrub, self._every_s, self._give_way, self._now = scrub, every_s, give_way, now
         self._calls = CallPool("scrub", THREADS, given)
-        self._bucket = TokenBucket(RATE_MIN)
+        self._bucket = TokenBucket(RATE_MIN, given)
         self._damaged: dict[ScrubPlace, ScrubFinding] = {}
         self._damaged_files = 0
 

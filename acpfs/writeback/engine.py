@@ -96,12 +96,13 @@ class Engine:
         self._counters, settings = parts.counters, parts.settings
         self._due: dict[Seq, float] = {}
         self._noted, self._paused = 0, False
-        self._bucket = TokenBucket(settings.bandwidth)
-        self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
+        runtime = parts.runtime
+        self._bucket = TokenBucket(settings.bandwidth, runtime)
+        self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s, runtime)
         self._garbage = Garbage(lower, self._calls.streams)
         self._spares = Spares(parts, self._garbage.remove_nowait)
         equal = EqualFiles(parts, manifest.digest, lambda: bool(self.gate.has_peers))
-        give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s)
+        give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s, runtime)
         self._checksums = WaitingChecksums(parts, give_way)
         self._streamer = Streamer(
             parts,
@@ -134,7 +135,9 @@ class Engine:
         self._flusher = Flusher(
             parts, self._retry, Recheck(parts, self._committer, placing, there).look
         )
-        self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
+        self._queue = StreamQueue(
+            log, self._due, listener.version_of_open_file, settings.streams, runtime.clock
+        )
         self._failures = Failures(parts, self._queue, self._retry, self._due)
         pointers = Pointers(settings.pointer_patterns, listener.is_directory)
         scopes = Scopes(
@@ -160,8 +163,10 @@ class Engine:
         self.guard: Guard = Guard(parts, self.gate)
         self._order = Order(parts, pointers, self.gate, self._due, self._elide, self.guard)
         self._manifest = ManifestWriter(manifest, self._calls.commits, is_idle=lambda: not len(log))
-        self._courtesy = Courtesy(listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0)
-        self.stagger = Stagger(settings.stagger_s, place)
+        self._courtesy = Courtesy(
+            listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0, runtime.clock.now
+        )
+        self.stagger = Stagger(settings.stagger_s, place, runtime.clock.now)
         self._streams_stand_back = self._commits_stand_back = False
         self._stream_bell, self._commit_bell = Bell(), Bell()
         self._staged = Staged(log, self._order.has_work)
@@ -659,19 +664,21 @@ class Engine:
         """What `status`, the metrics and the tests see. Thread-safe."""
         with self._lock:
             front = self._ops.front(QUEUE_ENTRIES_MAX)
+            now = self._parts.runtime.clock.wall()
             return EngineStatistics(
                 counters=replace(self._counters),
                 queued_ops=len(self._ops),
                 dirty_bytes=self._ops.dirty_bytes,
                 staged_bytes=self._staged.bytes,
                 oldest_logged_at=front[0].logged_at if front else None,
-                queue=queue_entries(front, self._listener, self._order.why),
+                queue=queue_entries(front, self._listener, self._order.why, now),
                 streaming=queue_entries(
                     (s.op for s in self._queue.active.values() if not s.abandoned),
                     self._listener,
                     self._order.why,
+                    now,
                 ),
-                parked=queue_entries(self._ops.parked(), self._listener, self._order.why),
+                parked=queue_entries(self._ops.parked(), self._listener, self._order.why, now),
                 held=self._paused,
                 streams_max=self._queue.streams_max,
                 conflicts=tuple(self._conflicts.told),

@@ -16,6 +16,7 @@ from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.config import Settings
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.runtime.given import Runtime
 from acpfs.types import Ino
 from acpfs.writeback.engine_records import DrainCounters
 from acpfs.writeback.listener import Listener
@@ -36,6 +37,7 @@ class DrainParts:
     listener: Listener
     calls: CallPools
     settings: Settings
+    runtime: Runtime
     counters: DrainCounters = field(default_factory=DrainCounters)
 
     @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 
 from acpfs.drain_records import QueueEntry
@@ -47,10 +46,9 @@ def _detail(op: Op) -> str | None:
 
 
 def queue_entries(
-    ops: Iterable[Op], listener: Listener, why: Callable[[Op], Why]
+    ops: Iterable[Op], listener: Listener, why: Callable[[Op], Why], now: float
 ) -> tuple[QueueEntry, ...]:
-    """Several of them."""
-    now = time.time()
+    """Several of them. `now`: wall clock, seconds."""
     return tuple(queue_entry(op, listener, why(op), now) for op in ops)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import claim
-from acpfs.backing.leftovers import Machine
+from acpfs.backing.leftovers import MachineId
 from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from acpfs.backing.rivals import WATCH_HEARTBEATS, Rival
 from acpfs.errors import RefusedError
@@ -18,7 +18,7 @@ from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S196")
 
-HERE = Machine("host1", "4c4c4544-0035", "boot-2")
+HERE = MachineId("host1", "4c4c4544-0035", "boot-2")
 THERE = NodeRecord(
     "n1",
     incarnation="1",

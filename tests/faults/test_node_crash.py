@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.leftovers import MIRRORS, WITHDRAWN, Machine, clear
+from acpfs.backing.leftovers import MIRRORS, WITHDRAWN, MachineId, clear
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from acpfs.errors import ExitCode
@@ -139,7 +139,7 @@ def test_a_ram_tier_of_another_backing_directory_or_without_its_state_is_refused
 
 # -- what node ids that are no more have left
 
-HERE = Machine("host1.example", "4c4c4544-0035", "boot-2")
+HERE = MachineId("host1.example", "4c4c4544-0035", "boot-2")
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def directory(tmp_path: Path) -> Iterator[BackingDirectory]:
     opened.disconnect()
 
 
-def left_by(tmp_path: Path, node: str, machine: Machine) -> Path:
+def left_by(tmp_path: Path, node: str, machine: MachineId) -> Path:
     """A node's record and two staging files."""
     other = BackingDirectory(tmp_path, node, REAL)
     record = {
@@ -187,7 +187,7 @@ def test_what_an_earlier_boot_of_this_machine_left_is_removed(
     ],
 )
 def test_what_may_be_anothers_only_copy_is_left_alone(
-    directory: BackingDirectory, tmp_path: Path, node: str, machine: Machine
+    directory: BackingDirectory, tmp_path: Path, node: str, machine: MachineId
 ) -> None:
     left = left_by(tmp_path, node, machine)
     assert clear(directory, HERE, REAL.clock) == []

@@ -14,7 +14,7 @@ import pytest
 
 from acpfs.backing import leftovers
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.leftovers import Machine
+from acpfs.backing.leftovers import MachineId
 from acpfs.backing.lower import LowerPath
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run
@@ -296,7 +296,7 @@ def test_staging_files_in_an_area_are_removed_by_the_next_mount_and_those_of_dea
         assert w.lower.list_staging() == []
 
     with tmpfs(tmp_path) as at:
-        here = Machine("h", "hardware", "this boot")
+        here = MachineId("h", "hardware", "this boot")
         leave("test")
         leave("h-dead")
         lower = BackingDirectory(backing, "test", REAL)

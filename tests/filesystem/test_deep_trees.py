@@ -16,6 +16,7 @@ from acpfs.writeback.evidence.verify import Verifier
 from acpfs.writeback.guard import survey
 from acpfs.writeback.manifest.manifest import Manifest
 from tests.filesystem.world import CALLER, World, run
+from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S253")
 
@@ -58,7 +59,9 @@ def test_it_is_stored_read_checked_and_removed(base: Path) -> None:
         path = tuple(name for _parent, name in made)
         assert w.lower.lstat(path).size == len(b"content")
         assert await w.read((await w.do(w.fs.lookup(*made[-1]))).ino) == b"content"
-        verifier = Verifier(Manifest(w.state, w.lower, w.fs.lock, "test"), w.lower, w.fs.lock)
+        verifier = Verifier(
+            Manifest(w.state, w.lower, w.fs.lock, "test"), w.lower, w.fs.lock, REAL.threads
+        )
         assert [(found.path, found.status) for found in verifier.verify([(b"run",)])] == [
             (os.fsdecode(b"/".join(path)), "ok")
         ]

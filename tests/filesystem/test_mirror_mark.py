@@ -69,7 +69,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
     log = OperationLog(state, REAL.clock)
     directory = SpillDirectory(tmp_path / "spill" / "acpfs-test", REAL.chance)
     directory.prepare()
-    mirror = Mirror(directory, state, log, lower, "test", patience_s=WAIT_S)
+    mirror = Mirror(directory, state, log, lower, "test", REAL, patience_s=WAIT_S)
     with closing(state):
         yield Made(mirror, state, log, lower, directory, RLock())
         lower.go_on.set()

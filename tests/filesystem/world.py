@@ -42,7 +42,7 @@ from acpfs.writeback.log.ops import Op
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
-from acpfs.writeback.sources.spill import Spill
+from acpfs.writeback.sources.spill import Spill, SpillPools
 from tests.rig.runtime import REAL
 
 CALLER = Caller(uid=0, gid=0, pid=1)
@@ -197,7 +197,12 @@ def settings_for(base: Path, **changes: Any) -> Settings:
 
 
 def _spill(
-    settings: Settings, state: StateDatabase, tier: Tier, log: OperationLog, lower: BackingDirectory
+    settings: Settings,
+    state: StateDatabase,
+    tier: Tier,
+    log: OperationLog,
+    lower: BackingDirectory,
+    runtime: Runtime,
 ) -> Callable[[RLock], Spill] | None:
     if settings.spill is None:
         return None
@@ -205,7 +210,7 @@ def _spill(
     directory.path.parent.mkdir(exist_ok=True)
     directory.prepare()
     mirror = (
-        Mirror(directory, state, log, lower, "test")
+        Mirror(directory, state, log, lower, "test", runtime)
         if settings.spill_mode is SpillMode.MIRROR
         else None
     )
@@ -216,7 +221,7 @@ def _spill(
         lock,
         settings.spill_mode,
         settings.spill_budget,
-        REAL,
+        SpillPools.make(runtime),
         mirror=mirror,
     )
 
@@ -295,6 +300,7 @@ async def world(
     closing: Callable[[int], Closing] = lambda _pid: Closing.CALL,
     openers: Openers | None = None,
     space: SpaceInfo | None = None,
+    runtime: Runtime = REAL,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base finds what the first one left.
@@ -308,12 +314,12 @@ async def world(
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
     tier_directory.mkdir(exist_ok=True)
-    lower = make_lower(settings.backing, "test", REAL)
+    lower = make_lower(settings.backing, "test", runtime)
     salvaged = _salvaged(settings, lower, tier_directory / "state.sqlite")
-    state = CheckedState(tier_directory / "state.sqlite", REAL, state_space)
-    tier = Tier(tier_directory, budget_bytes, REAL, when_safe=state.after_commit)
-    log, tree = OperationLog(state, REAL.clock), LowerTree(state)
-    calls = CallPools.make(REAL)
+    state = CheckedState(tier_directory / "state.sqlite", runtime, state_space)
+    tier = Tier(tier_directory, budget_bytes, runtime, when_safe=state.after_commit)
+    log, tree = OperationLog(state, runtime.clock), LowerTree(state)
+    calls = CallPools.make(runtime)
     kept = Kept(tier_directory / "session" if session else None, session)
     parts = (
         settings,
@@ -324,7 +330,7 @@ async def world(
         tree,
         lower,
         calls.requests,
-        CallPool("copies", 2, REAL),
+        CallPool("copies", 2, runtime),
     )
     inner = FileSystemParts(
         *parts,
@@ -334,14 +340,14 @@ async def world(
         kept=kept,
         closing=closing,
         openers=openers or KnownOpeners(),
-        make_spill=_spill(settings, state, tier, log, lower),
+        make_spill=_spill(settings, state, tier, log, lower, runtime),
     )
     fs, spill = LockedFileSystem(inner), inner.spill
     state.lock = fs.lock
     manifest = Manifest(state, lower, fs.lock, "test")
     before = _journal(spill, lower)
     engine = Engine(
-        DrainParts(lower, tree, log, tier, state, fs.lock, inner.changes, calls, settings),
+        DrainParts(lower, tree, log, tier, state, fs.lock, inner.changes, calls, settings, runtime),
         manifest,
         spill,
         before,

@@ -10,18 +10,21 @@ from acpfs.runtime.clock import Clock, Timers
 from acpfs.runtime.given import Runtime
 from acpfs.runtime.real import real_runtime
 
-REAL = real_runtime()
-"""Of the process that tests run in."""
+_MACHINE = real_runtime()
 
 
 def clock_of(
-    now: Callable[[], float] = time.monotonic,
-    wall: Callable[[], float] = time.time,
-    since_boot: Callable[[], float] = REAL.clock.since_boot,
-    timers: Timers = REAL.clock,
+    now: Callable[[], float] = lambda: time.monotonic(),
+    wall: Callable[[], float] = lambda: time.time(),
+    since_boot: Callable[[], float] = _MACHINE.clock.since_boot,
+    timers: Timers = _MACHINE.clock,
 ) -> Clock:
     """Clocks that a test sets, and the machine's for the rest."""
     return Clock(now, wall, since_boot, timers)
+
+
+REAL = replace(_MACHINE, clock=clock_of())
+"""Of the process that tests run in; a test may set `time.time` and `time.monotonic`."""
 
 
 def runtime_of(now: Callable[[], float]) -> Runtime:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -193,7 +192,7 @@ class Life:
         self.turns = Turns(choices.stream("turns", number), in_order=choices.in_order)
         self.timers = Timers()
         clock = Clock(MACHINE.tick, MACHINE.wall, MACHINE.tick, self.timers)
-        self.runtime = Runtime(clock, THREADS_OF_PROCESS, Chance(MACHINE.chance))
+        self.runtime = Runtime(clock, THREADS_OF_PROCESS, MACHINE, Chance(MACHINE.chance))
         self.settings = Settings(
             backing=Path("/backing"),
             mountpoint=Path("/mnt"),
@@ -209,7 +208,6 @@ class Life:
             fsync=knobs.fsync,
         )
         self._assemble(storage, knobs)
-        self.engine._retry._random = random.Random(MACHINE.chance.random())
         rates = (0.0, 0.0) if is_last else (knobs.error_rate, knobs.hang_rate)
         outage_s = 0.0 if is_last else knobs.outage_s
         faults = Faults(choices, number, *rates, MACHINE.moment_s + outage_s)
@@ -249,7 +247,7 @@ class Life:
         self.references = References(self.inner.kept)
         parts = (self.fs.lock, self.inner.changes, calls, self.settings)
         self.engine = Engine(
-            DrainParts(lower, tree, self.log, self.tier, self.state, *parts),
+            DrainParts(lower, tree, self.log, self.tier, self.state, *parts, self.runtime),
             Manifest(self.state, lower, self.fs.lock, NODE.decode()),
         )
 

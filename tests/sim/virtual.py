@@ -67,6 +67,10 @@ class Machine:
         random.seed(seed)
         trio_run._r.seed(seed)
 
+    def runnable(self) -> int:
+        """Processors are idle."""
+        return 0
+
     def tick(self) -> float:
         self.moment_s += TICK_S
         return self.moment_s
@@ -129,7 +133,6 @@ def install_in_acpfs() -> None:
     from acpfs.ram.file_calls import RamFileCalls
     from acpfs.runtime.threads import Threads
     from acpfs.writeback.sources import spill
-    from acpfs.writeback.streams.give_way import GiveWay
     from tests.sim.scheduler import (
         TurnPool,
         exception_in_turns,
@@ -143,7 +146,6 @@ def install_in_acpfs() -> None:
         (Future, "exception", exception_in_turns),
         (RamFileCalls, "submit", submit_on_ram_file),
         (Warming, "_begin_looking", _nothing),
-        (GiveWay, "is_busy", lambda _self: False),
         (Threads, "start", _no_thread),
     ]
     for module, name, value in replaced:

@@ -17,7 +17,7 @@ from acpfs.writeback.failures.retry import PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_
 from acpfs.writeback.log.ops import OpKind
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, Inode, MemoryLower
-from tests.writeback.world import World
+from tests.writeback.world import World, verified
 
 
 def some_work(world: World) -> None:
@@ -105,8 +105,8 @@ def test_manifest_and_xattr_carry_the_checksum(world: World, run: Run) -> None:
         world.lower.inode("run/latest").xattrs[b"user.acpfs.xxh3"].split()[0]
         == lines[b"run/latest"]
     )
-    assert all(record.status == "ok" for record in world.manifest.verify())
-    assert len(list(world.manifest.verify([(b"run",)]))) == len(files)
+    assert all(record.status == "ok" for record in verified(world.manifest))
+    assert len(verified(world.manifest, [(b"run",)])) == len(files)
 
 
 def test_verification_finds_what_changed_and_what_is_gone(world: World, run: Run) -> None:
@@ -118,7 +118,7 @@ def test_verification_finds_what_changed_and_what_is_gone(world: World, run: Run
     world.lower.unlink((b"d", b"gone"))
     world.lower.close(world.lower.create_staging("x"))
     world.lower.rename(world.lower.staging_path("x"), (b"d", b"foreign"))
-    found = {str(record.path): record.status for record in world.manifest.verify([(b"d",)])}
+    found = {str(record.path): record.status for record in verified(world.manifest, [(b"d",)])}
     assert found == {
         "d/good": "ok",
         "d/bad": "mismatch",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from acpfs.runtime.machine import ThisMachine
 from acpfs.writeback.streams.give_way import (
     AGE_S_MAX,
     LOOK_AGAIN_S,
     STAND_BACK_S,
     GiveWay,
-    runnable,
 )
+from tests.rig.runtime import runtime_of
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 
@@ -31,9 +33,11 @@ class Machine:
             lambda: self.writing,
             lambda: self.pressed,
             lambda at: -at,
-            lambda: self.running,
-            lambda: self.now,
+            replace(runtime_of(lambda: self.now), machine=self),
         )
+
+    def runnable(self) -> int:
+        return self.running
 
     def stands_back(self, age_s: float = 0.0) -> bool:
         return self.give_way.should(-age_s)
@@ -74,10 +78,10 @@ def test_a_wall_clock_that_is_set_makes_nothing_old_or_young(
 
 
 def test_runnable_threads_are_counted(tmp_path: Path) -> None:
-    assert runnable() >= 1, "this one at least"
+    assert ThisMachine().runnable() >= 1, "this one at least"
     (tmp_path / "loadavg").write_text("0.20 0.18 0.12 3/80 11206\n")
-    assert runnable(tmp_path / "loadavg") == 3
-    assert runnable(tmp_path / "missing") == 0
+    assert ThisMachine(tmp_path / "loadavg").runnable() == 3
+    assert ThisMachine(tmp_path / "missing").runnable() == 0
 
 
 def test_a_stream_stands_back_until_the_writer_has_closed(

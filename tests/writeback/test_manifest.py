@@ -21,7 +21,7 @@ from acpfs.writeback.manifest.manifest_writer import PAUSE_IDLE_S
 from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import MemoryLower
-from tests.writeback.world import World
+from tests.writeback.world import World, verified
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_what_a_lost_node_had_not_written_to_its_manifest_is_known_by_the_file_i
 
     after = Manifest(StateDatabase(tmp_path / "state.db", REAL), lower, threading.RLock(), "node")
     assert after.load() == 1
-    assert [found.status for found in after.verify([split("rewritten"), split("new")])] == status
+    assert [found.status for found in verified(after, [split("rewritten"), split("new")])] == status
 
 
 @pytest.mark.clause("S113")

@@ -5,20 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from acpfs.runtime.chance import Chance
 from acpfs.types import Ino, Seq
 from acpfs.writeback.failures.retry import PERMANENT_TRIES, RetryPolicy
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.log.verdicts import Why
 from acpfs.writeback.report import queue_entry
+from tests.rig.runtime import REAL, clock_of
 from tests.writeback.world import World
 
 
 def policy() -> RetryPolicy:
-    return RetryPolicy(0.2, 60.0, wall_clock=lambda: 1000.0, rng=random.Random(1))
+    return RetryPolicy(
+        0.2,
+        60.0,
+        replace(REAL, clock=clock_of(wall=lambda: 1000.0), chance=Chance(random.Random(1))),
+    )
 
 
 def error(number: int) -> OSError:

@@ -23,7 +23,7 @@ from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, error
 from tests.writeback.test_engine import assert_history
-from tests.writeback.world import World
+from tests.writeback.world import World, verified
 
 
 class KilledError(BaseException):
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_inside_a_run_leaves_it_to_the_next(
     assert_history(world, world.lower)
     assert sorted(set(renamed(world))) == sorted(names)
     assert not world.lower.list_staging()
-    assert len(list(world.manifest.verify())) == len(names)
+    assert len(verified(world.manifest)) == len(names)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.ENOENT])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from acpfs.writeback.streams import stream_queue
 from acpfs.writeback.streams.stream_queue import QUICK_FOR_S, QUICK_S, QUICK_STREAMS, StreamQueue
 from acpfs.writeback.streams.streams import SMALL_BYTES_MAX, Stream
+from tests.rig.runtime import clock_of
 from tests.writeback.world import World
 
 STREAMS = 8
@@ -26,14 +24,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(stream_queue, "time", SimpleNamespace(monotonic=clock))
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
-def queue_of(world: World, small: int, large: int = 0) -> StreamQueue:
-    queue = StreamQueue(world.log, {}, lambda _version: False, STREAMS)
+def queue_of(world: World, clock: Clock, small: int, large: int = 0) -> StreamQueue:
+    queue = StreamQueue(world.log, {}, lambda _version: False, STREAMS, clock_of(clock))
     for number in range(small + large):
         queue.add(world.store(f"f{number}", bytes(10 if number < small else SMALL_BYTES_MAX + 1)))
     return queue
@@ -57,31 +53,31 @@ def persist(queue: StreamQueue, seconds: float, count: int = 1) -> None:
 
 
 def test_a_quick_backing_directory_gets_few_threads(world: World, clock: Clock) -> None:
-    queue = queue_of(world, 60)
+    queue = queue_of(world, clock, 60)
     persist(queue, QUICK_S / 2)
     assert len(start_all(queue)) == QUICK_STREAMS
 
 
 def test_one_that_is_waited_for_gets_many(world: World, clock: Clock) -> None:
-    queue = queue_of(world, 60)
+    queue = queue_of(world, clock, 60)
     persist(queue, QUICK_S * 2)
     assert len(start_all(queue)) == queue.threads_max > QUICK_STREAMS
 
 
 def test_nothing_is_known_of_it_at_first(world: World, clock: Clock) -> None:
-    queue = queue_of(world, 60)
+    queue = queue_of(world, clock, 60)
     assert len(start_all(queue)) == queue.threads_max
 
 
 def test_one_that_becomes_slow_is_noticed(world: World, clock: Clock) -> None:
-    queue = queue_of(world, 200)
+    queue = queue_of(world, clock, 200)
     persist(queue, QUICK_S / 2)
     persist(queue, QUICK_S * 10, 60)
     assert len(start_all(queue)) == queue.threads_max
 
 
 def test_a_slow_file_among_quick_ones_changes_nothing(world: World, clock: Clock) -> None:
-    queue = queue_of(world, 60)
+    queue = queue_of(world, clock, 60)
     persist(queue, QUICK_S / 2)
     persist(queue, 1.0)
     assert len(start_all(queue)) == QUICK_STREAMS
@@ -89,7 +85,7 @@ def test_a_slow_file_among_quick_ones_changes_nothing(world: World, clock: Clock
 
 def test_a_few_quick_files_among_slow_ones_change_nothing(world: World, clock: Clock) -> None:
     """As where some of them lie on a server near by."""
-    queue = queue_of(world, 200)
+    queue = queue_of(world, clock, 200)
     for _ in range(8):
         persist(queue, QUICK_S / 2)
         persist(queue, QUICK_S * 10, 9)
@@ -98,7 +94,7 @@ def test_a_few_quick_files_among_slow_ones_change_nothing(world: World, clock: C
 
 def test_others_go_past_files_that_hang(world: World, clock: Clock) -> None:
     """Those that are under way may lie on a server that does not answer, and the rest on others."""
-    queue = queue_of(world, 60)
+    queue = queue_of(world, clock, 60)
     persist(queue, QUICK_S / 2)
     assert len(start_all(queue)) == QUICK_STREAMS
     assert queue.next_due(5.0) == 5.0 + QUICK_FOR_S, "nobody else would say that it is time"
@@ -107,7 +103,7 @@ def test_others_go_past_files_that_hang(world: World, clock: Clock) -> None:
 
 
 def test_large_files_keep_their_share(world: World, clock: Clock) -> None:
-    queue = queue_of(world, 1, large=STREAMS + 1)
+    queue = queue_of(world, clock, 1, large=STREAMS + 1)
     persist(queue, QUICK_S / 2)
     for _ in range(QUICK_STREAMS):
         queue.add(world.store("more", b"small"))
@@ -117,7 +113,7 @@ def test_large_files_keep_their_share(world: World, clock: Clock) -> None:
 def test_a_file_whose_staging_file_was_there_already_says_nothing(
     world: World, clock: Clock
 ) -> None:
-    queue = queue_of(world, 60)
+    queue = queue_of(world, clock, 60)
     op = queue.next(0.0)
     assert op is not None
     queue.end(queue.start(op))

@@ -358,7 +358,7 @@ def test_a_staging_file_that_cannot_be_removed_does_not_keep_the_drain_from_endi
 
 def test_a_file_that_shrinks_while_it_streams_gives_its_place_back(world: World) -> None:
     """As a version does that the kernel wrote to: it becomes what its file is now."""
-    queue = StreamQueue(world.log, {}, lambda _version: False, 1)
+    queue = StreamQueue(world.log, {}, lambda _version: False, 1, REAL.clock)
     for small, name in ((10, "a"), (2 * MiB, "b")):
         op = world.store(name, bytes(2 * MiB))
         queue.add(op)

@@ -12,6 +12,7 @@ import xxhash
 from acpfs.backing.lower import LowerPath
 from acpfs.writeback.evidence.moving_names import MovingNames
 from acpfs.writeback.evidence.verify import Verifier
+from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, error
 from tests.writeback.world import World
@@ -39,7 +40,7 @@ def stored(world: World, run: Run) -> World:
 
 
 def verdict(world: World) -> str:
-    (only,) = Verifier(Records(), world.lower, RLock()).verify()
+    (only,) = Verifier(Records(), world.lower, RLock(), REAL.threads).verify()
     return only.status
 
 
@@ -78,10 +79,12 @@ def test_what_is_just_deleted_or_renamed_is_not_missing(stored: World, taking: s
         stored.rename(*(("d/f", "g") if taking == "rename" else ("d", "g")))
     del stored.lower.inode("d").children[b"f"]
     moving = MovingNames(stored.log, stored.tree)
-    assert [found.status for found in Verifier(Records(), stored.lower, RLock()).verify()] == [
-        "missing"
-    ]
-    assert list(Verifier(Records(), stored.lower, RLock(), moving.cover).verify()) == []
+    assert [
+        found.status for found in Verifier(Records(), stored.lower, RLock(), REAL.threads).verify()
+    ] == ["missing"]
+    assert (
+        list(Verifier(Records(), stored.lower, RLock(), REAL.threads, moving.cover).verify()) == []
+    )
 
 
 @pytest.mark.clause("S218")
@@ -91,7 +94,8 @@ def test_what_others_removed_is_missing_whatever_is_deleted_beside_it(stored: Wo
     del stored.lower.inode("d").children[b"f"]
     moving = MovingNames(stored.log, stored.tree)
     assert [
-        found.status for found in Verifier(Records(), stored.lower, RLock(), moving.cover).verify()
+        found.status
+        for found in Verifier(Records(), stored.lower, RLock(), REAL.threads, moving.cover).verify()
     ] == ["missing"]
 
 
@@ -102,4 +106,4 @@ def test_what_was_deleted_after_the_list_was_read_is_not_missing(stored: World) 
             return ""
 
     del stored.lower.inode("d").children[b"f"]
-    assert list(Verifier(Deleted(), stored.lower, RLock()).verify()) == []
+    assert list(Verifier(Deleted(), stored.lower, RLock(), REAL.threads).verify()) == []

@@ -11,7 +11,7 @@ import random
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,10 +22,12 @@ from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.health import Health
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.config import Settings
+from acpfs.drain_records import Verification
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_INO, ROOT, Ino
 from acpfs.writeback.engine import Engine
+from acpfs.writeback.evidence.verify import Verifier
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version
@@ -49,6 +51,11 @@ class InlinePool(CallPool):
         except BaseException as failure:  # noqa: BLE001 - whatever it was, it belongs to the caller
             future.set_exception(failure)
         return future
+
+
+def verified(manifest: Manifest, paths: Iterable[LowerPath] = ()) -> list[Verification]:
+    """What is said of files of the backing directory."""
+    return list(Verifier(manifest, manifest._lower, manifest._lock, REAL.threads).verify(paths))
 
 
 def inline_pools() -> CallPools:
@@ -213,6 +220,7 @@ class World:
             self.listener,
             self.calls,
             self.settings,
+            REAL,
         )
         self.engine = Engine(DrainParts(*parts), self.manifest)
         if hasattr(self.lower, "on_death"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Callable, Iterable
 
 from acpfs.backing.lower import LowerPath, LowerStat
@@ -285,7 +284,7 @@ class Conflicts:
         self._remember(path, op, b"/".join((*path[:-1], aside)))
 
     def _remember(self, path: LowerPath, op: Op, kept_as: bytes) -> None:
-        values = (b"/".join(path), op.kind.value, kept_as, time.time())
+        values = (b"/".join(path), op.kind.value, kept_as, self._parts.runtime.clock.wall())
         with self._lock, self._state.step():
             self.total += 1
             self.told = [*self.told[1 - CONFLICTS_TOLD_MAX :], _report(*values)]

@@ -9,7 +9,6 @@ import errno
 import mmap
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import RLock
@@ -18,6 +17,7 @@ from typing import Protocol
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checksum import of_reads
 from acpfs.drain_records import Verification
+from acpfs.runtime.threads import Threads
 from acpfs.writeback.evidence import absence
 
 BUFFER_BYTES = 4 << 20
@@ -69,10 +69,12 @@ class Verifier:
         manifest: Recorded,
         lower: Lower,
         lock: RLock,
+        threads: Threads,
         is_moving: Callable[[LowerPath], bool] = lambda _path: False,
     ) -> None:
         """`is_moving`: whether an operation under way takes a path from where it lies; called under the lock."""
         self._manifest, self._lower, self._lock, self._is_moving = manifest, lower, lock, is_moving
+        self._pause = threads.event()
 
     def verify(self, paths: Iterable[LowerPath] = ()) -> Iterator[Verification]:
         """Files one by one; a directory stands for what was recorded below it and what lies there; none: for everything recorded."""
@@ -164,7 +166,7 @@ class Verifier:
                     raise
             if self._is_gone(path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            threading.Event().wait(STALE_AGAIN_S)
+            self._pause.wait(STALE_AGAIN_S)
 
     def _is_gone(self, path: LowerPath) -> bool:
         try:

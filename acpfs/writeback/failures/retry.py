@@ -7,11 +7,9 @@ nothing. Used under the file system's lock.
 from __future__ import annotations
 
 import errno
-import random
-import time
-from collections.abc import Callable
 
 from acpfs.errors import PERMANENT_ERRNOS
+from acpfs.runtime.given import Runtime
 from acpfs.types import Seq
 from acpfs.writeback.evidence.verify import MisreadError
 from acpfs.writeback.log.ops import Op
@@ -46,13 +44,11 @@ class RetryPolicy:
         self,
         delay_min_s: float,
         delay_max_s: float,
-        wall_clock: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
+        runtime: Runtime,
     ) -> None:
-        """`wall_clock`, `rng`: replaced by tests."""
         self._delay_min_s, self._delay_max_s = delay_min_s, max(delay_min_s, delay_max_s)
-        self._wall_clock = wall_clock
-        self._random = rng or random.Random()  # noqa: S311 - jitter, not secrets
+        self._wall_clock = runtime.clock.wall
+        self._random = runtime.chance.source
         self._refusals: dict[Seq, tuple[int, int]] = {}
         """Errno of the last refusal, and how often in a row."""
         self._parked: dict[Seq, tuple[int, int]] = {}

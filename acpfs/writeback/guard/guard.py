@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -68,6 +67,7 @@ class Guard:
             parts.lower,
             parts.listener,
         )
+        self._now = parts.runtime.clock.now
         self._section, self._pool, settings = parts.section, parts.calls.syncs, parts.settings
         self._on, self._time_s = settings.keep_last_persisted, settings.guard_time_s
         self._recogniser = Checkpoints(settings.checkpoint_patterns)
@@ -228,7 +228,7 @@ class Guard:
             self._behind[op.seq] = op
         else:
             self._keys[op.seq] = key
-            self._held.setdefault(key, Guarded(*key)).add(op)
+            self._held.setdefault(key, Guarded(*key, self._now)).add(op)
 
     def _unindex(self, op: Op) -> None:
         self._places.pop((op.parent, op.name), None)
@@ -349,7 +349,7 @@ class Guard:
     @property
     def is_settled(self) -> bool:
         """Whether the backing directory was looked at since the last change (or does not answer)."""
-        now = time.monotonic()
+        now = self._now()
         return all(
             held.asked_since is None or now - held.asked_since > PATIENCE_S
             for held in self._held.values()
@@ -377,7 +377,7 @@ class Guard:
             if held is None or question is None:
                 await self._bell.heard(due)
                 continue
-            began = time.monotonic()
+            began = self._now()
             try:
                 answer: Survey | OSError = await outcome(
                     self._pool.submit("survey", look, self._lower, self._recogniser, question)
@@ -387,7 +387,7 @@ class Guard:
             with self._section():
                 held.looked(
                     trio.current_time(),
-                    max(PAUSE_S, PAUSE_SHARE * (time.monotonic() - began)),
+                    max(PAUSE_S, PAUSE_SHARE * (self._now() - began)),
                     POLL_S,
                 )
                 if isinstance(answer, OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from acpfs.backing.lower import LowerPath
@@ -30,6 +30,8 @@ class Guarded:
 
     checkpoint: Checkpoint
     moved: Ino
+    clock: Callable[[], float]
+    """Monotonic, seconds."""
     ops: dict[Seq, Op] = field(default_factory=dict)
     since: float = math.inf
     """Wall clock, seconds: when the first of them was made."""
@@ -63,7 +65,7 @@ class Guarded:
         """Something changed."""
         self.due = min(self.due, self.earliest)
         if self.asked_since is None:
-            self.asked_since = time.monotonic()
+            self.asked_since = self.clock()
 
     def looked(self, now: float, pause_s: float, poll_s: float) -> None:
         """At `now` on trio's clock."""

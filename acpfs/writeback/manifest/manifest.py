@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from threading import Lock, RLock
 
 from acpfs.backing.lower import Lower, LowerPath
-from acpfs.drain_records import Verification
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.evidence.verify import Verifier
 from acpfs.writeback.manifest.manifest_parts import ManifestPart, ManifestParts
 
 DDL = """
@@ -316,10 +314,6 @@ class Manifest:
     def _remove_file(self, number: int, seen: set[int]) -> None:
         self._lower.remove_own((*_DIRECTORY, self._parts.name(number)))
         seen.discard(number)
-
-    def verify(self, paths: Iterable[LowerPath] = ()) -> Iterator[Verification]:
-        """Hash files on the backing directory and compare; see `Verifier.verify`."""
-        return Verifier(self, self._lower, self._lock).verify(paths)
 
 
 def _path(line: tuple[bytes, bytes]) -> bytes:

@@ -101,7 +101,11 @@ class Cluster:
         )
         self._pool, self._section, self._wake, self._coherent = pool, section, wake, coherent
         self._own = Incarnation(
-            who.node, state, section, lambda: self._call("read", records.read, who.node)
+            who.node,
+            state,
+            section,
+            lambda: self._call("read", records.read, who.node),
+            runtime.chance,
         )
         self._names, self._pending = names or PeerNames(settings, runtime.clock), pending
         self._names.known = self._listed = False

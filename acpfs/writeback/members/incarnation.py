@@ -7,13 +7,13 @@ change under the lock or in the trio thread; the reading is the caller's, on thr
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.chance import Chance
 
 DDL = """
 CREATE TABLE IF NOT EXISTS incarnation (
@@ -32,10 +32,11 @@ class Incarnation:
         state: StateDatabase,
         section: Callable[[], AbstractContextManager[None]],
         read: Callable[[], Awaitable[NodeRecord | None]],
+        chance: Chance,
     ) -> None:
         """`read`: what the backing directory has as the record of this node id."""
         self._node, self._state, self._section, self._read = node, state, section, read
-        self.name, self.lost = _loaded(state)
+        self.name, self.lost = _loaded(state, chance)
         self.rivalry = ""
         """`in_use`, of another mount that was found."""
 
@@ -93,14 +94,14 @@ def in_use(rival: NodeRecord) -> str:
     return f"node id {rival.node} is in use: {rival.host or 'another machine'} serves {rival.mountpoint or 'a mount'} under it"
 
 
-def _loaded(state: StateDatabase) -> tuple[str, tuple[float, float] | None]:
+def _loaded(state: StateDatabase, chance: Chance) -> tuple[str, tuple[float, float] | None]:
     """Of the RAM tier, and what was lost with the one before."""
     state.create(DDL)
     for name, lost_from, lost_until in state.rows(
         "SELECT name, lost_from, lost_until FROM incarnation"
     ):
         return str(name), None if lost_from is None else (lost_from, lost_until)
-    name = secrets.token_hex(8)
+    name = chance.token(8)
     state.change("INSERT INTO incarnation VALUES (1, ?, NULL, NULL)", (name,))
     state.commit()
     return name, None

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,7 +23,7 @@ from acpfs.backing.lower import Lower, LowerPath
 from acpfs.logger import get_logger
 from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
-from acpfs.runtime.threads import THREADS
+from acpfs.runtime.given import Runtime
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 
@@ -85,6 +83,7 @@ class Mirror:
         operations: OperationLog,
         lower: Lower,
         node_id: str,
+        runtime: Runtime,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """Begins nothing; `begin` does."""
@@ -95,11 +94,13 @@ class Mirror:
             lower,
             patience_s,
         )
+        self._runtime = runtime
+        self._now = runtime.clock.now
         self._mark = mark_path(node_id)
         self._marked, self._may_be_marked = "", True
         self._marking = threading.Lock()
         """Held while the mark is looked at and changed, and by the commit thread until it knows what it may do."""
-        self._changed = threading.Condition()
+        self._changed = runtime.threads.condition()
         self._token = ""
         self._pending: list[list[Statement]] = []
         self._pending_statements = self._logged = self._synced = 0
@@ -119,23 +120,23 @@ class Mirror:
     def begin(self) -> None:
         """Write the journal anew, from the state as it is now; under the lock, and again after a failure."""
         snapshot = self._state.follow(self._record)
-        token = secrets.token_hex(8)
+        token = self._runtime.chance.token(8)
         with self._changed:
             self._token, self._why, self._seeded = token, "", False
             self._pending, self._pending_statements = [], 0
             self._synced, self._changes = self._logged, self._state.changes
-        THREADS.start("mirror", self._run, token, snapshot)
+        self._runtime.threads.start("mirror", self._run, token, snapshot)
 
     def look(self) -> None:
         """Begin anew after a failure, when its rest is over; under the lock, about once a second."""
-        if self._why and not self._closing and time.monotonic() > self._rest_until:
+        if self._why and not self._closing and self._now() > self._rest_until:
             self.begin()
         elif self._seeded and self._marked != self._token and not self._marking.locked():
             self._mark_soon(self._token)
 
     def _mark_soon(self, token: str) -> None:
         """In a thread of its own: the backing directory may hang, and the journal must go on."""
-        THREADS.start("mirror mark", self._try_mark, token)
+        self._runtime.threads.start("mirror mark", self._try_mark, token)
 
     def _try_mark(self, token: str) -> None:
         with self._marking, contextlib.suppress(OSError):  # then `look` or `before` tries again
@@ -222,7 +223,7 @@ class Mirror:
             return
         self._why, self._seeded = why or "?", False
         self._pending, self._pending_statements = [], 0
-        self._rest_until = time.monotonic() + REST_S
+        self._rest_until = self._now() + REST_S
         log.warning(
             "the mirror in the spill directory failed: what is not drained would not survive a reboot",
             error=why,

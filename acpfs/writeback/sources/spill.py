@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -166,6 +165,20 @@ class _File:
             self._hung.add_done_callback(lambda _done: os.close(self._fd))
 
 
+@dataclass(frozen=True, slots=True)
+class SpillPools:
+    """Threads for calls on the spill directory."""
+
+    copies: CallPool
+    reads: CallPool
+
+    @classmethod
+    def make(cls, runtime: Runtime) -> SpillPools:
+        """With one health."""
+        copies = CallPool("spill", COPY_THREADS, runtime)
+        return cls(copies, CallPool("spill reads", READ_THREADS, runtime, copies.health))
+
+
 class Spill:
     """All copies."""
 
@@ -177,7 +190,7 @@ class Spill:
         lock: RLock,
         mode: SpillMode,
         budget: int | str,
-        runtime: Runtime,
+        pools: SpillPools,
         *,
         closed: bool = False,
         mirror: Mirror | None = None,
@@ -188,8 +201,9 @@ class Spill:
         """
         self.directory, self.mode = directory, mode
         self._state, self._tier, self._lock, self._budget = state, tier, lock, budget
-        self.calls = CallPool("spill", COPY_THREADS, runtime)
-        self.reads = CallPool("spill reads", READ_THREADS, runtime, self.calls.health)
+        self.calls = pools.copies
+        self.reads = pools.reads
+        self._now = pools.copies.clock.now
         self.budget_bytes = 0
         self._ready = self._is_full = False
         self._closed = closed
@@ -255,10 +269,10 @@ class Spill:
 
     def usable(self) -> bool:
         """Whether new copies may be made now; looks again at a disk that failed, when its rest is over."""
-        if self._closed or time.monotonic() < self._rest_until or self.calls.health.is_stuck():
+        if self._closed or self._now() < self._rest_until or self.calls.health.is_stuck():
             return False
         if not self._ready:
-            self._rest_until = time.monotonic() + REST_MIN_S
+            self._rest_until = self._now() + REST_MIN_S
             self.start()
         return self._ready
 
@@ -282,7 +296,7 @@ class Spill:
         self._failures += 1
         self._failed_in_a_row += 1
         rest_s = min(REST_MAX_S, REST_MIN_S * 2 ** min(self._failed_in_a_row - 1, 10))
-        self._rest_until = time.monotonic() + rest_s
+        self._rest_until = self._now() + rest_s
         self._last_error = str(error)
         log.warning(
             "the spill directory failed: nothing is lost, acpfs goes on without it for a while",

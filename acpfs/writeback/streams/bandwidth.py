@@ -6,9 +6,7 @@ take is never starved by small ones, and the rate holds over any second. Thread-
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+from acpfs.runtime.given import Runtime
 
 BURST_S = 0.1
 """What may be saved up while nothing is written."""
@@ -23,13 +21,12 @@ SLICE_S = 0.1
 class TokenBucket:
     """`bytes_per_s` 0: no limit."""
 
-    def __init__(self, bytes_per_s: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: monotonic seconds; replaced by tests."""
-        self._clock = clock
-        self._changed = threading.Condition()
+    def __init__(self, bytes_per_s: int, runtime: Runtime) -> None:
+        self._clock = runtime.clock.now
+        self._changed = runtime.threads.condition()
         self._rate = bytes_per_s
         self._tokens = 0.0
-        self._filled_at = clock()
+        self._filled_at = self._clock()
         self._closed = False
 
     @property

@@ -10,7 +10,6 @@ Used under the file system's lock.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 QUIET_S = 0.02
@@ -31,7 +30,7 @@ class Courtesy:
         self,
         idle_s: Callable[[], float],
         is_awaited: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         """`idle_s`: seconds since the last request; `is_awaited`: whether somebody waits for operations to be persisted, or for room."""
         self._clock = clock

@@ -10,10 +10,9 @@ version that is `AGE_S_MAX` old stands back no more: a machine whose processors 
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
+
+from acpfs.runtime.given import Runtime
 
 LOOK_AGAIN_S = 0.005
 PERIOD_S = 1.0
@@ -21,14 +20,6 @@ STAND_BACK_S = 0.75
 """Of each period."""
 AGE_S_MAX = 5.0
 """Long enough for all ranks of a node to finish a save of some ten gigabytes, and short beside its drain."""
-
-
-def runnable(loadavg: Path = Path("/proc/loadavg")) -> int:
-    """Threads that run or want to, on the whole machine, now (the fourth field; the averages before it are minutes late)."""
-    try:
-        return int(loadavg.read_bytes().split()[3].partition(b"/")[0])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 class GiveWay:
@@ -39,18 +30,17 @@ class GiveWay:
         is_writing: Callable[[], bool],
         is_pressed: Callable[[], bool],
         age_s: Callable[[float], float],
-        running: Callable[[], int] = runnable,
-        clock: Callable[[], float] = time.monotonic,
+        runtime: Runtime,
     ) -> None:
         """`is_writing`: some file is open for writing. `is_pressed`: somebody waits for the drain, or RAM is short.
 
-        `age_s`: of the clock that operations are stamped with (the wall clock may have been set since). `running`: how many threads want
-        a processor, the caller's own among them.
+        `age_s`: of the clock that operations are stamped with (the wall clock may have been set since).
         """
         self._is_writing, self._is_pressed, self._age_s = is_writing, is_pressed, age_s
-        self._running, self._clock = running, clock
+        self._running = runtime.machine.runnable  # the caller's own thread is among them
+        self._clock = runtime.clock.now
         self._processors = os.cpu_count() or 1
-        self._pause = threading.Event()
+        self._pause = runtime.threads.event()
 
     def is_busy(self) -> bool:
         """Whether applications write and want all processors, and nobody waits for the drain."""

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import errno
 import math
-import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -123,7 +121,9 @@ class Spares:
             parts.lock,
             parts.listener.version_of_open_file,
         )
-        self._remove, self._clock = remove, time.monotonic
+        self._remove = remove
+        self._clock = parts.runtime.clock.now
+        self._chance = parts.runtime.chance
         self._spares: dict[Ino, Spare] = {}
         self._shown: dict[Ino, _Shown] = {}
         self._staged: dict[VersionId, tuple[Spare, VersionId]] = {}
@@ -203,7 +203,7 @@ class Spares:
             return
         try:
             name = self._lower.stage_near(
-                f"{_PREFIX}{version.vid}-{secrets.token_hex(6)}", path[:-1]
+                f"{_PREFIX}{version.vid}-{self._chance.token(6)}", path[:-1]
             )
         except OSError:
             return

@@ -10,7 +10,6 @@ Knows no nodes, no files, no clock but the monotonic one. Used under the file sy
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 SMALLER_SHARE = 4
@@ -35,7 +34,7 @@ class Stagger:
         self,
         window_s: float,
         place: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         """`window_s`: the last node begins at most so long after the first; 0: all at once.
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Callable
 
+from acpfs.runtime.clock import Clock
 from acpfs.types import Seq
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, Version, VersionState
@@ -41,9 +41,11 @@ class StreamQueue:
         due: dict[Seq, float],
         is_open: Callable[[Version], bool],
         streams_max: int,
+        clock: Clock,
     ) -> None:
         """`due`: when operations that failed are to be tried again. `is_open`: whether the version's file is still being written."""
         self._log, self._due, self._is_open = log, due, is_open
+        self._now = clock.now
         self.set_streams(streams_max)
         self.active: dict[Seq, Stream] = {}
         self._large: set[Stream] = set()
@@ -137,7 +139,7 @@ class StreamQueue:
         """Small files at a time."""
         return (
             min(self.threads_max, QUICK_STREAMS)
-            if time.monotonic() < self._quick_until
+            if self._now() < self._quick_until
             else self.threads_max
         )
 
@@ -161,4 +163,4 @@ class StreamQueue:
 
     def _took(self, seconds: float) -> None:
         self._least_s = min(seconds, self._least_s * FORGET_SHARE)
-        self._quick_until = time.monotonic() + QUICK_FOR_S if self._least_s < QUICK_S else 0.0
+        self._quick_until = self._now() + QUICK_FOR_S if self._least_s < QUICK_S else 0.0

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -92,6 +90,8 @@ class Streamer:
             parts.log,
         )
         self._state, self._lock = parts.state, parts.lock
+        self._now = parts.runtime.clock.now
+        self._chance = parts.runtime.chance
         self._bucket, self._discard, self._give_way = bucket, discard, give_way
         self._spares, self._spill, self._equal, self._on_staged = spares, spill, equal, on_staged
         self._room = RoomThere(parts.lower, parts.tier)
@@ -113,7 +113,7 @@ class Streamer:
             self._seal(stream)
             return
         name = self._lower.stage_near(
-            f"{stream.version.vid}-{secrets.token_hex(6)}", self._directory(stream.op)
+            f"{stream.version.vid}-{self._chance.token(6)}", self._directory(stream.op)
         )
         if self._take_equal(stream, linked_name(name)):
             return
@@ -124,9 +124,9 @@ class Streamer:
                 return
             growth = self._spares.take(stream.version)
         try:
-            begun = time.monotonic()
+            begun = self._now()
             fd = self._lower.create_staging(name)
-            stream.made_s = time.monotonic() - begun
+            stream.made_s = self._now() - begun
             self._fill(stream, name, fd, growth)
         except BaseException:
             self._discard(name)
@@ -460,10 +460,10 @@ class Streamer:
                 self.counters.streamed_bytes += stream.written_bytes
                 stream.written_bytes = 0
             self._lower.apply_fd(fd, self._attributes(applied, digest, former))
-            begun = time.monotonic()
+            begun = self._now()
             self._lower.sync(fd)
             if stream.made_s is not None:
-                stream.backing_s = stream.made_s + time.monotonic() - begun
+                stream.backing_s = stream.made_s + self._now() - begun
             stream.progress()
             with self._lock:
                 if applied == stream.op.meta.to_json():
