@@ -809,7 +809,7 @@ def test_threads_are_started_in_one_place() -> None:
     assert [place for path in paths for place in _threads_started(path)] == []
 
 
-HAVE_A_RUNTIME = ("backing", "ram", "writeback")
+HAVE_A_RUNTIME = ("backing", "ram", "writeback", "filesystem")
 """Layers whose parts get clock, threads and chance through their constructors. Only longer from here."""
 OF_THE_MACHINE = re.compile(
     r"time\.(monotonic|time|perf_counter|clock_gettime)(_ns)?|time\.sleep"

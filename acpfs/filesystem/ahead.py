@@ -5,7 +5,6 @@ Nobody waits for such a listing, and it answers nothing as long as the backing d
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import RLock
@@ -89,7 +88,7 @@ class ListingsAhead:
             if parent is None or path is None or ino in self._under_way or parent.dir.listed_at > 0:
                 continue
             self._under_way.add(ino)
-            asked = (parent, parent.dir.notes, time.monotonic(), self._tree.epoch)
+            asked = (parent, parent.dir.notes, self._calls.clock.now(), self._tree.epoch)
             self._calls.submit("listdir", self._lower.listdir, path).add_done_callback(
                 lambda done, asked=asked: self._listed(asked, done)  # type: ignore[misc]
             )

@@ -7,7 +7,6 @@ They are most of the requests for small files, and a coroutine with its step cos
 from __future__ import annotations
 
 import errno
-import time
 
 from acpfs.config import Settings
 from acpfs.filesystem.attribute_calls import AttributeCalls
@@ -16,6 +15,7 @@ from acpfs.filesystem.names import NAME_BYTES_MAX
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Attributes
 from acpfs.filesystem.steps import Steps
+from acpfs.runtime.clock import Clock
 from acpfs.types import Ino
 
 _ASKED = frozenset({b".", b"..", HIDDEN})
@@ -32,7 +32,9 @@ class AtOnce:
         view: LowerView,
         attributes: AttributeCalls,
         steps: Steps,
+        clock: Clock,
     ) -> None:
+        self._now = clock.now
         self._settings, self._table, self._view, self._attributes, self._steps = (
             settings,
             table,
@@ -44,7 +46,7 @@ class AtOnce:
     def attributes(self, ino: Ino) -> Attributes | None:
         """As `FileSystem.getattr`."""
         with self._steps.lock:
-            now = self._steps.last_at = time.monotonic()
+            now = self._steps.last_at = self._now()
             node = self._table.get(ino)
             if node is None or not (
                 self._view.held(node) or self._view.is_fresh(node.checked_at, now)
@@ -57,7 +59,7 @@ class AtOnce:
         if name in _ASKED or len(name) > NAME_BYTES_MAX:
             return None
         with self._steps.lock:
-            now = self._steps.last_at = time.monotonic()
+            now = self._steps.last_at = self._now()
             parent = self._table.get(parent_ino)
             if parent is None or not parent.is_dir:
                 return None

@@ -12,7 +12,6 @@ from acpfs.backing import posix_acl
 from acpfs.backing.attributes import FSYNC_XATTR, NEEDS_XATTR
 from acpfs.config import FsyncMode, Settings
 from acpfs.filesystem import acls
-from acpfs.filesystem.change_time import CLOCK
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
@@ -98,7 +97,7 @@ class AttributeCalls:
         node.gid = node.gid if change.gid is None else change.gid
         node.atime_ns = node.atime_ns if change.atime_ns is None else change.atime_ns
         node.mtime_ns = node.mtime_ns if change.mtime_ns is None else change.mtime_ns
-        node.ctime_ns = CLOCK.now_ns(node.ctime_ns)
+        node.ctime_ns = self._table.change_clock.now_ns(node.ctime_ns)
         self._contents.kernel.set_times(node)
         self._changes.change_metadata(node, meta, former_mode)
 
@@ -156,7 +155,7 @@ class AttributeCalls:
             xattrs[name] = value
         else:
             xattrs.pop(name, None)
-        node.ctime_ns = CLOCK.now_ns(node.ctime_ns)
+        node.ctime_ns = self._table.change_clock.now_ns(node.ctime_ns)
         self._changes.change_metadata(
             node,
             # the backing directory takes both in one step; one that says no more than the mode takes the former one away
@@ -234,7 +233,7 @@ class AttributeCalls:
         self._changed(node, name, None)
 
     def _changed(self, node: Node, name: bytes, value: bytes | None) -> None:
-        node.ctime_ns = CLOCK.now_ns(node.ctime_ns)
+        node.ctime_ns = self._table.change_clock.now_ns(node.ctime_ns)
         self._changes.change_metadata(node, Metadata(xattrs={name: value}))
 
     def foresee_fsync(self, node: Node) -> None:

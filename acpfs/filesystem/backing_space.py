@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from threading import RLock
@@ -38,7 +37,7 @@ class BackingSpace:
         """What was heard just now, or by an earlier worker."""
         self._known = space
         self._tell(space)
-        self._known_at = 0.0 if of_earlier_worker else time.monotonic()
+        self._known_at = 0.0 if of_earlier_worker else self._calls.clock.now()
 
     def left(self) -> SpaceInfo:
         """As applications see it: what they have written is taken, though the backing directory has not got it yet."""
@@ -53,7 +52,7 @@ class BackingSpace:
     def now(self) -> SpaceInfo:
         """The last answer, which is asked for anew where it is old. `learn` has to come first."""
         assert self._known is not None
-        if time.monotonic() - self._known_at > SPACE_MAX_AGE_S and not self._asked:
+        if self._calls.clock.now() - self._known_at > SPACE_MAX_AGE_S and not self._asked:
             self._asked = True
             future = self._calls.submit("statfs", self._lower.space)
             future.add_done_callback(

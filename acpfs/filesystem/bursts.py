@@ -8,7 +8,6 @@ by name (what a listing shows) or by number (what `rm -r` and `fts` make of it).
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from acpfs.filesystem.nodes import Node
+from acpfs.runtime.clock import Clock
 from acpfs.types import Ino
 
 MISSES_MAX = 16
@@ -61,8 +61,9 @@ class _Run:
 class Bursts:
     """Counts questions, and says when to ask for more than is wanted."""
 
-    def __init__(self, keeps_s: float) -> None:
+    def __init__(self, keeps_s: float, clock: Clock) -> None:
         """`keeps_s`: for how long an answer is good."""
+        self._now = clock.now
         self._keeps_s = keeps_s
         self._runs: OrderedDict[Ino, _Run] = OrderedDict()
 
@@ -77,7 +78,7 @@ class Bursts:
         """Whether so many new names are looked up that one listing saves many questions."""
         directory = parent.dir
         return (
-            self._has_many(parent, time.monotonic())
+            self._has_many(parent, self._now())
             and directory.listing_s < self._keeps_s / 10
             and (
                 len(directory.listing) < LISTING_ENTRIES_MAX
@@ -88,7 +89,7 @@ class Bursts:
 
     def following(self, parent: Node, name: bytes) -> list[bytes]:
         """A known name whose time is up, and others that are likely to be asked about next and whose time is up, too; []: just that one."""
-        now = time.monotonic()
+        now = self._now()
         run = self._runs.get(parent.ino)
         if run is None or now - run.used_at > 2 * self._keeps_s:
             self._runs.pop(parent.ino, None)

@@ -7,7 +7,6 @@ a takeover the beginning is not known. Times are for people; what is decided goe
 
 from __future__ import annotations
 
-import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from acpfs.checkpoints import Checkpoint, Checkpoints
 from acpfs.filesystem.damaged_files import DamagedFiles
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.clock import Clock
 from acpfs.types import Ino
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
@@ -52,15 +52,14 @@ class CheckpointTimes:
 class Moments:
     """The last close and the last file persisted; 0: not yet, or before this boot.
 
-    By time.monotonic(), which no step of the wall clock touches and which is the same in all processes of a boot.
+    By `Clock.now`, which no step of the wall clock touches and which is the same in all processes of a boot.
     """
 
     closed: float = 0.0
     persisted: float = 0.0
 
-    def of_this_boot(self) -> Moments:
+    def of_this_boot(self, now: float) -> Moments:
         """What an earlier boot stamped may lie ahead; it was before anything that happens now."""
-        now = time.monotonic()
         return Moments(
             self.closed if self.closed <= now else 0.0,
             self.persisted if self.persisted <= now else 0.0,
@@ -76,12 +75,15 @@ class Catalogue:
         table: NodeTable,
         log: OperationLog,
         checkpoints: Checkpoints,
+        clock: Clock,
         *,
         verifies: bool,
     ) -> None:
         """Load what the last worker left; after the log and the nodes. `verifies`: what is streamed from RAM is read back."""
         self._verifies = verifies
-        self.damaged = DamagedFiles(state)
+        self._now = clock.now
+        self._wall = clock.wall
+        self.damaged = DamagedFiles(state, clock)
         self._state, self._table, self._log, self.recognise = state, table, log, checkpoints.of
         self._times: OrderedDict[Checkpoint, CheckpointTimes] = OrderedDict()
         self._moments: dict[Checkpoint, Moments] = {}
@@ -104,7 +106,8 @@ class Catalogue:
             for row in state.rows("SELECT * FROM checkpoint_moments")
         }
         self._moments = {
-            c: stamped.get((c.save_dir, c.name), Moments()).of_this_boot() for c in self._times
+            c: stamped.get((c.save_dir, c.name), Moments()).of_this_boot(self._now())
+            for c in self._times
         }
         for node in table:
             self._look_at(node)
@@ -152,7 +155,7 @@ class Catalogue:
 
     def born(self, node: Node) -> None:
         """A file was created, or a directory made."""
-        now = time.time()
+        now = self._wall()
         checkpoint = self.of(node)
         if checkpoint is None:
             self._births[node.ino] = now
@@ -179,9 +182,9 @@ class Catalogue:
     def _closed(self, node: Node) -> None:
         checkpoint = self.of(node)
         if checkpoint is not None:
-            now = time.time()
+            now = self._wall()
             self._begin(checkpoint, self._births.pop(node.ino, now)).closed_at = now
-            self._moments[checkpoint].closed = time.monotonic()
+            self._moments[checkpoint].closed = self._now()
             self._unsettle(node, checkpoint)
 
     def _moved(self, node: Node) -> None:
@@ -233,10 +236,10 @@ class Catalogue:
         if is_stored:
             self.damaged.replaced(self._table.path(ino))
         if checkpoint is not None and is_stored:
-            now = time.time()
+            now = self._wall()
             times = self._known(checkpoint)
             times.persisted_at = now
-            self._moments[checkpoint].persisted = time.monotonic()
+            self._moments[checkpoint].persisted = self._now()
             if op.version is not None:
                 times.verified_at = (
                     now
@@ -274,7 +277,7 @@ class Catalogue:
         is_saved_anew = (
             self.is_settled(checkpoint)
             and times.closed_at > 0
-            and self._moments[checkpoint].closed < time.monotonic() - NEW_SAVE_S
+            and self._moments[checkpoint].closed < self._now() - NEW_SAVE_S
         )
         if is_new or is_saved_anew:
             times.began_at = at

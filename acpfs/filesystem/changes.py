@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
@@ -21,6 +20,7 @@ from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.steps import Steps
+from acpfs.runtime.clock import Clock
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import Place
@@ -41,8 +41,10 @@ class Changes:
         catalogue: Catalogue,
         durations: Durations,
         paths: OperationPaths,
+        clock: Clock,
     ) -> None:
         """Pins what the log that the last worker left mentions."""
+        self._now = clock.now
         self._table = table
         self._log = log
         self._contents = contents
@@ -309,7 +311,7 @@ class Changes:
         if child is not None:
             assert child.pins > 0, (parent, name)
             child.pins -= 1
-            child.checked_at = child.settled_at = time.monotonic()
+            child.checked_at = child.settled_at = self._now()
             if not child.pins and not child.ino:
                 self._table.name_changed(parent, name)
                 self._table.known_absent(parent, name)
@@ -347,7 +349,7 @@ class Changes:
         if last is None:
             return False
         self._date_back(node, last.seq)
-        node.touch(mtime=False)
+        self._table.touch(node, mtime=False)
         return True
 
     def _date_back(self, node: Node, since: Seq) -> None:
@@ -373,11 +375,11 @@ class Changes:
         if node is not None:
             if stat is not None:
                 self._table.bind_lower(node, stat)
-                node.checked_at = time.monotonic()
+                node.checked_at = self._now()
             elif op.kind in (OpKind.UNLINK, OpKind.RMDIR) and not self._view.on_backing(op.ino):
                 self._table.unbind_lower(node)
             if op.kind is OpKind.MKDIR:
-                self._table.listed(node, node.dir.listing, time.monotonic())
+                self._table.listed(node, node.dir.listing, self._now())
         if op.kind is OpKind.STORE:
             self._durations.persist.observe(self._log.clock.now() - op.logged_at)
         self._done(op)
@@ -424,7 +426,7 @@ class Changes:
         for ino in (op.ino, op.victim, op.parent, op.new_parent):
             node = self._table.get(ino)
             if node is not None:
-                node.settled_at = time.monotonic()
+                node.settled_at = self._now()
                 if node.is_file:
                     self._contents.retention.settle(node)
                 self._view.reap(node)
@@ -449,7 +451,7 @@ class Changes:
         node = self._table.get(ino)
         if node is not None and not self._log.pending_in(ino):
             self._table.bind_lower(node, stat)
-            node.checked_at = node.settled_at = time.monotonic()
+            node.checked_at = node.settled_at = self._now()
 
     def display_path(self, op: Op) -> bytes:
         return self._paths.named(op)
@@ -470,7 +472,7 @@ class Changes:
         return self._contents.staging_in_use()
 
     def idle_s(self) -> float:
-        return time.monotonic() - self._steps.last_at
+        return self._now() - self._steps.last_at
 
     def is_writing(self) -> bool:
         return self._contents.writers > 0

@@ -110,27 +110,34 @@ class FileSystemParts:
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         `ready`: memory that was made ready for writers. `openers`: what is known of the processes that open files.
         """
-        self.settings, self.lock, self.durations = settings, RLock(), Durations()
-        self.steps = Steps(self.lock, state)
+        self.runtime = runtime
+        self.settings, self.lock, self.durations = settings, RLock(), Durations(runtime.clock)
+        self.steps = Steps(self.lock, state, runtime.clock)
         self.state, self.tier, self.log, self.lower, self.calls = state, tier, log, lower, calls
         self.kept = (
             Kept() if kept is None else kept
         )  # what the next worker of the session will need; transports keep theirs here too
-        self.table = NodeTable(state, log, tree)
+        self.table = NodeTable(state, log, tree, runtime.clock)
         self.missing, self.earlier_calls = Missing(self.table, log, tier), EarlierCalls()
         self.overflow = Overflow(
-            lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls
+            lower,
+            calls,
+            tier,
+            self.lock,
+            settings.backing_timeout_s,
+            self.earlier_calls,
+            runtime.chance,
         )
         versions, self.urgent = (
             Versions(tier, log),
             UrgentFiles(state, self.table, tier, settings.reserve, runtime.clock),
         )
-        self.pins = Pins(state)
+        self.pins = Pins(state, runtime.clock)
         self.outlook = DrainOutlook(log, self.table, versions, tier, self.pins)
         self.room = room = Room(tier, settings.when_full, self.outlook, self.urgent.covers)
         shapes, self.fills = Checkpoints(settings.checkpoint_patterns), Fills(tier)
         self.catalogue = Catalogue(
-            state, self.table, log, shapes, verifies=settings.verify_after_write
+            state, self.table, log, shapes, runtime.clock, verifies=settings.verify_after_write
         )
         self.contents = self._make_contents(copies, versions)
         self.lower_view = LowerView(
@@ -146,6 +153,7 @@ class FileSystemParts:
             self.catalogue,
             self.durations,
             op_paths,
+            runtime.clock,
         )
         self.awaited = AwaitedNames(settings, self.table, self.lower_view, log, runtime.clock)
         self.expectations = Expectations(state)
@@ -163,9 +171,11 @@ class FileSystemParts:
             self.contents,
             NeededNodes(log.needs),
         )
-        self.at_once = AtOnce(settings, self.table, self.lower_view, self.attributes, self.steps)
+        self.at_once = AtOnce(
+            settings, self.table, self.lower_view, self.attributes, self.steps, runtime.clock
+        )
         self.lanes, self.payers = (
-            Lanes(),
+            Lanes(runtime.clock),
             Payers(state, self.table, self.contents.retention, limits),
         )
         sizes = (self.expectations, self.payers, LikelySizes(shapes), earlier, unknown_bytes)
@@ -177,12 +187,27 @@ class FileSystemParts:
             Shortage(runtime.clock, available),
             *sizes,
         )
-        rest = (self.contents, self.table, log, state, admission, self.lock, self.earlier_calls)
+        rest = (
+            self.contents,
+            self.table,
+            log,
+            state,
+            admission,
+            self.lock,
+            self.earlier_calls,
+            runtime.chance,
+        )
         self.outgrown = OutgrownFiles(lower, calls, tier, *rest)
         self.hold = Hold(
-            self.contents, admission, tier, room, self.table.path, self.outgrown.relieve
+            self.contents,
+            admission,
+            tier,
+            room,
+            self.table.path,
+            self.outgrown.relieve,
+            runtime,
         )
-        shared = (tier, calls, fills or calls, self.lock, state.step, self.fills)
+        shared = (tier, calls, fills or calls, self.lock, state.step, self.fills, runtime.threads)
         self.warming = Warming(settings, self.table, self.contents, self.lower_view, *shared)
         self.spilling = (
             None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
@@ -225,8 +250,8 @@ class FileSystemParts:
             Eviction(self.table, log, tier, self.contents.retention),
         )
         self.invariants, self.reports = (
-            Invariants(self.table, log, tier),
-            Reports(self.table, log, self.open_files, op_paths),
+            Invariants(self.table, log, tier, runtime.clock),
+            Reports(self.table, log, self.open_files, op_paths, runtime.clock),
         )
         self.interrupted = InterruptedFiles(
             state, self.table, self.reports, self.changes, self.finish_outgrown
@@ -259,6 +284,7 @@ class FileSystemParts:
             self.lower_view,
             self.warming,
             self.ahead,
+            self.runtime.clock,
         )
         parts = (
             self.contents,
@@ -272,7 +298,9 @@ class FileSystemParts:
             openers,
             threads,
         )
-        self.loads = Loads(self.table, self.catalogue.recognise, self.durations.load)
+        self.loads = Loads(
+            self.table, self.catalogue.recognise, self.durations.load, self.runtime.clock
+        )
         told = (self.durations, self.loads, ready)
         opened = OpenFiles(
             self.table,
@@ -295,6 +323,7 @@ class FileSystemParts:
             self.outgrown,
             self.table,
             self.log,
+            self.runtime.clock,
         )
         return opened, files
 

@@ -6,9 +6,8 @@ Owns no comparison; must not know how a file was read. Used under the file syste
 
 from __future__ import annotations
 
-import time
-
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.clock import Clock
 
 DDL = "CREATE TABLE IF NOT EXISTS damaged_file (path BLOB PRIMARY KEY, found_at REAL) WITHOUT ROWID"
 FILES_MAX = 4096
@@ -18,8 +17,9 @@ FILES_MAX = 4096
 class DamagedFiles:
     """Paths, oldest finding first."""
 
-    def __init__(self, state: StateDatabase) -> None:
+    def __init__(self, state: StateDatabase, clock: Clock) -> None:
         """Load what the last worker left."""
+        self._wall = clock.wall
         self._state = state
         state.create(DDL)
         rows = state.rows("SELECT path FROM damaged_file ORDER BY found_at")
@@ -33,7 +33,7 @@ class DamagedFiles:
         if path in self._paths:
             return
         self._paths[path] = None
-        row = (path, time.time())
+        row = (path, self._wall())
         self._state.change("INSERT OR REPLACE INTO damaged_file VALUES (?, ?)", row)
         if len(self._paths) > FILES_MAX:
             self.whole(next(iter(self._paths)))

@@ -6,10 +6,11 @@ and two additions.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from acpfs.runtime.clock import Clock
 
 BOUNDS_S = (
     0.001,
@@ -35,7 +36,8 @@ BOUNDS_S = (
 class Distribution:
     """Durations of one kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._now = clock.now
         self.counts = [0] * (len(BOUNDS_S) + 1)
         """So many were at most that bound and more than the one before; the last ones were more than all bounds."""
         self.sum_s = 0.0
@@ -49,24 +51,24 @@ class Distribution:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """How long the block took, also one that failed."""
-        began = time.monotonic()
+        began = self._now()
         try:
             yield
         finally:
-            self.observe(time.monotonic() - began)
+            self.observe(self._now() - began)
 
 
 class Durations:
     """Everything that is measured."""
 
-    def __init__(self) -> None:
-        self.save = Distribution()
+    def __init__(self, clock: Clock) -> None:
+        self.save = Distribution(clock)
         """A file that was written: from its open to its first close, which is what the training waits for."""
-        self.persist = Distribution()
+        self.persist = Distribution(clock)
         """From the close (or fsync) of a file until it was persisted."""
-        self.load = Distribution()
+        self.load = Distribution(clock)
         """A file that was opened for reading: from its open to its last close."""
-        self.fsync = Distribution()
+        self.fsync = Distribution(clock)
         """A call of fsync."""
 
     def all(self) -> dict[str, Distribution]:

@@ -5,7 +5,6 @@ Reads only; used under the file system's lock.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Iterator
 
 from acpfs.errors import errno_name
@@ -14,6 +13,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.records import FileReport, IncompleteFile
+from acpfs.runtime.clock import Clock
 from acpfs.types import Ino, Seq
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, VersionState
@@ -23,8 +23,14 @@ class Reports:
     """Views over nodes and log."""
 
     def __init__(
-        self, table: NodeTable, log: OperationLog, open_files: OpenFiles, paths: OperationPaths
+        self,
+        table: NodeTable,
+        log: OperationLog,
+        open_files: OpenFiles,
+        paths: OperationPaths,
+        clock: Clock,
     ) -> None:
+        self._wall = clock.wall
         self._table = table
         self._log = log
         self._open = open_files
@@ -53,7 +59,7 @@ class Reports:
             error=errno_name(op.last_error) if op is not None and op.last_error else "",
             age_s=self._log.clock.age_s(op.logged_at)
             if op is not None
-            else max(0.0, time.time() - node.mtime_ns / 1e9),
+            else max(0.0, self._wall() - node.mtime_ns / 1e9),
             ino=node.ino,
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterable
 
 from acpfs.backing.lower import SpaceInfo
@@ -26,6 +25,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import BLOCK_BYTES, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
+from acpfs.runtime.clock import Clock
 from acpfs.types import HandleId, Seq
 from acpfs.writeback.log.log import OperationLog
 
@@ -49,7 +49,9 @@ class Files:
         outgrown: OutgrownFiles,
         table: NodeTable,
         log: OperationLog,
+        clock: Clock,
     ) -> None:
+        self._now = clock.now
         self._open = open_files
         self._attributes = attributes
         self._reads = reads
@@ -268,7 +270,7 @@ class Files:
     def due_older_than(self, age_s: float) -> list[Node]:
         """Logs that are open and whose first unfixed change is older."""
         changed = self._changed()
-        due = time.monotonic() - age_s
+        due = self._now() - age_s
         return [
             node
             for node in changed

@@ -7,7 +7,6 @@ wait as described in `steps`; run them through `FileSystem.steps`. Plain functio
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from acpfs.backing.lower import LowerStat, SpaceInfo
 from acpfs.config import WhenFull
 from acpfs.filesystem.admission import Net
-from acpfs.filesystem.change_time import CLOCK
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.content.body import ContentStatistics
 from acpfs.filesystem.content.fill import WarmStatistics
@@ -95,6 +93,14 @@ class FileSystem:
     def has_acls(self) -> bool:
         """Whether the backing directory has POSIX ACLs; known as soon as it was probed."""
         return self._parts.lower.features.acls
+
+    def follow_kernel_times(self) -> None:
+        """The kernel sets times of files, too, by its own clock."""
+        self._table.change_clock.follow_kernel()
+
+    def hear_time(self, set_ns: int) -> None:
+        """Somebody, perhaps the kernel, set a file's mtime to this."""
+        self._table.change_clock.hear(set_ns)
 
     # -- start
 
@@ -245,7 +251,9 @@ class FileSystem:
             await self._attributes.setattr(node, change)
         elif change.size is None:
             await self._view.renew(node)
-            node.ctime_ns = CLOCK.now_ns(node.ctime_ns)  # chown(-1, -1) changes nothing else
+            node.ctime_ns = self._table.change_clock.now_ns(
+                node.ctime_ns
+            )  # chown(-1, -1) changes nothing else
         return self._attributes.of(node)
 
     async def getxattr(self, ino: Ino, name: bytes) -> bytes:
@@ -474,7 +482,7 @@ class FileSystem:
 
     def look_up_all_anew(self) -> None:
         """Ask the backing directory anew for all names and attributes, however young; under the lock."""
-        self._view.trusted_since = time.monotonic()
+        self._view.trusted_since = self._parts.runtime.clock.now()
 
     def change_when_full(self, when_full: WhenFull) -> None:
         """Another policy from now on, also for those who wait; under the lock."""

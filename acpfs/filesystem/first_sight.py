@@ -8,18 +8,19 @@ Used under the file system's lock.
 from __future__ import annotations
 
 import stat
-import time
 from collections.abc import Sequence
 
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.recognition import Seen
+from acpfs.runtime.clock import Clock
 from acpfs.writeback.log.lower_tree import LowerTree
 
 
 class FirstSight:
     """Makes the nodes of such files."""
 
-    def __init__(self, table: NodeTable, tree: LowerTree) -> None:
+    def __init__(self, table: NodeTable, tree: LowerTree, clock: Clock) -> None:
+        self._now = clock.now
         self._table, self._tree = table, tree
 
     def take(
@@ -29,7 +30,7 @@ class FirstSight:
 
         Nothing was forgotten in the directory since it was asked about, and the directory is known and on the backing directory.
         """
-        table, children, now = self._table, parent.dir.children, time.monotonic()
+        table, children, now = self._table, parent.dir.children, self._now()
         others: list[tuple[bytes, Seen]] = []
         for name, seen in zip(names, answers, strict=True):
             st = seen.st

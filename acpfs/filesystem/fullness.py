@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from dataclasses import dataclass, replace
 
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.logger import get_logger, shown
 from acpfs.ram.tier import Tier
+from acpfs.runtime.clock import Clock
 from acpfs.types import Ino
 
-_COARSE_CLOCK = 5
-"""CLOCK_REALTIME_COARSE, of which the kernel takes the times of files: no write from now on gives an earlier one."""
 STAMPS = 999
 """Different marks within one tick of the clock; as many nanoseconds is what a mark may lie beside the true mtime (`kernel_writes`)."""
 
@@ -53,13 +51,14 @@ class _Look:
 class Fullness:
     """Remembers the last look at each file that the kernel may write to."""
 
-    def __init__(self, tier: Tier, table: NodeTable) -> None:
+    def __init__(self, tier: Tier, table: NodeTable, clock: Clock) -> None:
+        self._kernel_ns = clock.kernel_ns  # no write from now on gives a file an earlier time
         self._tier, self._table = tier, table
         self._looks: dict[Ino, _Look] = {}
 
     def moment(self) -> Moment:
         """Now. The clock first: a write that fails right after that must not look like one of before."""
-        clock_ns = time.clock_gettime_ns(_COARSE_CLOCK)
+        clock_ns = self._kernel_ns()
         return Moment(clock_ns, self._tier.look_full())
 
     def judge(self, node: Node, st: os.stat_result, moment: Moment) -> None:

@@ -12,11 +12,9 @@ import contextlib
 import enum
 import errno
 import math
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
-from threading import Event
+from dataclasses import dataclass
 from typing import Protocol
 
 from acpfs.config import WhenFull
@@ -27,6 +25,8 @@ from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import WaitingWriter
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.ram.waiting import Applicant, Purpose
+from acpfs.runtime.given import Runtime
+from acpfs.runtime.threads import Event
 from acpfs.types import Ino
 
 FILL_BYTES_PER_S = 40e9
@@ -91,11 +91,11 @@ class Held:
     since: float
     """Monotonic time, seconds; so are the others."""
     asked_at: float
+    steady: Event
+    """Whether the inode lock is had, or never will be again: for threads that wait for that."""
     taken_at: float = 0.0
     until: Future[bool] | None = None
     """Set while the inode lock is had; its result ends that: True to take it again at once, False for good."""
-    steady: Event = field(default_factory=Event)
-    """The same for threads that wait for it: the inode lock is had, or never will be again."""
     room: Future[None] | None = None
     """Its place in the queue for room."""
     asked_bytes: int = 0
@@ -147,8 +147,12 @@ class Hold:
         room: Room,
         path: Callable[[Ino], bytes],
         relieve: Callable[[Held, Callable[[], None]], Relief],
+        runtime: Runtime,
     ) -> None:
         """`path`: of a node, for reports. `relieve`: as `OutgrownFiles.relieve`; called when nothing else can make room."""
+        self._now = runtime.clock.now
+        self._wall = runtime.clock.wall
+        self._event = runtime.threads.event
         self._path = path
         self._contents = contents
         self._admission = admission
@@ -289,8 +293,8 @@ class Hold:
         if self._room.when_full is WhenFull.ERROR and not self._helps_to_wait(node):
             self._refuse(node)
             return
-        now = time.monotonic()
-        self._held[node.ino] = Held(node, self._room.reason(), now, now)
+        now = self._now()
+        self._held[node.ino] = Held(node, self._room.reason(), now, now, self._event())
         self.holds += 1
         self._holder.take(node.ino)
 
@@ -304,7 +308,7 @@ class Hold:
         held = self._held.get(ino)
         if held is None or self._holder is None:
             return None
-        held.until, held.taken_at, held.gap_blocks = Future(), time.monotonic(), None
+        held.until, held.taken_at, held.gap_blocks = Future(), self._now(), None
         held.steady.set()
         self._admission.stop(held.node, stopped=True)
         if self._gap == ino:
@@ -359,7 +363,7 @@ class Hold:
             self._writers[held.node.ino].granted_bytes = granted
             self._end(held)
             return
-        now = time.monotonic()
+        now = self._now()
         if held.until is None and (now - held.asked_at > ASK_AGAIN_S or _is_written_in_gap(held)):
             held.asked_at, held.gap_blocks = now, None
             self._holder.take(held.node.ino)
@@ -400,7 +404,7 @@ class Hold:
             return Relief.MOVES if held.relieving else Relief.COMES
         waiting_helps = self._helps_to_wait(held.node)
         is_promised = self._is_promised_to_others(held.node)
-        is_late = time.monotonic() - held.since > PATIENCE_S
+        is_late = self._now() - held.since > PATIENCE_S
         relief = Relief.LATE
         if (
             held.node.body.is_outgrown or not waiting_helps or (is_promised and is_late)
@@ -423,7 +427,7 @@ class Hold:
         writer = self._writers.get(held.node.ino)
         if held.until is None or writer is None or not writer.has_grown:
             return
-        if relief is Relief.LATE and time.monotonic() - held.since <= PATIENCE_S:
+        if relief is Relief.LATE and self._now() - held.since <= PATIENCE_S:
             return
         stays = held.node.kernel_handles > held.node.kernel_writers or held.node.daemon_mappers > 0
         left = BEYOND_LEFT_BYTES * (2 if stays else 1)
@@ -454,7 +458,7 @@ class Hold:
 
     def statistics(self) -> tuple[HeldReport, ...]:
         """Who is held now."""
-        now = time.monotonic()
+        now = self._now()
         return tuple(
             HeldReport(
                 h.node.ino,
@@ -468,7 +472,7 @@ class Hold:
 
     def not_queued(self) -> tuple[WaitingWriter, ...]:
         """Of these, who waits for something else than a turn in the queue for room."""
-        now, wall = time.monotonic(), time.time()
+        now, wall = self._now(), self._wall()
         return tuple(
             WaitingWriter(
                 h.node.ino,

@@ -6,7 +6,6 @@ backing directory nor anything else that could hang. Used under the file system'
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.logger import shown
 from acpfs.ram.tier import Tier
+from acpfs.runtime.clock import Clock
 from acpfs.types import ROOT, Ino, Seq, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import VersionState
@@ -37,19 +37,20 @@ class Violation:
 class Invariants:
     """Looks, and changes nothing."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, tier: Tier) -> None:
+    def __init__(self, table: NodeTable, log: OperationLog, tier: Tier, clock: Clock) -> None:
+        self._now = clock.now
         self._table, self._log, self._tier = table, log, tier
 
     def pieces(self) -> Iterator[list[Place]]:
         """Where something is wrong, piece by piece. What comes or goes between two pieces is looked at as it is then, or not at all."""
         found: list[Place] = []
-        ends_at = time.perf_counter() + PIECE_S
+        ends_at = self._now() + PIECE_S
         for place in self._places():
             if self.wrong(place):
                 found.append(place)
-            if time.perf_counter() >= ends_at:
+            if self._now() >= ends_at:
                 yield found
-                found, ends_at = [], time.perf_counter() + PIECE_S
+                found, ends_at = [], self._now() + PIECE_S
         yield found
 
     def _places(self) -> Iterator[Place]:

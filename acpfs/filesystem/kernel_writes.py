@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from acpfs.filesystem.fullness import STAMPS, Fullness
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier
+from acpfs.runtime.clock import Clock
 from acpfs.types import TierId, VersionId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Version
@@ -75,18 +75,20 @@ class KernelWrites:
         opened: Callable[[Body], int],
         marks: Marks,
         renewed: Callable[[Version], None],
+        clock: Clock,
     ) -> None:
         """`opened`: the descriptor of a content.
 
         `renewed`: called when a version had to become what its file is now.
         """
+        self._now = clock.now
         self._renewed = renewed
         self._tier = tier
         self._log = log
         self._table = table
         self._opened = opened
         self._marks = marks
-        self._fullness = Fullness(tier, table)
+        self._fullness = Fullness(tier, table, clock)
         self._guards: dict[VersionId, WriteGuard] = {}
 
     def look(self, node: Node) -> bool:
@@ -193,7 +195,7 @@ class KernelWrites:
         """The kernel may have written through a mapping, which leaves no trace."""
         body = node.body
         if not body.is_cold and not body.modified:
-            body.modified, body.interrupted, body.modified_since = True, False, time.monotonic()
+            body.modified, body.interrupted, body.modified_since = True, False, self._now()
             self._table.changed(node)
 
     def set_times(self, node: Node) -> None:

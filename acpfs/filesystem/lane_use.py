@@ -7,7 +7,6 @@ kernel may write. Knows handles, contents and admission, not the calls that open
 from __future__ import annotations
 
 import os
-import time
 
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attribute_calls import AttributeCalls
@@ -19,6 +18,7 @@ from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.pages_ahead import PagesAhead
 from acpfs.filesystem.records import Lane
+from acpfs.runtime.clock import Clock
 from acpfs.types import TierId
 
 
@@ -35,7 +35,9 @@ class LaneUse:
         view: LowerView,
         warming: Warming,
         ahead: PagesAhead,
+        clock: Clock,
     ) -> None:
+        self._now = clock.now
         self._lanes = lanes
         self._attributes = attributes
         self._contents = contents
@@ -60,7 +62,7 @@ class LaneUse:
                 node.kernel_rewriters += 1
             node.daemon_mappers += handle.may_map
             if not handle.bound:
-                node.daemon_opened_at = time.monotonic()
+                node.daemon_opened_at = self._now()
             return -1
         fd = self._descriptor(handle)
         if handle.writable:
@@ -132,7 +134,7 @@ class LaneUse:
         self.leave(handle)
         handle.lane, handle.bound = self._lanes.daemon_lane, False
         handle.node.daemon_mappers += handle.may_map
-        handle.node.daemon_opened_at = time.monotonic()
+        handle.node.daemon_opened_at = self._now()
 
     def leave(self, handle: Handle) -> None:
         """The handle is gone, or changes its lane."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections import Counter
 from collections.abc import Callable
 
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import Lane
+from acpfs.runtime.clock import Clock
 
 ARRIVAL_S = 2.0
 """So long after its answer an open may not have come to its end in the kernel: far beyond what a crowded machine has a process wait."""
@@ -24,7 +24,8 @@ ARRIVAL_S = 2.0
 class Lanes:
     """The transport says what it can do; every open asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._now = clock.now
         self._daemon_lane = Lane.LIBFUSE
         self._passthrough = False
         self.reasons: Counter[str] = Counter()
@@ -77,8 +78,7 @@ class Lanes:
         node.bound_handles += 1
         return may_write
 
-    @staticmethod
-    def _is_being_opened(node: Node) -> bool:
+    def _is_being_opened(self, node: Node) -> bool:
         """Whether another open in the daemon's lane may not have arrived.
 
         Of the answers to two opens the second may come to its end first. Once that one has given the inode a file for passthrough, the
@@ -86,11 +86,7 @@ class Lanes:
         """
         # by time, since the kernel does not tell when an answer to open has come to its end (S335)
         others = node.handles - 1 - node.kernel_handles
-        return (
-            not node.in_kernel
-            and others > 0
-            and time.monotonic() - node.daemon_opened_at < ARRIVAL_S
-        )
+        return not node.in_kernel and others > 0 and self._now() - node.daemon_opened_at < ARRIVAL_S
 
     def _against(self, node: Node, flags: int) -> str:
         """Why not passthrough; "" for no reason."""

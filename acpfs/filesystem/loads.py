@@ -7,7 +7,6 @@ counts is the open, and where the bytes were then. Used under the file system's 
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from acpfs.checkpoints import Checkpoint
 from acpfs.filesystem.durations import Distribution
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.runtime.clock import Clock
 from acpfs.types import Ino
 
 FILE_BYTES_MIN = 1 << 20
@@ -48,8 +48,10 @@ class Loads:
         table: NodeTable,
         recognise: Callable[[bytes], Checkpoint | None],
         durations: Distribution,
+        clock: Clock,
     ) -> None:
         """`recognise`: the checkpoint that a path belongs to."""
+        self._now = clock.now
         self._table, self._recognise, self._durations = table, recognise, durations
         self._loads: OrderedDict[Checkpoint, Load] = OrderedDict()
 
@@ -63,7 +65,7 @@ class Loads:
 
     def closed(self, node: Node, began: float, place: str) -> None:
         """A file that was opened for reading at a monotonic time, with its bytes at that place, was closed."""
-        now = time.monotonic()
+        now = self._now()
         self._durations.observe(now - began)
         if node.size < FILE_BYTES_MIN or not node.names:
             return
@@ -81,7 +83,7 @@ class Loads:
 
     def take(self) -> list[tuple[Checkpoint, Load]]:
         """Loads that have ended, each once."""
-        until = time.monotonic() - QUIET_S
+        until = self._now() - QUIET_S
         ended = [
             (checkpoint, load) for checkpoint, load in self._loads.items() if load.ended <= until
         ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from acpfs.backing.read_rate import ReadRate
 from acpfs.filesystem.nameless import Nameless
 from acpfs.filesystem.nodes import Identity, Node
 from acpfs.filesystem.read_handle import ReadHandle
+from acpfs.runtime.clock import Clock
 
 
 class LowerReads:
@@ -28,10 +28,12 @@ class LowerReads:
         close_later: Callable[[int], None],
         nameless: Nameless,
         rate: ReadRate,
+        clock: Clock,
     ) -> None:
         """`call`, `open_lower`, `close_later`: of the view on the lower layer."""
         self._call, self._open_lower, self._close_later = call, open_lower, close_later
         self._nameless, self._rate = nameless, rate
+        self._now = clock.now
 
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
         """Read from the backing directory through the handle's own descriptor, opened at the first read."""
@@ -80,7 +82,7 @@ class LowerReads:
         return data if lower_stat(os.fstat(fd)).identity() == identity else None
 
     def _read(self, fd: int, size: int, offset: int) -> bytes:
-        began = time.perf_counter()
+        began = self._now()
         data = os.pread(fd, size, offset)
-        self._rate.note(len(data), time.perf_counter() - began)
+        self._rate.note(len(data), self._now() - began)
         return data

@@ -12,7 +12,6 @@ import errno
 import itertools
 import os
 import stat
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -82,6 +81,7 @@ class LowerView:
         runtime: Runtime,
     ) -> None:
         """`calls`: threads for requests' calls on the backing directory."""
+        self._now = runtime.clock.now
         self._settings = settings
         self.lower, self._there = lower, Whereabouts(lower, tree, log, lock, table.left_as)
         self._calls = calls
@@ -95,29 +95,34 @@ class LowerView:
         self.read_rate = ReadRate()
         """How fast files of the backing directory were read."""
         self.questions = Questions(settings, calls, tree, lock)
-        self._bursts = Bursts(settings.attr_timeout_s)
+        self._bursts = Bursts(settings.attr_timeout_s, runtime.clock)
         self.ahead = ListingsAhead(
             self._there, calls, tree, table, lock, partial(self._listed, ahead=True)
         )
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
         self._recognition, self._first_sight = (
             Recognition(self._there, tree, table, lock),
-            FirstSight(table, tree),
+            FirstSight(table, tree, runtime.clock),
         )
-        self.whole = WholeReads(lower, self._there, tier, self.read_rate)
+        self.whole = WholeReads(lower, self._there, tier, self.read_rate, runtime.clock)
         self.notices = Notices()
         self.nameless = Nameless(
             self.open_lower, self.close_later, settings.patience_s, self.notices, runtime
         )
         self.reads = LowerReads(
-            self.questions.call, self.open_lower, self.close_later, self.nameless, self.read_rate
+            self.questions.call,
+            self.open_lower,
+            self.close_later,
+            self.nameless,
+            self.read_rate,
+            runtime.clock,
         )
 
     def is_fresh(self, checked_at: float, began: float, since: float = 0.0) -> bool:
         """Whether knowledge is new enough: what a call asked for itself will do, however long that took. `since`: nothing older."""
         return checked_at >= max(
             since,
-            min(began, max(self.trusted_since, time.monotonic() - self._settings.attr_timeout_s)),
+            min(began, max(self.trusted_since, self._now() - self._settings.attr_timeout_s)),
         )
 
     def on_backing(self, ino: Ino) -> bool:
@@ -141,7 +146,7 @@ class LowerView:
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if parent.ino == ROOT and name == HIDDEN:
             return NO_INO
-        asked, began = False, time.monotonic()
+        asked, began = False, self._now()
         while True:
             child = parent.dir.children.get(name)
             if self.is_settled(parent, name, child, began, since=began if anew else 0.0):
@@ -163,9 +168,9 @@ class LowerView:
                 asked = True
                 if not await self._look_at(parent, following, known=True):
                     return self._stale(parent, name)
-                self._bursts.took(parent, time.monotonic() - began)
+                self._bursts.took(parent, self._now() - began)
                 continue
-            epoch, asked_at = self._tree.epoch, time.monotonic()
+            epoch, asked_at = self._tree.epoch, self._now()
             late = partial(self._learn_asked, parent, name, parent.dir.notes, asked_at)
             path = self._tree.path_at(parent.ino, name)
             assert path is not None
@@ -237,7 +242,7 @@ class LowerView:
         ):  # else its commit is under way, or the mount's file takes the place when it is closed
             self._found(parent, name, node, seen.st, seen.twin, asked_at)
         child = parent.dir.children.get(name) or self._table.set_child(parent.ino, name, NO_INO)
-        child.checked_at = time.monotonic()
+        child.checked_at = self._now()
         if not (child.ino or child.pins):
             self._table.known_absent(parent.ino, name)
 
@@ -285,7 +290,7 @@ class LowerView:
 
     def compare(self, node: Node, st: LowerStat) -> None:
         """Take over attributes where the backing directory's entry is not what it was; outdated content leaves RAM."""
-        node.checked_at, node.lower_device = time.monotonic(), st.device
+        node.checked_at, node.lower_device = self._now(), st.device
         if self.held(node):
             return
         if not node.is_dir:
@@ -316,9 +321,9 @@ class LowerView:
         Raises:
             OSError: ENOENT when the node is gone from the backing directory; ESTALE when another lies in its place.
         """
-        began = time.monotonic()
+        began = self._now()
         while not (self.held(node) or self.is_fresh(node.checked_at, began)):
-            epoch, asked_at = self._tree.epoch, time.monotonic()
+            epoch, asked_at = self._tree.epoch, self._now()
             place, path = self._tree.place(node.ino), self._tree.path(node.ino)
             if path is None:
                 return  # deleted, but still open
@@ -546,7 +551,7 @@ class LowerView:
 
     async def names(self, parent: Node) -> dict[bytes, LowerEntry | Ino]:
         """All names in a directory: with the node's number where one is known, else with what the listing said."""
-        directory, began = parent.dir, time.monotonic()
+        directory, began = parent.dir, self._now()
         while (
             parent.ino in self._tree
             and not self._is_listed(parent, began)
@@ -567,7 +572,7 @@ class LowerView:
         epoch, notes, asked_at, known = (
             self._tree.epoch,
             directory.notes,
-            time.monotonic(),
+            self._now(),
             directory.listed_at >= 0,
         )
         take = partial(self._listed, parent, notes, asked_at)
@@ -582,7 +587,7 @@ class LowerView:
             if not self.questions.overtaken(epoch):
                 raise
             return await self.questions.at_rest(known=False)
-        directory.listing_s = time.monotonic() - asked_at
+        directory.listing_s = self._now() - asked_at
         if entries is None:
             return False
         if self.questions.overtaken(epoch):
@@ -632,7 +637,7 @@ class LowerView:
     async def _look_at(self, parent: Node, names: Sequence[bytes], *, known: bool) -> bool:
         """Ask about names of a directory with one call; False when there is no answer (soon, where it is `known` what to go on with)."""
         while names and parent.ino in self._tree:
-            epoch, asked_at = self._tree.epoch, time.monotonic()
+            epoch, asked_at = self._tree.epoch, self._now()
             path = self._tree.path(parent.ino)
             assert path is not None
             late = partial(self._fill, parent, names, parent.dir.notes, asked_at)

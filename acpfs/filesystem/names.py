@@ -239,14 +239,14 @@ class Names:
             else:
                 self._table.set_child(parent.ino, name, node.ino)
                 self._changes.record(OpKind.LINK, node, parent.ino, name)
-        node.touch(mtime=False)
+        self._table.touch(node, mtime=False)
         self._table.changed(node)
         self._touch(parent)
         node.lookups += 1
         return node
 
     def _touch(self, directory: Node) -> None:
-        directory.touch()
+        self._table.touch(directory)
         self._view.ahead.made_a_name_in(directory)
         self._table.changed(directory)
 
@@ -268,7 +268,7 @@ class Names:
         self._lost_name(node)
 
     def _lost_name(self, node: Node) -> None:
-        node.touch(mtime=False)
+        self._table.touch(node, mtime=False)
         self._table.changed(node)
         self._changes.let_go_of_half(node)
         self._view.reap(node)
@@ -445,7 +445,7 @@ class Names:
             new_parent.count_subdirectory(1)
 
     def _finish_move(self, node: Node, parent: Node, new_parent: Node) -> None:
-        node.touch(mtime=False)
+        self._table.touch(node, mtime=False)
         self._table.changed(node)
         self._touch(parent)
         if new_parent is not parent:

@@ -18,12 +18,13 @@ from functools import partial
 from typing import Any, Literal
 
 from acpfs.backing.lower import LowerEntry, LowerStat
-from acpfs.filesystem.change_time import CLOCK
+from acpfs.filesystem.change_time import ChangeClock
 from acpfs.filesystem.content.body import COLD, COLUMNS, Body, from_row, to_row
 from acpfs.filesystem.content.body import DDL as BODY_DDL
 from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.filesystem.known_names import Directory, KnownName
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.clock import Clock
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
@@ -176,18 +177,17 @@ class Node:
         self.size, self.blocks = st.size, st.blocks
         self.atime_ns, self.mtime_ns, self.ctime_ns = st.atime_ns, st.mtime_ns, st.ctime_ns
 
-    def touch(self, *, mtime: bool = True) -> None:
-        """Something about it changed now."""
-        self.ctime_ns = CLOCK.now_ns(max(self.ctime_ns, self.mtime_ns) if mtime else self.ctime_ns)
-        if mtime:
-            self.mtime_ns = self.ctime_ns
-
 
 class NodeTable:
     """All nodes by number, and the names that lead to them."""
 
-    def __init__(self, state: StateDatabase, log: OperationLog, tree: LowerTree) -> None:
+    def __init__(
+        self, state: StateDatabase, log: OperationLog, tree: LowerTree, clock: Clock
+    ) -> None:
         """Load what the last worker left. `log`: says which nodes it needs; `tree`: keeps the places of those that have rows."""
+        self._clock = clock
+        self.change_clock = ChangeClock(clock)
+        """Times of files are given by it."""
         self._state, self._log, self._tree = state, log, tree
         self._nodes: dict[Ino, Node] = {}
         self._by_lower: dict[int, list[Ino]] = {}
@@ -244,10 +244,18 @@ class NodeTable:
             if not inos:
                 del self._by_lower[node.lower_ino]
 
+    def touch(self, node: Node, *, mtime: bool = True) -> None:
+        """Something about it changed now."""
+        node.ctime_ns = self.change_clock.now_ns(
+            max(node.ctime_ns, node.mtime_ns) if mtime else node.ctime_ns
+        )
+        if mtime:
+            node.mtime_ns = node.ctime_ns
+
     def new(self, mode: int, uid: int, gid: int) -> Node:
         """A node born in the mount, now."""
         self._last_upper += 1
-        now = CLOCK.now_ns()
+        now = self.change_clock.now_ns()
         node = Node(
             Ino(self._last_upper),
             mode,
@@ -564,8 +572,9 @@ class NodeTable:
 
     def _load(self) -> None:
         links = {}
+        now = self._clock.now()
         for row in self._state.rows(f"SELECT {', '.join(_COLUMNS)} FROM node"):  # noqa: S608 - constants
-            node, links[row[0]] = _node_from_row(row), row[_COLUMNS.index("nlink")]
+            node, links[row[0]] = _node_from_row(row, now), row[_COLUMNS.index("nlink")]
             self._insert(node)
             self._recorded.add(node.ino)
             if node.lower_ino:
@@ -617,7 +626,7 @@ def _row_values(node: Node) -> tuple[tuple[object, ...], tuple[object, ...]]:
     )
 
 
-def _node_from_row(row: tuple[Any, ...]) -> Node:
+def _node_from_row(row: tuple[Any, ...], now: float) -> Node:
     (
         ino,
         mode,
@@ -648,5 +657,5 @@ def _node_from_row(row: tuple[Any, ...]) -> Node:
         node.xattrs = {
             bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()
         }
-    node.body = from_row(tuple(bytes_at))
+    node.body = from_row(tuple(bytes_at), now)
     return node

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +95,7 @@ class OpenFiles:
 
         `openers`: what is known of the processes that open files, which `threads` ask.
         """
+        self._now = threads.clock.now
         self._ready = ready
         self._table = table
         self._lanes = lanes
@@ -178,7 +178,7 @@ class OpenFiles:
         Only where others write to the file in the kernel it is not, and the request that comes
         again truncates it again.
         """
-        node, began_at = self._names.node(ino), time.monotonic()
+        node, began_at = self._names.node(ino), self._now()
         if self._unanswered:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
@@ -213,7 +213,7 @@ class OpenFiles:
         created: bool = False,
         before: BeforeOpen | None = None,
     ) -> OpenFile:
-        before = before or BeforeOpen(time.monotonic())
+        before = before or BeforeOpen(self._now())
         truncated = wrote and before.size > 0
         try:
             await self._outgrown.closed_in_the_kernel(node)
@@ -348,9 +348,9 @@ class OpenFiles:
             await self._contents.mark(handle.node)  # again: others may have written during the wait
         op = self.complete(handle)
         if op is not None and handle.opened_at and not handle.closed_at:
-            self._durations.save.observe(time.monotonic() - handle.opened_at)
+            self._durations.save.observe(self._now() - handle.opened_at)
         if op is not None or handle.tentative is None:
-            handle.closed_at = time.monotonic()
+            handle.closed_at = self._now()
         is_by_opener = closer > 0 and closer == handle.process
         if op is not None:
             op.take(Step.CLOSED)
@@ -445,7 +445,7 @@ class OpenFiles:
         Those that were the close of their file count. The others are withdrawn when it is their turn in the order, or when somebody waits
         for them, and come again with their real close.
         """
-        closed_before = time.monotonic() - LAST_CLOSE_WAIT_S
+        closed_before = self._now() - LAST_CLOSE_WAIT_S
         doubtful = [
             handle
             for handle in self._handles.values()
@@ -586,7 +586,7 @@ class OpenFiles:
             op = self._log.get(Seq(tentative))
             if op is not None and op is self._log.last_of(node.ino) and not op.begun:
                 op.take(Step.CLOSED)
-                handle.tentative, handle.closed_at = op, time.monotonic()
+                handle.tentative, handle.closed_at = op, self._now()
         for former, seq in self._kept.former():
             self._settle_former(former, Seq(seq))
 

@@ -6,9 +6,8 @@ state database, so that pins outlive workers and mounts, like the bytes that the
 
 from __future__ import annotations
 
-import time
-
 from acpfs.ram.state import StateDatabase
+from acpfs.runtime.clock import Clock
 
 DDL = "CREATE TABLE IF NOT EXISTS pin (path BLOB PRIMARY KEY, since REAL NOT NULL) WITHOUT ROWID;"
 
@@ -16,9 +15,10 @@ DDL = "CREATE TABLE IF NOT EXISTS pin (path BLOB PRIMARY KEY, since REAL NOT NUL
 class Pins:
     """Pinned paths, relative to the mount point; b"" is the whole mount."""
 
-    def __init__(self, state: StateDatabase) -> None:
+    def __init__(self, state: StateDatabase, clock: Clock) -> None:
         """Load what the last worker left."""
         self._state = state
+        self._wall = clock.wall
         state.create(DDL)
         self._since: dict[bytes, float] = {
             bytes(path): since for path, since in state.rows("SELECT path, since FROM pin")
@@ -32,7 +32,7 @@ class Pins:
     def add(self, path: bytes) -> None:
         """Pin a path; one that is pinned stays so."""
         if path not in self._since:
-            self._since[path] = time.time()
+            self._since[path] = self._wall()
             self._state.change(
                 "INSERT OR REPLACE INTO pin VALUES (?, ?)", (path, self._since[path])
             )

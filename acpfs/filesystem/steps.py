@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 import types
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import trio
 
 from acpfs.ram.state import StateDatabase, is_answer
+from acpfs.runtime.clock import Clock
 
 T = TypeVar("T")
 Call = Coroutine["Future[Any] | Unlocked", Any, T]
@@ -73,8 +73,9 @@ def unlocked(function: Callable[..., T], *arguments: Any) -> Generator[Unlocked,
 class Steps:
     """Runs calls step by step: each step under the lock, each step one transaction."""
 
-    def __init__(self, lock: RLock, state: StateDatabase) -> None:
+    def __init__(self, lock: RLock, state: StateDatabase, clock: Clock) -> None:
         """The database's transaction ends at the end of every step, before the lock is free."""
+        self._now = clock.now
         self.lock = lock
         self._state = state
         self._withheld: dict[Call[Any], Future[Any] | BaseException] = {}
@@ -96,7 +97,7 @@ class Steps:
             return withheld  # else the call is told, as if it had waited for this already
         error: BaseException | None = None
         value: Any = None
-        self.last_at = time.monotonic()
+        self.last_at = self._now()
         if done is not None:
             error = broken_off() if done.cancelled() else done.exception()
             value = None if error is not None else done.result()

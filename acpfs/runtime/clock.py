@@ -101,12 +101,14 @@ class Clock:
     a look at the machine's.
     """
 
-    __slots__ = ("now", "serial", "since_boot", "start", "wall")
+    __slots__ = ("kernel_ns", "now", "serial", "since_boot", "start", "wall", "wall_ns")
 
     def __init__(
         self,
         now: Callable[[], float],
         wall: Callable[[], float],
+        wall_ns: Callable[[], int],
+        kernel_ns: Callable[[], int],
         since_boot: Callable[[], float],
         timers: Timers,
     ) -> None:
@@ -114,6 +116,10 @@ class Clock:
         """Seconds; no step of the wall clock touches them. The same in all processes of a boot."""
         self.wall = wall
         """Seconds since the epoch."""
+        self.wall_ns = wall_ns
+        """The same in nanoseconds."""
+        self.kernel_ns = kernel_ns
+        """The one that the kernel gives files their times by: up to a tick behind."""
         self.since_boot = since_boot
         """Seconds; they go on while the machine sleeps."""
         self.serial: Callable[[], int] = itertools.count(1).__next__

@@ -11,11 +11,19 @@ from acpfs.runtime.given import Runtime
 from acpfs.runtime.machine import ThisMachine
 from acpfs.runtime.threads import THREADS
 
+_CLOCK_REALTIME_COARSE = 5
+
 
 def real_runtime() -> Runtime:
     """Of this process; once in it, as each has a thread of its own that ends patience."""
-    clock = Clock(time.monotonic, time.time, _since_boot, TimerThread(THREADS))
+    clock = Clock(
+        time.monotonic, time.time, time.time_ns, _kernel_ns, _since_boot, TimerThread(THREADS)
+    )
     return Runtime(clock, THREADS, ThisMachine(), Chance(random.SystemRandom()))
+
+
+def _kernel_ns() -> int:
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 def _since_boot() -> float:

@@ -25,6 +25,8 @@ AGAIN_S = 0.2
 """Between two tries to start what lacks a thread."""
 NAMED_MAX = 5
 """Of those that lack one, in a message."""
+Event = threading.Event
+"""As `Threads.event` makes them."""
 LACK = "the machine has no thread left for acpfs"
 ADVICE = "pids.max of the control group, ulimit -u, kernel.threads-max"
 

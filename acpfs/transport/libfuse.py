@@ -18,7 +18,6 @@ import trio
 
 from acpfs.config import Settings
 from acpfs.errors import MachineError
-from acpfs.filesystem.change_time import CLOCK
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFile
 from acpfs.filesystem.steps import Call
@@ -47,7 +46,7 @@ class Operations(pyfuse3.Operations):
 
     def __init__(self, fs: FileSystem) -> None:
         super().__init__()
-        CLOCK.follow_kernel()
+        fs.follow_kernel_times()
         self._fs = fs
         self.enable_acl = fs.has_acls
 
@@ -153,7 +152,7 @@ class Operations(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         if fields.update_mtime:
-            CLOCK.hear(attr.st_mtime_ns)
+            self._fs.hear_time(attr.st_mtime_ns)
         change = AttributeChange(
             mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,

@@ -99,7 +99,7 @@ def test_a_row_says_the_same() -> None:
         moved,
         spilled(),
     ):
-        again = from_row(to_row(body))
+        again = from_row(to_row(body), 0.0)
         assert (again.tier, again.here, again.rest, again.modified) == (
             body.tier,
             body.here,

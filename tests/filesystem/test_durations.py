@@ -8,6 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from acpfs.filesystem.durations import BOUNDS_S, Distribution
 from tests.filesystem.world import CALLER, World, run
+from tests.rig.runtime import REAL
 
 
 def counted(w: World) -> dict[str, int]:
@@ -40,7 +41,7 @@ def test_each_save_load_and_fsync_is_counted_once(tmp_path: Path) -> None:
 
 
 def test_a_duration_is_counted_below_the_bound_that_it_does_not_pass() -> None:
-    one = Distribution()
+    one = Distribution(REAL.clock)
     for seconds in (-1.0, BOUNDS_S[0], BOUNDS_S[-1], BOUNDS_S[-1] + 1):
         one.observe(seconds)
     assert (one.counts[0], one.counts[-2], one.counts[-1]) == (2, 1, 1)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -204,9 +203,7 @@ def test_the_lock_is_had_for_moments_and_what_changes_meanwhile_is_no_fault(
             await w.write(b"f%d" % number, b"bytes")
         ticks = count()
         monkeypatch.setattr(
-            invariants,
-            "time",
-            SimpleNamespace(perf_counter=lambda: next(ticks) * invariants.PIECE_S / 4),
+            w.inner.invariants, "_now", lambda: next(ticks) * invariants.PIECE_S / 4
         )
         pieces, number = w.inner.invariants.pieces(), 0
         while True:  # under each piece, another file goes and another comes

@@ -51,7 +51,7 @@ def tier_directory(tmp_path: Path, version: int) -> Path:
 
 def layers(state: StateDatabase, directory: Path) -> tuple[NodeTable, OperationLog]:
     log, tier = OperationLog(state, REAL.clock), Tier(directory, 1 << 30, REAL)
-    table = NodeTable(state, log, LowerTree(state))
+    table = NodeTable(state, log, LowerTree(state), REAL.clock)
     Missing(table, log, tier)
     tier.close()
     return table, log

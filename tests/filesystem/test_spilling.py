@@ -23,6 +23,7 @@ from acpfs.writeback.log.ops import Version, VersionState
 from acpfs.writeback.sources import spill as spill_module
 from tests.filesystem.world import CALLER, World, violations
 from tests.filesystem.world import run as in_world
+from tests.rig.runtime import runtime_of
 
 pytestmark = pytest.mark.clause("S150")
 
@@ -330,20 +331,15 @@ def test_ram_gives_a_file_up_only_when_its_copy_and_its_name_are_flushed(
 
 
 class Clock:
-    """In the place of the module `time`."""
-
     now = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.mark.clause("S151")
-def test_a_disk_is_used_as_soon_as_it_has_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_is_used_as_soon_as_it_has_answered(tmp_path: Path) -> None:
     """Who asks while it is being looked at does not make it rest."""
-    monkeypatch.setattr(spill_module, "time", Clock())
 
     async def script(made: World) -> None:
         spill = spilling(made).spill
@@ -354,7 +350,7 @@ def test_a_disk_is_used_as_soon_as_it_has_answered(
         await until(made, lambda: spill._ready)
         assert spill.usable()
 
-    run(tmp_path, script)
+    run(tmp_path, script, runtime=runtime_of(Clock()))
 
 
 @pytest.mark.clause("S151")
@@ -362,7 +358,6 @@ def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, create = Clock(), SpillDirectory.create
-    monkeypatch.setattr(spill_module, "time", clock)
     tries: list[float] = []
 
     def refuse(_self: SpillDirectory, _name: str) -> int:
@@ -392,7 +387,7 @@ def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(
             spill.begin(version, spilling(made))
         await until(made, lambda: spill.statistics().state == "ok")
 
-    run(tmp_path, script)
+    run(tmp_path, script, runtime=runtime_of(clock))
 
 
 @pytest.mark.clause("S151")

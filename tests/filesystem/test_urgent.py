@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from acpfs.config import WhenFull
 from acpfs.errors import RefusedError
 from acpfs.filesystem import urgent as urgent_module
 from acpfs.filesystem.records import Lane, OpenFile
-from acpfs.filesystem.urgent import URGENT_PATHS_MAX, URGENT_S_MAX, UrgentFiles
+from acpfs.filesystem.urgent import URGENT_PATHS_MAX, URGENT_S_MAX
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_hold import Kernel, tick
 from tests.filesystem.test_room import Call
 from tests.filesystem.world import CALLER, World
 from tests.filesystem.world import run as in_world
+from tests.rig.runtime import REAL, clock_of
 
 clause = pytest.mark.clause
 MIB = 1 << 20
@@ -122,11 +124,9 @@ def test_what_is_clean_leaves_for_an_urgent_file_and_no_reader_takes_its_place(
 
 
 @clause("S280")
-def test_when_its_time_is_over_an_urgent_file_waits_like_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_its_time_is_over_an_urgent_file_waits_like_others(tmp_path: Path) -> None:
     now = [100.0]
-    monkeypatch.setattr(UrgentFiles.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
+    given = replace(REAL, clock=clock_of(since_boot=lambda: now[0]))
 
     async def scenario(w: World) -> None:
         await fill(w)
@@ -145,7 +145,7 @@ def test_when_its_time_is_over_an_urgent_file_waits_like_others(
         await w.drained()
         assert await waits.done() == MIB
 
-    run(tmp_path, scenario)
+    run(tmp_path, scenario, runtime=given)
 
 
 @clause("S280")

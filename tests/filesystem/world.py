@@ -323,7 +323,7 @@ async def world(
     kept = Kept(tier_directory / "session" if session else None, session)
     parts = (
         settings,
-        REAL,
+        runtime,
         state,
         tier,
         log,

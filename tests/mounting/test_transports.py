@@ -16,6 +16,7 @@ from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.records import Lane
 from acpfs.mounting.transports import MachineSupport, TransportChoice, choose
 from acpfs.worker.serving import serve
+from tests.rig.runtime import REAL
 
 ROOT, NOBODY, CONTAINER = "000001ffffffffff", "0000000000000000", "00000000a80425fb"
 
@@ -99,7 +100,7 @@ class FileSystemDouble:
     """As much of the file system as choosing needs."""
 
     def __init__(self) -> None:
-        self.lanes = Lanes()
+        self.lanes = Lanes(REAL.clock)
         self.offer_lanes = self.lanes.offer
         self.lanes.offer(Lane.DIRECT, passthrough=True)
 

@@ -20,7 +20,7 @@ def clock_of(
     timers: Timers = _MACHINE.clock,
 ) -> Clock:
     """Clocks that a test sets, and the machine's for the rest."""
-    return Clock(now, wall, since_boot, timers)
+    return Clock(now, wall, time.time_ns, _MACHINE.clock.kernel_ns, since_boot, timers)
 
 
 REAL = replace(_MACHINE, clock=clock_of())

@@ -11,9 +11,6 @@ def main() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         os.execve(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], environment)
-    from tests.sim import virtual
-
-    virtual.install()  # before anything of acpfs is imported
     from tests.sim.command import run
 
     run(sys.argv[1:])

@@ -26,7 +26,7 @@ EVENTS_SHOWN = 40
 def run(arguments: list[str]) -> None:
     """Exit status 1 where a history failed."""
     options = _parser().parse_args(arguments)
-    virtual.install_in_acpfs()
+    virtual.install()
     logging.disable(logging.CRITICAL)  # the trace says what failed, and that it was meant to
     profiles = [Profile(name) for name in options.profile or [one.value for one in Profile]]
     _stay_on_one_processor()

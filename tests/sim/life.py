@@ -30,7 +30,6 @@ from acpfs.ram.tier import Tier
 from acpfs.runtime.chance import Chance
 from acpfs.runtime.clock import Clock
 from acpfs.runtime.given import Runtime
-from acpfs.runtime.threads import THREADS as THREADS_OF_PROCESS
 from acpfs.transport.native.references import References
 from acpfs.types import Ino, TierId
 from acpfs.writeback.engine import Engine
@@ -40,7 +39,7 @@ from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
 from tests.sim.choices import Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
-from tests.sim.scheduler import Killed, Timers, TurnPool, Turns
+from tests.sim.scheduler import Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
 from tests.sim.storage import NODE, Storage, error
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE
@@ -191,8 +190,15 @@ class Life:
         self.died = trio.Event()
         self.turns = Turns(choices.stream("turns", number), in_order=choices.in_order)
         self.timers = Timers()
-        clock = Clock(MACHINE.tick, MACHINE.wall, MACHINE.tick, self.timers)
-        self.runtime = Runtime(clock, THREADS_OF_PROCESS, MACHINE, Chance(MACHINE.chance))
+        clock = Clock(
+            MACHINE.tick,
+            MACHINE.wall,
+            MACHINE.wall_ns,
+            MACHINE.wall_ns,
+            MACHINE.tick,
+            self.timers,
+        )
+        self.runtime = Runtime(clock, NoThreads(), MACHINE, Chance(MACHINE.chance))
         self.settings = Settings(
             backing=Path("/backing"),
             mountpoint=Path("/mnt"),
@@ -222,6 +228,7 @@ class Life:
             directory, knobs.ram_bytes, self.runtime, when_safe=self.state.after_commit
         )
         self.tier.life = self
+        self.tier.calls = TurnFileCalls(self.runtime.threads)
         self.log, tree = OperationLog(self.state, self.runtime.clock), LowerTree(self.state)
         health = Health(self.runtime.clock)
         pools = {name: TurnPool(name, THREADS, self.runtime, health) for name in POOLS}

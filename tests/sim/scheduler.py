@@ -25,6 +25,7 @@ from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.backing.health import Health
 from acpfs.ram.file_calls import RamFileCalls
 from acpfs.runtime.given import Runtime
+from acpfs.runtime.threads import Running, Threads
 from acpfs.types import TierId
 from tests.sim.virtual import MACHINE
 
@@ -283,32 +284,42 @@ class TurnPool(CallPool):
             answer.set_result(result)
 
 
-def submit_on_ram_file(
-    calls: RamFileCalls, tier_id: TierId, function: Callable[..., T], *arguments: Any
-) -> Future[T]:
-    """In the place of `RamFileCalls.submit`: in the order in which they came, each in a turn."""
-    turns: Turns = Turns.current
-    answer: Future[T] = Future()
-    waiting = cast("deque[Any]", calls._waiting.setdefault(tier_id, deque()))
-    waiting.append(answer)  # the order is what counts
+class TurnFileCalls(RamFileCalls):
+    """Calls on RAM files, in the order in which they came, each in a turn."""
 
-    def run() -> None:
-        while waiting[0] is not answer:
-            turns.point()
-        try:
-            if answer.set_running_or_notify_cancel():
-                answer.set_result(function(*arguments))
-        except Killed:
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to the caller
-            answer.set_exception(error)
-        finally:
-            waiting.popleft()
-            if not waiting:
-                calls._waiting.pop(tier_id, None)
+    def submit(self, tier_id: TierId, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        turns = Turns.current
+        answer: Future[T] = Future()
+        waiting = cast("deque[Any]", self._waiting.setdefault(tier_id, deque()))
+        waiting.append(answer)  # the order is what counts
 
-    turns.spawn(f"RAM file {tier_id}", run)
-    return answer
+        def run() -> None:
+            while waiting[0] is not answer:
+                turns.point()
+            try:
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(function(*arguments))
+            except Killed:
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to the caller
+                answer.set_exception(error)
+            finally:
+                waiting.popleft()
+                if not waiting:
+                    self._waiting.pop(tier_id, None)
+
+        turns.spawn(f"RAM file {tier_id}", run)
+        return answer
+
+
+class NoThreads(Threads):
+    """A history has turns only."""
+
+    def start(
+        self, name: str, function: Callable[..., object], *arguments: Any, patience_s: float = 0.0
+    ) -> Running:
+        msg = f"a history has no thread {name}: give it turns in tests/sim/scheduler.py"
+        raise AssertionError(msg)
 
 
 class _Timer(Protocol):

@@ -1,19 +1,16 @@
-"""Time, chance, threads and descriptors of a history, in the place of the machine's.
+"""Time, chance and load of a history, in the place of the machine's; and descriptors of the storage.
 
-acpfs reads clocks, draws numbers, starts threads and uses descriptors of the storage by itself at
-many places. Each of them is replaced here from outside, and nowhere else in `tests/sim`. When clock,
-threads and chance come through constructors, and all calls on the storage go through `Lower`, this
-module is superfluous.
+A life gets the first three through constructors, as its `Runtime`. What acpfs does past them is
+replaced here, and nowhere else in `tests/sim`: calls on descriptors of the storage, and a thread's
+wait for a future. When all calls on the storage go through `Lower`, the first is superfluous.
 
-`install` comes before acpfs is imported for the first time: the defaults of its arguments are bound
-then. So a history never runs in a process that does anything else (`tests/sim/__main__.py`).
+A history never runs in a process that does anything else (`tests/sim/__main__.py`).
 """
 
 from __future__ import annotations
 
 import os
 import random
-import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -64,7 +61,6 @@ class Machine:
         self.moment_s = START_S
         self.chance = random.Random(seed)
         self.descriptors = descriptors
-        random.seed(seed)
         trio_run._r.seed(seed)
 
     def runnable(self) -> int:
@@ -78,20 +74,11 @@ class Machine:
     def wall(self) -> float:
         return EPOCH_S + self.tick()
 
+    def wall_ns(self) -> int:
+        return int(self.wall() * 1e9)
+
 
 MACHINE = Machine()
-
-
-def _nanoseconds(clock: Callable[[], float]) -> Callable[..., int]:
-    return lambda *_which: int(clock() * 1e9)
-
-
-def _token(count: int = 8) -> str:
-    return f"{MACHINE.chance.getrandbits(8 * count):0{2 * count}x}"
-
-
-def _bits(count: int) -> int:
-    return MACHINE.chance.getrandbits(count)
 
 
 def _on_descriptor(name: str) -> Callable[..., Any]:
@@ -107,55 +94,15 @@ def _on_descriptor(name: str) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Once in a process, before acpfs is imported."""
-    ticks, wall = MACHINE.tick, MACHINE.wall
+    """Once in a process."""
+    from tests.sim.scheduler import exception_in_turns, result_in_turns
+
     replaced: list[tuple[Any, str, Any]] = [
-        (time, "monotonic", ticks),
-        (time, "perf_counter", ticks),
-        (time, "monotonic_ns", _nanoseconds(ticks)),
-        (time, "time", wall),
-        (time, "time_ns", _nanoseconds(wall)),
-        (time, "clock_gettime", lambda _which: MACHINE.tick()),
-        (time, "clock_gettime_ns", _nanoseconds(wall)),
-        (secrets, "token_hex", _token),
-        (secrets, "randbits", _bits),
         # tasks that are ready at the same time take turns by `_r`, which is seeded
         (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        (Future, "result", result_in_turns),
+        (Future, "exception", exception_in_turns),
         *((os, name, _on_descriptor(name)) for name in DESCRIPTOR_CALLS),
     ]
     for module, name, value in replaced:
         setattr(module, name, value)
-
-
-def install_in_acpfs() -> None:
-    """What is replaced in modules of acpfs themselves."""
-    from acpfs.filesystem.content.warming import Warming
-    from acpfs.ram.file_calls import RamFileCalls
-    from acpfs.runtime.threads import Threads
-    from acpfs.writeback.sources import spill
-    from tests.sim.scheduler import (
-        TurnPool,
-        exception_in_turns,
-        result_in_turns,
-        submit_on_ram_file,
-    )
-
-    replaced: list[tuple[Any, str, Any]] = [
-        (spill, "CallPool", TurnPool),
-        (Future, "result", result_in_turns),
-        (Future, "exception", exception_in_turns),
-        (RamFileCalls, "submit", submit_on_ram_file),
-        (Warming, "_begin_looking", _nothing),
-        (Threads, "start", _no_thread),
-    ]
-    for module, name, value in replaced:
-        setattr(module, name, value)
-
-
-def _nothing(_self: object) -> None:
-    """A thread that looks for readers from time to time; histories have none that map files."""
-
-
-def _no_thread(_self: object, name: str, *_arguments: Any, **_named: Any) -> None:
-    msg = f"a history has no thread {name}: give it turns in tests/sim/virtual.py"
-    raise AssertionError(msg)

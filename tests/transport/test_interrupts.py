@@ -22,6 +22,7 @@ from acpfs.transport.native.callers import Fate, fate_of
 from acpfs.transport.native.continuations import EARLY_MAX, Continuations
 from acpfs.transport.native.errnos import errno_of
 from acpfs.transport.native.operations import Operation
+from tests.rig.runtime import REAL
 from tests.transport.test_readers import WAIT_S
 
 UNIQUE = 4
@@ -51,7 +52,7 @@ class Under:
 
     def __init__(self) -> None:
         state: Any = Recorded()
-        self.steps = Steps(threading.RLock(), state)
+        self.steps = Steps(threading.RLock(), state, REAL.clock)
         self.failed: Future[BaseException] = Future()
         self.continuations = Continuations(
             self.steps,

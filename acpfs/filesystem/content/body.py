@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -105,7 +104,7 @@ class Body:
     """Of a cold file: a copy on its way to RAM."""
     modified: bool = False
     """Changed since the last version was frozen (or never frozen)."""
-    modified_since: float = field(default_factory=time.monotonic)
+    modified_since: float = 0.0
     """Monotonic time, seconds, of the first such change. Of a change that an earlier worker made: when this one learned of it."""
     writing: Writing = Writing.APPENDING
     """How it was changed since then."""
@@ -407,7 +406,8 @@ def _gone(here: Runs) -> str:
     )
 
 
-def from_row(row: tuple[Any, ...]) -> Body:
+def from_row(row: tuple[Any, ...], now: float) -> Body:
+    """`now`: monotonic, seconds: when what an earlier worker changed was learned of."""
     (
         tier_id,
         head_bytes,
@@ -438,6 +438,7 @@ def from_row(row: tuple[Any, ...]) -> Body:
             start, end = (int(piece) * OUTGROWN_PIECE_BYTES for piece in run.split("-"))
             body.move_out(Staging(staging), start, end)
     body.modified, body.interrupted = bool(modified), bool(interrupted)
+    body.modified_since = now
     body.failed, body.failed_at = failed, failed_at
     body.writing, body.last_writing = Writing(writing), Writing(last_writing)
     return body

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -75,13 +74,16 @@ class Contents:
 
         `overflow`: where files go that do not fit; `order`: who leaves first.
         """
+        self._now = copies.clock.now
         self._tier, self._log = tier, log
         self._table = table
         self._copies, self._overflow = copies, overflow
         self._versions = versions
         self._room, self._fills = room, fills
         self._aside = CopyAside(tier, versions, room, copies)
-        self.kernel = KernelWrites(tier, log, table, self.opened, marks, versions.tell_renewed)
+        self.kernel = KernelWrites(
+            tier, log, table, self.opened, marks, versions.tell_renewed, copies.clock
+        )
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
         self._read_on: dict[Ino, tuple[TierId, int]] = {}
         """Tier files that files have left, and that the kernel still reads for those who opened them before; with a descriptor."""
@@ -131,6 +133,7 @@ class Contents:
         if not node.handles:
             os.close(fd)
         body = in_ram(tier_id, modified=True, fd=fd if node.handles else -1)
+        body.modified_since = self._now()
         body.writing = (
             Writing.WHOLE if node.size or node.body.writing is Writing.WHOLE else Writing.APPENDING
         )
@@ -588,11 +591,11 @@ class Contents:
                 self._tier.room_changed()
 
     def _modified(self, node: Node, body: Body) -> None:
-        node.touch()
+        self._table.touch(node)
         if body.sealed:
             self._in_sealed(node, body)
         elif not body.modified or body.interrupted:
-            body.modified, body.interrupted, body.modified_since = True, False, time.monotonic()
+            body.modified, body.interrupted, body.modified_since = True, False, self._now()
             self.retention.forget(node)
             self._table.changed(node)
 
@@ -621,7 +624,7 @@ class Contents:
     def dirtied(self, node: Node) -> None:
         """The bytes are to be stored once more, as they are."""
         assert not node.body.is_cold, node.ino
-        node.body.modified, node.body.modified_since = True, time.monotonic()
+        node.body.modified, node.body.modified_since = True, self._now()
         self.retention.forget(node)
         self._table.changed(node)
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -34,6 +32,7 @@ from acpfs.filesystem.steps import outlast, shared, wait
 from acpfs.logger import get_logger, shown
 from acpfs.ram.state import LateError, StateDatabase
 from acpfs.ram.tier import Tier, punch_hole
+from acpfs.runtime.chance import Chance
 from acpfs.types import NO_TIER, Seq
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op
@@ -72,8 +71,10 @@ class OutgrownFiles:
         admission: Admission,
         lock: threading.RLock,
         earlier: EarlierCalls,
+        chance: Chance,
     ) -> None:
         """`earlier`: what killed workers may still write to the same staging files."""
+        self._chance = chance
         self._earlier = earlier
         self._lower, self._calls, self._tier = lower, calls, tier
         self._contents, self._table, self._log, self._state = contents, table, operations, state
@@ -96,7 +97,7 @@ class OutgrownFiles:
             or not self._earlier.over.done()
             or held.until is None
             or body.is_cold
-            or time.monotonic() < held.not_before
+            or self._calls.clock.now() < held.not_before
         ):
             return Relief.COMES
         if body.failed and body.is_outgrown:
@@ -114,7 +115,7 @@ class OutgrownFiles:
         self._running += 1
         if not body.is_outgrown:  # from here on nobody opens it any more
             self.files += 1
-            body.move_out(Staging(f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"), 0, 0)
+            body.move_out(Staging(f"{OVERFLOW_PREFIX}{self._chance.token(8)}"), 0, 0)
             self._moving = {
                 node,
                 *(
@@ -254,7 +255,7 @@ class OutgrownFiles:
                     "a file larger than RAM cannot be moved to the backing directory; will be tried again",
                     error=str(error),
                 )
-                held.not_before = time.monotonic() + RETRY_DELAY_MAX_S / 10
+                held.not_before = self._calls.clock.now() + RETRY_DELAY_MAX_S / 10
         done()
 
     def fail(self, node: Node, body: Body) -> None:
@@ -385,13 +386,15 @@ class OutgrownFiles:
 
     async def in_the_way(self, seq: Seq) -> list[Op]:
         """`open_before`, but RELEASE, which comes a moment after close has returned, is waited for."""
-        until = time.monotonic() + RELEASE_WAIT_S
+        until = self._calls.clock.now() + RELEASE_WAIT_S
         for op in self.open_before(seq):
             moving = self._table[op.ino].body.moving_out
             if moving is not None:
                 # On no thread: as many who wait as there are threads would keep that close from being answered.
                 await wait(
-                    self._calls.clock.at_most(moving.released, max(0.0, until - time.monotonic()))
+                    self._calls.clock.at_most(
+                        moving.released, max(0.0, until - self._calls.clock.now())
+                    )
                 )
         return self.open_before(seq)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from acpfs.filesystem.content.body import Body, overflowed
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.steps import broken_off, outlast, shared, wait
 from acpfs.ram.tier import Tier
+from acpfs.runtime.chance import Chance
 from acpfs.types import TierId
 
 CHUNK_BYTES = 8 << 20
@@ -44,6 +44,7 @@ class Overflow:
         lock: RLock,
         patience_s: float,
         earlier: EarlierCalls,
+        chance: Chance,
     ) -> None:
         """`calls`: threads for calls on the backing directory; `lock`: the file system's; `patience_s`: how long a read waits for it.
 
@@ -51,6 +52,7 @@ class Overflow:
 
         A write waits as long as it takes, as it would without acpfs: one that was given up could still arrive, over newer bytes.
         """
+        self._chance = chance
         self._patience_s = patience_s
         self._lower = lower
         self._calls = calls
@@ -108,7 +110,7 @@ class Overflow:
     async def _make(
         self, fill: Callable[[int], object], progress: Progress, patience_s: float
     ) -> Body:
-        name = f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"
+        name = f"{OVERFLOW_PREFIX}{self._chance.token(8)}"
         self.files += 1
         self.being_made.add(name)
         made = self._calls.submit("overflow", self._create, name, fill)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-import time
 from dataclasses import dataclass
 
 from acpfs.backing.progress import Progress
@@ -109,14 +108,14 @@ class Spilling:
         """See `VersionWatcher`. The kernel wrote to its file: what was copied is not the version any more."""
         if version.vid in self._live:
             self.spill.forget(version)
-            self._later.append((time.monotonic() + LATER_S, version.vid))
+            self._later.append((self.spill.calls.clock.now() + LATER_S, version.vid))
 
     def still_frozen(self, version: Version) -> bool:
         return self._contents.kernel.still_frozen(version)
 
     def not_copied(self, version: Version) -> None:
         if version.vid in self._live:
-            self._later.append((time.monotonic() + LATER_S, version.vid))
+            self._later.append((self.spill.calls.clock.now() + LATER_S, version.vid))
             self._look_soon()
 
     def _look_soon(self) -> None:
@@ -141,7 +140,7 @@ class Spilling:
             self._room.look_again()
 
     def _due(self) -> None:
-        now = time.monotonic()
+        now = self.spill.calls.clock.now()
         due = [vid for at, vid in self._later if at <= now]
         self._later = [(at, vid) for at, vid in self._later if at > now]
         for vid in due:

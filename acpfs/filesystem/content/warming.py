@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -30,7 +29,7 @@ from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked
 from acpfs.ram.tier import Tier
-from acpfs.runtime.threads import THREADS
+from acpfs.runtime.threads import Threads
 from acpfs.types import Ino
 
 SMALL_BYTES = PIECE_BYTES
@@ -59,6 +58,7 @@ class Warming:
         lock: RLock,
         step: Callable[[], AbstractContextManager[None]],
         fills: Fills,
+        threads: Threads,
     ) -> None:
         """`requests`, `ahead`: as `Fill` has them; `step`: of the state."""
         self._settings, self._table, self._contents, self._view, self._tier = (
@@ -74,7 +74,8 @@ class Warming:
         self._damaged: dict[Ino, Identity] = {}
         self._suspected: dict[Ino, Coming] = {}
         """Came otherwise than it was stored, and is read once more: nothing of it is served until it is known which was right."""
-        self._bell = threading.Event()
+        self._bell = threads.event()
+        self._threads = threads
         self._looking = False
         self._read_together = Progress()
 
@@ -374,7 +375,7 @@ class Warming:
         self._bell.set()
         if not self._looking:
             self._looking = True
-            THREADS.start("warming", self._look_around)
+            self._threads.start("warming", self._look_around)
 
     def _look_around(self) -> None:
         pause_s, known = LOOK_S, -1

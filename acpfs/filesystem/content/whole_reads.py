@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from typing import NamedTuple
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat, Note
@@ -18,6 +17,7 @@ from acpfs.backing.read_rate import ReadRate
 from acpfs.checksum import Checksum
 from acpfs.logger import get_logger
 from acpfs.ram.tier import Tier
+from acpfs.runtime.clock import Clock
 from acpfs.types import TierId
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 
@@ -43,18 +43,21 @@ class Differs(NamedTuple):
 class WholeReads:
     """See above."""
 
-    def __init__(self, lower: Lower, there: Whereabouts, tier: Tier, read_rate: ReadRate) -> None:
+    def __init__(
+        self, lower: Lower, there: Whereabouts, tier: Tier, read_rate: ReadRate, clock: Clock
+    ) -> None:
+        self._now = clock.now
         self._lower, self._there, self._tier, self._read_rate = lower, there, tier, read_rate
         self.mismatches = 0
         """Files that were found damaged."""
 
     def bring(self, path: LowerPath, tier_id: TierId, size: int, progress: Progress) -> LowerStat:
         """`copy` to a tier file, which gets the times too."""
-        target_fd, began = self._tier.open(tier_id), time.perf_counter()
+        target_fd, began = self._tier.open(tier_id), self._now()
         try:
             st = self.copy(path, target_fd, size, progress)
             os.utime(target_fd, ns=(st.atime_ns, st.mtime_ns))
-            self._read_rate.note(size, time.perf_counter() - began)
+            self._read_rate.note(size, self._now() - began)
             return st
         finally:
             os.close(target_fd)

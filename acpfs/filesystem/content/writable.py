@@ -159,7 +159,7 @@ class Writable:
             await self._outgrown.whole(node, size)
         if size == 0 and node.body.is_cold:
             self._contents.create(node)
-            node.touch()
+            self._table.touch(node)
             return
         if size:
             await self.ensure(node, size)

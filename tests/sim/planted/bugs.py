@@ -48,7 +48,7 @@ BUGS = [
         "restore-tentative",
         "a takeover forgets that a close waits for its RELEASE",
         "filesystem/open_files.py",
-        "                handle.tentative, handle.closed_at = op, time.monotonic()",
+        "                handle.tentative, handle.closed_at = op, self._now()",
         "                pass",
         profiles=("session",),
     ),
