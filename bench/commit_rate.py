@@ -33,6 +33,7 @@ from acpfs.backing.lower import LowerStat
 from acpfs.config import Settings, Transport
 from acpfs.filesystem.changes import Changes
 from acpfs.mounting import starting
+from acpfs.runtime.real import real_runtime
 from acpfs.worker import daemon
 from acpfs.worker.link import alone
 from acpfs.writeback.engine import Engine
@@ -169,9 +170,10 @@ def be_daemon(directory: Path, transport: str) -> None:
         transport=Transport(transport),
         ram="2G",
     )
-    link = alone(lambda: print("ready", flush=True))
+    given = real_runtime()
+    link = alone(lambda: print("ready", flush=True), given)
     threading.Thread(target=switches.serve, name="switches", daemon=True).start()
-    daemon.run(starting.prepare(settings).settings, link)
+    daemon.run(starting.prepare(settings).settings, link, given)
 
 
 class Served:

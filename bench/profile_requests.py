@@ -24,6 +24,7 @@ from typing import Any
 
 from acpfs.config import Settings, Transport
 from acpfs.mounting import starting
+from acpfs.runtime.real import real_runtime
 from acpfs.transport.native import session
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.protocol import IN_HEADER, Opcode
@@ -123,8 +124,9 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
         transport=Transport.NATIVE,
         ram="1G",
     )
-    link = alone(lambda: print("ready", flush=True))
-    daemon.run(starting.prepare(settings).settings, link)
+    given = real_runtime()
+    link = alone(lambda: print("ready", flush=True), given)
+    daemon.run(starting.prepare(settings).settings, link, given)
     (directory / "requests.json").write_text(json.dumps(tally.record()))
 
 

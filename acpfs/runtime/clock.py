@@ -101,7 +101,7 @@ class Clock:
     a look at the machine's.
     """
 
-    __slots__ = ("kernel_ns", "now", "serial", "since_boot", "start", "wall", "wall_ns")
+    __slots__ = ("kernel_ns", "now", "serial", "since_boot", "sleep", "start", "wall", "wall_ns")
 
     def __init__(
         self,
@@ -110,6 +110,7 @@ class Clock:
         wall_ns: Callable[[], int],
         kernel_ns: Callable[[], int],
         since_boot: Callable[[], float],
+        sleep: Callable[[float], None],
         timers: Timers,
     ) -> None:
         self.now = now
@@ -122,6 +123,8 @@ class Clock:
         """The one that the kernel gives files their times by: up to a tick behind."""
         self.since_boot = since_boot
         """Seconds; they go on while the machine sleeps."""
+        self.sleep = sleep
+        """For a thread that nobody else needs: those of pools wait for futures."""
         self.serial: Callable[[], int] = itertools.count(1).__next__
         """A larger number each time: for what came before what."""
         self.start = timers.start

@@ -17,7 +17,13 @@ _CLOCK_REALTIME_COARSE = 5
 def real_runtime() -> Runtime:
     """Of this process; once in it, as each has a thread of its own that ends patience."""
     clock = Clock(
-        time.monotonic, time.time, time.time_ns, _kernel_ns, _since_boot, TimerThread(THREADS)
+        time.monotonic,
+        time.time,
+        time.time_ns,
+        _kernel_ns,
+        _since_boot,
+        time.sleep,
+        TimerThread(THREADS),
     )
     return Runtime(clock, THREADS, ThisMachine(), Chance(random.SystemRandom()))
 

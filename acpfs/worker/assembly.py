@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -99,11 +98,13 @@ class Parts:
     cluster: Cluster
     scrubbing: Scrubbing
     history: History
-    started_at: float = field(default_factory=time.time)
+    given: Runtime
+    started_at: float = field(init=False)
     anchor: Anchor = field(init=False)
     fs: FileSystem = field(init=False)
 
     def __post_init__(self) -> None:
+        self.started_at = self.given.clock.wall()
         self.fs = FileSystem(self.inner)
         self.anchor = Anchor(self.directory, self.identity.volume_id)
 
@@ -280,6 +281,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         cluster,
         _scrubbing(settings, scrub, inner, operations, given),
         history,
+        given,
     )
 
 
@@ -534,14 +536,14 @@ def _lower(
     directory, identity = claimed[0]
     with ExitStack() as undo:
         undo.callback(identity.release)
-        _refuse_rival(directory, identity, link, complaint)
+        _refuse_rival(directory, identity, link, complaint, given)
         within(BACKING_WAIT_S, complaint, lambda: probed.append(probe(directory)))
         undo.pop_all()
     return directory, identity, probed[0]
 
 
 def _refuse_rival(
-    directory: BackingDirectory, identity: Identity, link: Link, complaint: str
+    directory: BackingDirectory, identity: Identity, link: Link, complaint: str, given: Runtime
 ) -> None:
     """Before anything under this node id is touched."""
     found: list[Rival | None] = []
@@ -553,7 +555,7 @@ def _refuse_rival(
 
     for pause_s in rival.pauses():
         link.step(f"watching whether node id {identity.node_id} is in use elsewhere")
-        time.sleep(
+        given.clock.sleep(
             pause_s
         )  # the main thread, which SIGTERM ends at once: signals have their default action until the worker serves
         within(BACKING_WAIT_S, complaint, rival.look)

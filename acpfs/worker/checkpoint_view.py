@@ -8,7 +8,6 @@ A checkpoint that lies on the backing directory and was never touched is not kno
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -65,6 +64,7 @@ class CheckpointView:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._now = parts.given.clock.now
         self._ram_rate = ReadRate()
         self._measured_at = 0.0
         self._learning: Future[None] = Future()
@@ -98,7 +98,7 @@ class CheckpointView:
         return path if top is None else _around(top.save_dir, top.path)
 
     def moments(self, report: CheckpointReport) -> tuple[float, float]:
-        """(last close, last persisted) by time.monotonic()."""
+        """(last close, last persisted) by the clock of the machine."""
         save_dir, path = os.fsencode(report.save_dir), os.fsencode(report.path)
         name = path[len(save_dir) + 1 :] if save_dir else path
         with self._parts.fs.lock:
@@ -228,11 +228,11 @@ class CheckpointView:
     def measure(self) -> None:
         """Read something of what is in RAM, to see how fast that is; in a thread, now and then."""
         if (
-            time.monotonic() - self._measured_at < MEASURE_AGAIN_S
+            self._now() - self._measured_at < MEASURE_AGAIN_S
             and self._ram_rate.bytes_per_s is not None
         ):
             return
-        self._measured_at = time.monotonic()
+        self._measured_at = self._now()
         tier = self._parts.tier
         with self._parts.fs.lock:
             tier_id = max(tier.ids(), key=tier.allocated_bytes, default=None)
@@ -240,10 +240,10 @@ class CheckpointView:
         if fd < 0:
             return
         try:
-            buffer, began, done = bytearray(4 << 20), time.perf_counter(), 0
+            buffer, began, done = bytearray(4 << 20), self._now(), 0
             while done < MEASURED_BYTES and (count := os.preadv(fd, [buffer], done)):
                 done += count
-            self._ram_rate.note(done, time.perf_counter() - began)
+            self._ram_rate.note(done, self._now() - began)
         finally:
             os.close(fd)
 

@@ -20,8 +20,8 @@ from acpfs.config import Settings, validated
 from acpfs.errors import AcpfsError, ExitCode, MachineError, wanted
 from acpfs.logger import get_logger
 from acpfs.ram.state import is_answer
+from acpfs.runtime.given import Runtime
 from acpfs.runtime.real import real_runtime
-from acpfs.runtime.threads import THREADS
 from acpfs.worker import logs
 from acpfs.worker.assembly import assemble
 from acpfs.worker.bugs import of_want
@@ -44,11 +44,12 @@ log = get_logger(__name__)
 
 def work(orders: dict[str, Any], fds: list[int]) -> int:
     """Be a worker, in a process that was forked from the template, until the mount ends; the exit code."""
-    link = orders_of(orders, fds)
+    given = real_runtime()
+    link = orders_of(orders, fds, given)
     link.tell(pid=os.getpid())  # the template says so, too, unless it dies just now
     try:
         settings = validated(orders["settings"])
-        code = run(settings, link, detached=bool(orders["detached"]))
+        code = run(settings, link, given, detached=bool(orders["detached"]))
     except AcpfsError as error:
         log.error(
             "the mount could not be made"
@@ -81,7 +82,7 @@ def work(orders: dict[str, Any], fds: list[int]) -> int:
     return int(code)
 
 
-def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
+def run(settings: Settings, link: Link, given: Runtime, *, detached: bool = False) -> ExitCode:
     """Serve until the mount ends.
 
     Raises:
@@ -96,10 +97,10 @@ def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
             f"cannot write the log file {settings.log_file}: {error.strerror}"
         ) from error
     link.step("starting threads")
-    THREADS.be_ready(THREAD_WAIT_S)
-    THREADS.follow(partial(_wait_for_threads, link))
+    given.threads.be_ready(THREAD_WAIT_S)
+    given.threads.follow(partial(_wait_for_threads, link))
     assert settings.runtime_dir is not None, "`starting.prepare` has filled it in"
-    parts = assemble(settings, settings.runtime_dir, link, real_runtime())
+    parts = assemble(settings, settings.runtime_dir, link, given)
     worker: Worker | None = None
     try:
         worker = Worker(parts, link)

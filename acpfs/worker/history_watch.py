@@ -8,7 +8,6 @@ the next one notes the same, and nobody's files depend on a history.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,6 @@ from acpfs.checkpoints import Checkpoint
 from acpfs.control.reports import CheckpointReport, HistoryEntry, Status
 from acpfs.filesystem.loads import Load
 from acpfs.logger import get_logger
-from acpfs.runtime.threads import THREADS
 from acpfs.worker.assembly import Parts
 
 LOOK_INTERVAL_S = 5.0
@@ -120,9 +118,8 @@ def saved(report: CheckpointReport, now: float) -> HistoryEntry:
     )
 
 
-def loaded(checkpoint: Checkpoint, load: Load, now: float) -> HistoryEntry:
-    """What the history keeps of a load. `now`: wall clock, seconds."""
-    behind = now - time.monotonic()
+def loaded(checkpoint: Checkpoint, load: Load, behind: float) -> HistoryEntry:
+    """What the history keeps of a load. `behind`: what the wall clock is ahead of the one that loads are measured by."""
     return HistoryEntry(
         at=behind + load.ended,
         kind="load",
@@ -145,10 +142,11 @@ class HistoryWatch:
         parts: Parts,
         status: Callable[[], Status],
         reports: Callable[[bytes], list[CheckpointReport]],
-        now: Callable[[], float],
     ) -> None:
         """`reports`: of the checkpoints at a path, see `CheckpointView`."""
-        self._parts, self._status, self._reports, self._now = parts, status, reports, now
+        self._parts, self._status, self._reports = parts, status, reports
+        self._clock = parts.given.clock
+        self._now = self._clock.wall
         self._seen: SeenStatus | None = None
         self._failed = False
         """Whether the last look did."""
@@ -156,7 +154,7 @@ class HistoryWatch:
     async def run(self) -> None:
         """For as long as the worker lives."""
         while True:
-            await THREADS.run_sync(self.look)
+            await self._parts.given.threads.run_sync(self.look)
             await trio.sleep(LOOK_INTERVAL_S)
 
     def look(self) -> None:
@@ -192,7 +190,10 @@ class HistoryWatch:
                 if report.path == path and report.persisted_at
             ]
         with lock, self._parts.state.step():
-            entries += [loaded(checkpoint, load, now) for checkpoint, load in inner.loads.take()]
+            entries += [
+                loaded(checkpoint, load, now - self._clock.now())
+                for checkpoint, load in inner.loads.take()
+            ]
             for entry in entries:
                 self._parts.history.note(entry)
             inner.catalogue.told(settled)

@@ -12,12 +12,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from acpfs.logger import get_logger
-from acpfs.runtime.threads import THREADS
+from acpfs.runtime.given import Runtime
 from acpfs.supervisor import channel
 from acpfs.supervisor.keeper_client import KEEPER
 from acpfs.worker.outbox import Outbox
@@ -37,10 +36,15 @@ class Link:
     """One per worker."""
 
     def __init__(
-        self, end: socket.socket, orders: dict[str, Any], kept: dict[str, list[int]]
+        self,
+        end: socket.socket,
+        orders: dict[str, Any],
+        kept: dict[str, list[int]],
+        given: Runtime,
     ) -> None:
         """`kept`: descriptors by name."""
-        self._end, self._outbox = end, Outbox(end)
+        self._given = given
+        self._end, self._outbox = end, Outbox(end, given.threads)
         self._orders = orders
         self.kept = kept
         self.facts: dict[str, Any] = orders.get("facts") or {}
@@ -82,7 +86,7 @@ class Link:
     def told_to_end(self) -> float:
         """It is told to end; since when, monotonic seconds: an earlier worker may have been told, and died over it."""
         if self._orders.get("told_to_end_at") is None:
-            self._orders["told_to_end_at"] = time.monotonic()
+            self._orders["told_to_end_at"] = self._given.clock.now()
         return float(self._orders["told_to_end_at"])
 
     @property
@@ -143,7 +147,7 @@ class Link:
     def serving(self, text: str) -> None:
         """Requests are served."""
         died_at = self._orders.get("died_at")
-        self.pause_s = 0.0 if died_at is None else time.monotonic() - died_at
+        self.pause_s = 0.0 if died_at is None else self._given.clock.now() - died_at
         self.is_serving = True
         self.tell(serving=text, pause_s=self.pause_s)
 
@@ -151,6 +155,10 @@ class Link:
         """Restart the worker with the installed code."""
         self.reload_failed = ""
         self.tell(reload=True)
+
+    def now(self) -> float:
+        """Monotonic, seconds."""
+        return self._given.clock.now()
 
     def beat(self, busy_s: float) -> None:
         """A sign of life; `busy_s`: how long the request that is served longest has kept its thread."""
@@ -167,7 +175,7 @@ class Link:
         `leave`: the order to leave has come; returns when it is safe to end the process. `hurry`: the mount is to end at once.
         `adopted`: by the supervisor of that number.
         """
-        THREADS.start("supervisor", self._listen, leave, hurry, adopted)
+        self._given.threads.start("supervisor", self._listen, leave, hurry, adopted)
 
     def _listen(
         self, leave: Callable[[], None], hurry: Callable[[], None], adopted: Callable[[int], None]
@@ -180,11 +188,11 @@ class Link:
                 log.warning("the supervisor is gone; the service manager will start it again")
                 return
             log.warning("the supervisor is gone; this worker serves on and starts another one")
-            if time.monotonic() - started_at < SUPERVISOR_AGAIN_S:
-                time.sleep(
+            if self._given.clock.now() - started_at < SUPERVISOR_AGAIN_S:
+                self._given.clock.sleep(
                     SUPERVISOR_AGAIN_S
                 )  # one that cannot live is not started as fast as it dies
-            started_at = time.monotonic()
+            started_at = self._given.clock.now()
             self._have_another(adopted)
 
     def _heed(self, leave: Callable[[], None], hurry: Callable[[], None]) -> None:
@@ -216,7 +224,7 @@ class Link:
         """Start a supervisor, however long the machine has no process, memory or descriptor left for it."""
         pid = self._try_another()
         while not pid:
-            time.sleep(SUPERVISOR_AGAIN_S)
+            self._given.clock.sleep(SUPERVISOR_AGAIN_S)
             pid = self._try_another()
         try:
             adopted(pid)
@@ -269,7 +277,7 @@ class Link:
                     [fd for fds in self.kept.values() for fd in fds],
                 )
                 self._outbox.close()
-                self._end, self._outbox = ours, Outbox(ours)
+                self._end, self._outbox = ours, Outbox(ours, self._given.threads)
                 self.is_alone = False
                 self._orders["says_hurry"] = (
                     True  # it is of the installed code, which is no older than this
@@ -280,7 +288,7 @@ class Link:
         return child.pid
 
 
-def alone(on_serving: Callable[[], None]) -> Link:
+def alone(on_serving: Callable[[], None], given: Runtime) -> Link:
     """The link of a worker without a supervisor, for measurements in one process; `on_serving`: the mount can be used."""
     ours, theirs = channel.pair()
 
@@ -289,14 +297,14 @@ def alone(on_serving: Callable[[], None]) -> Link:
             if "serving" in message:
                 on_serving()
 
-    THREADS.start("no supervisor", listen)
-    return Link(theirs, {"supervisor": os.getpid(), "settings": {}}, {})
+    given.threads.start("no supervisor", listen)
+    return Link(theirs, {"supervisor": os.getpid(), "settings": {}}, {}, given)
 
 
-def orders_of(orders: dict[str, Any], fds: Sequence[int]) -> Link:
+def orders_of(orders: dict[str, Any], fds: Sequence[int], given: Runtime) -> Link:
     """The link of a worker that was started with these orders: the first descriptor is the channel, the others are kept ones."""
     kept, position = {}, 1
     for name, count in orders["keep"]:
         kept[name] = list(fds[position : position + count])
         position += count
-    return Link(socket.socket(fileno=fds[0]), orders, kept)
+    return Link(socket.socket(fileno=fds[0]), orders, kept, given)

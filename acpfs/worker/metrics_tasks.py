@@ -10,7 +10,7 @@ from acpfs.config import Settings
 from acpfs.control.metrics import Metrics
 from acpfs.errors import MachineError, is_no_thread
 from acpfs.logger import get_logger
-from acpfs.runtime.threads import THREADS
+from acpfs.runtime.threads import Threads
 
 FILE_INTERVAL_S = 15.0
 PORT_INTERVAL_S = 2.0
@@ -21,15 +21,18 @@ log = get_logger(__name__)
 class MetricsTasks:
     """One per worker."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, *, taken_over: bool) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, threads: Threads, *, taken_over: bool
+    ) -> None:
         """`taken_over`: there was a worker before, what remains of which may keep the port."""
         self._settings, self._metrics, self._taken_over = settings, metrics, taken_over
+        self._threads = threads
 
     async def write(self) -> None:
         """Replace the file, over and over; ends at once where none is wanted."""
         while self._settings.metrics_file is not None:
             try:
-                await THREADS.run_sync(self._metrics.write, self._settings.metrics_file)
+                await self._threads.run_sync(self._metrics.write, self._settings.metrics_file)
             except OSError as error:
                 log.warning("metrics file could not be written", error=str(error))
             await trio.sleep(FILE_INTERVAL_S)

@@ -5,7 +5,6 @@ Also the worker's signs of life to the supervisor, which feeds the service manag
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import trio
@@ -61,5 +60,5 @@ async def beat(link: Link, alive: Callable[[], bool], busy: Callable[[float], fl
     """Give signs of life, as long as there is life."""
     while True:
         if alive():
-            link.beat(busy(time.monotonic()))
+            link.beat(busy(link.now()))
         await trio.sleep(BEAT_INTERVAL_S)

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from acpfs.runtime.threads import THREADS
+from acpfs.runtime.threads import Threads
 from acpfs.supervisor import channel
 from acpfs.supervisor.channel import Message
 
@@ -21,12 +21,13 @@ from acpfs.supervisor.channel import Message
 class Outbox:
     """For one end of a channel."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, threads: Threads) -> None:
+        self._threads = threads
         self._end = end
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Message, list[int]]] = deque()
         """With copies of the descriptors: the worker may close its own meanwhile."""
-        self._empty = threading.Event()
+        self._empty = threads.event()
         self._empty.set()
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
@@ -37,7 +38,7 @@ class Outbox:
             self._waiting.append((message, [os.dup(fd) for fd in fds]))
             if self._empty.is_set():
                 self._empty.clear()
-                THREADS.start("to the supervisor", self._send_waiting)
+                self._threads.start("to the supervisor", self._send_waiting)
 
     def send_if_heard(self, message: Message) -> None:
         """What is worth nothing later; not at all where it would take the room of what is."""

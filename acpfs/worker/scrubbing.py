@@ -20,7 +20,7 @@ from acpfs.runtime.given import Runtime
 from acpfs.writeback.streams.bandwidth import TokenBucket
 from acpfs.writeback.streams.give_way import GiveWay
 
-THREADS = 2
+SCRUB_THREADS = 2
 """One for the background, one for operators: a backing directory that hangs keeps no others waiting."""
 RATE_MIN, RATE_MAX = 1 << 20, 256 << 20
 """Bytes per second: a pass ends some time, and none takes more than a twentieth of a processor."""
@@ -44,7 +44,7 @@ class Scrubbing:
     ) -> None:
         """`every_s`: about how long a pass takes; 0: there are none. `now`: the clock that `give_way` knows."""
         self._scrub, self._every_s, self._give_way, self._now = scrub, every_s, give_way, now
-        self._calls = CallPool("scrub", THREADS, given)
+        self._calls = CallPool("scrub", SCRUB_THREADS, given)
         self._bucket = TokenBucket(RATE_MIN, given)
         self._damaged: dict[ScrubPlace, ScrubFinding] = {}
         self._damaged_files = 0

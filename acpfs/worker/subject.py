@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -47,7 +46,6 @@ from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger, shown
 from acpfs.ram import place as places
-from acpfs.runtime.threads import THREADS
 from acpfs.types import Seq
 from acpfs.worker import waiting_reports
 from acpfs.worker.assembly import Parts
@@ -100,6 +98,7 @@ class WorkerSubject:
 
     def __init__(self, parts: Parts, life: Life) -> None:
         self._parts = parts
+        self._clock = parts.given.clock
         self._life = life
         self._view = CheckpointView(parts)
         self.metric_registry = Metrics(self.status)
@@ -109,7 +108,7 @@ class WorkerSubject:
 
     def look(self) -> None:
         """Every second, under the lock."""
-        self._pace.look(time.monotonic(), self._parts.log)
+        self._pace.look(self._clock.now(), self._parts.log)
 
     def status(self) -> Status:
         parts = self._parts
@@ -121,10 +120,12 @@ class WorkerSubject:
             )
             ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
             calls, durations = (
-                waiting_reports.calls(self._life.waiting_calls(), parts.inner.paths.of),
+                waiting_reports.calls(
+                    self._life.waiting_calls(), parts.inner.paths.of, self._clock.now()
+                ),
                 _durations(parts.inner.durations),
             )
-        now, bypassed, link = time.time(), self._life.bypassed, self._life.link
+        now, bypassed, link = self._clock.wall(), self._life.bypassed, self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
             mount=os.fspath(parts.settings.mountpoint),
@@ -165,7 +166,7 @@ class WorkerSubject:
             warnings=[
                 *parts.warnings(),
                 *([self._life.detached] if self._life.detached else []),
-                *([str(lack)] if (lack := THREADS.lack()) is not None else []),
+                *([str(lack)] if (lack := self._parts.given.threads.lack()) is not None else []),
                 *([PINNED_FULL] if fs.is_pinned_full else []),
                 *map(_orphan, engine.guard.orphans),
             ],
@@ -295,7 +296,7 @@ class WorkerSubject:
             queued = self.left(self._parts.log.last_seq)
             named = {entry.name for entry in queued}
             reports = self._parts.fs.files_report()
-        queued += [_held(guarded) for guarded in self.guarded()]
+        queued += [_held(guarded, self._clock.wall()) for guarded in self.guarded()]
         return queued + [
             _lost(r) for r in reports if r.state in UNPERSISTED and os.fsdecode(r.path) not in named
         ]
@@ -431,7 +432,7 @@ class WorkerSubject:
         self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]
     ) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
-        good, began_at = set[bytes](), time.time()
+        good, began_at = set[bytes](), self._clock.wall()
         verdicts = self._parts.verifier.verify(
             [tuple(path.split(b"/")) if path else () for path in paths]
         )
@@ -472,10 +473,10 @@ def _orphan(path: tuple[bytes, ...]) -> str:
     return f"a mount whose RAM tier was lost kept an old checkpoint as {shown(path)}: move it back on the backing directory, or remove it"
 
 
-def _held(guarded: GuardedReport) -> QueueEntry:
+def _held(guarded: GuardedReport, now: float) -> QueueEntry:
     """As an unmount names it."""
     return QueueEntry(
-        0, guarded.path, "delete", guarded.size, GUARDED, max(0.0, time.time() - guarded.since)
+        0, guarded.path, "delete", guarded.size, GUARDED, max(0.0, now - guarded.since)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -43,10 +42,9 @@ def writer(one: WaitingWriter) -> WaitingReport:
 
 
 def calls(
-    waiting: Iterable[WaitingCall], path_of: Callable[[Ino], bytes]
+    waiting: Iterable[WaitingCall], path_of: Callable[[Ino], bytes], now: float
 ) -> list[WaitingCallReport]:
-    """Those that have waited for some time, the longest first."""
-    now = time.monotonic()
+    """Those that have waited for some time, the longest first. `now`: monotonic, seconds."""
     long = sorted(
         (one for one in waiting if now - one.since_s >= TOLD_AFTER_S), key=lambda one: one.since_s
     )[:TOLD_MAX]

@@ -15,7 +15,6 @@ import errno
 import math
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple, replace
@@ -43,7 +42,6 @@ from acpfs.mounting.transports import TransportChoice
 from acpfs.ram import mounts
 from acpfs.ram import place as places
 from acpfs.ram.mounts import MountEntry, holders, mounted_at
-from acpfs.runtime.threads import THREADS
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.child import Limits
 from acpfs.supervisor.stopping import TOGETHER_S
@@ -111,6 +109,7 @@ class Worker:
     def __init__(self, parts: Parts, link: Link) -> None:
         """`link`: to the supervisor, which is told when the mount can be used."""
         self._parts = parts
+        self._threads = parts.given.threads
         self.link = link
         self._settings = parts.settings
         self._transport = (
@@ -146,9 +145,7 @@ class Worker:
         )
         """Since when, and why, new opens are native."""
         self._preloads = Preloads(parts.fs.steps, parts.inner.preloading, parts.manifest)
-        self._history = HistoryWatch(
-            parts, self._subject.status, self._subject.reports_of, time.time
-        )
+        self._history = HistoryWatch(parts, self._subject.status, self._subject.reports_of)
         self.beneath = False
         """Whether the backing directory lies beneath the mount."""
         self.detached = ""
@@ -196,7 +193,7 @@ class Worker:
                 await self._start_tasks(nursery, server)
                 await self._serve()
                 await self._drain_rest()
-                await THREADS.run_sync(self._history.look)
+                await self._threads.run_sync(self._history.look)
                 await self._parts.cluster.leave(nothing_left=not self._left)
                 self._ended.set()
                 await server.last_answers(LAST_ANSWERS_WAIT_S)
@@ -326,7 +323,10 @@ class Worker:
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)
         metrics = MetricsTasks(
-            self._settings, self._subject.metric_registry, taken_over=self.link.workers_before > 0
+            self._settings,
+            self._subject.metric_registry,
+            self._threads,
+            taken_over=self.link.workers_before > 0,
         )
         if self._settings.metrics_port:
             await nursery.start(metrics.serve)
@@ -357,7 +357,7 @@ class Worker:
 
     async def _serve(self) -> None:
         self.link.step(f"laying the backing directory beneath {self._mountpoint}")
-        await THREADS.run_sync(self._lay_beneath)
+        await self._threads.run_sync(self._lay_beneath)
         if self.bypassed is not None and not self.link.session:
             log.warning(
                 "the mount was bypassed, and ended with the worker before: what that left is drained",
@@ -378,7 +378,7 @@ class Worker:
             raise
         if self._serving.cancelled_caught:
             self._ending = Ending.TAKEN
-        elif self._mount is not None and await THREADS.run_sync(self._mount.is_there):
+        elif self._mount is not None and await self._threads.run_sync(self._mount.is_there):
             self._ending = Ending.ABORTED
             await self._end_aborted()
         self._served.set()
@@ -397,7 +397,9 @@ class Worker:
             if self.beneath:
                 await self.bypass(ABORTED)
             else:
-                await THREADS.run_sync(partial(mountpoint.take_away, self._mountpoint, detach=True))
+                await self._threads.run_sync(
+                    partial(mountpoint.take_away, self._mountpoint, detach=True)
+                )
         except (RefusedError, MachineError) as error:
             log.error("the mount point stays dead", mount=self._mountpoint, error=str(error))
 
@@ -450,7 +452,7 @@ class Worker:
         if self.link.session:
             negotiated = Negotiated.from_record(self._parts.inner.kept.fact("negotiated"))
         else:
-            self.link.keep("session", await THREADS.run_sync(native.make_session, settings))
+            self.link.keep("session", await self._threads.run_sync(native.make_session, settings))
             self.link.remember(because=self._transport.reason)
         try:
             await native.serve_kept(
@@ -464,7 +466,7 @@ class Worker:
         except (ProtocolError, OSError) as error:
             if self._was_mounted or self.link.session:
                 raise
-            await THREADS.run_sync(_detach, self._mountpoint)
+            await self._threads.run_sync(_detach, self._mountpoint)
             self.link.keep("session", [])  # there is none to be taken over
             raise MachineError(f"cannot mount on {settings.mountpoint}: {error}") from error
 
@@ -614,7 +616,7 @@ class Worker:
         """Drain, then take the mount away, from whoever uses it if must be."""
         since = self.link.told_to_end()
         timeout_s = max(
-            0.0, self._settings.drain_timeout_s - (time.monotonic() - since)
+            0.0, self._settings.drain_timeout_s - (self._parts.given.clock.now() - since)
         )  # all workers that drain have it together
         self._drain_deadline = trio.current_time() + timeout_s
         log.info("stopping: draining first", timeout_s=timeout_s, operations=len(self._parts.log))
@@ -626,7 +628,7 @@ class Worker:
             await self._session_ends(SESSION_ENDS_S)
         except (RefusedError, MachineError) as error:
             log.warning("the mount is taken away from its users", reason=str(error))
-            await THREADS.run_sync(partial(_detach, self._mountpoint))
+            await self._threads.run_sync(partial(_detach, self._mountpoint))
             self._serving.cancel()
 
     async def unmount(self, *, leave: bool = False, patience_s: float = math.inf) -> None:
@@ -655,7 +657,7 @@ class Worker:
         if self._mount is None:
             return
         until = trio.current_time() + patience_s
-        while others := await THREADS.run_sync(mounts.users_elsewhere, self._mount):
+        while others := await self._threads.run_sync(mounts.users_elsewhere, self._mount):
             if trio.current_time() >= until:
                 raise RefusedError(f"{self._mountpoint} is in use: {others[0]}")
             await trio.sleep(ELSEWHERE_INTERVAL_S)
@@ -663,7 +665,9 @@ class Worker:
     async def _take_away(self) -> None:
         """In a thread, because this one serves it; a call before this one may have done it, and others have the mount."""
         if mountpoint.is_mounted(self._mountpoint):
-            await THREADS.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
+            await self._threads.run_sync(
+                mountpoint.take_away, self._mountpoint, abandon_on_cancel=True
+            )
 
     async def _session_ends(self, patience_s: float) -> None:
         """The kernel ends it when the last one who has the mount is gone.
@@ -675,7 +679,9 @@ class Worker:
             await self._served.wait()
         if self._served.is_set():
             return
-        others = [] if self._mount is None else await THREADS.run_sync(holders, self._mount.device)
+        others = (
+            [] if self._mount is None else await self._threads.run_sync(holders, self._mount.device)
+        )
         who = (
             f"process {others[0]} still has it in another mount namespace (a container?)"
             if others
@@ -697,10 +703,10 @@ class Worker:
             raise RefusedError("it is bypassed already")
         statistics = self._parts.engine.statistics()
         before = self._parts.engine.expect_foreign_changes()
-        self.bypassed = (time.time(), reason)
+        self.bypassed = (self._parts.given.clock.wall(), reason)
         kept = (statistics.queued_ops, statistics.dirty_bytes)
         try:
-            if not await THREADS.run_sync(
+            if not await self._threads.run_sync(
                 partial(fallthrough.fall, self._parts.runtime, self._mountpoint, reason, kept=kept)
             ):
                 raise FileNotFoundError(errno.ENOENT, "what lies beneath it is not known any more")

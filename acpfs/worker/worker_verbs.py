@@ -7,7 +7,6 @@ file system's lock for each step and never calls the backing directory from trio
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
@@ -165,7 +164,9 @@ class WorkerVerbs:
     async def _doctor(self, _request: ControlRequest, tell: Report) -> Json:
         """Look at the worker's own state; each fault is an item."""
         faults = await examine(
-            self._parts.fs.lock, self._parts.inner.invariants, _now_and_then(tell)
+            self._parts.fs.lock,
+            self._parts.inner.invariants,
+            _now_and_then(tell, self._parts.given.clock.now),
         )
         await tell({"event": "items", "items": [asdict(fault) for fault in faults]})
         return {"items": []}
@@ -233,14 +234,14 @@ async def _tell_left(job: Job, tell: Report) -> None:
         await trio.sleep(PROGRESS_INTERVAL_S)
 
 
-def _now_and_then(tell: Report) -> Callable[[int], Awaitable[None]]:
+def _now_and_then(tell: Report, now: Callable[[], float]) -> Callable[[int], Awaitable[None]]:
     """Tells how many pieces were looked at, not more often than a client needs to hear it."""
-    told_at = time.monotonic()
+    told_at = now()
 
     async def looked(pieces: int) -> None:
         nonlocal told_at
-        if time.monotonic() >= told_at + PROGRESS_INTERVAL_S:
-            told_at = time.monotonic()
+        if now() >= told_at + PROGRESS_INTERVAL_S:
+            told_at = now()
             await tell({"event": "progress", "pieces": pieces})
 
     return looked

@@ -20,7 +20,8 @@ def clock_of(
     timers: Timers = _MACHINE.clock,
 ) -> Clock:
     """Clocks that a test sets, and the machine's for the rest."""
-    return Clock(now, wall, time.time_ns, _MACHINE.clock.kernel_ns, since_boot, timers)
+    machine = _MACHINE.clock
+    return Clock(now, wall, time.time_ns, machine.kernel_ns, since_boot, machine.sleep, timers)
 
 
 REAL = replace(_MACHINE, clock=clock_of())

@@ -196,6 +196,7 @@ class Life:
             MACHINE.wall_ns,
             MACHINE.wall_ns,
             MACHINE.tick,
+            MACHINE.sleep,
             self.timers,
         )
         self.runtime = Runtime(clock, NoThreads(), MACHINE, Chance(MACHINE.chance))

@@ -74,6 +74,10 @@ class Machine:
     def wall(self) -> float:
         return EPOCH_S + self.tick()
 
+    def sleep(self, _seconds: float) -> None:
+        msg = "a history has no thread that sleeps"
+        raise AssertionError(msg)
+
     def wall_ns(self) -> int:
         return int(self.wall() * 1e9)
 

@@ -17,6 +17,7 @@ from acpfs.types import ROOT, Ino
 from acpfs.worker.assembly import Parts
 from acpfs.worker.checkpoint_view import CheckpointView
 from tests.filesystem.world import CALLER, World, world
+from tests.rig.runtime import REAL
 
 FILES = 5
 
@@ -39,7 +40,7 @@ async def saved(w: World) -> None:
 
 def view_of(w: World) -> CheckpointView:
     manifest = w.engine._manifest.manifest
-    parts = SimpleNamespace(fs=w.fs, inner=w.inner, manifest=manifest, state=w.state)
+    parts = SimpleNamespace(fs=w.fs, inner=w.inner, manifest=manifest, state=w.state, given=REAL)
     return CheckpointView(cast("Parts", parts))
 
 

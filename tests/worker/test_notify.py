@@ -14,6 +14,7 @@ from acpfs.supervisor.service import ALIVE, Service, inherited
 from acpfs.worker import notify
 from acpfs.worker.link import BEAT_INTERVAL_S, Link
 from acpfs.worker.notify import Busy, ServiceManager
+from tests.rig.runtime import REAL
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def link() -> Iterator[tuple[Link, socket.socket]]:
     """A worker's link, and the supervisor's end of it."""
     ours, theirs = channel.pair()
     with ours, theirs:
-        yield Link(theirs, {"supervisor": os.getpid()}, {}), ours
+        yield Link(theirs, {"supervisor": os.getpid()}, {}, REAL), ours
 
 
 def said(receiver: socket.socket) -> dict[str, str]:

@@ -15,6 +15,7 @@ import pytest
 from acpfs.supervisor import channel
 from acpfs.supervisor.child import Attention, Child, Limits
 from acpfs.worker.link import Link
+from tests.rig.runtime import REAL
 
 pytestmark = [pytest.mark.clause("S223")]  # what waits for the supervisor here waits for ever
 
@@ -24,7 +25,7 @@ def ends() -> Iterator[tuple[Link, socket.socket]]:
     """A worker's link, and the end of a supervisor that does not read."""
     ours, theirs = channel.pair()
     with ours, theirs:
-        yield Link(theirs, {"supervisor": os.getpid()}, {}), ours
+        yield Link(theirs, {"supervisor": os.getpid()}, {}, REAL), ours
 
 
 def heard(end: socket.socket, until: dict[str, Any]) -> list[tuple[dict[str, Any], list[int]]]:
