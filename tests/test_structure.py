@@ -809,9 +809,16 @@ def test_threads_are_started_in_one_place() -> None:
     assert [place for path in paths for place in _threads_started(path)] == []
 
 
-HAVE_A_RUNTIME = ("backing", "ram", "writeback", "filesystem", "worker")
+HAVE_A_RUNTIME = ("backing", "ram", "writeback", "filesystem", "worker", "control")
 """Layers whose parts get clock, threads and chance through their constructors. Only longer from here."""
-TAKES_OF_THE_MACHINE = {"worker/daemon.py: real_runtime": "a worker's process has one, made here"}
+TAKES_OF_THE_MACHINE = {
+    "backing/lock_holders.py: time.time": "what /proc says by the scheduler's clock, as a time for people",
+    "backing/lock_holders.py: time.monotonic": "the same",
+    "worker/daemon.py: real_runtime": "a worker's process has one, made here",
+    "control/client.py: time.monotonic": "in the processes of commands and clients",
+    "control/client.py: threading.Event": "the same",
+    "control/metric_table.py: time.time": "a gauge knows a status only, in which times are the wall clock's",
+}
 """Why they may all the same."""
 OF_THE_MACHINE = re.compile(
     r"time\.(monotonic|time|perf_counter|clock_gettime)(_ns)?|time\.sleep"

@@ -6,7 +6,6 @@ is only known by looking, and once a quarter of a second is cheap where nothing 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -44,7 +43,7 @@ async def wait_for_count(
     """
     deadline = trio.current_time() + (float("inf") if timeout_s is None else timeout_s)
     while True:
-        began = time.perf_counter()
+        began = subject.clock.now()
         seen = [subject.persisted_files(path) for path in paths]
         persisted, known = sum(pair[0] for pair in seen), sum(pair[1] for pair in seen)
         if persisted >= count and persisted == known:
@@ -60,7 +59,7 @@ async def wait_for_count(
                 "bytes": rest.size_bytes,
             }
         )
-        pause_s = max(LOOK_INTERVAL_S, LOOK_SHARE * (time.perf_counter() - began))
+        pause_s = max(LOOK_INTERVAL_S, LOOK_SHARE * (subject.clock.now() - began))
         await trio.sleep(min(pause_s, max(0.0, deadline - trio.current_time())))
 
 
@@ -76,24 +75,24 @@ async def watch(subject: Subject, request: ControlRequest, tell: Report) -> Json
     """Tell each checkpoint below the paths as soon as it is safe, for ever; once more when it has changed since.
 
     Arguments: `count`: it is safe with so many files, all persisted; without, when nothing came to it for `settle_s` seconds.
-    `after`: by time.monotonic(), which client and daemon have in common; what was persisted before is not told.
+    `after`: by CLOCK_MONOTONIC, which client and daemon have in common; what was persisted before is not told.
     """
     paths, count = request.paths() or [b""], count_of(request)
     settle_s = request.seconds("settle_s")
     settle_s = SETTLE_S if settle_s is None else settle_s
     after = request.seconds("after")
-    after = time.monotonic() if after is None else after
+    after = subject.clock.now() if after is None else after
     told: dict[str, tuple[int, int, float]] = {}
     heard_at, seen, unripe = trio.current_time(), -1, False
     while True:
-        began = time.perf_counter()
+        began = subject.clock.now()
         if unripe or subject.settlements() != seen:
             seen, unripe = subject.settlements(), False
             for report in [report for path in paths for report in await subject.checkpoints(path)]:
                 closed, persisted = subject.moments(report)
                 if report.state not in SAFE or persisted <= after:
                     continue
-                if report.files < count if count else time.monotonic() - closed < settle_s:
+                if report.files < count if count else subject.clock.now() - closed < settle_s:
                     unripe = True
                     continue
                 mark = (report.files, report.bytes, persisted)
@@ -104,7 +103,7 @@ async def watch(subject: Subject, request: ControlRequest, tell: Report) -> Json
         if trio.current_time() - heard_at > ALIVE_INTERVAL_S:
             heard_at = trio.current_time()
             await tell({"event": "watching"})
-        await trio.sleep(max(LOOK_INTERVAL_S, LOOK_SHARE * (time.perf_counter() - began)))
+        await trio.sleep(max(LOOK_INTERVAL_S, LOOK_SHARE * (subject.clock.now() - began)))
 
 
 def _event(subject: Subject, report: CheckpointReport) -> Json:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -391,9 +390,9 @@ async def _watch(
 ) -> None:
     """Tell progress; end the wait when nothing is left that will come by itself."""
     while True:
-        began = time.perf_counter()
+        began = subject.clock.now()
         rest = subject.remaining(until, paths)
-        took_s = time.perf_counter() - began
+        took_s = subject.clock.now() - began
         if rest.operations == 0 or rest.stuck:
             scope.cancel()
             return
@@ -464,11 +463,11 @@ async def _completed(
 ) -> None:
     """Until nothing of that is left."""
     while True:
-        began = time.perf_counter()
+        began = subject.clock.now()
         left = still_incomplete(subject, paths, at_call)
         if not left:
             return
-        took_s = time.perf_counter() - began
+        took_s = subject.clock.now() - began
         await tell(
             {"event": "progress", "operations": len(left), "bytes": 0, "trouble": subject.trouble()}
         )

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from acpfs.control.reports import CheckpointFile, CheckpointReport, FileState, Remaining, Status
 from acpfs.control.socket_messages import Json
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
+from acpfs.runtime.clock import Clock
 
 Report = Callable[[Json], Awaitable[None]]
 """Sends one event to the client."""
@@ -33,6 +34,11 @@ class Incomplete(NamedTuple):
 
 class Subject(Protocol):
     """A mount, as control sees it."""
+
+    @property
+    def clock(self) -> Clock:
+        """By which handlers measure."""
+        ...
 
     def status(self) -> Status: ...
 
@@ -138,7 +144,7 @@ class Subject(Protocol):
         ...
 
     def moments(self, report: CheckpointReport) -> tuple[float, float]:
-        """When a checkpoint was closed last, and persisted last, by time.monotonic(); 0.0: before this boot, or not known."""
+        """When a checkpoint was closed last, and persisted last, by its clock; 0.0: before this boot, or not known."""
         ...
 
     def checkpoint_files(self, report: CheckpointReport) -> list[CheckpointFile]:

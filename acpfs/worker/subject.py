@@ -98,7 +98,7 @@ class WorkerSubject:
 
     def __init__(self, parts: Parts, life: Life) -> None:
         self._parts = parts
-        self._clock = parts.given.clock
+        self.clock = parts.given.clock
         self._life = life
         self._view = CheckpointView(parts)
         self.metric_registry = Metrics(self.status)
@@ -108,7 +108,7 @@ class WorkerSubject:
 
     def look(self) -> None:
         """Every second, under the lock."""
-        self._pace.look(self._clock.now(), self._parts.log)
+        self._pace.look(self.clock.now(), self._parts.log)
 
     def status(self) -> Status:
         parts = self._parts
@@ -121,11 +121,11 @@ class WorkerSubject:
             ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
             calls, durations = (
                 waiting_reports.calls(
-                    self._life.waiting_calls(), parts.inner.paths.of, self._clock.now()
+                    self._life.waiting_calls(), parts.inner.paths.of, self.clock.now()
                 ),
                 _durations(parts.inner.durations),
             )
-        now, bypassed, link = self._clock.wall(), self._life.bypassed, self._life.link
+        now, bypassed, link = self.clock.wall(), self._life.bypassed, self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
             mount=os.fspath(parts.settings.mountpoint),
@@ -296,7 +296,7 @@ class WorkerSubject:
             queued = self.left(self._parts.log.last_seq)
             named = {entry.name for entry in queued}
             reports = self._parts.fs.files_report()
-        queued += [_held(guarded, self._clock.wall()) for guarded in self.guarded()]
+        queued += [_held(guarded, self.clock.wall()) for guarded in self.guarded()]
         return queued + [
             _lost(r) for r in reports if r.state in UNPERSISTED and os.fsdecode(r.path) not in named
         ]
@@ -432,7 +432,7 @@ class WorkerSubject:
         self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]
     ) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
-        good, began_at = set[bytes](), self._clock.wall()
+        good, began_at = set[bytes](), self.clock.wall()
         verdicts = self._parts.verifier.verify(
             [tuple(path.split(b"/")) if path else () for path in paths]
         )

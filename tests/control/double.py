@@ -28,12 +28,14 @@ from acpfs.control.socket_messages import Json
 from acpfs.control.worker_contract import Incomplete
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
+from tests.rig.runtime import REAL
 
 
 class DoubleSubject:
     """Implements `Subject`; operations are (number, path, size, parked)."""
 
     def __init__(self) -> None:
+        self.clock = REAL.clock
         self.ops: list[tuple[int, str, int, bool]] = []
         self.file_rows: list[FileState] = []
         self.verdicts: list[Verification] = []
