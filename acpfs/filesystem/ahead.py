@@ -11,6 +11,7 @@ from threading import RLock
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import LowerEntry
+from acpfs.filesystem.known_names import Inquiry
 from acpfs.filesystem.nodes import UPPER_INO_FIRST, Node, NodeTable
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.evidence.whereabouts import Whereabouts
@@ -34,7 +35,7 @@ class ListingsAhead:
         tree: LowerTree,
         table: NodeTable,
         lock: RLock,
-        take: Callable[[Node, int, float, Sequence[LowerEntry]], None],
+        take: Callable[[Node, int, Inquiry, Sequence[LowerEntry]], None],
     ) -> None:
         """`take`: takes over a listing: the directory, its `notes` and the time when it was asked for, the entries."""
         self._lower, self._calls, self._tree, self._table, self._lock, self._take = (
@@ -88,14 +89,18 @@ class ListingsAhead:
             if parent is None or path is None or ino in self._under_way or parent.dir.listed_at > 0:
                 continue
             self._under_way.add(ino)
-            asked = (parent, parent.dir.notes, self._calls.clock.now(), self._tree.epoch)
+            clock = self._calls.clock
+            inquiry = Inquiry(clock.now(), clock.serial())
+            asked = (parent, parent.dir.notes, inquiry, self._tree.epoch)
             self._calls.submit("listdir", self._lower.listdir, path).add_done_callback(
                 lambda done, asked=asked: self._listed(asked, done)  # type: ignore[misc]
             )
 
-    def _listed(self, asked: tuple[Node, int, float, int], done: Future[list[LowerEntry]]) -> None:
+    def _listed(
+        self, asked: tuple[Node, int, Inquiry, int], done: Future[list[LowerEntry]]
+    ) -> None:
         """What went wrong is not told: the next name that is made has the directory listed again."""
-        parent, notes, asked_at, epoch = asked
+        parent, notes, inquiry, epoch = asked
         with self._lock:
             self._under_way.discard(parent.ino)
             if (
@@ -104,5 +109,5 @@ class ListingsAhead:
                 and epoch % 2 == 0
                 and epoch == self._tree.epoch
             ):
-                self._take(parent, notes, asked_at, done.result())
+                self._take(parent, notes, inquiry, done.result())
             self._begin()

@@ -45,6 +45,7 @@ class Changes:
     ) -> None:
         """Pins what the log that the last worker left mentions."""
         self._now = clock.now
+        self._serial = clock.serial
         self._table = table
         self._log = log
         self._contents = contents
@@ -311,7 +312,8 @@ class Changes:
         if child is not None:
             assert child.pins > 0, (parent, name)
             child.pins -= 1
-            child.checked_at = child.settled_at = self._now()
+            child.checked_at = self._now()
+            child.settled = self._serial()
             if not child.pins and not child.ino:
                 self._table.name_changed(parent, name)
                 self._table.known_absent(parent, name)
@@ -426,7 +428,7 @@ class Changes:
         for ino in (op.ino, op.victim, op.parent, op.new_parent):
             node = self._table.get(ino)
             if node is not None:
-                node.settled_at = self._now()
+                node.settled = self._serial()
                 if node.is_file:
                     self._contents.retention.settle(node)
                 self._view.reap(node)
@@ -451,7 +453,8 @@ class Changes:
         node = self._table.get(ino)
         if node is not None and not self._log.pending_in(ino):
             self._table.bind_lower(node, stat)
-            node.checked_at = node.settled_at = self._now()
+            node.checked_at = self._now()
+            node.settled = self._serial()
 
     def display_path(self, op: Op) -> bytes:
         return self._paths.named(op)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from acpfs.backing.lower import LowerEntry
 from acpfs.types import Ino
+
+
+class Inquiry(NamedTuple):
+    """When the lower layer was asked something."""
+
+    at: float
+    """Monotonic time, seconds: how old the answer is."""
+    serial: int
+    """What has a smaller one came before (`Clock.serial`): a clock may stand still meanwhile."""
 
 
 @dataclass(slots=True)
@@ -19,8 +28,11 @@ class KnownName:
     """Operations in the log that mention the name, plus one while its node was never logged. Pinned: the lower layer is not asked."""
     checked_at: float = 0.0
     """Monotonic time, seconds, when the lower layer last said so."""
-    settled_at: float = 0.0
-    """Monotonic time, seconds, when an operation on the name last left the log: what the lower layer was asked before says nothing."""
+    settled: int = 0
+    """Serial of when an operation on the name last left the log:
+
+    what the lower layer was asked before says nothing.
+    """
     recorded: bool = False
     """Whether it has a row."""
 

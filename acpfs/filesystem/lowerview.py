@@ -31,7 +31,7 @@ from acpfs.filesystem.bursts import Bursts
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.whole_reads import WholeReads
 from acpfs.filesystem.first_sight import FirstSight
-from acpfs.filesystem.known_names import KnownName
+from acpfs.filesystem.known_names import Inquiry, KnownName
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -82,6 +82,7 @@ class LowerView:
     ) -> None:
         """`calls`: threads for requests' calls on the backing directory."""
         self._now = runtime.clock.now
+        self._serial = runtime.clock.serial
         self._settings = settings
         self.lower, self._there = lower, Whereabouts(lower, tree, log, lock, table.left_as)
         self._calls = calls
@@ -124,6 +125,10 @@ class LowerView:
             since,
             min(began, max(self.trusted_since, self._now() - self._settings.attr_timeout_s)),
         )
+
+    def _inquiry(self) -> Inquiry:
+        """Of a question that is about to be asked."""
+        return Inquiry(self._now(), self._serial())
 
     def on_backing(self, ino: Ino) -> bool:
         """Whether the node has a place on the backing directory."""
@@ -170,8 +175,8 @@ class LowerView:
                     return self._stale(parent, name)
                 self._bursts.took(parent, self._now() - began)
                 continue
-            epoch, asked_at = self._tree.epoch, self._now()
-            late = partial(self._learn_asked, parent, name, parent.dir.notes, asked_at)
+            epoch, inquiry = self._tree.epoch, self._inquiry()
+            late = partial(self._learn_asked, parent, name, parent.dir.notes, inquiry)
             path = self._tree.path_at(parent.ino, name)
             assert path is not None
             known = parent.dir.knows(name)
@@ -184,20 +189,20 @@ class LowerView:
                 if not await self.questions.at_rest(known=known):
                     return self._stale(parent, name)
                 continue
-            self._learn_asked(parent, name, parent.dir.notes, asked_at, answer)
+            self._learn_asked(parent, name, parent.dir.notes, inquiry, answer)
 
     def _learn_asked(
-        self, parent: Node, name: bytes, notes: int, asked_at: float, seen: Seen
+        self, parent: Node, name: bytes, notes: int, inquiry: Inquiry, seen: Seen
     ) -> None:
         """Take over the answer about a name, unless more was learnt of it since: it was made, committed and (by `notes`) forgotten, say."""
         child = parent.dir.children.get(name)
         newer = (
             parent.dir.notes != notes
             if child is None
-            else child.pins or child.checked_at >= asked_at
+            else child.pins or child.checked_at >= inquiry.at
         )
         if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
-            self.learn(parent, name, seen, asked_at)
+            self.learn(parent, name, seen, inquiry)
 
     def is_settled(
         self, parent: Node, name: bytes, child: KnownName | None, began: float, since: float
@@ -225,13 +230,13 @@ class LowerView:
             raise OSError(errno.EIO, "listed, but the backing directory does not answer")
         return child.ino if child is not None else NO_INO
 
-    def learn(self, parent: Node, name: bytes, seen: Seen, asked_at: float) -> None:
+    def learn(self, parent: Node, name: bytes, seen: Seen, inquiry: Inquiry) -> None:
         """Take over what the backing directory said about a name, unless own operations on it, or on its node, came between."""
         child = parent.dir.children.get(name)
         node = self._table.get(child.ino) if child is not None and child.ino else None
-        # `settled_at`: our own operation left the log after the question, which may have been answered before that was carried out
-        if (child is not None and (child.pins or child.settled_at >= asked_at)) or (
-            node is not None and node.settled_at >= asked_at
+        # `settled`: our own operation left the log after the question, which may have been answered before that was carried out
+        if (child is not None and (child.pins or child.settled > inquiry.serial)) or (
+            node is not None and node.settled > inquiry.serial
         ):
             self.questions.overtaken_answers += 1
             return
@@ -240,7 +245,7 @@ class LowerView:
         elif node is None or not self.held(
             node
         ):  # else its commit is under way, or the mount's file takes the place when it is closed
-            self._found(parent, name, node, seen.st, seen.twin, asked_at)
+            self._found(parent, name, node, seen.st, seen.twin, inquiry)
         child = parent.dir.children.get(name) or self._table.set_child(parent.ino, name, NO_INO)
         child.checked_at = self._now()
         if not (child.ino or child.pins):
@@ -253,10 +258,10 @@ class LowerView:
         known: Node | None,
         st: LowerStat,
         twin: Ino,
-        asked_at: float,
+        inquiry: Inquiry,
     ) -> None:
         node = self._recognition.node(
-            known, st, twin, asked_at, in_use=known is not None and known.handles > 0
+            known, st, twin, inquiry.at, in_use=known is not None and known.handles > 0
         )
         if self._tree.node_at(parent.ino, name) != node.ino:
             node.unseen_links = max(0, node.unseen_links - 1)
@@ -323,11 +328,11 @@ class LowerView:
         """
         began = self._now()
         while not (self.held(node) or self.is_fresh(node.checked_at, began)):
-            epoch, asked_at = self._tree.epoch, self._now()
+            epoch, inquiry = self._tree.epoch, self._inquiry()
             place, path = self._tree.place(node.ino), self._tree.path(node.ino)
             if path is None:
                 return  # deleted, but still open
-            late = partial(self._compare_asked, node, asked_at)
+            late = partial(self._compare_asked, node, inquiry)
             answer = await self.questions.renew(
                 "getattr", self._recognition.look, path, known=True, late=late
             )
@@ -337,7 +342,7 @@ class LowerView:
                 if not await self.questions.at_rest(known=True):
                     return
                 continue
-            if self.held(node) or node.settled_at >= asked_at:
+            if self.held(node) or node.settled > inquiry.serial:
                 self.questions.overtaken_answers += 1
                 continue
             st = answer.st
@@ -348,27 +353,28 @@ class LowerView:
             ):
                 self.compare(node, st)
             elif st is None or stat.S_IFMT(st.mode) != stat.S_IFMT(node.mode):
-                self._moved_away(node, place, NOTHING, asked_at, errno.ENOENT)
+                self._moved_away(node, place, NOTHING, inquiry, errno.ENOENT)
             else:
                 self._moved_away(
-                    node, place, answer, asked_at, errno.ESTALE
+                    node, place, answer, inquiry, errno.ESTALE
                 )  # replaced: the kernel looks the name up again
 
     def _moved_away(
-        self, node: Node, place: Place | None, seen: Seen, asked_at: float, number: int
+        self, node: Node, place: Place | None, seen: Seen, inquiry: Inquiry, number: int
     ) -> None:
         """A name of the node leads to nothing, or to another by now; an error, when that was its only one."""
         if place is not None and (seen.st is not None or self._tree.places_count(node.ino) > 1):
-            self.learn(self._table[place[0]], place[1], seen, asked_at)
+            self.learn(self._table[place[0]], place[1], seen, inquiry)
         if node.is_dir or self._tree.place(node.ino) in (None, place):
             raise OSError(number, os.strerror(number))
 
-    def _compare_asked(self, node: Node, asked_at: float, seen: Seen) -> None:
+    def _compare_asked(self, node: Node, inquiry: Inquiry, seen: Seen) -> None:
         """Take over attributes that came late; a file that is another one by now is left to the next who asks."""
         st = seen.st
         if (
             st is None
-            or max(node.checked_at, node.settled_at) >= asked_at
+            or node.checked_at >= inquiry.at
+            or node.settled > inquiry.serial
             or self._table.get(node.ino) is not node
         ):
             return
@@ -569,13 +575,13 @@ class LowerView:
     async def _list(self, parent: Node) -> bool:
         """Ask for a listing; False when there is no answer. One that was overtaken is not taken over."""
         directory = parent.dir
-        epoch, notes, asked_at, known = (
+        epoch, notes, inquiry, known = (
             self._tree.epoch,
             directory.notes,
-            self._now(),
+            self._inquiry(),
             directory.listed_at >= 0,
         )
-        take = partial(self._listed, parent, notes, asked_at)
+        take = partial(self._listed, parent, notes, inquiry)
         path = self._tree.path(parent.ino)
         if path is None:
             return False
@@ -587,7 +593,7 @@ class LowerView:
             if not self.questions.overtaken(epoch):
                 raise
             return await self.questions.at_rest(known=False)
-        directory.listing_s = self._now() - asked_at
+        directory.listing_s = self._now() - inquiry.at
         if entries is None:
             return False
         if self.questions.overtaken(epoch):
@@ -599,7 +605,7 @@ class LowerView:
         self,
         parent: Node,
         notes: int,
-        asked_at: float,
+        inquiry: Inquiry,
         entries: Sequence[LowerEntry],
         *,
         ahead: bool = False,
@@ -608,11 +614,13 @@ class LowerView:
         directory = parent.dir
         if (
             directory.notes != notes
-            or directory.listed_at >= asked_at
+            or directory.listed_at >= inquiry.at
             or self._table.get(parent.ino) is not parent
         ):
             return
-        self._table.listed(parent, {entry.name: entry for entry in entries}, asked_at, ahead=ahead)
+        self._table.listed(
+            parent, {entry.name: entry for entry in entries}, inquiry.at, ahead=ahead
+        )
         if self.lower.features.acls:
             # what is known of the directory is gone on with while the backing directory hangs, and to that belongs what it hands on
             self.foresee_xattrs(parent)
@@ -621,9 +629,9 @@ class LowerView:
                 child.ino
                 and not child.pins
                 and name not in directory.listing
-                and child.checked_at < asked_at
+                and child.checked_at < inquiry.at
             ):
-                self.learn(parent, name, NOTHING, asked_at)
+                self.learn(parent, name, NOTHING, inquiry)
 
     async def fill(self, parent: Node, names: Sequence[bytes], *, whole: bool = False) -> None:
         """Turn listed names into nodes, with one call for all; but for `whole`, those for which there is no answer soon stay names."""
@@ -637,10 +645,10 @@ class LowerView:
     async def _look_at(self, parent: Node, names: Sequence[bytes], *, known: bool) -> bool:
         """Ask about names of a directory with one call; False when there is no answer (soon, where it is `known` what to go on with)."""
         while names and parent.ino in self._tree:
-            epoch, asked_at = self._tree.epoch, self._now()
+            epoch, inquiry = self._tree.epoch, self._inquiry()
             path = self._tree.path(parent.ino)
             assert path is not None
-            late = partial(self._fill, parent, names, parent.dir.notes, asked_at)
+            late = partial(self._fill, parent, names, parent.dir.notes, inquiry)
             answers = await self.questions.renew(
                 "lstat many", self._recognition.look_at_all, path, names, known=known, late=late
             )
@@ -650,7 +658,7 @@ class LowerView:
                 if not await self.questions.at_rest(known=known):
                     return False
                 continue
-            self._fill(parent, names, parent.dir.notes, asked_at, answers)
+            self._fill(parent, names, parent.dir.notes, inquiry, answers)
             return True
         return True
 
@@ -659,7 +667,7 @@ class LowerView:
         parent: Node,
         names: Sequence[bytes],
         notes: int,
-        asked_at: float,
+        inquiry: Inquiry,
         answers: Sequence[Seen],
     ) -> None:
         others = list(zip(names, answers, strict=True))
@@ -670,7 +678,7 @@ class LowerView:
         ):
             others = self._first_sight.take(parent, names, answers)
         for name, seen in others:
-            self._learn_asked(parent, name, notes, asked_at, seen)
+            self._learn_asked(parent, name, notes, inquiry, seen)
 
     # -- forgetting
 

@@ -78,8 +78,11 @@ class Node:
     """What the backing directory's entry looked like when content and attributes here were equal to it."""
     checked_at: float = 0.0
     """Monotonic time, seconds, when identity was last compared."""
-    settled_at: float = 0.0
-    """Monotonic time, seconds, when an operation on it last left the log: what the lower layer was asked before says nothing."""
+    settled: int = 0
+    """Serial of when an operation on it last left the log:
+
+    what the lower layer was asked before says nothing.
+    """
     sound: Identity | None = None
     """What its entry looked like when it was last read as a whole for its checksum."""
     unlogged: bool = False

@@ -191,11 +191,11 @@ class Life:
         self.turns = Turns(choices.stream("turns", number), in_order=choices.in_order)
         self.timers = Timers()
         clock = Clock(
-            MACHINE.tick,
+            MACHINE.now,
             MACHINE.wall,
             MACHINE.wall_ns,
             MACHINE.wall_ns,
-            MACHINE.tick,
+            MACHINE.now,
             MACHINE.sleep,
             self.timers,
         )

@@ -22,8 +22,6 @@ REAL_CLOCK = time.perf_counter
 """For how long a run took."""
 START_S = 1000.0
 EPOCH_S = 1.7e9
-TICK_S = 1e-6
-"""Each look at a clock takes so long. Some code asks again until time has gone on."""
 FIRST_FD = 1_000_000
 """Descriptors from here on are the storage's; the others are the machine's."""
 DESCRIPTOR_CALLS = (
@@ -67,12 +65,12 @@ class Machine:
         """Processors are idle."""
         return 0
 
-    def tick(self) -> float:
-        self.moment_s += TICK_S
+    def now(self) -> float:
+        """It stands still while anybody does something."""
         return self.moment_s
 
     def wall(self) -> float:
-        return EPOCH_S + self.tick()
+        return EPOCH_S + self.moment_s
 
     def sleep(self, _seconds: float) -> None:
         msg = "a history has no thread that sleeps"

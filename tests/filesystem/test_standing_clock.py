@@ -1,0 +1,37 @@
+"""What came before what is no matter of clocks: one may stand still between two looks."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from acpfs.backing.lower import LowerPath
+from acpfs.filesystem.recognition import Recognition, Seen
+from tests.filesystem.world import World, run
+from tests.rig.runtime import runtime_of
+
+ASKED_MAX = 20
+
+
+def test_an_answer_counts_that_was_asked_for_after_an_operation_was_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by a history in which time stands still: it was asked for ever."""
+    look, numbers = Recognition.look, itertools.count(1)
+
+    def counted(recognition: Recognition, path: LowerPath) -> Seen:
+        assert next(numbers) < ASKED_MAX
+        return look(recognition, path)
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"bytes")
+        await w.drained()
+        with w.fs.lock:
+            w.inner.table.ask_anew(w.inner.table[ino])
+        monkeypatch.setattr(Recognition, "look", counted)
+        assert (await w.do(w.fs.getattr(ino))).size == 5
+        assert next(numbers) == 2
+
+    run(tmp_path, scenario, runtime=runtime_of(lambda: 1000.0))
