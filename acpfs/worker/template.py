@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -28,11 +29,21 @@ def main() -> None:
     """Argument: the descriptor of the supervisor's channel."""
     supervisor = socket.socket(fileno=int(sys.argv[1]))
     supervisor.set_inheritable(False)
+    _take_all_descriptors()
     work = import_all()
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     channel.send(supervisor, {"loaded": os.getpid()})
     _serve(supervisor, work)
+
+
+def _take_all_descriptors() -> None:
+    """The soft limit may be that of a time in which its supervisor could have few.
+
+    What is sent for a worker comes to this process, and beyond its limit it would be lost.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def import_all() -> Work:

@@ -106,6 +106,24 @@ def test_a_template_that_cannot_be_started_yet_is_started_later(mount: AcpfsMoun
     assert (mount.backing / "f").read_bytes() == b"one two"
 
 
+@pytest.mark.clause("S488")
+def test_a_template_of_a_time_with_few_descriptors_does_not_keep_that_limit(
+    mount: AcpfsMount,
+) -> None:
+    """It takes what workers get: what comes beyond the limit is closed on its way."""
+    supervisor, template = mount.supervisor, template_of(mount.supervisor)
+    limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    few = descriptors(supervisor) + 64
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (few, limits[1]))
+    os.kill(template, signal.SIGKILL)
+    wait_until(lambda: template_of(supervisor) not in (0, template))
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
+    following = template_of(supervisor)
+    wait_until(lambda: resource.prlimit(following, resource.RLIMIT_NOFILE)[0] == limits[1])
+    wait_gone(mount.kill_worker())
+    assert resource.prlimit(mount.pid, resource.RLIMIT_NOFILE)[0] == limits[1]
+
+
 @pytest.mark.clause("S21", "S22")
 def test_who_is_to_end_and_can_start_no_worker_ends_and_says_what_it_leaves(
     tmp_path: Path, transport: str
