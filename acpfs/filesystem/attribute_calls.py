@@ -22,7 +22,8 @@ from acpfs.filesystem.records import AttributeChange, Attributes
 from acpfs.writeback.log.ops import Metadata
 
 OWN_PREFIX = b"user.acpfs."
-KEPT_PREFIXES = (b"user.", b"trusted.", b"security.")
+_TRUSTED = b"trusted."
+KEPT_PREFIXES = (b"user.", _TRUSTED, b"security.")
 NEVER_KEPT = frozenset(
     {b"security.capability", b"security.ima", b"security.evm", b"security.selinux"}
 )
@@ -163,8 +164,14 @@ class AttributeCalls:
             former_mode,
         )
 
-    async def listxattr(self, node: Node) -> list[bytes]:
-        return sorted(await self._view.load_xattrs(node))
+    async def listxattr(self, node: Node, uid: int = 0) -> list[bytes]:
+        """Of the names in `trusted.` others than root hear nothing: the kernel lets them read none.
+
+        It does not filter a list itself, as the file systems beneath it do. Root alone is taken to
+        have CAP_SYS_ADMIN.
+        """
+        names = sorted(await self._view.load_xattrs(node))
+        return names if uid == 0 else [name for name in names if not name.startswith(_TRUSTED)]
 
     async def setxattr(
         self,

@@ -259,8 +259,8 @@ class FileSystem:
     async def getxattr(self, ino: Ino, name: bytes) -> bytes:
         return await self._attributes.getxattr(self._names.node(ino), name)
 
-    async def listxattr(self, ino: Ino) -> list[bytes]:
-        return await self._attributes.listxattr(self._names.node(ino))
+    async def listxattr(self, ino: Ino, uid: int = 0) -> list[bytes]:
+        return await self._attributes.listxattr(self._names.node(ino), uid)
 
     async def setxattr(
         self,

@@ -170,7 +170,7 @@ class Operations(pyfuse3.Operations):
         return await self._run(self._fs.getxattr(Ino(inode), name))
 
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
-        return await self._run(self._fs.listxattr(Ino(inode)))
+        return await self._run(self._fs.listxattr(Ino(inode), ctx.uid))
 
     async def setxattr(
         self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,24 @@ def test_read_and_write_permission(d: Path) -> None:
     assert errno_as(NOBODY, lambda: (d / "shown").write_bytes(b"")) == errno.EACCES
     assert errno_as(NOBODY, lambda: os.truncate(d / "shown", 0)) == errno.EACCES
     assert (d / "shown").read_bytes() == b"shown"
+
+
+@clause("S487")
+def test_trusted_attributes_are_listed_to_root_alone(d: Path) -> None:
+    """The kernel filters no list of a FUSE file system; programs that copy attributes then fail."""
+    write_new(d / "f")
+    (d / "sub").mkdir()
+    for path in (d / "f", d / "sub"):
+        os.setxattr(path, "user.seen", b"1")
+        os.setxattr(path, "trusted.hidden", b"2")
+        assert {"user.seen", "trusted.hidden"} <= set(os.listxattr(path))
+        assert in_child(partial(listed, path), NOBODY, NOBODY) == b"user.seen"
+        hidden = partial(os.getxattr, path, "trusted.hidden")
+        assert errno_as(NOBODY, hidden) == errno.ENODATA
+
+
+def listed(path: Path) -> bytes:
+    return b" ".join(map(os.fsencode, os.listxattr(path)))
 
 
 @clause("S48")

@@ -421,7 +421,7 @@ class Calls:
 
     def listxattr(self, request: Request) -> Call[list[bytes]]:
         request.argument, _ = GETXATTR_IN.unpack_from(request.body())
-        return self._fs.listxattr(Ino(request.ino))
+        return self._fs.listxattr(Ino(request.ino), request.uid)
 
     def removexattr(self, request: Request) -> Call[None]:
         return self._fs.removexattr(Ino(request.ino), name_in(request.body()), request.uid)
