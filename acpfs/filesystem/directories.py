@@ -10,7 +10,6 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from acpfs.backing.lower import LowerEntry
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
@@ -173,7 +172,7 @@ class Directories:
                 next_offset,
                 self._attributes.of(node) if with_attributes else None,
             )
-        listed: LowerEntry | None = parent.dir.listing.get(name)
+        listed = self._view.listed_entry(parent, name)
         return (
             None
             if listed is None

@@ -564,7 +564,10 @@ class LowerView:
             and await self._list(parent)
         ):
             pass
-        names: dict[bytes, LowerEntry | Ino] = dict(directory.listing)
+        # what others have removed is no place any more: of an older listing of it nothing is there
+        names: dict[bytes, LowerEntry | Ino] = (
+            dict(directory.listing) if parent.ino in self._tree else {}
+        )
         for name, child in directory.children.items():
             if child.ino:
                 names[name] = child.ino
@@ -632,6 +635,10 @@ class LowerView:
                 and child.checked_at < inquiry.at
             ):
                 self.learn(parent, name, NOTHING, inquiry)
+
+    def listed_entry(self, parent: Node, name: bytes) -> LowerEntry | None:
+        """What the listing says of a name; nothing of a directory that has left the backing directory."""
+        return parent.dir.listing.get(name) if parent.ino in self._tree else None
 
     async def fill(self, parent: Node, names: Sequence[bytes], *, whole: bool = False) -> None:
         """Turn listed names into nodes, with one call for all; but for `whole`, those for which there is no answer soon stay names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -447,5 +448,24 @@ def test_a_transport_that_needs_attributes_waits_for_them(tmp_path: Path) -> Non
                 await trio.sleep(4 * SHORT["patience_s"])
                 go_on()
         assert found == [b"shard", b"step-1"]
+
+    run(tmp_path, scenario, **SHORT)
+
+
+@pytest.mark.clause("S500")
+def test_an_open_directory_that_others_removed_is_listed_without_names(tmp_path: Path) -> None:
+    """One transport cannot tell a name without attributes: such an entry was the end of the worker."""
+    save_dir(tmp_path)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+        await w.names(directory)
+        handle = await w.do(w.fs.opendir(directory))
+        shutil.rmtree(w.backing / "save")
+        with pytest.raises(FileNotFoundError):
+            await w.do(w.fs.lookup(ROOT, b"save"))
+        for whole in (True, False):
+            entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True, without_fails=whole))
+            assert [entry.name for entry in entries if entry.next_offset > 2] == []
 
     run(tmp_path, scenario, **SHORT)
