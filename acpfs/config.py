@@ -353,7 +353,7 @@ class Settings:
     fsync: FsyncMode = FsyncMode.ORDERED
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
     locks: LockMode = LockMode.LOCAL
-    """flock and fcntl locks: local (they keep out programs of this machine only) or refuse (ENOLCK; native transport)."""
+    """flock and fcntl locks: local (they keep out programs of this mount only, no other node's) or refuse (ENOLCK; native transport)."""
     node_id: Annotated[
         str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))
     ] = None

@@ -441,7 +441,7 @@ def _lacking(space: os.statvfs_result) -> str:
 
 def _locks() -> Finding:
     text = (
-        "flock and fcntl keep out programs of this machine only (--locks refuse: none is granted); "
+        "flock and fcntl keep out programs of this mount only (--locks refuse: none is granted); "
         "O_EXCL and mkdir know of other machines what is on the storage"
     )
     return Finding("locks", "ok", text)
