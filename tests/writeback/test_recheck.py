@@ -220,6 +220,34 @@ def test_no_older_attributes_are_given_while_it_is_looked_what_there_is(
 
 
 @clause("S6")
+def test_a_content_keeps_its_attributes_where_older_ones_are_given_again(
+    world: World, run: Run
+) -> None:
+    world.mkdir("d")
+    world.store("d/f", b"1")
+    run(world.drain)
+    server = Server(world, (b"d",), lambda: None)
+    tries = 0
+
+    def refuse(label: str, path: LowerPath) -> None:
+        nonlocal tries
+        if (label, path) == ("mkdir", (b"first",)) and tries < 3:
+            tries += 1  # all of it is staged by then, and one group
+            raise OSError(errno.EIO, "not yet")
+        server(label, path)
+
+    world.lower.fault = refuse
+    world.mkdir("first")
+    world.setattr("d/f", permissions=0o600, xattrs={b"user.a": b"older"})
+    world.store("d/f", b"2", mode=0o640, mtime_ns=10**18, xattrs={b"user.a": b"newer"})
+    run(world.drain)
+    assert server.died
+    stored = world.lower.inode("d/f")
+    assert stat.S_IMODE(stored.mode) == 0o640
+    assert (stored.xattrs[b"user.a"], stored.mtime_ns) == (b"newer", 10**18)
+
+
+@clause("S6")
 def test_a_directory_that_was_moved_with_what_was_done_in_it(world: World, run: Run) -> None:
     world.mkdir("d")
     world.store("d/x", b"1")

@@ -30,6 +30,8 @@ from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind
 from acpfs.writeback.parts import DrainParts
 
+SAYING = ATTRIBUTES | {OpKind.STORE}
+"""What gives a node attributes that it did not have."""
 _NOTHING = LowerStat(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """In place of what is not there."""
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
@@ -238,7 +240,7 @@ class Recheck:
         """
         meta = Metadata.from_json(op.meta.to_json())
         for later, _st in group.done:
-            if later.ino == op.ino and later.seq > op.seq and later.kind in ATTRIBUTES:
+            if later.ino == op.ino and later.seq > op.seq and later.kind in SAYING:
                 meta.merge(later.meta)
         with suppress(FileNotFoundError):  # taken away by others
             if stat.S_ISDIR(self._lower.lstat(path).mode):
