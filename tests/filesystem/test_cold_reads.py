@@ -23,7 +23,7 @@ from acpfs.config import WarmReads
 from acpfs.filesystem.content import whole_reads
 from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run, world
 
 MIB = 1 << 20
 STOPPED_S = 2.5
@@ -519,3 +519,32 @@ def test_who_closes_a_file_that_has_just_come_does_not_forestall_the_look_at_wha
             assert w.inner.table[ino].body.is_cold
 
     trio.run(scenario)
+
+
+@pytest.mark.clause("S1")
+@pytest.mark.parametrize("changes", [1, 2])
+def test_a_writer_gets_a_cold_file_whose_attributes_are_drained_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    """A mode or a name of this mount's own changes what is compared after the file was read; its bytes are the same."""
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing/f").write_bytes(b"content")
+
+    async def scenario(w: World) -> None:
+        noted, left = w.lower.noted, list(range(changes))
+
+        def change_meanwhile(fd: int) -> Note | None:
+            if left:
+                (w.backing / "f").chmod(0o600 + left.pop())
+            return noted(fd)
+
+        monkeypatch.setattr(w.lower, "noted", change_meanwhile)
+        found = await w.do(w.fs.lookup(ROOT, b"f"))
+        opened = await w.do(w.fs.open(found.ino, os.O_WRONLY | os.O_APPEND, CALLER))
+        await w.do(w.fs.write(opened.handle, 7, b", more"))
+        await w.close(opened)
+        assert not left
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == b"content, more"
+
+    run(tmp_path, scenario)

@@ -22,6 +22,8 @@ from acpfs.types import TierId
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 
 CHUNK_BYTES = 8 << 20
+READS_MAX = 3
+"""Of a file that is another one after each: its mode may be changed, or a name be added, by what this mount has logged of it itself."""
 DAMAGED = "a file on the backing directory is not what was stored there: it is not served"
 
 MISREAD = "a file came otherwise than it was stored: it is read once more"
@@ -31,6 +33,10 @@ log = get_logger(__name__)
 
 class DamagedFileError(OSError):
     """EIO: the bytes are not those that were stored, by their checksum."""
+
+
+class _ChangedError(OSError):
+    """EIO: the entry is not what it was before it was read."""
 
 
 class Differs(NamedTuple):
@@ -67,8 +73,14 @@ class WholeReads:
 
         Raises:
             DamagedFileError: all of it was read twice, and it is not what was stored.
-            OSError: EIO, it changed. ECANCELED, nobody wants it any more.
+            OSError: EIO, it changed, and went on to. ECANCELED, nobody wants it any more.
         """
+        for _read in range(READS_MAX - 1):
+            with contextlib.suppress(_ChangedError):
+                return self._copy(path, target_fd, size, progress)
+        return self._copy(path, target_fd, size, progress)
+
+    def _copy(self, path: LowerPath, target_fd: int, size: int, progress: Progress) -> LowerStat:
         progress.begin()
         before, differs = self._copy_once(path, target_fd, size, progress)
         if differs is not None:
@@ -99,7 +111,9 @@ class WholeReads:
         finally:
             os.close(source)
         if done < size or self._there.lstat(path).identity() != before.identity():
-            raise OSError(errno.EIO, "the file changed on the backing directory while it was read")
+            raise _ChangedError(
+                errno.EIO, "the file changed on the backing directory while it was read"
+            )
         return before, self.compared(before, note, hasher.hexdigest())[1]
 
     def verify(self, path: LowerPath, progress: Progress) -> LowerStat:
