@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -145,7 +146,10 @@ class Calls:
         return at
 
     async def place(self, path: str) -> tuple[Ino, bytes]:
+        """As Linux does, what lies there is looked up, too: the kernel refers to it as long as the call lasts."""
         directory, _slash, name = path.rpartition("/")
+        with contextlib.suppress(FileNotFoundError):
+            await self._walk(path)
         return await self.ino(directory), name.encode()
 
     async def create(self, path: str) -> Opened:
