@@ -96,7 +96,7 @@ class Names:
         """
         parent = self.node(parent_ino)
         self.check_vacant(parent, name, NO_INO)
-        await self._check_own(parent, name)
+        await self.check_own(parent, name)
         if await self.taken_by(parent, name):
             raise fail(errno.EEXIST)
         self.check_present(parent)  # others may have removed it meanwhile
@@ -110,8 +110,12 @@ class Names:
         """
         return await self._view.child(parent, name, anew=self._awaited.peers.others)
 
-    async def _check_own(self, parent: Node, name: bytes) -> None:
-        """Asks only for that one name, which hardly anybody wants."""
+    async def check_own(self, parent: Node, name: bytes) -> None:
+        """That the name is none of acpfs' own below the top. Asks only for one that hardly anybody wants.
+
+        Raises:
+            OSError: EPERM: the `.acpfs` of a staging area, or of another backing directory.
+        """
         path = self._view.path(parent) if name == HIDDEN else None
         if not path:
             return
@@ -303,7 +307,7 @@ class Names:
         if len(new_name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
         self._check_reach(parent, new_parent)
-        await self._check_own(new_parent, new_name)
+        await self.check_own(new_parent, new_name)
         node = await self.existing(parent, name)
         look = self.taken_by if flags & RENAME_NOREPLACE else self._view.child
         target_ino = await look(new_parent, new_name)

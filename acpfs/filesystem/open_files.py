@@ -292,6 +292,8 @@ class OpenFiles:
         if again is not None:
             return again
         hands_on = await self._view.handed_on(parent)
+        # before the look: nothing may come between that and the birth of the name
+        await self._names.check_own(parent, name)
         look = self._names.taken_by if flags & os.O_EXCL else self._view.child
         ino = await look(parent, name)
         if ino and not flags & os.O_EXCL:

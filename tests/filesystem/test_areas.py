@@ -87,6 +87,8 @@ def test_what_lies_on_another_file_system_is_staged_there(tmp_path: Path, kind: 
         assert says(none) == errno.ENOENT
         for made in (
             w.fs.mkdir(inner, b".acpfs", 0o755, CALLER),
+            w.fs.create(inner, b".acpfs", 0o644, os.O_WRONLY, CALLER),
+            w.fs.symlink(inner, b".acpfs", b"shard", CALLER),
             w.fs.rename(step, b"link", inner, b".acpfs", 0),
         ):
             with pytest.raises(OSError, match="not permitted"):
