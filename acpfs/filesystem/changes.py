@@ -86,9 +86,7 @@ class Changes:
         creates = node.unlogged
         moved = [node, self._table[fields["victim"]]] if kind is OpKind.EXCHANGE else [node]
         for one in moved:
-            last = self._log.last_of(one.ino)
-            if last is not None:
-                self.confirm(last)
+            self.rely_on(one)
         op = self._log.append(
             kind,
             node.ino,
@@ -182,6 +180,12 @@ class Changes:
             op.take(Step.CONFIRMED)
             self._log.on_append(op)
             self._known(op)
+
+    def rely_on(self, node: Node) -> None:
+        """What was logged of the node last stays, whatever becomes of the descriptor that was closed."""
+        last = self._log.last_of(node.ino)
+        if last is not None:
+            self.confirm(last)
 
     def withdraw(self, op: Op) -> None:
         """The descriptor that was closed is still open elsewhere and was written to: what was closed was not complete."""

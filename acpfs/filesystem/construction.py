@@ -40,6 +40,7 @@ from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.eviction import Eviction
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.file_reports import Reports
+from acpfs.filesystem.file_writers import FileWriters
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.interrupted import InterruptedFiles
@@ -160,8 +161,16 @@ class FileSystemParts:
         earlier = EarlierSaves(
             lower, calls, tree, self.table, self.lock, self.expectations, state.step
         )
+        openers = openers or Openers(os.fspath(settings.backing))
+        self.writers = FileWriters(self.contents.kernel, openers)
         self.names = Names(
-            self.table, self.lower_view, self.changes, self.contents, self.awaited, earlier
+            self.table,
+            self.lower_view,
+            self.changes,
+            self.contents,
+            self.awaited,
+            earlier,
+            self.writers,
         )
         self.attributes = AttributeCalls(
             settings,
@@ -227,7 +236,7 @@ class FileSystemParts:
             admission,
             writable,
             closing,
-            openers or Openers(os.fspath(settings.backing)),
+            openers,
             copies,
             ready or NoReadyMemory(),
         )
@@ -301,7 +310,7 @@ class FileSystemParts:
         self.loads = Loads(
             self.table, self.catalogue.recognise, self.durations.load, self.runtime.clock
         )
-        told = (self.durations, self.loads, ready)
+        told = (self.durations, self.loads, ready, self.writers)
         opened = OpenFiles(
             self.table,
             self.lanes,

@@ -75,7 +75,7 @@ class Files:
         handle.wrote = True
         await self._outgrown.check(handle.node)
         self._open.goes_on(handle)
-        self._open.complete(handle, quiet=True)
+        self._open.fix(handle)
         self._open.report_refusal(handle.node)
         if (
             handle.synchronous
@@ -144,22 +144,26 @@ class Files:
             raise fail(errno.EFBIG)
 
     async def truncate(self, node: Node, size: int, number: HandleId | None) -> None:
-        """Change a file's length; through a descriptor it is complete at that descriptor's close, by path at once."""
+        """Change a file's length.
+
+        Through a descriptor it is complete at that descriptor's close, by path at once, unless somebody is at the file.
+        """
         if size < 0:
             raise fail(errno.EINVAL)
         self._check_end(node, size)
         handle = self._open.find(number) if number is not None else None
+        is_still = handle is None and not self._open.is_anybody_at_it(node)
         if handle is not None:
-            self._open.settle_tentative(handle, written=True)
+            self._open.changes(handle)
         node.handles += 1
         try:
             await self._writable.truncate(node, size)
         finally:
             self._open.closed(node)
-        if handle is not None:
-            self._open.wrote(handle)
-        else:
-            self._changes.freeze(node)
+            if handle is not None:
+                self._open.changed(handle)
+        if handle is None:
+            self._open.publish_if_done(node, is_still=is_still)
             self._outgrown.seal_taken_up(node)
 
     # -- bytes
@@ -168,21 +172,25 @@ class Files:
         """Bytes of the file."""
         return await self._reads.read(self._open.handle(number), offset, size)
 
-    async def _changing(self, number: HandleId, end: int) -> Handle:
-        """The open file, whose content is where it can be changed; it may reach up to `end`."""
+    def _begin(self, number: HandleId, end: int) -> Handle:
+        """The open file, which is about to be changed up to `end`; until `changed` its writer is at it.
+
+        From before the first byte on: what others close meanwhile is not complete.
+        """
         handle = self._open.handle(number)
-        node = handle.node
-        self._check_end(node, end)
-        node.writer_pid = handle.pid
-        if handle.tentative is not None:
-            self._open.settle_tentative(handle, written=True)
+        self._check_end(handle.node, end)
+        handle.node.writer_pid = handle.pid
+        self._open.changes(handle)
+        return handle
+
+    async def _ready(self, node: Node) -> None:
+        """Its content is where it can be changed."""
         if not node.body.is_writable:
             await self._writable.ensure(node)
         if node.kernel_writers:
             self._contents.kernel.look(
                 node
             )  # the end of the file is where writers in the passthrough lane have put it
-        return handle
 
     async def write(
         self,
@@ -192,35 +200,45 @@ class Files:
         pid: int = 0,
         *,
         is_durable: bool = False,
+        is_mapped: bool | None = None,
     ) -> int:
         """Write bytes; with O_APPEND at most at the end. `pid`: the thread that does; 0: it cannot be told.
 
+        `is_mapped`: whether they come from a mapping, be it of another descriptor; None: that is not told.
         The kernel has put an appending write at the end already, under its inode lock. It also writes the pages of a shared
         mapping back through whichever descriptor can write, and these keep their place even where that descriptor appends.
         """
-        handle = await self._changing(number, offset + len(data))
+        handle = self._begin(number, offset + len(data))
         node = handle.node
-        if pid not in (0, handle.writer):
-            self._open.writes(handle, pid)
-        if handle.flags & os.O_APPEND:
-            offset = min(offset, node.size)
-        done = await self._contents.write(
-            node, offset, data, by_append=bool(handle.flags & os.O_APPEND)
-        )
-        self._open.wrote(handle)
+        try:
+            if node.open_writers > 1 and is_mapped is not False:
+                self._open.wrote_mapped(handle, offset, len(data))
+            await self._ready(node)
+            if pid not in (0, handle.writer):
+                self._open.writes(handle, pid)
+            if handle.flags & os.O_APPEND:
+                offset = min(offset, node.size)
+            done = await self._contents.write(
+                node, offset, data, by_append=bool(handle.flags & os.O_APPEND)
+            )
+        finally:
+            self._open.changed(handle)
         if handle.synchronous or is_durable:
             await self.fsync(number, is_durable=True)
         return done
 
     async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
-        handle = await self._changing(number, offset + length)
-        if not handle.node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
-            handle.node.body.reserved = True
-        await self._contents.allocate(
-            handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE)
-        )
-        self._open.wrote(handle)
+        handle = self._begin(number, offset + length)
+        try:
+            await self._ready(handle.node)
+            if not handle.node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
+                handle.node.body.reserved = True
+            await self._contents.allocate(
+                handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE)
+            )
+        finally:
+            self._open.changed(handle)
 
     async def copy_range(
         self, source_number: HandleId, source_offset: int, number: HandleId, offset: int, size: int
@@ -231,7 +249,19 @@ class Files:
             OSError: EOPNOTSUPP where the bytes are not both in RAM; the kernel then copies by reading and writing.
         """
         reader = self._open.handle(source_number)
-        handle = await self._changing(number, offset + min(size, COPY_RANGE_BYTES_MAX))
+        handle = self._begin(number, offset + min(size, COPY_RANGE_BYTES_MAX))
+        try:
+            done = await self._copy_range(reader, source_offset, handle.node, offset, size)
+        finally:
+            self._open.changed(handle)
+        if handle.synchronous:
+            await self.fsync(number)
+        return done
+
+    async def _copy_range(
+        self, reader: Handle, source_offset: int, node: Node, offset: int, size: int
+    ) -> int:
+        await self._ready(node)
         source = reader.node.body
         if not source.is_whole_in_ram:
             raise fail(errno.EOPNOTSUPP)
@@ -243,7 +273,7 @@ class Files:
                 self._contents,
                 source_fd,
                 source_offset,
-                handle.node,
+                node,
                 offset,
                 min(size, COPY_RANGE_BYTES_MAX),
             )
@@ -251,9 +281,6 @@ class Files:
             os.close(source_fd)
         if done is None:
             raise fail(errno.EOPNOTSUPP)
-        self._open.wrote(handle)
-        if handle.synchronous:
-            await self.fsync(number)
         return done
 
     async def lseek(self, number: HandleId, offset: int, whence: int) -> int:

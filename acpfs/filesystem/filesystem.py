@@ -213,10 +213,10 @@ class FileSystem:
         self._check_space()
         return self._attributes.of(await self._names.symlink(parent, name, target, caller))
 
-    async def link(self, ino: Ino, parent: Ino, name: bytes) -> Attributes:
-        """Takes a kernel reference."""
+    async def link(self, ino: Ino, parent: Ino, name: bytes, pid: int = 0) -> Attributes:
+        """Takes a kernel reference. `pid`: the thread that calls; 0: it cannot be told."""
         self._check_space()
-        return self._attributes.of(await self._names.link(ino, parent, name))
+        return self._attributes.of(await self._names.link(ino, parent, name, pid))
 
     async def unlink(self, parent: Ino, name: bytes) -> None:
         await self._names.unlink(parent, name)
@@ -225,10 +225,16 @@ class FileSystem:
         await self._names.rmdir(parent, name)
 
     async def rename(
-        self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+        self,
+        parent: Ino,
+        name: bytes,
+        new_parent: Ino,
+        new_name: bytes,
+        flags: int,
+        pid: int = 0,
     ) -> None:
-        """As renameat2, with RENAME_NOREPLACE and RENAME_EXCHANGE."""
-        await self._names.rename(parent, name, new_parent, new_name, flags)
+        """As renameat2, with RENAME_NOREPLACE and RENAME_EXCHANGE. `pid`: as `link` has it."""
+        await self._names.rename(parent, name, new_parent, new_name, flags, pid)
 
     # -- attributes
 
@@ -329,12 +335,16 @@ class FileSystem:
         pid: int = 0,
         *,
         is_durable: bool = False,
+        is_mapped: bool | None = None,
     ) -> int:
         """Write all bytes; returns how many. `pid`: the thread that does; 0: it cannot be told.
 
-        `is_durable`: this write is persisted when it returns, as those of a descriptor with O_DSYNC.
+        `is_durable`: this write is persisted when it returns, as those of a descriptor with O_DSYNC. `is_mapped`: the kernel writes
+        the pages of a mapping back, through whichever descriptor was mapped; None: that is not told.
         """
-        return await self._files.write(handle, offset, data, pid, is_durable=is_durable)
+        return await self._files.write(
+            handle, offset, data, pid, is_durable=is_durable, is_mapped=is_mapped
+        )
 
     async def flush(self, handle: HandleId, pid: int = 0) -> None:
         """One descriptor of the open file was closed, by the thread `pid`; 0: who opened it, for all that is known."""

@@ -23,6 +23,7 @@ _LANES = list(Lane)
 _NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(9)
 _WROTE, _UNSEEN, _CREATED, _BOUND, _KILLED = 1, 2, 4, 8, 16
 _OTHERS, _BY_OPENER = 32, 64
+_WAITS, _CLOSED = 128, 256
 _PROCESS_SHIFT = 32
 """Its process stands above the thread that opened it; in the records of an earlier acpfs that is 0: not known."""
 _UID_SHIFT = 32
@@ -66,9 +67,13 @@ class Handle:
     has_copies: bool = False
     """A close of it turned out to be that of a copy."""
     is_closed: bool = False
-    """Known at the end of the session: its close was that of the file."""
+    """What /proc tells: its close was that of the file, and who has a copy does not write."""
     wrote: bool = False
-    """It changed the content since the last FLUSH."""
+    """It changed the content since the last FLUSH, or is about to."""
+    changing: int = 0
+    """Calls through it that change the content and are under way."""
+    waits: bool = False
+    """It was closed, and what was written through it is in no version yet, as others are at the file."""
     killed: bool = False
     """Who wrote through it was killed before it closed it, and left a half; copies of the descriptor may still be open."""
     unique: int = 0
@@ -142,6 +147,8 @@ class KeptHandles:
             | _KILLED * handle.killed
             | _OTHERS * handle.others_wrote
             | _BY_OPENER * handle.by_opener
+            | _WAITS * handle.waits
+            | _CLOSED * handle.is_closed
         )
         return bits | handle.uid << _UID_SHIFT
 
@@ -207,6 +214,8 @@ class KeptHandles:
             handle.bound, handle.killed = bool(bits & _BOUND), bool(bits & _KILLED)
             handle.others_wrote = bool(bits & _OTHERS)
             handle.by_opener = bool(bits & _BY_OPENER)
+            handle.waits = bool(bits & _WAITS)
+            handle.is_closed = bool(bits & _CLOSED)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])
             yield handle, words[_TENTATIVE]

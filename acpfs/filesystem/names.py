@@ -15,6 +15,7 @@ from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.earlier_saves import EarlierSaves
+from acpfs.filesystem.file_writers import FileWriters
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Caller
@@ -42,9 +43,11 @@ class Names:
         contents: Contents,
         awaited: AwaitedNames,
         earlier: EarlierSaves,
+        writers: FileWriters,
     ) -> None:
         self._table = table
         self._earlier = earlier
+        self._writers = writers
         self._view = view
         self._awaited = awaited
         self._changes = changes
@@ -220,8 +223,19 @@ class Names:
         self._changes.born(node, parent.ino, name)
         self._touch(parent)
 
-    async def link(self, ino: Ino, parent_ino: Ino, name: bytes) -> Node:
-        """Give a node another name."""
+    def _publish(self, node: Node, pid: int) -> None:
+        """Fix the content of a file that gets another name, unless a process that is not the thread's own is in the middle of it.
+
+        Who writes a file, and names it, says that it is good. Where somebody else names it, its older version takes part in that, as
+        that of a half does.
+        """
+        if node.kernel_writers:
+            self._contents.kernel.look(node)
+        if not self._writers.is_another_at_it(node, pid):
+            self._changes.freeze(node, quiet=True)
+
+    async def link(self, ino: Ino, parent_ino: Ino, name: bytes, pid: int = 0) -> Node:
+        """Give a node another name; `pid`: the thread that does; 0: it cannot be told."""
         node = self.node(ino)
         await self._view.renew(node)
         parent = await self.vacant(parent_ino, name)
@@ -235,9 +249,9 @@ class Names:
             if not node.unlogged:
                 raise fail(errno.ENOENT)
             self._changes.born(node, parent.ino, name)  # O_TMPFILE gets its first name
-            self._changes.freeze(node, quiet=True)
+            self._publish(node, pid)
         else:
-            self._changes.freeze(node, quiet=True)
+            self._publish(node, pid)
             if node.unlogged:
                 self._changes.born(node, parent.ino, name)  # a half: its names are logged with it
             else:
@@ -296,9 +310,15 @@ class Names:
     # -- moving
 
     async def rename(
-        self, parent_ino: Ino, name: bytes, new_parent_ino: Ino, new_name: bytes, flags: int
+        self,
+        parent_ino: Ino,
+        name: bytes,
+        new_parent_ino: Ino,
+        new_name: bytes,
+        flags: int,
+        pid: int = 0,
     ) -> None:
-        """Move a name, with RENAME_NOREPLACE and RENAME_EXCHANGE."""
+        """Move a name, with RENAME_NOREPLACE and RENAME_EXCHANGE; `pid`: as `link` has it."""
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE):
             raise fail(errno.EINVAL)
         parent, new_parent = self.node(parent_ino), self.node(new_parent_ino)
@@ -314,11 +334,15 @@ class Names:
         target = self._table[target_ino] if target_ino else None
         self.check_present(new_parent)  # the kernel knows only what was removed through this mount
         if flags & RENAME_EXCHANGE:
+            if target is not None and target is not node:
+                self._publish(node, pid)
+                self._publish(target, pid)
             self._exchange(parent, name, node, new_parent, new_name, target)
         elif target is node:
             return  # two links of one file: POSIX says that nothing happens
         else:
             await self._check_replaceable(node, target, flags)
+            self._publish(node, pid)  # what is still being written carries its data along
             self._move(parent, name, node, new_parent, new_name, target)
 
     async def _check_replaceable(self, node: Node, target: Node | None, flags: int) -> None:
@@ -342,9 +366,6 @@ class Names:
         new_name: bytes,
         target: Node | None,
     ) -> None:
-        self._changes.freeze(
-            node, quiet=True
-        )  # a file that is still being written carries its data along
         if target is not None and target.unlogged:
             self._changes.replaced_birth(new_parent.ino, new_name)
         if node.unlogged:
@@ -393,8 +414,6 @@ class Names:
             raise fail(errno.ENOENT)
         if target is node:
             return
-        self._changes.freeze(node, quiet=True)
-        self._changes.freeze(target, quiet=True)
         if node.unlogged or target.unlogged:
             self._exchange_halves(parent, name, node, new_parent, new_name, target)
         else:

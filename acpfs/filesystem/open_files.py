@@ -1,8 +1,8 @@
 """Open files from open to release: their table, their lanes, and when their content is complete.
 
-Decides when a file's content is fixed (a version): FLUSH of a descriptor that wrote, and RELEASE when the kernel sent no FLUSH. Knows how
-open files outlive the worker (`kept_handles`); what is done with the bytes between open and close is `Files`' business. Used under the file
-system's lock; the coroutines wait as described in `steps`.
+Decides when a file's content is fixed (a version): FLUSH of a descriptor that wrote, and RELEASE when the kernel sent no FLUSH, unless
+somebody else is at the file (`file_writers`). Knows how open files outlive the worker (`kept_handles`); what is done with the bytes between
+open and close is `Files`' business. Used under the file system's lock; the coroutines wait as described in `steps`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.durations import Durations
+from acpfs.filesystem.file_writers import FileWriters
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
@@ -90,6 +91,7 @@ class OpenFiles:
         durations: Durations,
         loads: Loads,
         ready: ReadyMemory,
+        writers: FileWriters,
     ) -> None:
         """`closing`: how a thread comes to close what it has open; `ready`: told of who is about to write.
 
@@ -116,6 +118,7 @@ class OpenFiles:
         self._durations = durations
         self._loads = loads
         self._kept = KeptHandles(kept)
+        self._writers = writers
         self._handles: dict[HandleId, Handle] = {}
         self._of_users: Counter[int] = Counter()
         """User → how many they have open."""
@@ -183,14 +186,22 @@ class OpenFiles:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
         node.handles += 1  # from here on its content may not be evicted; counted before the waits below, which let others in
+        truncates = bool(flags & os.O_TRUNC)
+        node.truncating += truncates
+        try:
+            return await self._open_ready(node, flags, caller, began_at)
+        finally:
+            node.truncating -= truncates
+
+    async def _open_ready(
+        self, node: Node, flags: int, caller: Caller, began_at: float
+    ) -> OpenFile:
         before = BeforeOpen(began_at, node.size, self._loads.place(node))
         if flags & os.O_ACCMODE != os.O_RDONLY:
             node.writer_pid = caller.pid
         try:
             if flags & os.O_TRUNC:
-                await self._outgrown.closed_in_the_kernel(
-                    node
-                )  # what cannot be opened is not truncated
+                await self._before_truncation(node)
                 await self._writable.truncate(node, 0)
             elif flags & os.O_ACCMODE != os.O_RDONLY:
                 await self._writable.bring_up(node)
@@ -202,6 +213,20 @@ class OpenFiles:
         return await self._opened(
             node, flags, caller, wrote=bool(flags & os.O_TRUNC), before=before
         )
+
+    async def _before_truncation(self, node: Node) -> None:
+        """What cannot be opened is not truncated.
+
+        Raises:
+            OSError: EBUSY.
+        """
+        try:
+            await self._outgrown.closed_in_the_kernel(node)
+        except BaseException:
+            node.truncating -= 1  # who closed the file meanwhile waited for this one
+            self.publish_if_done(node)
+            node.truncating += 1
+            raise
 
     async def _opened(
         self,
@@ -276,6 +301,10 @@ class OpenFiles:
         if handle.writable:
             self._contents.writers += change
             handle.node.open_writers += change
+            if change > 0:
+                self._writers.add(handle)
+            else:
+                self._writers.remove(handle)
 
     def refuse_passthrough(self, number: HandleId) -> None:
         """The kernel would not take the file: the handle goes on in the daemon's lane."""
@@ -355,8 +384,6 @@ class OpenFiles:
             handle.closed_at = self._now()
         is_by_opener = closer > 0 and closer == handle.process
         if op is not None:
-            op.take(Step.CLOSED)
-            handle.tentative = op
             handle.by_opener = is_by_opener
             self._kept.changed(handle)
         elif is_by_opener and not handle.by_opener:
@@ -373,12 +400,13 @@ class OpenFiles:
         node = handle.node
         if handle.writes_unseen:
             self._lane_use.look(handle)
-        if not handle.wrote or not node.modified or self.is_log(node):
+        if not self._may_be_half(handle, closer):
             return False
         closing = await unlocked(self._closing, pid)
-        if closing is Closing.KILL and not node.interrupted and node.modified:
+        if closing is Closing.KILL and not node.interrupted and self._may_be_half(handle, closer):
             if await self._opener_has_it(handle, closer):
                 return False  # who was killed had a copy by chance
+            self.settle_tentative(handle, written=True)  # so what it closed before was a copy
             log.warning(
                 "its writer was killed: not published, until it is written anew or `acpfs-ctl retry`",
                 path=shown(self._table.path(node.ino)),
@@ -391,6 +419,18 @@ class OpenFiles:
         elif closing is Closing.CALL and handle.killed and await self._is_opener(handle, closer):
             self.goes_on(handle)
         return node.interrupted
+
+    def _may_be_half(self, handle: Handle, closer: int) -> bool:
+        """Whether what its writer leaves is not finished, if that one is killed.
+
+        So is what it closed before, as long as nothing is known of that: what it has had until now was another copy.
+        """
+        node = handle.node
+        if node.modified and (handle.wrote or (handle.waits and closer in (0, handle.process))):
+            return not self.is_log(node)
+        if handle.tentative is None or not handle.tentative.tentative:
+            return False
+        return closer in (0, handle.process) and not self._was_log(node)
 
     async def _opener_has_it(self, handle: Handle, closer: int) -> bool:
         """Whether somebody else closes than who opened the file, and that one has a descriptor of it still."""
@@ -430,14 +470,24 @@ class OpenFiles:
             handle.node.body.interrupted = False
 
     def settle_tentative(self, handle: Handle, *, written: bool) -> None:
-        """The descriptor's first close was followed by a write, or by its last close."""
+        """The descriptor's first close was followed by a write, or by its last close.
+
+        Others may have closed the file before, and have what they wrote in the same version: of that all must be known.
+        """
         op, handle.tentative = handle.tentative, None
         if op is None:
             return
+        others = [one for one in self._writers.beside(handle) if one.tentative is op]
         if written:
             self._changes.withdraw(op)
-            handle.wrote, handle.by_opener = True, False
-        else:
+            handle.wrote = True
+            handle.by_opener = False
+            handle.is_closed = False
+            for one in others:
+                one.tentative = None
+                one.waits = True
+                self._kept.changed(one)
+        elif not others:
             self._changes.confirm(op)
         self._kept.changed(handle)
 
@@ -451,20 +501,31 @@ class OpenFiles:
         doubtful = [
             handle
             for handle in self._handles.values()
-            if handle.tentative is not None and handle.closed_at <= closed_before
+            if self._is_in_doubt(handle) and handle.closed_at <= closed_before
         ]
         for handle in doubtful:
             op, close = handle.tentative, self._close(handle)
             counts = await wait(self._threads.submit("closes", self._openers.counts, close))
-            if op is None or handle.tentative is not op or handle.number not in self._handles:
+            if handle.tentative is not op or handle.number not in self._handles:
                 continue  # written to meanwhile, or released
-            if self._close(handle) != close:
+            if self._close(handle) != close or not self._is_in_doubt(handle):
                 continue  # closed once more, by somebody else: asked anew
             if counts:
+                handle.is_closed = True
                 self.settle_tentative(handle, written=self._wrote_unseen(handle))
-            elif op.seq in self._in_the_way():
+                self._kept.changed(handle)
+                self.publish_if_done(handle.node)
+            elif op is not None and op.seq in self._in_the_way():
                 handle.has_copies = True
                 self.settle_tentative(handle, written=True)
+
+    def _is_in_doubt(self, handle: Handle) -> bool:
+        """Whether a close of it was heard, and something depends on whether that was the last one."""
+        if handle.tentative is not None:
+            return True
+        if not handle.closed_at or handle.node.open_writers < 2 or not handle.writes_unseen:
+            return False
+        return not handle.wrote and self._writers.is_at_it(handle)
 
     def settle_at_the_end(self) -> None:
         """Nobody can write any more, and nothing more is heard of closes: those that were the close of their file count, and no other."""
@@ -487,10 +548,14 @@ class OpenFiles:
         )
 
     def _wrote_unseen(self, handle: Handle) -> bool:
-        """Whether the kernel wrote since the close: no part of its version (interleaving 10). Nobody has said so in passthrough."""
-        return handle.writes_unseen and (
-            self._contents.kernel.look(handle.node) or handle.node.modified
-        )
+        """Whether the kernel wrote since the close: no part of its version (interleaving 10). Nobody has said so in passthrough.
+
+        Where /proc shows that who opened the file has closed it, and others write to it in the kernel, these did.
+        """
+        if not self._writers.may_have_written(handle):
+            return False
+        others = any(self._writers.is_at_it(one) for one in self._writers.beside(handle))
+        return handle.unseen or not (handle.is_closed and others)
 
     def _in_the_way(self) -> set[Seq]:
         """Closes of which something waits to be known more: what stands behind them in the order, or somebody who asked."""
@@ -502,27 +567,91 @@ class OpenFiles:
                 break
         return found
 
-    def wrote(self, handle: Handle) -> None:
-        """The content was changed through the handle."""
+    def changes(self, handle: Handle) -> None:
+        """A call through the handle is about to change the content; `changed` says that it has ended."""
+        if handle.tentative is not None:
+            self.settle_tentative(handle, written=True)
+        handle.changing += 1
+        self._wrote(handle)
+
+    def changed(self, handle: Handle) -> None:
+        """The call has ended. Its writer is at it again, also where a close came meanwhile."""
+        handle.changing -= 1
+        self._wrote(handle)
+
+    def wrote_mapped(self, handle: Handle, offset: int, size: int) -> None:
+        """What is about to be written through the handle may have been changed through a mapping of another one."""
+        for one in self._writers.mapped_beside(handle, offset, size):
+            if one.tentative is not None:
+                self.settle_tentative(one, written=True)
+            self._wrote(one)
+
+    def _wrote(self, handle: Handle) -> None:
         if not handle.wrote:
             handle.wrote = True
+            handle.waits = False
+            handle.is_closed = False
             self._kept.changed(handle)
 
-    def complete(self, handle: Handle, *, quiet: bool = False) -> Op | None:
-        """Fix what was written through the handle; `quiet`: as `Changes.freeze` has it."""
+    def fix(self, handle: Handle) -> None:
+        """Fix the content as it is, whoever else is at it: somebody says that it is good (fsync)."""
+        node = handle.node
+        if not self._take_up(handle):
+            return
+        if not node.interrupted:
+            self._changes.freeze(node, quiet=True)
+            self._changes.rely_on(node)
+        handle.wrote = False
+        handle.waits = False
+        self._kept.changed(handle)
+        if node.modified:
+            return
+        for one in self._writers.beside(handle):  # what they have written is in the version
+            if not one.changing:
+                one.wrote = False
+                one.waits = False
+                self._kept.changed(one)
+
+    def complete(self, handle: Handle) -> Op | None:
+        """Fix what was written through the handle, which was closed, if nobody else is at the file."""
+        if not self._take_up(handle):
+            return None
+        handle.wrote = False
+        handle.waits = True
+        self._kept.changed(handle)
+        return self.publish_if_done(handle.node)
+
+    def _take_up(self, handle: Handle) -> bool:
+        """Learn what was written through the handle; whether anything was."""
         if handle.writes_unseen:
             self._lane_use.look(handle)
         if handle.wrote:
             self.settle_tentative(handle, written=True)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
-        op = (
-            self._changes.freeze(handle.node, quiet=quiet)
-            if handle.wrote and not handle.node.interrupted
-            else None
-        )
-        if handle.wrote:
-            handle.wrote = False
-            self._kept.changed(handle)
+        return handle.wrote
+
+    def is_anybody_at_it(self, node: Node) -> bool:
+        """Whether somebody has the file open who has written to it, or may have, and is not done."""
+        return self._writers.is_anybody_at_it(node)
+
+    def publish_if_done(self, node: Node, *, is_still: bool = False) -> Op | None:
+        """Fix the content, unless somebody is at it, or it is a half; what becomes of a log is good at any moment.
+
+        In doubt as long as somebody who has closed it may have a copy of the descriptor. `is_still`: nobody was at it before the call,
+        and until that is answered the kernel holds back who writes: what is new is the caller's.
+        """
+        at_it = self._writers.has_anybody_written if is_still else self._writers.is_anybody_at_it
+        if node.interrupted or (at_it(node) and not self.is_log(node)):
+            return None
+        op = self._changes.freeze(node, quiet=is_still)
+        for one in self._writers.of(node):
+            if not one.waits:
+                continue
+            one.waits = False
+            if op is not None:
+                op.take(Step.CLOSED)
+                one.tentative = op
+            self._kept.changed(one)
         return op
 
     def report_refusal(self, node: Node) -> None:
@@ -544,22 +673,19 @@ class OpenFiles:
             return
         if self._unanswered:
             self._unanswered.pop(handle.unique, None)
-        self._count(handle, -1)
         if handle.opened_at and not handle.writable:
             self._loads.closed(handle.node, handle.opened_at, handle.place)
         if handle.writable and handle.node.kernel_writers:
             await self._contents.mark(handle.node)
+        self._count(handle, -1)  # not before: until here it is one of those who may have written
         self._lane_use.leave(handle)
         self.settle_tentative(handle, written=handle.wrote)
         self._kept.closed(handle)
         self._view.reads.left(handle)
         node = handle.node
-        if not node.interrupted and (
-            handle.wrote or (handle.writable and node.handles == 1 and node.modified)
-        ):
-            self._changes.freeze(
-                node
-            )  # no FLUSH came, or a shared mapping wrote after the last one
+        if handle.writable and node.modified:
+            # No FLUSH came, or a shared mapping wrote after the last one, or others waited for this one.
+            self.publish_if_done(node)
         if handle.writable and not node.kernel_writers and not node.interrupted:
             await self._outgrown.finish(node)
         self._changes.let_go_of_half(node)
@@ -607,11 +733,20 @@ class OpenFiles:
             not node.body.is_cold
             and node.body.writing is Writing.APPENDING
             and not node.kernel_rewriters
+            and (self._was_log(node) or not self._writers.is_version_in_doubt(node))
         )
 
+    @staticmethod
+    def _was_log(node: Node) -> bool:
+        """Whether that was so of the last version, should it be withdrawn."""
+        return node.body.last_writing is Writing.APPENDING and not node.kernel_rewriters
+
     def was_closed(self, node: Node) -> bool:
-        """At the end (`settle_at_the_end`): whether one of those who have the file open for writing, or had, has closed it."""
-        return any(handle.node is node and handle.is_closed for handle in self._handles.values())
+        """At the end (`settle_at_the_end`): whether of those who have the file open for writing one has closed it, and nobody is at it."""
+        writers = self._writers.of(node)
+        return any(one.is_closed for one in writers) and not any(
+            self._writers.is_at_it(one) for one in writers if not one.is_closed
+        )
 
     def comes_again(self, unique: int) -> bool:
         """Whether the last worker opened something for that request, and did not answer it."""

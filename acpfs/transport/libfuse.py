@@ -116,7 +116,7 @@ class Operations(pyfuse3.Operations):
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         return self._entry(
-            await self._run(self._fs.link(Ino(inode), Ino(new_parent_inode), new_name))
+            await self._run(self._fs.link(Ino(inode), Ino(new_parent_inode), new_name, ctx.pid))
         )
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
@@ -135,7 +135,9 @@ class Operations(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> None:
         await self._run(
-            self._fs.rename(Ino(parent_inode_old), name_old, Ino(parent_inode_new), name_new, flags)
+            self._fs.rename(
+                Ino(parent_inode_old), name_old, Ino(parent_inode_new), name_new, flags, ctx.pid
+            )
         )
 
     # -- attributes

@@ -272,7 +272,8 @@ class Calls:
     def link(self, request: Request) -> Call[Attributes]:
         body = request.body()
         (ino,) = LINK_IN.unpack_from(body)
-        return self._fs.link(Ino(ino), Ino(request.ino), name_in(body, LINK_IN.size))
+        name = name_in(body, LINK_IN.size)
+        return self._fs.link(Ino(ino), Ino(request.ino), name, request.pid)
 
     def unlink(self, request: Request) -> Call[None]:
         return self._fs.unlink(Ino(request.ino), name_in(request.body()))
@@ -294,7 +295,9 @@ class Calls:
         self, request: Request, body: bytes, start: int, new_parent: int, flags: int
     ) -> Call[None]:
         name, new_name = two_names(body, start)
-        return self._fs.rename(Ino(request.ino), name, Ino(new_parent), new_name, flags)
+        return self._fs.rename(
+            Ino(request.ino), name, Ino(new_parent), new_name, flags, request.pid
+        )
 
     # -- files
 
@@ -334,7 +337,12 @@ class Calls:
         # of the descriptor, or of this write alone (RWF_DSYNC); pages that are written back have those of any descriptor
         is_durable = bool(open_flags & os.O_DSYNC) and not flags & WRITE_CACHE
         call = self._fs.write(
-            HandleId(handle), offset, request.payload(size), pid, is_durable=is_durable
+            HandleId(handle),
+            offset,
+            request.payload(size),
+            pid,
+            is_durable=is_durable,
+            is_mapped=bool(flags & WRITE_CACHE),
         )
         return self._and_kill(request, call) if flags & WRITE_KILL_SUIDGID else call
 

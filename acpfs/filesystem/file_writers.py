@@ -1,0 +1,99 @@
+"""Who has a file open to write, and who of them is not done with it.
+
+Several programs may have one file open at once, each with a region of its own. When one of them closes the file, what the others have
+written so far may be half of what is to come: then nothing of it is published before they have closed it, too (S468). Whose writes
+the daemon sees is at it from its first write on, and no sooner: who keeps a file open and writes nothing holds up nobody (S469).
+
+Knows handles and what the kernel wrote; what is done about it is `OpenFiles`' business. Used under the file system's lock; nothing
+here waits.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import defaultdict
+
+from acpfs.filesystem.kept_handles import Handle
+from acpfs.filesystem.kernel_writes import KernelWrites
+from acpfs.filesystem.last_close import Openers
+from acpfs.filesystem.nodes import Node
+from acpfs.types import Ino
+
+
+class FileWriters:
+    """Open files that may be written to, by their nodes."""
+
+    def __init__(self, kernel: KernelWrites, openers: Openers) -> None:
+        """`openers`: knows the process of a thread."""
+        self._kernel = kernel
+        self._openers = openers
+        self._by_node: defaultdict[Ino, list[Handle]] = defaultdict(list)
+
+    def add(self, handle: Handle) -> None:
+        """It may write from now on."""
+        self._by_node[handle.node.ino].append(handle)
+
+    def remove(self, handle: Handle) -> None:
+        """It is gone."""
+        ino = handle.node.ino
+        self._by_node[ino].remove(handle)
+        if not self._by_node[ino]:
+            del self._by_node[ino]
+
+    def of(self, node: Node) -> list[Handle]:
+        """All of a file."""
+        return list(self._by_node.get(node.ino, ()))
+
+    def beside(self, handle: Handle) -> list[Handle]:
+        """The others of its file."""
+        return [one for one in self._by_node.get(handle.node.ino, ()) if one is not handle]
+
+    def is_anybody_at_it(self, node: Node) -> bool:
+        """Whether somebody is not done with the file; also one who is about to open it, and has truncated it."""
+        return bool(node.truncating) or any(map(self.is_at_it, self.of(node)))
+
+    def is_another_at_it(self, node: Node, pid: int) -> bool:
+        """Whether somebody is at it who is known to be another process than that of the thread `pid`."""
+        if not (pid and node.open_writers):
+            return False
+        process = self._openers.process_of(pid)
+        others = (one for one in self.of(node) if one.process not in (0, process))
+        return bool(process) and any(one.waits or self.is_at_it(one) for one in others)
+
+    def has_anybody_written(self, node: Node) -> bool:
+        """The same of those alone whose writes are seen."""
+        return bool(node.truncating) or any(one.wrote or one.changing for one in self.of(node))
+
+    def is_at_it(self, handle: Handle) -> bool:
+        """Whether it has written something, or may have, and was not closed since.
+
+        So has one of which a close was heard that may be that of a copy, and of which a version is in doubt for that: which it was is
+        soon known, and a second version cannot be in doubt for the first one's writer.
+        """
+        if handle.wrote or handle.changing:
+            return True
+        if handle.tentative is not None:
+            return handle.tentative.tentative
+        return not (handle.waits or handle.is_closed) and self.may_have_written(handle)
+
+    def is_version_in_doubt(self, node: Node) -> bool:
+        """Whether the last version may have to be withdrawn, as the close that made it may have been that of a copy."""
+        return any(one.tentative is not None and one.tentative.tentative for one in self.of(node))
+
+    def may_have_written(self, handle: Handle) -> bool:
+        """Whether the kernel may have written for it what is in no version; it does not tell for whom it writes."""
+        node = handle.node
+        return handle.writes_unseen and (node.modified or self._kernel.look(node))
+
+    def mapped_beside(self, handle: Handle, offset: int, size: int) -> list[Handle]:
+        """Who else may have written through a mapping what came through `handle`.
+
+        The kernel sends what was written through a mapping by way of any descriptor that was mapped, in whole pages, but for the last
+        one of the file.
+        """
+        end = offset + size
+        if not handle.may_map or offset % mmap.PAGESIZE or end > handle.node.size:
+            return []
+        if end % mmap.PAGESIZE and end != handle.node.size:
+            return []
+        return [one for one in self.beside(handle) if one.may_map]

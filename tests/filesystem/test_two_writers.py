@@ -1,0 +1,277 @@
+"""Several programs have one file open: what one of them closes is published when nobody else is in the middle of it, and then at once.
+
+Each history is a file of its own; all of them go through one world side by side, and after every step the storage has of each what a
+small model of the rule says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from acpfs.filesystem import open_files
+from acpfs.filesystem.closing import Closing
+from acpfs.filesystem.last_close import Copies, Left
+from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
+from acpfs.types import ROOT, Ino
+from tests.filesystem.world import CALLER, KnownOpeners, World, world
+
+OLD = b"oooooooo"
+REGIONS = {"A": 0, "B": 4}
+OPENER_STEPS = ("write", "close", "fsync", "kill", "child closes", "copy closes")
+PATH_STEPS = ("truncate", "rename", "A-renames", "unlink", "touch")
+STRANGER = 3
+
+
+@dataclass
+class Opener:
+    """One of the two, and what is left of it."""
+
+    pid: int
+    opened: OpenFile
+    is_open: bool = True
+
+
+@dataclass
+class Model:
+    """What must be so."""
+
+    content: bytes = OLD
+    stored: bytes | None = OLD
+    at_it: set[str] = field(default_factory=set)
+    is_modified: bool = False
+    is_half: bool = False
+
+    def publish(self) -> None:
+        if self.is_modified and self.stored is not None:
+            self.stored = self.content
+            self.is_modified = self.is_half = False
+
+    def change(self, content: bytes) -> None:
+        self.content = content
+        self.is_modified = True
+        self.is_half = False
+
+    def done(self) -> None:
+        if not (self.at_it or self.is_half):
+            self.publish()
+
+
+class Known(KnownOpeners):
+    """Who has a file open still, as /proc would tell."""
+
+    def __init__(self) -> None:
+        super().__init__(Left.SOME, Copies.PROGRAM)
+        self.gone: set[int] = set()
+
+    def left(self, process: int, ino: Ino) -> Left:
+        return Left.GONE if process in self.gone else Left.SOME
+
+
+@dataclass
+class History:
+    """One file, its openers, and what is done to it."""
+
+    number: int
+    steps: tuple[str, ...]
+    unseen: bool
+    """The kernel writes, and does not say for whom."""
+    model: Model = field(default_factory=Model)
+    openers: dict[str, Opener] = field(default_factory=dict)
+    ino: Ino = ROOT
+
+    @property
+    def name(self) -> bytes:
+        return b"f%d" % self.number
+
+    async def begin(self, w: World) -> None:
+        for place, who in enumerate(REGIONS):
+            pid = 1000 + 2 * self.number + place
+            caller = CALLER._replace(pid=pid, unique=pid)
+            flags = os.O_WRONLY if self.unseen else os.O_RDWR
+            opened = await w.do(w.fs.open(self.ino, flags, caller))
+            assert (opened.lane is Lane.PASSTHROUGH) is self.unseen, w.inner.lanes.reasons
+            self.openers[who] = Opener(pid, opened)
+
+    async def take(self, w: World, step: str, killed: set[int], known: Known) -> None:
+        who, _space, what = step.partition(" ")
+        if who in self.openers:
+            await self._take(w, who, what, killed, known)
+        elif self.model.stored is not None:
+            await self._by_path(w, step)
+
+    async def _take(self, w: World, who: str, what: str, killed: set[int], known: Known) -> None:
+        opener, model = self.openers[who], self.model
+        if not opener.is_open:
+            return
+        if what == "write":
+            await self._write(w, who)
+        elif what == "fsync":
+            await w.do(w.fs.fsync(opener.opened.handle, datasync=False))
+            if not model.is_half:
+                model.publish()
+                model.at_it.clear()
+        elif what == "child closes":
+            await w.do(w.fs.flush(opener.opened.handle, STRANGER))
+        elif what == "copy closes":
+            await w.do(w.fs.flush(opener.opened.handle))
+        else:
+            opener.is_open = False
+            if what == "kill":
+                killed.add(opener.pid)
+                model.is_half = model.is_half or (model.is_modified and who in model.at_it)
+            wrote = who in model.at_it
+            model.at_it.discard(who)
+            if wrote:
+                model.done()
+            known.gone.add(opener.pid)
+            await w.close(opener.opened, opener.pid)
+
+    async def _write(self, w: World, who: str) -> None:
+        start, opened = REGIONS[who], self.openers[who].opened
+        data = bytes([self.model.content[start] + 1 & 0x7F]) * 4
+        padded = self.model.content.ljust(start, b"\0")
+        self.model.change(padded[:start] + data + padded[start + 4 :])
+        if self.unseen:
+            os.pwrite(opened.backing_fd, data, start)
+            self.model.at_it.update(one for one, had in self.openers.items() if had.is_open)
+        else:
+            await w.do(w.fs.write(opened.handle, start, data))
+            self.model.at_it.add(who)
+
+    async def _by_path(self, w: World, step: str) -> None:
+        model = self.model
+        if step == "truncate":
+            await w.do(w.fs.setattr(self.ino, AttributeChange(size=8), None, CALLER))
+            model.change(model.content[:8].ljust(8, b"\0"))
+            model.done()
+        elif step in ("rename", "A-renames"):
+            pid = STRANGER if step == "rename" else self.openers["A"].pid
+            there = self.name + b"r"
+            await w.do(w.fs.rename(ROOT, self.name, ROOT, there, 0, pid))
+            if not (model.is_half or model.at_it - ({"A"} if pid != STRANGER else set())):
+                model.publish()
+            await w.do(w.fs.rename(ROOT, there, ROOT, self.name, 0, pid))
+        elif step == "unlink":
+            await w.do(w.fs.unlink(ROOT, self.name))
+            model.stored = None
+        else:
+            caller = CALLER._replace(pid=STRANGER)
+            opened = await w.do(w.fs.open(self.ino, os.O_WRONLY | os.O_APPEND, caller))
+            await w.close(opened, STRANGER)
+
+
+def histories(length: int) -> Iterator[tuple[str, ...]]:
+    """Each, but for those that are others with the names of the openers exchanged."""
+    steps = [f"{who} {step}" for who in REGIONS for step in OPENER_STEPS]
+    for taken in itertools.product([*steps, *PATH_STEPS], repeat=length):
+        first = next((step for step in taken if step not in PATH_STEPS), "")
+        if first.startswith("A"):
+            yield taken
+
+
+def chosen(seed: int, count: int, length: int) -> Iterator[tuple[str, ...]]:
+    """Longer ones by chance, of which most steps are writes and closes."""
+    draw = random.Random(seed)
+    steps = [f"{who} {step}" for who in REGIONS for step in (*OPENER_STEPS, "write", "write")]
+    for _each in range(count):
+        yield tuple(draw.choice([*steps, *PATH_STEPS]) for _step in range(length))
+
+
+def without_doubt(steps: tuple[str, ...]) -> tuple[str, ...]:
+    """A rename relies on a close of which it is not known yet whether it was that of a copy: here it comes when that is known."""
+    doubtful = [place for place, step in enumerate(steps) if step.endswith("copy closes")]
+    first = min(doubtful, default=len(steps))
+    return tuple(
+        "touch" if place > first and "rename" in step else step for place, step in enumerate(steps)
+    )
+
+
+async def settle(w: World) -> None:
+    with w.fs.lock:
+        w.fs.closes_known()  # somebody asks, so all that can be known is found out
+    await w.do(w.fs.settle_closes())
+    await w.drained()
+
+
+def check(w: World, history: History, at: object) -> None:
+    path = w.backing / os.fsdecode(history.name)
+    stored = path.read_bytes() if path.exists() else None
+    assert stored == history.model.stored, (history.steps, at)
+
+
+def go(tmp_path: Path, lane: Lane, taken: list[tuple[str, ...]], *, each: bool) -> None:
+    """`each`: the storage is looked at after every step, else when all of them were taken."""
+    killed: set[int] = set()
+    known = Known()
+    if not each:
+        taken = [without_doubt(steps) for steps in taken]
+
+    async def main() -> None:
+        async with world(
+            tmp_path,
+            openers=known,
+            closing=lambda pid: Closing.KILL if pid in killed else Closing.CALL,
+            unknown_bytes=4096,
+            budget_bytes=1 << 36,
+            max_dirty_age_s=0,
+        ) as w:
+            unseen = lane is Lane.PASSTHROUGH
+            all_of_them = [History(number, steps, unseen) for number, steps in enumerate(taken)]
+            for one in all_of_them:
+                one.ino = await w.write(one.name, OLD)
+            await w.drained()
+            w.inner.lanes.offer(
+                Lane.LIBFUSE if lane is Lane.LIBFUSE else Lane.DIRECT, passthrough=unseen
+            )
+            for one in all_of_them:
+                await one.begin(w)
+            for place in range(len(taken[0])):
+                w.engine.hold(not each)
+                for one in all_of_them:
+                    await one.take(w, one.steps[place], killed, known)
+                if each:
+                    await settle(w)
+                    for one in all_of_them:
+                        check(w, one, place)
+            await settle(w)
+            for one in all_of_them:
+                check(w, one, "end")
+                for who in REGIONS:
+                    await one.take(w, f"{who} close", killed, known)
+            await settle(w)
+            for one in all_of_them:
+                check(w, one, "all closed")
+
+    trio.run(main)
+
+
+@pytest.fixture(autouse=True)
+def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 0.0)
+
+
+LANES = pytest.mark.parametrize("lane", [Lane.DIRECT, Lane.PASSTHROUGH], ids=lambda one: one.value)
+
+
+@pytest.mark.clause("S468", "S469")
+@LANES
+@pytest.mark.parametrize("each", [True, False], ids=["each step", "at the end"])
+def test_all_short_histories_of_two_openers_publish_no_half(
+    tmp_path: Path, lane: Lane, each: bool
+) -> None:
+    go(tmp_path, lane, list(histories(2)), each=each)
+
+
+@pytest.mark.clause("S468", "S469")
+@LANES
+@pytest.mark.parametrize("each", [True, False], ids=["each step", "at the end"])
+def test_nor_do_longer_ones(tmp_path: Path, lane: Lane, each: bool) -> None:
+    go(tmp_path, lane, list(chosen(9, 120, 6)), each=each)
