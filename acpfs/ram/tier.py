@@ -394,7 +394,7 @@ class Tier:
         os.close(self._dir_fd)
 
 
-FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE = 1, 2
+FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:

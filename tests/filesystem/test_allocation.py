@@ -14,11 +14,12 @@ import pytest
 import trio
 
 from acpfs.filesystem.content import contents
-from acpfs.filesystem.records import AttributeChange
+from acpfs.filesystem.records import AttributeChange, Lane
 from acpfs.filesystem.steps import settled
 from acpfs.ram.tier import fallocate
 from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, run
+from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
 
 pytestmark = pytest.mark.clause("S224")
 PIECE = 1 << 20
@@ -144,3 +145,86 @@ def test_a_killed_caller_leaves_no_thread_at_work_on_a_descriptor_that_may_be_an
         assert w.fs.statistics().tier.reserved_bytes == 0
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S481")
+@pytest.mark.parametrize("when_full", ["wait", "native"])
+@pytest.mark.parametrize("keep_size", [False, True])
+def test_what_ram_has_no_room_for_is_allocated_on_the_storage(
+    tmp_path: Path, when_full: str, *, keep_size: bool
+) -> None:
+    async def scenario(w: World) -> None:
+        opened, attributes = await w.create(b"f")
+        await w.do(w.fs.write(opened.handle, 0, b"x" * 100))
+        mode = FALLOC_KEEP_SIZE if keep_size else 0
+        await w.do(w.fs.fallocate(opened.handle, mode, 50, 12 * PIECE))
+        size = 100 if keep_size else 12 * PIECE + 50
+        assert (await w.do(w.fs.getattr(attributes.ino))).size == size
+        [name] = w.lower.list_staging()
+        fd = w.lower.open_staging(name)
+        assert os.fstat(fd).st_blocks * 512 >= 12 * PIECE
+        w.lower.close(fd)
+        await w.do(w.fs.fallocate(opened.handle, FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE, 0, 10))
+        await w.do(w.fs.write(opened.handle, 13 * PIECE, b"end"))
+        await w.close(opened)
+        await w.drained()
+        expected = bytes(10) + b"x" * 90 + bytes(13 * PIECE - 100) + b"end"
+        assert (w.backing / "f").read_bytes() == expected
+        tier = w.fs.statistics().tier
+        assert (tier.used_bytes, tier.reserved_bytes) == (0, 0)
+
+    run(tmp_path, scenario, budget_bytes=8 * PIECE, when_full=when_full)
+
+
+@pytest.mark.clause("S481")
+def test_an_error_is_what_was_asked_for(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        opened, _attributes = await w.create(b"f")
+        with pytest.raises(OSError) as refused:
+            await w.do(w.fs.fallocate(opened.handle, 0, 0, 12 * PIECE))
+        assert refused.value.errno == errno.ENOSPC
+        await w.close(opened)
+
+    run(tmp_path, scenario, budget_bytes=8 * PIECE, when_full="error")
+
+
+@pytest.mark.clause("S481")
+def test_what_the_storage_cannot_is_told_and_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel turns posix_fallocate into writes then."""
+
+    async def scenario(w: World) -> None:
+        opened, _attributes = await w.create(b"f")
+        await w.do(w.fs.write(opened.handle, 0, b"x" * 100))
+
+        def cannot(*_arguments: int) -> None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+        monkeypatch.setattr("acpfs.filesystem.content.overflow.fallocate", cannot)
+        for mode in (0, 8):
+            with pytest.raises(OSError) as refused:
+                await w.do(w.fs.fallocate(opened.handle, mode, 0, 12 * PIECE))
+            assert refused.value.errno == errno.EOPNOTSUPP
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == b"x" * 100
+
+    run(tmp_path, scenario, budget_bytes=8 * PIECE)
+
+
+@pytest.mark.clause("S481")
+def test_what_the_kernel_writes_in_ram_cannot_move(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+        opened, _attributes = await w.create(b"f")
+        assert opened.lane is Lane.PASSTHROUGH
+        with pytest.raises(OSError) as refused:
+            await w.do(w.fs.fallocate(opened.handle, 0, 0, 100 * PIECE))
+        assert refused.value.errno == errno.EOPNOTSUPP
+        os.pwrite(opened.backing_fd, b"whole", 0)
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == b"whole"
+
+    run(tmp_path, scenario, budget_bytes=64 * PIECE, unknown_bytes=0)

@@ -35,7 +35,14 @@ from acpfs.filesystem.kernel_writes import KernelWrites
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import outlast, shared, unlocked, wait
-from acpfs.ram.tier import BLOCK_BYTES, FALLOC_PUNCH_HOLE, Tier, fallocate
+from acpfs.ram.tier import (
+    BLOCK_BYTES,
+    FALLOC_KEEP_SIZE,
+    FALLOC_PUNCH_HOLE,
+    FALLOC_ZERO_RANGE,
+    Tier,
+    fallocate,
+)
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, Ino, TierId
 from acpfs.writeback.log.log import OperationLog
@@ -520,10 +527,16 @@ class Contents:
     async def allocate(
         self, node: Node, mode: int, offset: int, length: int, *, keep_size: bool
     ) -> None:
-        """fallocate on the tier file; the pages count against the budget at once."""
-        wanted = 0 if mode & FALLOC_PUNCH_HOLE else length
-        if wanted and not await self._room.reserve(wanted, node, Purpose.ALLOCATE):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        """fallocate on the tier file; the pages count against the budget at once.
+
+        Where RAM has no room for them the file goes where the bytes would if they were written.
+        """
+        wanted = 0 if mode & FALLOC_PUNCH_HOLE or node.body.is_overflowed else length
+        if node.body.is_overflowed or (
+            wanted and not await self._room.reserve(wanted, node, Purpose.ALLOCATE)
+        ):
+            await self._allocate_overflow(node, mode, offset, length)
+            return
         try:
             start = offset if mode & ~1 else node.size
             changes = mode & ~1 or not keep_size
@@ -533,7 +546,8 @@ class Contents:
                 else self._free(node, start)
             )
             if body.is_overflowed:
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+                await self._allocate_overflow(node, mode, offset, length)
+                return
             if wanted <= ALLOCATE_PIECE_BYTES:
                 try:
                     await self.locking(body, fallocate, mode, offset, length)
@@ -558,6 +572,26 @@ class Contents:
             self._tier.release(wanted)
         if changes:
             self._modified(node, body)
+
+    async def _allocate_overflow(self, node: Node, mode: int, offset: int, length: int) -> None:
+        """fallocate on the staging file, to which the file moves first.
+
+        Raises:
+            OSError: EOPNOTSUPP: the kernel may write to it in RAM, or the mode moves other bytes. Or
+                the backing directory's.
+        """
+        cannot = OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        if mode & ~(FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE):
+            raise cannot
+        start = offset if mode & ~FALLOC_KEEP_SIZE else node.size
+        while not (body := await self._before_change(node, start, Writing.WHOLE)).is_overflowed:
+            if self._is_written_in_kernel(node):
+                raise cannot
+            await self._to_overflow(node)
+        await self._overflow.allocate(body, node.size, mode, offset, length)
+        if not mode & FALLOC_KEEP_SIZE:
+            self._resized(node, max(node.size, offset + length))
+        self._modified(node, body)
 
     async def _allocate_piece(
         self, node: Node, body: Body, mode: int, offset: int, length: int

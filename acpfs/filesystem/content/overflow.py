@@ -23,7 +23,7 @@ from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.body import Body, overflowed
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.steps import broken_off, outlast, shared, wait
-from acpfs.ram.tier import Tier
+from acpfs.ram.tier import Tier, fallocate
 from acpfs.runtime.chance import Chance
 from acpfs.types import TierId
 
@@ -283,6 +283,12 @@ class Overflow:
     async def truncate(self, body: Body, known_size: int, size: int) -> None:
         """Change the file's length, which was `known_size` so far."""
         await self._change(body, known_size, "truncate overflow", os.ftruncate, size)
+
+    async def allocate(
+        self, body: Body, known_size: int, mode: int, offset: int, length: int
+    ) -> None:
+        """fallocate(2), as the backing file system has it."""
+        await self._change(body, known_size, "allocate overflow", fallocate, mode, offset, length)
 
     async def _change(
         self, body: Body, known_size: int, label: str, function: Callable[..., T], *arguments: Any
