@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import trio
 
 from acpfs.backing import filling
+from acpfs.filesystem.content import spilling as spilling_module
 from acpfs.filesystem.content.spilling import Spilling
 from acpfs.filesystem.records import Lane
 from acpfs.ram.spill_directory import SpillDirectory
@@ -639,3 +641,92 @@ def test_what_is_changed_after_its_close_shares_no_bytes_with_its_version(
         budget_bytes=2 * BUDGET,
         spill=tmp_path / "spill",
     )
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[object]:
+    """What a method was called with."""
+    called: list[object] = []
+    method = getattr(owner, name)
+
+    def call(*arguments: Any) -> Any:
+        called.append(arguments[0])
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, call)
+    return called
+
+
+OPEN_FILES, SHORTAGES = 12, 50
+
+
+@pytest.mark.clause("S482")
+def test_open_files_are_not_looked_at_by_each_writer_that_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bytes are there twice. Whoever closes one has it shared when room is needed next."""
+    monkeypatch.setattr(spilling_module, "LATER_S", math.inf)
+
+    async def script(made: World) -> None:
+        made.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+        files = []
+        for number in range(OPEN_FILES):
+            opened, _attributes = await made.create(b"f%d" % number)
+            assert opened.lane is Lane.PASSTHROUGH
+            os.pwrite(opened.backing_fd, b"x" * 4096, 0)
+            await made.do(made.fs.fsync(opened.handle, False))
+            files.append(opened)
+        sharing = counted(monkeypatch, spilling(made), "_share")
+        asking = counted(monkeypatch, spilling(made).spill, "takes")
+        with made.fs.lock:
+            for _ in range(SHORTAGES):
+                spilling(made)._shed(1 << 40)
+            assert len(sharing) <= OPEN_FILES
+            assert len(asking) <= OPEN_FILES
+            used = made.tier.used_bytes
+        await made.close(files[3])
+        with made.fs.lock:
+            spilling(made)._shed(1 << 40)
+            assert made.tier.used_bytes == used - 4096
+            assert len(sharing) <= OPEN_FILES + 2
+        for opened in files[:3] + files[4:]:
+            await made.close(opened)
+        await made.drained()
+
+    in_world(
+        tmp_path,
+        script,
+        budget_bytes=16 * BUDGET,
+        spill=tmp_path / "spill",
+        spill_budget=1,
+        unknown_bytes=0,
+    )
+
+
+@pytest.mark.clause("S482")
+def test_what_is_mirrored_and_open_is_not_looked_at_by_each_writer_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling_module, "LATER_S", math.inf)
+
+    async def script(made: World) -> None:
+        readers = []
+        for number in range(OPEN_FILES):
+            ino = await made.write(b"f%d" % number, content(number, 4096))
+            readers.append(await made.do(made.fs.open(ino, os.O_RDONLY, CALLER)))
+        await until(made, lambda: len(spilling(made).spill.copies) == OPEN_FILES)
+        leaving = counted(monkeypatch, spilling(made), "_leave_ram")
+        with made.fs.lock:
+            for _ in range(SHORTAGES):
+                spilling(made)._shed(1 << 40)
+            assert len(leaving) <= OPEN_FILES
+            assert not [op for op in made.log if op.version is not None and op.version.spilled]
+        await made.close(readers[3])
+        with made.fs.lock:
+            spilling(made)._shed(1 << 40)
+            left = [op.name for op in made.log if op.version is not None and op.version.spilled]
+        assert left == [b"f3"]
+        for reader in readers[:3] + readers[4:]:
+            await made.close(reader)
+        await made.drained()
+
+    run(tmp_path, script, spill_mode="mirror")

@@ -273,6 +273,7 @@ class Contents:
             self.go_back(
                 node
             )  # brought up to be changed, and then it was not: what it was a copy of may still wait in the spill directory
+        self._versions.tell_closed(node.ino)
 
     def interrupt(self, node: Node) -> None:
         """It is a half: nothing is published or dropped before somebody writes it anew, or decides."""

@@ -2,6 +2,8 @@
 
 Chooses versions, and gives up the RAM of those that have a copy; does not know how a copy is made or kept (`writeback.sources.spill`).
 Clean contents leave before anything is copied (`retention`), and only what nobody has open, and is not being copied aside, leaves RAM.
+What a writer without room costs does not grow with what there is: a version that may not leave now, as its file is open for instance, is
+looked at again when its file is closed for the last time, and every few seconds.
 Used under the file system's lock; `bring_back` waits as described in `steps`. Nothing here touches the disk.
 """
 
@@ -25,7 +27,7 @@ from acpfs.ram.ladder import Rung
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
-from acpfs.types import Seq, VersionId
+from acpfs.types import NO_VERSION, Ino, Seq, VersionId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, Version, VersionState
 from acpfs.writeback.sources.spill import COPY_THREADS, Spill
@@ -33,7 +35,7 @@ from acpfs.writeback.sources.spill import COPY_THREADS, Spill
 SHORT_SHARE = 4
 """RAM is short when less than a quarter of the budget is free or clean: a writer at 2 GB/s fills that of 16 GiB in two seconds."""
 LATER_S = 5.0
-"""A version that could not be copied, because its file is being written, is tried again after so long."""
+"""A version that could not be copied, because its file is being written, or may not leave RAM, is tried again after so long."""
 _STAGED = (VersionState.STAGED, VersionState.COMMITTED)
 
 
@@ -70,7 +72,16 @@ class Spilling:
         self._live: dict[VersionId, Version] = {}
         self._by_age: list[VersionId] = []
         self._by_size: list[tuple[int, VersionId]] = []
+        self._queued: set[VersionId] = set()
+        """What one of these two has."""
         self._later: list[tuple[float, VersionId]] = []
+        """A heap: when to look at them again."""
+        self._put_off: dict[Ino, VersionId] = {}
+        """Of these the newest of each file: they are looked at when it is closed, too."""
+        self._to_share: dict[VersionId, Version] = {}
+        """Those of `_doubled` whose file may be closed and unchanged."""
+        self._to_leave: dict[VersionId, Version] = {}
+        """With a copy, which they do not need to wait for, and in RAM still; only where all are copied."""
         self._looks = False
         self._doubled: dict[VersionId, Version] = {}
         """Those with other bytes than their file's content has: mostly copied at their close, as the kernel could have written on."""
@@ -81,6 +92,7 @@ class Spilling:
         for op in log:
             if op.version is not None and op.version.is_local:
                 self.new(op.version)
+                self._look_at(op.version)
 
     # -- which versions there are
 
@@ -89,33 +101,64 @@ class Spilling:
         self._live[version.vid] = version
         _node, body = self._content_on(version)
         if body is None:
-            self._doubled[version.vid] = version
+            self._doubled[version.vid] = self._to_share[version.vid] = version
         self._queue(version)
         self._look_soon()
 
+    def closed(self, ino: Ino) -> None:
+        """See `VersionWatcher`. What could not leave RAM perhaps can now."""
+        version = self._live.get(self._put_off.pop(ino, NO_VERSION))
+        if version is not None:
+            self._look_at(version)
+            self._look_soon()
+
+    def _look_at(self, version: Version) -> None:
+        """It may leave RAM, or share it, when there is need next."""
+        if version.vid in self._doubled:
+            self._to_share[version.vid] = version
+        if version.vid in self.spill.copies:
+            if self._mirrors and version.tier_id:
+                self._to_leave[version.vid] = version
+        elif version.vid not in self.spill.making:
+            self._queue(version)
+
+    def _look_later(self, version: Version) -> None:
+        """It may not leave RAM now."""
+        self._put_off[version.ino] = max(version.vid, self._put_off.get(version.ino, NO_VERSION))
+        heapq.heappush(self._later, (self.spill.calls.clock.now() + LATER_S, version.vid))
+
     def _queue(self, version: Version) -> None:
+        if version.vid in self._queued:
+            return
+        self._queued.add(version.vid)
         if self._mirrors:
             heapq.heappush(self._by_age, version.vid)
         else:  # the largest first, and among about equal ones the oldest, so that what stays is the newest
             heapq.heappush(self._by_size, (-version.size.bit_length(), version.vid))
 
     def finished(self, version: Version) -> None:
-        self._live.pop(version.vid, None)
-        self._doubled.pop(version.vid, None)
+        for known in (self._live, self._doubled, self._to_share, self._to_leave):
+            known.pop(version.vid, None)
+        if self._put_off.get(version.ino) == version.vid:
+            del self._put_off[version.ino]
         self.spill.forget(version)
+        left = self._versions.on(version.tier_id) if version.tier_id else ()
+        if len(left) == 1:  # the last one on a tier file may leave
+            self._look_at(left[0])
 
     def renewed(self, version: Version) -> None:
         """See `VersionWatcher`. The kernel wrote to its file: what was copied is not the version any more."""
         if version.vid in self._live:
             self.spill.forget(version)
-            self._later.append((self.spill.calls.clock.now() + LATER_S, version.vid))
+            self._to_leave.pop(version.vid, None)
+            self._look_later(version)
 
     def still_frozen(self, version: Version) -> bool:
         return self._contents.kernel.still_frozen(version)
 
     def not_copied(self, version: Version) -> None:
         if version.vid in self._live:
-            self._later.append((self.spill.calls.clock.now() + LATER_S, version.vid))
+            self._look_later(version)
             self._look_soon()
 
     def _look_soon(self) -> None:
@@ -141,22 +184,17 @@ class Spilling:
 
     def _due(self) -> None:
         now = self.spill.calls.clock.now()
-        due = [vid for at, vid in self._later if at <= now]
-        self._later = [(at, vid) for at, vid in self._later if at > now]
-        for vid in due:
-            version = self._live.get(vid)
-            if (
-                version is not None
-                and vid not in self.spill.making
-                and vid not in self.spill.copies
-            ):
-                self._queue(version)
+        while self._later and self._later[0][0] <= now:
+            version = self._live.get(heapq.heappop(self._later)[1])
+            if version is not None:
+                self._look_at(version)
 
     def _mirror(self) -> None:
         """Oldest first, as the prefix of the log that survives a reboot ends at the first version that has no copy."""
         put_back: list[VersionId] = []
         while self._by_age and len(self.spill.making) < COPY_THREADS:
             vid = heapq.heappop(self._by_age)
+            self._queued.discard(vid)
             version = self._live.get(vid)
             if version is None or vid in self.spill.copies or version.state in _STAGED:
                 continue  # a staging file survives as well
@@ -169,7 +207,7 @@ class Spilling:
             else:
                 self.spill.begin(version, self)
         for vid in put_back:
-            heapq.heappush(self._by_age, vid)
+            self._queue(self._live[vid])
 
     def _short_bytes(self) -> int:
         """How much more is to leave RAM than is on its way already."""
@@ -183,38 +221,41 @@ class Spilling:
         return short - sum(making.version.size for making in self.spill.making.values())
 
     def _shed(self, wanted: int) -> None:
-        """Let go what is there twice, and what has a copy; begin to copy for the rest."""
-        for doubled in list(self._doubled.values()):
-            if wanted > 0:
-                wanted -= self._share(doubled)
-        for vid in list(self.spill.copies) if self._mirrors else ():
-            version = self._live.get(vid)
-            if wanted > 0 and version is not None:
-                wanted -= self._leave_ram(version)
-        if wanted <= 0 or self._mirrors:
-            return
-        put_back: list[tuple[int, VersionId]] = []
-        while wanted > 0 and self._by_size and len(self.spill.making) < COPY_THREADS:
-            entry = heapq.heappop(self._by_size)
-            version = self._live.get(entry[1])
-            if version is None or entry[1] in self.spill.copies or not version.tier_id:
-                continue
-            if not self.spill.takes(version.size):
-                put_back.append(entry)
-                if not self.spill.usable():
-                    break
-                continue
-            if (
-                entry[1] in self.spill.making
-                or version.state in _STAGED
-                or not self._may_leave(version)
-            ):
-                put_back.append(entry)
-                continue
-            self.spill.begin(version, self)
-            wanted -= version.size
-        for entry in put_back:
-            heapq.heappush(self._by_size, entry)
+        """Let go what is there twice, and what has a copy; begin to copy for the rest. What may not leave now is put off."""
+        for candidates, give_up in (
+            (self._to_share, self._share),
+            (self._to_leave, self._leave_ram),
+        ):
+            while wanted > 0 and candidates:
+                version = candidates.pop(next(iter(candidates)))
+                freed = give_up(version)
+                wanted -= freed
+                if not freed:
+                    self._look_later(version)
+        while (
+            wanted > 0
+            and self._by_size
+            and len(self.spill.making) < COPY_THREADS
+            and self.spill.usable()
+        ):
+            wanted -= self._begin(heapq.heappop(self._by_size)[1])
+
+    def _begin(self, vid: VersionId) -> int:
+        """Copy a version, or put that off; returns how much RAM will come free."""
+        self._queued.discard(vid)
+        version = self._live.get(vid)
+        if version is None or vid in self.spill.copies or not version.tier_id:
+            return 0
+        if (
+            vid in self.spill.making
+            or version.state in _STAGED
+            or not self.spill.takes(version.size)
+            or not self._may_leave(version)
+        ):
+            self._look_later(version)
+            return 0
+        self.spill.begin(version, self)
+        return version.size
 
     def _relieve(self) -> bool:
         """A writer finds no room: whether something is about to leave for the spill directory, or has left."""
@@ -233,7 +274,9 @@ class Spilling:
         versions = [
             self._live[vid]
             for vid in waiting
-            if vid in self._live and self._live[vid].state not in _STAGED
+            if vid in self._live
+            and self._live[vid].state not in _STAGED
+            and vid not in self.spill.copies
         ]
         if not versions:
             return Unmirrored(0, 0, self._log.last_seq)
@@ -248,8 +291,9 @@ class Spilling:
 
     def copied(self, version: Version) -> None:
         if self._mirrors:
-            if self._short_bytes() > 0:
-                self._leave_ram(version)
+            self._to_leave[version.vid] = version
+            if (short := self._short_bytes()) > 0:
+                self._shed(short)
         elif version.vid in self._live and not self._leave_ram(version):
             self.spill.forget(version)  # opened or changed meanwhile
             self.not_copied(version)

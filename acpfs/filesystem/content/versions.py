@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from acpfs.ram.tier import Tier
-from acpfs.types import NO_TIER, TierId
+from acpfs.types import NO_TIER, Ino, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Version
 
@@ -28,6 +28,9 @@ class VersionWatcher(Protocol):
 
     def finished(self, version: Version) -> None:
         """Nobody needs it any more."""
+
+    def closed(self, ino: Ino) -> None:
+        """Nobody has the file open any more."""
 
 
 class Versions:
@@ -110,6 +113,10 @@ class Versions:
     def tell_finished(self, version: Version) -> None:
         for watcher in self._watchers:
             watcher.finished(version)
+
+    def tell_closed(self, ino: Ino) -> None:
+        for watcher in self._watchers:
+            watcher.closed(ino)
 
     def on(self, tier_id: TierId) -> Sequence[Version]:
         """Versions that need the tier file."""
