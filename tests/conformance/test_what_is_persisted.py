@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -92,3 +93,19 @@ def test_nor_is_one_whose_writer_was_killed(here: tuple[AcpfsMount, Path]) -> No
     mount.run("acpfs-ctl", "retry", str(path))
     client.wait_persisted(path, 60)
     assert (mount.backing / "run/step-1/model.pt").read_bytes() == b"n" * SIZE
+
+
+@clause("S475")
+def test_what_was_changed_through_a_mapping_is_persisted_when_it_is_said_to_be_after_msync(
+    here: tuple[AcpfsMount, Path],
+) -> None:
+    mount, directory = here
+    path = directory / "model.bin"
+    path.write_bytes(b"o" * SIZE)
+    client.wait_persisted(path, 60)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        for content in (b"n", b"m"):
+            mapped[:] = content * SIZE
+            mapped.flush()
+            client.wait_persisted(path, 60)
+            assert (mount.backing / "run/step-1/model.bin").read_bytes() == content * SIZE
