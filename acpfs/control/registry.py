@@ -78,6 +78,7 @@ def _stat(pid: int) -> list[str]:
 def write(record: MountRecord) -> None:
     """Register a mount, replacing a dead one's record."""
     temporary = record.file.with_suffix(f".{os.getpid()}")
+    temporary.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # it may have been moved away
     fd = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
     )

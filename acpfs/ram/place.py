@@ -20,7 +20,7 @@ from pathlib import Path
 
 from acpfs.errors import MachineError, RefusedError
 from acpfs.ram.memory import PAGE_BYTES
-from acpfs.ram.mounts import mount_tmpfs, mounted_at, unmount
+from acpfs.ram.mounts import bind, mount_tmpfs, mounted_at, unmount
 from acpfs.ram.numa import mount_option, policy_of
 from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state_space import RESERVE_BYTES, StateSpace
@@ -81,6 +81,8 @@ def take(
     """
     policy = mount_option(numa)
     name = f"{volume_id}-{node_id}"
+    if lock_fd >= 0:
+        find_again(tiers / name, lock_fd)
     lock_fd = _lock(tiers / f"{name}.lock", name) if lock_fd < 0 else lock_fd
     try:
         place = _take_locked(
@@ -96,6 +98,37 @@ def take(
         raise
     place.warnings += _others_left(tiers, volume_id, name)
     return place
+
+
+def find_again(directory: Path, lock_fd: int) -> bool:
+    """Show the tier at its place again where somebody has moved the run directory away; whether that was so.
+
+    The lock lies beside it, and is open: by its path now the tier is found.
+    """
+    if mounted_at(str(directory)) is not None:
+        return False
+    moved = Path(os.readlink(f"/proc/self/fd/{lock_fd}").removesuffix(".lock"))
+    if moved.name != directory.name or mounted_at(str(moved)) is None:
+        return False
+    _private_directory(directory)
+    bind(moved, directory)
+    with contextlib.suppress(OSError):  # there it would stay for ever
+        unmount(moved, detach=True)
+    _bring_back(moved.parent.parent, directory.parent.parent)
+    return True
+
+
+def _bring_back(moved: Path, runtime: Path) -> None:
+    """What lay beside the tiers: node ids, locks, and what says how a mount is to be ended.
+
+    Each by a rename, and nothing over what has been made anew.
+    """
+    for found in [one for one in moved.glob("*/*") if one.parent.name != "tiers"]:
+        place = runtime / found.parent.name / found.name
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(mode=found.parent.stat().st_mode & 0o777, exist_ok=True)
+            if not os.path.lexists(place):
+                found.rename(place)
 
 
 def slack_bytes(budget_bytes: int) -> int:
@@ -160,7 +193,7 @@ def lend(place: Place) -> None:
         available = slack
     place.is_lent = True
     size = _rounded(taken_bytes(place) + max(available // 2, min(slack, available)))
-    if size > _capacity_bytes(place.directory / DATA):
+    if size > (size_bytes(place) or size):
         with contextlib.suppress(OSError):  # not allowed to: it ends where it ends
             mount_tmpfs(place.directory / DATA, f"size={size}", remount=True)
 
@@ -329,7 +362,10 @@ def shared_reserve_bytes(capacity_bytes: int, budget_bytes: int) -> int:
 
 
 def _free_bytes(directory: Path) -> int:
-    info = os.statvfs(directory)
+    try:
+        info = os.statvfs(directory)
+    except FileNotFoundError:
+        return 1 << 62  # it was moved away, and is found again in a moment
     return info.f_frsize * info.f_bavail
 
 
@@ -355,13 +391,19 @@ def _grow_state(place: Place) -> bool:
 
 def taken_bytes(place: Place) -> int:
     """Bytes that the tier's own tmpfs holds now, those among them that the kernel has only just written."""
-    info = os.statvfs(place.directory / DATA)
+    try:
+        info = os.statvfs(place.directory / DATA)
+    except FileNotFoundError:
+        return 0  # see `_free_bytes`
     return info.f_frsize * (info.f_blocks - info.f_bfree)
 
 
 def size_bytes(place: Place) -> int:
     """Most that the tier's own tmpfs takes."""
-    return _capacity_bytes(place.directory / DATA)
+    try:
+        return _capacity_bytes(place.directory / DATA)
+    except FileNotFoundError:
+        return 0  # see `_free_bytes`
 
 
 def spare_tmpfs(place: Place, size_bytes: int) -> int | None:

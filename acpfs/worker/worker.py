@@ -518,7 +518,12 @@ class Worker:
                 self._parts.fs.look_after_waiting()
                 self._subject.look()
                 self._parts.state.space.look()
-            places.fit(self._parts.place)
+            try:
+                places.fit(self._parts.place)
+            except FileNotFoundError:
+                place = self._parts.place
+                if places.find_again(place.directory, place.lock_fd):
+                    log.warning("the run directory was moved; the RAM tier is at its place again")
 
     async def _watch_backing(self) -> None:
         """Whether the descriptor still leads to what lies at the path; a hanging look waits in its thread."""
@@ -543,7 +548,7 @@ class Worker:
             await trio.sleep(RUN_DIRECTORY_INTERVAL_S)
             try:
                 if self._was_mounted and not self._record.file.exists():
-                    self._record.file.parent.mkdir(mode=0o755, exist_ok=True)
+                    self._record.file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                     registry.write(self._record)
                     log.warning("the mount's record was removed; it is written anew")
                 if server.listen_again():

@@ -26,6 +26,7 @@ from tests.rig.mounts import (
     is_mounted,
     mounts_below,
     tell_again,
+    wait_gone,
 )
 from tests.rig.namespaces import namespace
 
@@ -331,6 +332,53 @@ def test_what_a_cleaner_has_removed_of_the_run_directory_is_made_anew(
     assert mount.status()["state"] == "serving"
     mount.umount()
     assert (backing / "f").read_bytes() == b"saved"
+    assert mount.leaks() == []
+
+
+@pytest.mark.clause("S418", "S81")
+def test_a_run_directory_that_is_moved_ends_no_mount(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
+    """Eight workers in a row did not find the RAM tier, and the mount ended with what it held."""
+    mount = make_mount(backing, transport)
+    (mount.path / "f").write_bytes(b"saved")
+    places = [
+        file for name in ("mounts", "sockets") for file in (mount.runtime_dir / name).iterdir()
+    ]
+    mount.runtime_dir.rename(mount.runtime_dir.with_name("moved"))
+    (mount.path / "g").write_bytes(b"at once")
+    while not all(file.exists() for file in places):
+        threading.Event().wait(0.05)
+    assert mount.status()["worker"]["number"] == 1
+    wait_gone(mount.kill_worker())
+    (mount.path / "h").write_bytes(b"by the next")
+    assert (mount.path / "g").read_bytes() == b"at once"
+    mount.umount()
+    assert {path.name: path.read_bytes() for path in backing.iterdir() if path.is_file()} == {
+        "f": b"saved",
+        "g": b"at once",
+        "h": b"by the next",
+    }
+    assert mount.leaks() == []
+
+
+@pytest.mark.clause("S418", "S81")
+@pytest.mark.transports("native")
+def test_nor_does_one_that_is_moved_while_no_worker_lives(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
+    mount = make_mount(backing, transport)
+    (mount.path / "f").write_bytes(b"saved")
+    stopped = mount.pid
+    os.kill(stopped, signal.SIGSTOP)
+    mount.runtime_dir.rename(mount.runtime_dir.with_name("moved"))
+    os.kill(stopped, signal.SIGKILL)
+    with open(mount.path / "g", "wb") as file:
+        file.write(b"by the next")
+    while not mount.runtime_dir.exists() or not list(mount.runtime_dir.glob("sockets/*.sock")):
+        threading.Event().wait(0.05)
+    mount.umount()
+    assert {(backing / name).read_bytes() for name in "fg"} == {b"saved", b"by the next"}
     assert mount.leaks() == []
 
 
