@@ -1,0 +1,309 @@
+"""A rank in virtual time: the real member over a simulated wire, and a loop in place of training.
+
+What the main thread does at a fault is written down here as `park` does it, without files and tensors.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
+
+import trio
+
+from acpfs.training.interrupt import Interrupted, Interrupter
+from acpfs.training.marks import Marks
+from acpfs.training.member import TURN_S, Member, Order
+from acpfs.training.messages import (
+    Gate,
+    Goodbye,
+    Hello,
+    Leave,
+    Phase,
+    Publish,
+    Published,
+    Refused,
+    Save,
+    Saved,
+    SavedFile,
+    Settle,
+    Settled,
+    Stop,
+    Stopped,
+    Trouble,
+    TroubleKind,
+)
+from acpfs.training.policy import Policy
+from acpfs.training.wire import SocketLink
+from tests.sim.training.network import MemberEnd
+
+if TYPE_CHECKING:
+    from tests.sim.training.world import World
+
+POLICY = Policy()
+STEP_S = 0.3
+UPDATE_S = 0.1
+SAVE_S = 5.0
+LOOK_S = 0.25
+
+
+class _Interrupter:
+    """Of a main thread that looks by itself."""
+
+    stuck = False
+
+    def __init__(self, armed: Callable[[], object]) -> None:
+        self._armed = armed
+
+    def arm(self) -> None:
+        self._armed()
+
+    def disarm(self) -> None:
+        """It looks by itself."""
+
+    def tick(self) -> bool:
+        return False
+
+
+class _Member(Member):
+    """Without a thread: the rank's task turns it."""
+
+    def _wait(self) -> None:
+        """The task has waited."""
+
+    @property
+    def turns_at(self) -> float:
+        """When it has something to do by itself."""
+        if self._order is not None:
+            return trio.current_time() + TURN_S
+        return min(self._beat_at, trio.current_time() + self._policy.beat_s / 2)
+
+    def register(self, links: Mapping[int, SocketLink]) -> None:
+        self._links = dict(links)
+        self._broadcast(self._hello)
+
+    @property
+    def refused(self) -> str | None:
+        return self._protected.reason if isinstance(self._protected, Refused) else None
+
+    @property
+    def is_over(self) -> bool:
+        return self._ended and not self._outbox
+
+    def say_goodbye(self) -> None:
+        self.tell(Goodbye())
+        self._ended = True
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def turn(self) -> None:
+        self._turn()
+
+    def close(self) -> None:
+        for link in list(self._links.values()):
+            link.close()
+        self._cut_off()
+
+
+class Rank:
+    """One."""
+
+    def __init__(
+        self, world: World, number: int, node: str, holders: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.world, self.number, self.node = world, number, node
+        self._chance = random.Random(f"{world.seed} rank {number}")
+        self.marks = Marks()
+        self.holders = holders
+        self.wake = trio.Event()
+        self.paused_until = 0.0
+        self.is_frozen = False
+        self.ended: str | None = None
+        """How, in words."""
+        self.published: int | None = None
+        self.trouble_at = -1
+        """The step in which it meets an exception of its own."""
+        hello = Hello(
+            number, world.size, node, 1000 + number, 1, Gate.EXPLICIT, holders, first=True
+        )
+        self.member = _Member(
+            world.job,
+            hello,
+            self.marks,
+            self.ring,
+            cast("Interrupter", _Interrupter(self.ring)),
+            POLICY,
+        )
+        self.links: dict[int, MemberEnd] = {}
+        self.scope = trio.CancelScope()
+        self._handled = 0
+
+    def ring(self) -> int:
+        """Something is new for the main thread or the member."""
+        self.wake.set()
+        self.wake = trio.Event()
+        return 0
+
+    def note(self, text: str) -> None:
+        self.world.note(f"rank {self.number}", text)
+
+    async def run(self) -> None:
+        """Both threads, until it has ended or is killed."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._turn_member)
+                try:
+                    await self._train()
+                except Interrupted as interrupted:
+                    self.note(f"out of the loop: {interrupted}")
+                    await self._park()
+                if self.member.ended:
+                    self.ended = self.ended or "the end of its loop"
+                else:
+                    self.member.say_goodbye()
+                    self.ring()
+                    self.ended = self.ended or "the end of its loop"
+                while not self.member.is_over:
+                    await self._until(lambda: self.member.is_over, LOOK_S)
+                nursery.cancel_scope.cancel()
+        self.note(f"has ended: {self.ended or 'killed'}")
+        self.member.close()
+        for link in self.links.values():
+            link.ends.cut(loses=False)
+
+    async def _turn_member(self) -> None:
+        while True:
+            await self._awake()
+            self.member.turn()
+            coming = [
+                link.ends.back.next_at for link in self.links.values() if not link.ends.is_cut
+            ]
+            until = min([self.member.turns_at, *(at for at in coming if at > trio.current_time())])
+            wake = self.wake
+            with trio.move_on_at(until):
+                await wake.wait()
+
+    async def _awake(self) -> None:
+        """A stopped process does nothing."""
+        await trio.lowlevel.checkpoint()
+        while trio.current_time() < self.paused_until:  # noqa: ASYNC110  # it may be stopped again
+            await trio.sleep_until(self.paused_until)
+
+    async def _until(self, there: Callable[[], bool], most_s: float) -> bool:
+        """Wait for something."""
+        deadline = trio.current_time() + most_s
+        while True:
+            await self._awake()
+            if there():
+                return True
+            if trio.current_time() >= deadline:
+                return False
+            wake = self.wake
+            with trio.move_on_at(min(deadline, trio.current_time() + LOOK_S)):
+                await wake.wait()
+
+    async def _pass(self, seconds: float) -> None:
+        """Time of work; a stop ends it."""
+        if await self._until(lambda: self.member.stopped, seconds):
+            raise Interrupted("stopped")
+
+    # -- the loop
+
+    async def _train(self) -> None:
+        if not await self._until(
+            lambda: self.member._protected is not None or self.member.stopped, POLICY.protected_s
+        ):
+            self.ended = "no protection: not all came"
+            return
+        if self.member.refused is not None:
+            self.ended = f"refused: {self.member.refused}"
+            return
+        while self.marks.now.done < self.world.steps:
+            await self._pass(self._chance.uniform(0.1, STEP_S))
+            if self.marks.now.done + 1 == self.trouble_at:
+                self.note("meets an exception of its own")
+                self.member.tell(Trouble(TroubleKind.ERROR, "its own"))
+                self.ring()
+                raise Interrupted("its own exception")
+            step = self.marks.ready()
+            await self._gate(step)
+            self.marks.begin()
+            await self._until(lambda: False, self._chance.uniform(0.0, UPDATE_S))
+            self.marks.end()
+
+    async def _gate(self, step: int) -> None:
+        """A collective: the connection to a process that has ended tells so, to one of a stopped one nothing."""
+        while not self.world.all_are_ready(step):
+            await self._until(lambda: self.member.stopped or self.world.all_are_ready(step), LOOK_S)
+            if self.world.all_are_ready(step):
+                return
+            if self.member.stopped:
+                raise Interrupted("in the gate")
+            if self.world.somebody_left_before(step):
+                self.member.tell(Trouble(TroubleKind.COLLECTIVE, "a peer is gone"))
+                self.ring()
+                raise Interrupted("a peer is gone")
+
+    # -- a fault
+
+    async def _park(self) -> None:
+        commanded_at = trio.current_time()
+        while True:
+            order = self.member.order(self._handled, 0.0)
+            if order is not None:
+                self._handled, commanded_at = order.number, trio.current_time()
+                self.note(f"obeys {order.command}")
+                if isinstance(order.command, Leave):
+                    self.ended = f"told to leave: {order.command.text}"
+                    return
+                await self._obey(order)
+                continue
+            if self.member.commanded:
+                commanded_at = trio.current_time()
+            elif trio.current_time() - commanded_at > POLICY.command_s:
+                self.ended = "cut off: there is no coordinator"
+                return
+            await self._until(lambda: self.member.order(self._handled, 0.0) is not None, LOOK_S)
+
+    def _void(self, order: Order) -> bool:
+        return self.member.order(order.number, 0.0) is not None
+
+    async def _obey(self, order: Order) -> None:
+        command, mark = order.command, self.marks.now
+        if isinstance(command, Stop):
+            self.member.tell(Stopped(mark.done, mark.ready, mark.phase, (), None, self.published))
+        elif isinstance(command, Settle):
+            self.world.oracles.settles(self.number, order.generation, command.step)
+            if (mark.done, mark.ready, mark.phase) == (command.step - 1, command.step, Phase.READY):
+                self.marks.begin(settling=True)
+                self.marks.end()
+            done = self.marks.now.done
+            self.member.tell(Settled(done, {shard: f"{shard}@{done}" for shard in self.holders}))
+        elif isinstance(command, Save):
+            await self._save(order, command)
+        elif isinstance(command, Publish):
+            self.world.oracles.publishes(self.number, command)
+            self.published = command.manifest.step
+            self.member.tell(Published(command.name))
+        self.ring()
+
+    async def _save(self, order: Order, command: Save) -> None:
+        if self.number not in command.savers:
+            return
+        self.world.oracles.saves(self.number, order.generation, command, self.marks.now.done)
+        if await self._until(lambda: self._void(order), self._chance.uniform(0.1, SAVE_S)):
+            return
+        if self._chance.random() < self.world.cannot_save:
+            self.member.tell(Trouble(TroubleKind.SAVE, "no room"))
+            return
+        mine = [shard for shard, rank in command.cover.items() if rank == self.number]
+        self.member.tell(
+            Saved(tuple(SavedFile(f"{command.directory}/{shard}", 1, "00") for shard in mine))
+        )
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether it has to end; one that stands still for good cannot."""
+        return self.ended is None and not self.is_frozen

@@ -1,0 +1,39 @@
+"""A fixed set of histories of jobs: none breaks a rule, and each is the same in another process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.rig.mounts import REPOSITORY
+
+SEEDS = 24
+
+
+def told(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sim.training", *words],
+        cwd=REPOSITORY,
+        timeout=240,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.clause("T50", "T176")
+def test_no_history_breaks_a_rule() -> None:
+    counts = told("--seeds", str(SEEDS))
+    print(counts)
+    for reached in ("checkpoints", "other jobs refused", "second faults", "take-overs"):
+        assert re.search(rf"[1-9]\d*  {reached}", counts), f"none has {reached}"
+
+
+def test_a_seed_is_a_history() -> None:
+    digests = {re.findall(r"digest (\w+)", told("--seed", "7"))[0] for _ in range(2)}
+    assert len(digests) == 1
