@@ -14,6 +14,7 @@ first updates, by digests. Main thread, or who stands in for it while that waits
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ however it does it."""
 KEPT_UPDATES = 16
 """A copy is taken at so many marks behind a change that was seen: an evaluation now and then costs
 none in between."""
+COST_MAX = 0.05
+"""Of the time of an update: a state that is made anew may take so much unsaid."""
 SAMPLE_BYTES = 16
 SHOWN_MAX = 3
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -81,12 +84,36 @@ def writes(value: Any) -> object:
 class EndDigest:
     """The same of a state that is made anew whenever it is asked for: compared, and never brought back."""
 
-    def __init__(self, digests: Callable[[], Mapping[Shard, str]]) -> None:
+    def __init__(
+        self,
+        digests: Callable[[], Mapping[Shard, str]],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._digests = digests
+        self._clock = clock
         self._noted: Mapping[Shard, str] = {}
+        self._noted_at: float | None = None
+        self._is_told = False
 
     def note(self) -> None:
+        begun = self._clock()
         self._noted = self._digests()
+        ended = self._clock()
+        if self._noted_at is not None:
+            self._say_cost(ended - begun, begun - self._noted_at)
+        self._noted_at = ended
+
+    def _say_cost(self, took_s: float, trained_s: float) -> None:
+        """The copies are the script's own doing: nobody else can make them cheaper."""
+        if self._is_told or took_s <= COST_MAX * trained_s:
+            return
+        self._is_told = True
+        log.warning(
+            "state= gives copies, or other things than tensors: to compare them takes this much of "
+            "each update; give the tensors themselves, which costs next to nothing",
+            seconds=round(took_s, 3),
+            of=round(trained_s, 3),
+        )
 
     def look(self) -> None:
         """What has changed since is a part of what the next update begins with."""

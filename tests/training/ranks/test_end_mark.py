@@ -11,6 +11,7 @@ import torch
 
 from acpfs.errors import ConfigError
 from acpfs.training import protect
+from acpfs.training.torch import end_mark
 from acpfs.training.torch.end_mark import KEPT_UPDATES, ChangedError, EndDigest, EndMark
 from acpfs.training.torch.local_state import OwnState
 from tests.training.ranks.forked import Ranks, join_group
@@ -196,3 +197,27 @@ def test_a_state_that_cannot_be_brought_back_is_refused_where_something_follows(
 
     with Ranks(2, tmp_path, main) as ranks:
         assert ranks.statuses() == [0, 0], ranks.said()
+
+
+@pytest.mark.clause("T184")
+def test_what_a_digest_of_copies_costs_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(end_mark.log, "warning", lambda _, **fields: said.append(fields))
+    now, takes = [0.0], [0.04]
+
+    def digests() -> dict[str, str]:
+        now[0] += takes[0]
+        return {"all": "digest"}
+
+    mark = EndDigest(digests, lambda: now[0])
+    for _ in range(3):
+        mark.note()
+        now[0] += 1
+    assert said == []
+    takes[0] = 0.06
+    for _ in range(3):
+        mark.note()
+        now[0] += 1
+    assert said == [{"seconds": 0.06, "of": 1.0}]
