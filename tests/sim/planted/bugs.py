@@ -164,17 +164,10 @@ BUGS = [
     ),
     Bug(
         "move-lost-is-done",
-        "a move that failed is carried out, and called lost",
+        "a move whose answer was lost is taken for one of what others removed",
         "writeback/commits/placing.py",
-        (
-            "                    self.repaired()  # removed from outside: there is nothing to move\n"
-            "                    return False"
-        ),
-        (
-            "                    self.repaired()\n"
-            "                    return False\n"
-            "            if source[-1:] != target[-1:]: self._lower.rename(source, target) if self._parts.look(source) else None"
-        ),
+        "                if self._parts.look(target) is None:\n                    absence",
+        "                if True:\n                    absence",
     ),
     Bug(
         "exchange-not-noted",
@@ -193,14 +186,9 @@ BUGS = [
     Bug(
         "elide-started",
         "an operation is left out that has begun",
-        "writeback/engine.py",
-        (
-            "            or op.version.state is VersionState.COMPLETE\n"
-            "            or self._ops.replacement(op) is None\n"
-            "        ):\n"
-            "            return False\n"
-        ),
-        ("            or self._ops.replacement(op) is None\n        ):\n            return True\n"),
+        "writeback/log/log.py",
+        "        if op.begun:\n            return None\n        ops = self._by_node",
+        "        ops = self._by_node",
     ),
     Bug(
         "commit-not-recorded",
@@ -257,5 +245,36 @@ BUGS = [
         ("            self._ended(job[0], error)\n        self.wake()"),
         "            self._ended(job[0], error)",
         profiles=("plain",),
+    ),
+    Bug(
+        "reaped-twice",
+        "a directory is dropped once for each name in it of a file that goes",
+        "filesystem/lowerview.py",
+        "            if following.ino in self._table:",
+        "            if True:",
+        profiles=("short",),
+    ),
+    Bug(
+        "overflow-given-up",
+        "the only bytes of an open file go with its name",
+        "filesystem/content/contents.py",
+        "            and node.handles > 0\n            and node.body.is_overflowed",
+        "            and False\n            and node.body.is_overflowed",
+        profiles=("short",),
+    ),
+    Bug(
+        "older-attributes",
+        "after a flush that failed, older attributes are given over newer ones",
+        "writeback/commits/recheck.py",
+        "                meta.merge(later.meta)\n        with suppress",
+        "                pass\n        with suppress",
+        profiles=("hang", "durable"),
+    ),
+    Bug(
+        "version-by-number",
+        "a file is taken for a staged version by its inode number",
+        "writeback/commits/placing.py",
+        "        return note is not None and note.digest == version.digest",
+        "        return True",
     ),
 ]
