@@ -32,8 +32,8 @@ def error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def new_op() -> Op:
-    return Op(Seq(1), OpKind.STORE, Ino(2))
+def new_op(kind: OpKind = OpKind.STORE) -> Op:
+    return Op(Seq(1), kind, Ino(2))
 
 
 def test_delays_double_with_jitter_up_to_the_limit() -> None:
@@ -70,6 +70,18 @@ def test_refusals_in_a_row_park() -> None:
     answers = [retry.failed(op, error(errno.EACCES)) for _ in range(PERMANENT_TRIES)]
     assert [answer is None for answer in answers] == [False, False, True]
     assert op.next_attempt_at == 0
+
+
+@pytest.mark.clause("S501")
+@pytest.mark.parametrize("kind", [OpKind.RENAME, OpKind.RMDIR, OpKind.EXCHANGE])
+def test_a_directory_that_something_is_mounted_on_refuses_to_move(kind: OpKind) -> None:
+    """It would hold up all that comes after it, until somebody unmounts."""
+    retry, op = policy(), new_op(kind)
+    answers = [retry.failed(op, error(errno.EBUSY)) for _ in range(PERMANENT_TRIES)]
+    assert [answer is None for answer in answers] == [False, False, True]
+    assert retry.parked_delay_s(op) is not None, "it is tried again by itself"
+    busy = new_op()
+    assert all(retry.failed(busy, error(errno.EBUSY)) is not None for _ in range(10))
 
 
 def test_a_transient_failure_in_between_starts_the_count_again() -> None:

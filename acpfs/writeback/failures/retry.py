@@ -12,7 +12,7 @@ from acpfs.errors import PERMANENT_ERRNOS
 from acpfs.runtime.given import Runtime
 from acpfs.types import Seq
 from acpfs.writeback.evidence.verify import MisreadError
-from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.ops import Op, OpKind
 
 PERMANENT_TRIES = 3
 """Refusals in a row, for the same reason, before an operation is parked: a replicated file system in trouble answers with wrong errnos.
@@ -23,9 +23,12 @@ PARKED_DELAY_MIN_S, PARKED_DELAY_MAX_S = 120.0, 600.0
 """How long a parked operation stays before it is tried by itself. Each try holds up what comes after it for as long as it takes."""
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 """ENOENT reaches us only when repair did not help: the place is gone and cannot be made again."""
+_MOVES = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.RMDIR})
+"""EBUSY refuses these: of a directory that something is mounted on, which is so until somebody unmounts it.
 
-
-_ENDING = _REFUSALS - {
+All else that says so is tried again soon: a server that others keep a file open on (SMB), a device that is busy.
+"""
+_ENDING = (_REFUSALS | {errno.EBUSY}) - {
     errno.EFBIG,
     errno.EMLINK,
     errno.ENAMETOOLONG,
@@ -63,7 +66,7 @@ class RetryPolicy:
         """Note a failure on the operation; seconds until the next attempt, or None: park it."""
         op.tries += 1
         op.last_error, op.last_detail = error.errno or errno.EIO, error.strerror or str(error)
-        if op.last_error in _REFUSALS or isinstance(error, MisreadError):
+        if _is_refusal(op) or isinstance(error, MisreadError):
             reason, times = self._refusals.get(op.seq, (op.last_error, 0))
             self._refusals[op.seq] = (op.last_error, times + 1 if reason == op.last_error else 1)
             if (
@@ -100,3 +103,7 @@ class RetryPolicy:
         """The operation is done, or starts afresh."""
         self._refusals.pop(op.seq, None)
         self._parked.pop(op.seq, None)
+
+
+def _is_refusal(op: Op) -> bool:
+    return op.last_error in _REFUSALS or (op.last_error == errno.EBUSY and op.kind in _MOVES)
