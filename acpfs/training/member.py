@@ -401,7 +401,9 @@ class Member:
             return  # it was a link, or time
 
     def _receive(self, number: int, link: SocketLink) -> None:
-        while True:
+        # An answer may find the connection gone, and what came over it before is in the link yet:
+        # whoever heard an ACTIVE there would believe in a commander that nothing ever takes back.
+        while self._links.get(number) is link:
             try:
                 sent = link.receive(0.0)
                 self._heard[number] = time.monotonic()

@@ -556,3 +556,17 @@ def test_a_word_for_another_job_ends_the_link(rig: Rig) -> None:
     while rig.member.cut_off_since is None:
         rig.member.order(0, 0.01)
     assert not rig.aborted.is_set()
+
+
+@pytest.mark.clause("T185")
+def test_what_came_over_a_connection_that_is_gone_is_not_heard(rig: Rig) -> None:
+    """The answer to a vote meets a dead coordinator, whose next word has come already."""
+    coordinator, member = rig.coordinator, rig.member
+    member._links = {0: coordinator.member_end}
+    coordinator.say(Vote(2, 0), term=0)
+    coordinator.say(Active(2, 0), term=2)
+    coordinator.link.close()
+    member._receive(0, coordinator.member_end)
+    assert not member._links
+    assert not member.commanded
+    assert member._ballot.vote(3)
