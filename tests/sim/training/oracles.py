@@ -20,12 +20,14 @@ class Oracles:
     """Updates that a rank has done."""
     acts: dict[int, int] = field(default_factory=dict)
     """Term → the coordinator that commands in it."""
-    steps: dict[int, int] = field(default_factory=dict)
-    """Generation → the step in which survivors meet."""
+    steps: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Term and generation → the step in which survivors meet. Two sides may each have one; one saves."""
+    told: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Rank and generation → the same."""
     published: set[int] = field(default_factory=set)
     broken: list[str] = field(default_factory=list)
 
-    def says(self, coordinator: int, term: int, message: Message) -> None:
+    def says(self, coordinator: int, term: int, generation: int, message: Message) -> None:
         """A coordinator gives a command to members."""
         if not isinstance(message, Stop | Settle | Save | Publish | Resume):
             return
@@ -35,11 +37,16 @@ class Oracles:
                 f"ACTIVE: coordinators {known} and {coordinator} both act in term {term}"
             )
 
+        if isinstance(message, Settle):
+            step = self.steps.setdefault((term, generation), message.step)
+            if step != message.step:
+                self._is_broken(f"STEP: {message.step} and {step} in generation {generation}")
+
     def settles(self, rank: int, generation: int, step: int) -> None:
-        known = self.steps.setdefault(generation, step)
+        known = self.told.setdefault((rank, generation), step)
         if known != step:
             self._is_broken(
-                f"STEP: rank {rank} is told step {step} in generation {generation}, others {known}"
+                f"STEP: rank {rank} is told {step}, and was told {known} in generation {generation}"
             )
 
     def saves(self, rank: int, generation: int, save: Save, done: int) -> None:

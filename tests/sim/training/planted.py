@@ -76,6 +76,13 @@ BUGS = (
         unseen="not reached: who takes over hears of the same fault otherwise",
     ),
     Bug(
+        "hears-the-gone",
+        "member.py",
+        "        while self._links.get(number) is link:\n",
+        "        while True:\n",
+        unseen="rare: seed 1169 finds it, whose history begins with a late vote",
+    ),
+    Bug(
         "beats-unanswered",
         "coordinator/server.py",
         "                self._connected.to_members(self._elections.active(), [rank])\n",

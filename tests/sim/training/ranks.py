@@ -304,6 +304,10 @@ class Rank:
         )
 
     @property
+    def is_cut_off(self) -> bool:
+        return self.member.cut_off_since is not None
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether it has to end; one that stands still for good cannot."""
         return self.ended is None and not self.is_frozen

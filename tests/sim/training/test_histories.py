@@ -38,3 +38,9 @@ def test_no_history_breaks_a_rule() -> None:
 def test_a_seed_is_a_history() -> None:
     digests = {re.findall(r"digest (\w+)", told("--seed", "7"))[0] for _ in range(2)}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("seed", [1169])
+def test_a_seed_that_once_broke_a_rule_does_not_any_more(seed: int) -> None:
+    """1169: a rank heard its coordinator over a connection that was gone, and waited for it for ever."""
+    told("--seed", str(seed))
