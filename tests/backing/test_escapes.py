@@ -30,6 +30,7 @@ BY_PATH = {
     "backing/attributes.py": {"magic", "target"},
     "backing/directory.py": {"path", "target", "f'/proc/self/fd/{fd}'"},
     "backing/identity.py": {"temporary", "directory / f'{volume_id}-{node}'"},
+    "backing/lock_holders.py": {"'/proc'", "f'/proc/self/fd/{fd}'", "fds", "f'{fds}/{name}'"},
     "backing/probe.py": {"directory.path"},
     "backing/syscalls.py": {"'/'"},
     "filesystem/last_close.py": {"self._proc", "task / 'fdinfo'", "task / 'fd' / number"},
