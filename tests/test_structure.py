@@ -820,6 +820,30 @@ TAKES_OF_THE_MACHINE = {
     "control/metric_table.py: time.time": "a gauge knows a status only, in which times are the wall clock's",
 }
 """Why they may all the same."""
+TOUCHES_THE_KERNEL = {
+    "transport/invalidations.py": "a thread that waits in the kernel for locks of requests",
+    "transport/libfuse.py": "unmounts in a thread",
+    "transport/native/continuations.py": "how long callers have been waiting, and which died, by /proc",
+    "transport/native/dispatch.py": "a request that hung a worker is carried out in a thread of its own",
+    "transport/native/hold_process.py": "is a process of its own, with nothing of acpfs",
+    "transport/native/holding.py": "the process that holds writers, over a socket",
+    "transport/native/hung_requests.py": "readers that stand in the kernel",
+    "transport/native/operations.py": "the time that a caller of utimensat means by now",
+    "transport/native/reader.py": "threads that read /dev/fuse",
+    "transport/native/serve.py": "opens and closes /dev/fuse in a thread",
+    "supervisor/child.py": "heartbeats of a worker's process",
+    "supervisor/fallthrough.py": "looks at a mount point that may hang",
+    "supervisor/handover.py": "two supervisors, over a socket",
+    "supervisor/keeper.py": "its loop waits for sockets",
+    "supervisor/keeper_client.py": "the other end of that",
+    "supervisor/mount_state.py": "since when a worker is dead",
+    "supervisor/supervisor.py": "its loop waits for processes, signals and sockets",
+    "supervisor/templates.py": "the age of a process",
+    "mounting/checks.py": "in a command's process, before there is a worker; a storage may hang",
+    "mounting/doctor.py": "the same",
+    "mounting/starting.py": "the same; waits for another daemon's socket",
+}
+"""Files of the other layers that have real clocks and threads, and why. No history of `tests/sim` runs them."""
 OF_THE_MACHINE = re.compile(
     r"time\.(monotonic|time|perf_counter|clock_gettime)(_ns)?|time\.sleep"
     r"|threading\.(Thread|Event|Condition|Timer|Semaphore|BoundedSemaphore|Barrier)"
@@ -848,6 +872,16 @@ def test_clock_threads_and_chance_are_given(layer: str) -> None:
         for line, name in _taken_of_the_machine(path)
         if f"{path.relative_to(PACKAGE)}: {name}" not in TAKES_OF_THE_MACHINE
     ] == []
+
+
+@pytest.mark.parametrize("layer", ["transport", "supervisor", "mounting"])
+def test_real_clocks_and_threads_are_where_the_kernel_is_touched(layer: str) -> None:
+    have = {
+        str(path.relative_to(PACKAGE))
+        for path in (PACKAGE / layer).rglob("*.py")
+        if any(_taken_of_the_machine(path))
+    }
+    assert have == {name for name in TOUCHES_THE_KERNEL if name.startswith(f"{layer}/")}
 
 
 def test_no_banned_idioms_in_the_package() -> None:
