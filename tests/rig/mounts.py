@@ -351,15 +351,32 @@ def take_down(path: Path, runtime_dir: Path, pids: Iterable[Known] = ()) -> None
 
 
 def _kill_processes(runtime_dir: Path, pids: Iterable[Known], timeout_s: float = 240.0) -> None:
-    """A worker whose supervisor dies starts another one, so until nobody is left."""
+    """A worker whose supervisor dies starts another one, so until nobody is left.
+
+    But for who is in a call on the mount that the worker had begun: where a keeper has the session, only the next worker answers it.
+    """
     deadline = time.monotonic() + timeout_s
-    while (living := _living(runtime_dir, pids)) and time.monotonic() < deadline:
+    hanging: set[int] = set()
+    while living := [pid for pid in _living(runtime_dir, pids) if pid not in hanging]:
+        if time.monotonic() > deadline:
+            return
         for pid in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in living:
-            with contextlib.suppress(TimeoutError):
+            try:
                 wait_gone(pid, 5)
+            except TimeoutError:
+                if _is_in_a_call(pid):
+                    hanging.add(pid)
+
+
+def _is_in_a_call(pid: int) -> bool:
+    """Whether a thread of it waits in the kernel, and does not listen to signals."""
+    with contextlib.suppress(OSError):
+        stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
+        return any(stat.read_text().rpartition(")")[2].split()[0] == "D" for stat in stats)
+    return False
 
 
 def _living(runtime_dir: Path, pids: Iterable[Known]) -> list[int]:
