@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from acpfs.control import client, registry
+from acpfs.control.socket_messages import RemoteError
 from acpfs.descriptors import readable
 from acpfs.errors import ExitCode, NotMountedError
 from tests.rig import lifeline
@@ -36,6 +37,7 @@ CONTAINERS_END_S = 240.0
 LEAVES_WITHIN_S = 60.0
 """Who is still there then is a leak: a machine may stand still for ten seconds."""
 LOOK_AGAIN_S = 0.02
+LOG_LINES_SHOWN = 60
 ENVIRONMENTS = {
     "auto": {},
     "libfuse": {},
@@ -103,8 +105,21 @@ class AcpfsMount:
         try:
             if kind is None and is_mounted(self.path):
                 self.umount()
+            elif value is not None:
+                self._show_what_failed(value)
         finally:
             self.abort()
+
+    def _show_what_failed(self, error: BaseException) -> None:
+        """What is gone a moment later: what the daemon said beside its message, and its log file.
+
+        A failure by chance has to tell all that it can the first time.
+        """
+        if isinstance(error, RemoteError):
+            print(f"{self.path}: {error}: {json.dumps(error.details)}", file=sys.stderr)
+        for log in sorted(self.runtime_dir.rglob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            print(f"{log}, its end:", *lines[-LOG_LINES_SHOWN:], sep="\n", file=sys.stderr)
 
     # -- life
 
