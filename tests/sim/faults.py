@@ -26,7 +26,7 @@ class Faults:
     def __init__(
         self,
         choices: Choices,
-        life: int,
+        life: tuple[object, ...],
         error_rate: float,
         hang_rate: float,
         outage_until_s: float,
@@ -34,7 +34,7 @@ class Faults:
         """`outage_until_s`: of the machine's clock; before it each change is refused."""
         self._error_rate, self._hang_rate = error_rate, hang_rate
         self._outage_until_s = outage_until_s
-        self._stream = choices.stream("faults", life)
+        self._stream = choices.stream("faults", *life)
 
     def next(self, *, changes: bool) -> FaultKind | None:
         """Of the storage's next call."""
@@ -66,8 +66,8 @@ class Death:
     pause_s: float = 0.0
 
     @classmethod
-    def drawn(cls, choices: Choices, life: int) -> Death:
-        chance = choices.stream("death", life)
+    def drawn(cls, choices: Choices, *life: object) -> Death:
+        chance = choices.stream("death", *life)
         kind = chance.choice(("turn", "turn", "commit", "commit", "tier", "calls"))
         if kind == "turn":
             return cls(turn=chance.randrange(20, 1500))

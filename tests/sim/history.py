@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 import trio
 import trio.testing
 
-from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.records import Attributes, Caller
-from acpfs.filesystem.steps import Call, wait
-from acpfs.types import Ino
 from tests.sim.choices import Choices, Knobs
+from tests.sim.kernel import WAIT_S, Process, Serving
 from tests.sim.life import Life
 from tests.sim.oracles import Told, judge_order, judge_shown
 from tests.sim.programs import Calls, Died, Program
@@ -28,15 +22,10 @@ from tests.sim.storage import Storage
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE
 
-T = TypeVar("T")
-
-CALL_MAX_S = 600.0
-"""Virtual time in which each call is answered, where no storage hangs for good."""
 DRAIN_MAX_S = 3000.0
 """Virtual time in which everything is persisted, once faults have stopped."""
 LOOK_S = 0.5
 TIDIES_S = (0.01, 0.05, 0.3)
-WAIT_S = 0.02
 
 
 @dataclass
@@ -49,94 +38,13 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Process:
-    """A program's way to the file system: the kernel of the machine on which it runs."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self.mount = 0
-        """The life in which the machine began: without a session no call reaches another one."""
-        self._known: Counter[Ino] = Counter()
-        """How often each node was named in an answer."""
-
-    def begin_at(self, mount: int) -> None:
-        """Its machine has begun anew, and knows nothing of before."""
-        self.mount = mount
-        self._known.clear()
-
-    def new_caller(self) -> Caller:
-        return self._history.new_caller()
-
-    async def request(
-        self, make: Callable[[FileSystem], Call[T]], is_done: Callable[[], Awaitable[bool]]
-    ) -> T | None:
-        """See `Kernel`."""
-        mount, came_again = self.mount, False
-        while True:
-            life = await self._history.serving()
-            if not self._history.knobs.keeps_session and life.number != mount:
-                raise Died(mount)
-            if came_again and await is_done():
-                return None
-            answer = await self._history.ask(life, make)
-            if answer is not None:
-                self._learn(life, answer[0])
-                return answer[0]
-            came_again = True
-
-    def _learn(self, life: Life, answer: object) -> None:
-        """An entry in an answer is a reference, which the daemon counts as it answers."""
-        for part in answer if isinstance(answer, tuple) else ():
-            self._learn(life, part)
-        if isinstance(answer, Attributes):
-            self._known[answer.ino] += 1
-            life.references.given([answer.ino])
-
-    def forget(self, but: Container[Ino]) -> None:
-        """See `Kernel`."""
-        life = self._history.life
-        if life is None or not life.is_serving or life.turns.is_over or life.number < self.mount:
-            return
-        given_back = [one for one in self._known.items() if one[0] not in but]
-        for ino, _count in given_back:
-            del self._known[ino]
-        life.references.taken_back(given_back)
-        with contextlib.suppress(Killed):  # FORGET has no answer
-            life.fs.forget(given_back)
-
-    def answered(self) -> None:
-        """See `Kernel`."""
-        self._history.look()
-
-    def is_durable(self, path: str, content: bytes) -> None:
-        """See `Kernel`."""
-        self._history.judge_durable(path.encode(), content)
-
-    async def persisted(self) -> bool:
-        """See `Kernel`."""
-
-        async def wait_for_all() -> bool:
-            assert self._history.life is not None
-            log = self._history.life.log
-            await wait(log.when_done(log.last_seq))
-            return True
-
-        async def never() -> bool:
-            return False
-
-        try:
-            return bool(await self.request(lambda _fs: wait_for_all(), never))
-        except OSError:
-            return False  # something was refused, and is kept
-
-
-class History:
+class History(Serving):
     """Makes the lives, and carries calls to the one that there is."""
 
     def __init__(self, choices: Choices, base: Path) -> None:
         """`base`: a directory for RAM tiers, best on a tmpfs."""
+        super().__init__(Knobs.drawn(choices))
         self.choices, self.base, self.trace = choices, base, Trace()
-        self.knobs = Knobs.drawn(choices)
         self.storage = Storage()
         self.storage.counts_subdirectories = self.knobs.counts_subdirectories
         self.storage.features = replace(self.storage.features, acls=self.knobs.has_acls)
@@ -150,8 +58,6 @@ class History:
         self.storage.fill(self.knobs.free_bytes)
         for program in self.programs:
             program.told.may_remove_early = self.knobs.free_bytes is not None
-        self.life: Life | None = None
-        self._requests = 0
         self._halves_of = 0
         """The latest life with programs: what the mount shows of those is known to be whole since."""
 
@@ -170,45 +76,6 @@ class History:
             at_first[attribute(path, MODE)] = b"755" if path.endswith(b"/") else b"644"
         told = Told(f"{name}/".encode(), at_first)
         return Program(name, Calls(process), self.choices, self.knobs, self.trace, told)
-
-    # -- the kernel
-
-    def new_caller(self) -> Caller:
-        self._requests += 1
-        return Caller(0, 0, 1, 0, self._requests)
-
-    async def ask(self, life: Life, make: Callable[[FileSystem], Call[T]]) -> tuple[T] | None:
-        """The answer; None: the life has died before it could tell."""
-        answer: list[T] = []
-        failure: BaseException | None = None  # told outside of the nursery, which would wrap it
-        async with trio.open_nursery() as nursery:
-
-            async def leave() -> None:
-                await life.died.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(leave)
-            try:
-                with trio.fail_after(CALL_MAX_S):
-                    answer.append(await life.fs.steps.drive(make(life.fs)))
-            except trio.TooSlowError:
-                failure = Finding("LIVENESS", f"no answer within {CALL_MAX_S:.0f} s")
-            except (Killed, OSError) as error:
-                failure = error
-            nursery.cancel_scope.cancel()
-        if life.turns.is_over:
-            return None
-        if failure is not None:
-            raise failure
-        life.answered += 1
-        if life.answered >= life.death.calls:
-            life.death.turn = 0
-        return (answer[0],)
-
-    async def serving(self) -> Life:
-        while (life := self.life) is None or not life.is_serving or life.turns.is_over:  # noqa: ASYNC110 - threads end lives, too
-            await trio.sleep(WAIT_S)
-        return life
 
     # -- the history
 

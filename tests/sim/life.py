@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import trio
 
 from acpfs.backing.calls import CallPools
+from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.health import Health
 from acpfs.backing.lower import Lower
+from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.config import Settings
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.construction import FileSystemParts
@@ -36,11 +39,12 @@ from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.members.cluster import Cluster
 from acpfs.writeback.parts import DrainParts
 from tests.sim.choices import Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
 from tests.sim.scheduler import Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
-from tests.sim.storage import NODE, Storage, error
+from tests.sim.storage import Storage, error
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE
 
@@ -50,6 +54,7 @@ TURNS_MAX = 60_000
 """Of one life: more than ten times what the longest ones take."""
 LAZY_ROUNDS = 4
 """Rounds of trio in which nobody does anything, before time goes on."""
+JOIN_AGAIN_S = 1.0
 STEP_MIN_S, STEP_MAX_S, STEP_S = 0.0005, 5.0, 0.05
 QUIET_CALLS = frozenset({"read", "xattrs", "note", "fstat", "lstat"})
 """Not in the trace when they succeed."""
@@ -164,7 +169,19 @@ class StorageCaller:
         self._life.turns.wait(lambda: MACHINE.moment_s >= until_s)
 
     def _tell(self, label: str, arguments: Sequence[object], outcome: str) -> None:
-        self._trace.note("storage", label, arguments, outcome)
+        self._trace.note(self._life.who or "storage", label, arguments, outcome)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a daemon lives that is a member of a cluster."""
+
+    wall: Callable[[], float]
+    settings: Mapping[str, object]
+    """That are other than without other members."""
+    is_cached: bool
+    """The storage's client remembers listings and records."""
+    caller: Callable[[Life, Faults, Trace], StorageCaller]
 
 
 class Life:
@@ -178,48 +195,55 @@ class Life:
         choices: Choices,
         knobs: Knobs,
         trace: Trace,
+        seat: Seat | None = None,
     ) -> None:
-        """`base`: its RAM tier, as the life before left it."""
+        """`base`: its RAM tier, as the life before left it. `seat`: None: there are no other members."""
         is_last = number >= knobs.lives - 1
         self.number, self._base, self._trace = number, base, trace
-        self.death = Death() if is_last else Death.drawn(choices, number)
+        self._seat = seat
+        self.who = f"{storage.node} " if seat else ""
+        streams = (*((storage.node,) if seat else ()), number)
+        self.death = Death() if is_last else Death.drawn(choices, *streams)
         self.commits = self.tier_changes = self.answered = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
         """Its RAM tier as it was when it died."""
         self.died = trio.Event()
-        self.turns = Turns(choices.stream("turns", number), in_order=choices.in_order)
+        self.turns = Turns(choices.stream("turns", *streams), in_order=choices.in_order)
         self.timers = Timers()
-        clock = Clock(
-            MACHINE.now,
-            MACHINE.wall,
-            MACHINE.wall_ns,
-            MACHINE.wall_ns,
-            MACHINE.now,
-            MACHINE.sleep,
-            self.timers,
-        )
-        self.runtime = Runtime(clock, NoThreads(), MACHINE, Chance(MACHINE.chance))
-        self.settings = Settings(
-            backing=Path("/backing"),
-            mountpoint=Path("/mnt"),
-            keep_last_persisted=False,
-            cluster_order="off",
-            retry_delay_min_s=0.2,
-            retry_delay_max_s=5,
-            patience_s=1000,
-            backing_timeout_s=5000,
-            max_dirty_age_s=0,
-            scrub_ram_s=0,
-            when_full=knobs.when_full,
-            fsync=knobs.fsync,
-        )
+        self.runtime = Runtime(self._clock(), NoThreads(), MACHINE, Chance(MACHINE.chance))
+        self.settings = Settings(**(self._wanted(knobs) | dict(seat.settings if seat else {})))
         self._assemble(storage, knobs)
         rates = (0.0, 0.0) if is_last else (knobs.error_rate, knobs.hang_rate)
         outage_s = 0.0 if is_last else knobs.outage_s
-        faults = Faults(choices, number, *rates, MACHINE.moment_s + outage_s)
-        storage.caller = StorageCaller(self, faults, trace)
+        faults = Faults(choices, streams, *rates, MACHINE.moment_s + outage_s)
+        storage.caller = (seat.caller if seat else StorageCaller)(self, faults, trace)
         self.state.life = self
+
+    @staticmethod
+    def _wanted(knobs: Knobs) -> dict[str, Any]:
+        return {
+            "backing": Path("/backing"),
+            "mountpoint": Path("/mnt"),
+            "keep_last_persisted": False,
+            "cluster_order": "off",
+            "retry_delay_min_s": 0.2,
+            "retry_delay_max_s": 5,
+            "patience_s": 1000,
+            "backing_timeout_s": 5000,
+            "max_dirty_age_s": 0,
+            "scrub_ram_s": 0,
+            "when_full": knobs.when_full,
+            "fsync": knobs.fsync,
+        }
+
+    def _clock(self) -> Clock:
+        wall = self._seat.wall if self._seat else MACHINE.wall
+
+        def wall_ns() -> int:
+            return int(wall() * 1e9)
+
+        return Clock(MACHINE.now, wall, wall_ns, wall_ns, MACHINE.now, MACHINE.sleep, self.timers)
 
     def _assemble(self, storage: Storage, knobs: Knobs) -> None:
         directory = self._base / "tier"
@@ -232,6 +256,7 @@ class Life:
         self.tier.calls = TurnFileCalls(self.runtime.threads)
         self.log, tree = OperationLog(self.state, self.runtime.clock), LowerTree(self.state)
         health = Health(self.runtime.clock)
+        self._nodes = TurnPool("nodes", THREADS, self.runtime, health)
         pools = {name: TurnPool(name, THREADS, self.runtime, health) for name in POOLS}
         calls = CallPools(**pools, health=health)
         lower: Lower = storage
@@ -256,15 +281,35 @@ class Life:
         parts = (self.fs.lock, self.inner.changes, calls, self.settings)
         self.engine = Engine(
             DrainParts(lower, tree, self.log, self.tier, self.state, *parts, self.runtime),
-            Manifest(self.state, lower, self.fs.lock, NODE.decode()),
+            Manifest(self.state, lower, self.fs.lock, storage.node),
+        )
+        self.cluster = None if self._seat is None else self._member(storage, self._seat)
+
+    def _member(self, storage: Storage, seat: Seat) -> Cluster:
+        directory = cast("BackingDirectory", storage)
+        return Cluster(
+            NodeRecords(directory),
+            NodeRecord(storage.node),
+            self.engine.gate,
+            self.log,
+            self.state,
+            self.settings,
+            self._nodes,
+            self.engine.section,
+            self.engine.wake,
+            self.runtime,
+            coherent=not seat.is_cached,
+            names=self.inner.awaited.peers,
+            pending=self.inner.awaited.pending,
         )
 
     # -- living
 
     async def live(self) -> None:
-        """Until it dies, or is cancelled."""
+        """Until it dies, or is cancelled. One among others is given its turns by who knows them all."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._guarded, self._give_turns)
+            if self.cluster is None:
+                nursery.start_soon(self._guarded, self._give_turns)
             nursery.start_soon(self._guarded, self._serve, nursery)
             await self.died.wait()
             nursery.cancel_scope.cancel()
@@ -286,31 +331,44 @@ class Life:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         await self.fs.steps.drive(self.fs.start(None))
+        if self.cluster is not None:
+            await self._join(self.cluster)
+            nursery.start_soon(self._guarded, self.cluster.run)
         nursery.start_soon(self._guarded, self.engine.run)
         self.is_serving = True
+
+    async def _join(self, cluster: Cluster) -> None:
+        """A mount that cannot write its record fails, and somebody mounts again."""
+        while True:
+            try:
+                await cluster.join()
+            except OSError:
+                await trio.sleep(JOIN_AGAIN_S)
+            else:
+                return
+
+    def step(self) -> bool:
+        """One of its threads has a turn; whether one could."""
+        if self.turns.count >= self.death.turn:
+            self.kill("at a turn")
+        if self.turns.count > TURNS_MAX:
+            raise Finding("LIVELOCK", f"{TURNS_MAX} turns in one life, and no end")
+        Turns.current = self.turns
+        did = self.turns.turn()
+        self.timers.fire()
+        return did
 
     async def _give_turns(self) -> None:
         """Threads take turns, tasks take turns, and time goes on when nobody can do anything."""
         lazy_rounds = 0
         while not self.turns.is_over:
-            if self.turns.count >= self.death.turn:
-                self.kill("at a turn")
-            if self.turns.count > TURNS_MAX:
-                raise Finding("LIVELOCK", f"{TURNS_MAX} turns in one life, and no end")
-            did = self.turns.turn()
-            self.timers.fire()
+            did = self.step()
             await trio.lowlevel.checkpoint()
             lazy_rounds = 0 if did or self.turns.is_anyone_ready else lazy_rounds + 1
             if lazy_rounds > LAZY_ROUNDS:
-                self._let_time_pass()
+                let_time_pass([self])
                 lazy_rounds = 0
         self.died.set()
-
-    def _let_time_pass(self) -> None:
-        tasks_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
-        step_s = max(STEP_MIN_S, min(tasks_s, self.timers.next_s(), STEP_MAX_S))
-        MACHINE.moment_s += step_s
-        cast("trio.testing.MockClock", trio.lowlevel.current_clock()).jump(step_s)
 
     # -- dying
 
@@ -321,7 +379,7 @@ class Life:
             copy_of_tier(self._base, self.left)
             self.turns.is_over = True
             self.state.is_abandoned = True  # steps of the dead end nowhere
-            self._trace.note("world", f"KILL of life {self.number}", (), where)
+            self._trace.note("world", f"KILL of {self.who}life {self.number}", (), where)
             if self.turns.is_main:
                 self.died.set()  # else `_give_turns` does so: trio's events are its thread's
         raise Killed
@@ -355,6 +413,15 @@ class Life:
         for node in self.inner.table:
             if node.body.is_whole_in_ram and node.body.fd >= 0:
                 os.close(node.body.fd)
+
+
+def let_time_pass(lives: Sequence[Life]) -> None:
+    """Nobody can do anything before that: until a task, or a timer of one of them, is due."""
+    tasks_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
+    timers_s = [life.timers.next_s() for life in lives]
+    step_s = max(STEP_MIN_S, min([tasks_s, *timers_s, STEP_MAX_S]))
+    MACHINE.moment_s += step_s
+    cast("trio.testing.MockClock", trio.lowlevel.current_clock()).jump(step_s)
 
 
 def copy_of_tier(source: Path, target: Path) -> None:

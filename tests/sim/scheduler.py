@@ -89,7 +89,7 @@ class Turns:
 
     _carriers: list[_Carrier] = []  # noqa: RUF012 - of the process: threads are dear to start
     current: Turns
-    """Of the life whose parts are being made: some of them make pools by themselves."""
+    """Of the life whose parts are being made: some of them make pools by themselves; then of whose turn it was last."""
 
     def __init__(self, chance: random.Random, *, in_order: bool = False) -> None:
         """`in_order`: first come, first served, for a history that is being made shorter."""
@@ -195,8 +195,19 @@ class Turns:
 _result, _exception = Future.result, Future.exception
 
 
+_TURNS = "turns_of_its_life"
+"""Of a future that a pool's thread will answer."""
+
+
+def _answer_of(turns: Turns) -> Future[Any]:
+    answer: Future[Any] = Future()
+    setattr(answer, _TURNS, turns)
+    return answer
+
+
 def _wait_for(future: Future[Any], timeout_s: float | None) -> None:
-    if not future.done() and not Turns.current.until(future.done):
+    turns: Turns = getattr(future, _TURNS, Turns.current)
+    if not future.done() and not turns.until(future.done):
         if timeout_s is not None:
             raise FutureTimeoutError
         msg = "the main thread waits for what no thread can do before time goes on"
@@ -231,7 +242,7 @@ class TurnPool(CallPool):
         self._held: deque[tuple[str, Callable[[], None]]] = deque()
 
     def submit(self, label: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        answer: Future[T] = Future()
+        answer: Future[T] = _answer_of(self._turns)
         if self._turns.is_over:
             raise Killed
         self._calls[label] += 1
@@ -287,9 +298,13 @@ class TurnPool(CallPool):
 class TurnFileCalls(RamFileCalls):
     """Calls on RAM files, in the order in which they came, each in a turn."""
 
+    def __init__(self, threads: Threads) -> None:
+        super().__init__(threads)
+        self._turns = Turns.current
+
     def submit(self, tier_id: TierId, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        turns = Turns.current
-        answer: Future[T] = Future()
+        turns = self._turns
+        answer: Future[T] = _answer_of(turns)
         waiting = cast("deque[Any]", self._waiting.setdefault(tier_id, deque()))
         waiting.append(answer)  # the order is what counts
 

@@ -36,9 +36,7 @@ from tests.sim.virtual import FIRST_FD
 P = ParamSpec("P")
 T = TypeVar("T")
 OWN = b".acpfs"
-NODE = b"node"
-STAGING: LowerPath = (OWN, b"staging", NODE)
-KEPT: LowerPath = (OWN, b"kept", NODE)
+NODE = "node"
 BLOCK_BYTES = 4096
 BLOCKS = 1 << 20
 START_NS = 10**18
@@ -148,6 +146,8 @@ class Storage:
     """A backing directory."""
 
     def __init__(self) -> None:
+        self.node = NODE
+        """Whose staging files are made."""
         self.caller: Caller = Nobody()
         self.features = Features()
         self.counts_subdirectories = True
@@ -165,11 +165,23 @@ class Storage:
         self._ticks = itertools.count(1)
         self._changes: list[NameChange] = []
         self.root = Inode(1, stat.S_IFDIR | 0o755)
-        for path in (STAGING, KEPT, (OWN, b"manifest")):
+        self._make_own((OWN, b"nodes"), (OWN, b"manifest"))
+        self._flushed_tree = self._copy_of_tree()
+
+    def _make_own(self, *paths: LowerPath) -> None:
+        """What acpfs makes as it mounts: these, and areas of the node."""
+        for path in (self._staging, self._kept, *paths):
             for depth in range(1, len(path) + 1):
                 if not self._is_there(path[:depth]):
                     self._place(path[:depth], self._inode(stat.S_IFDIR | 0o700))
-        self._flushed_tree = self._copy_of_tree()
+
+    @property
+    def _staging(self) -> LowerPath:
+        return (OWN, b"staging", self.node.encode())
+
+    @property
+    def _kept(self) -> LowerPath:
+        return (OWN, b"kept", self.node.encode())
 
     # -- for the simulation
 
@@ -214,12 +226,12 @@ class Storage:
 
     def tidy(self, chance: random.Random) -> bytes:
         """Somebody removes a staging file that is not the only copy of anything; its name, "": there is none."""
-        area = self._find(STAGING)
+        area = self._find(self._staging)
         names = sorted(name for name in area.children if not name.startswith(ONLY_COPIES))
         if not names:
             return b""
         name = chance.choice(names)
-        self._remove((*STAGING, name))
+        self._remove((*self._staging, name))
         return name
 
     def after_power_loss(self, chance: random.Random, *, any_order: bool) -> Shown:
@@ -605,10 +617,10 @@ class Storage:
         raise error(errno.EXDEV)
 
     def staging_path(self, name: str) -> LowerPath:
-        return (*STAGING, name.encode())
+        return (*self._staging, name.encode())
 
     def kept_path(self, path: LowerPath = ()) -> LowerPath:
-        return KEPT
+        return self._kept
 
     @call("remove staging", changes=True)
     def remove_staging(self, name: str) -> None:
@@ -616,11 +628,11 @@ class Storage:
             self._remove(self.staging_path(name))
 
     def list_kept(self) -> list[LowerPath]:
-        return sorted((*KEPT, name) for name in self._find(KEPT).children)
+        return sorted((*self._kept, name) for name in self._find(self._kept).children)
 
     @call("list staging")
     def list_staging(self) -> list[str]:
-        return [name.decode() for name in self._find(STAGING).children]
+        return [name.decode() for name in self._find(self._staging).children]
 
     # -- descriptors
 
@@ -712,6 +724,23 @@ class Storage:
     @call("list own")
     def list_own(self, names: LowerPath) -> list[bytes]:
         return sorted(self._find((OWN, *names)).children)
+
+    @call("overwrite own", changes=True)
+    def overwrite_own(self, names: LowerPath, content: bytes) -> bool:
+        directory = self._directory((OWN, *names[:-1]))
+        if names[-1] in directory.children:
+            self._find((OWN, *names)).content[:] = content
+            self._find((OWN, *names)).written()
+        return names[-1] in directory.children
+
+    @call("rename own", changes=True)
+    def rename_own(self, names: LowerPath, new_names: LowerPath) -> None:
+        inode = self._find((OWN, *names))
+        del self._directory((OWN, *names[:-1])).children[names[-1]]
+        self._directory((OWN, *new_names[:-1])).children[new_names[-1]] = inode
+
+    def list_own_files(self, names: LowerPath) -> list[bytes]:
+        return self.list_own(names)
 
     # -- calls on descriptors past `Lower` (`virtual.DESCRIPTOR_CALLS`)
 

@@ -1,0 +1,161 @@
+"""The kernel of a machine: carries a program's calls to whatever daemon there is, also again to the next one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container
+from typing import TypeVar
+
+import trio
+
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.records import Attributes, Caller
+from acpfs.filesystem.steps import Call, wait
+from acpfs.types import Ino
+from tests.sim.choices import Knobs
+from tests.sim.life import Life
+from tests.sim.programs import Died
+from tests.sim.scheduler import Killed
+from tests.sim.trace import Finding
+
+T = TypeVar("T")
+
+CALL_MAX_S = 600.0
+"""Virtual time in which each call is answered, where no storage hangs for good."""
+WAIT_S = 0.02
+
+
+class Serving:
+    """One daemon after the other."""
+
+    def __init__(self, knobs: Knobs) -> None:
+        self.knobs = knobs
+        self.life: Life | None = None
+        self._requests = 0
+
+    def look(self) -> None:
+        """A program was told something: whoever judges may look now."""
+        raise NotImplementedError
+
+    def judge_durable(self, path: bytes, content: bytes) -> None:
+        """A program was told that the file outlives a loss of power."""
+        raise NotImplementedError
+
+    def new_caller(self) -> Caller:
+        self._requests += 1
+        return Caller(0, 0, 1, 0, self._requests)
+
+    async def ask(self, life: Life, make: Callable[[FileSystem], Call[T]]) -> tuple[T] | None:
+        """The answer; None: the life has died before it could tell."""
+        answer: list[T] = []
+        failure: BaseException | None = None  # told outside of the nursery, which would wrap it
+        async with trio.open_nursery() as nursery:
+
+            async def leave() -> None:
+                await life.died.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(leave)
+            try:
+                with trio.fail_after(CALL_MAX_S):
+                    answer.append(await life.fs.steps.drive(make(life.fs)))
+            except trio.TooSlowError:
+                failure = Finding("LIVENESS", f"no answer within {CALL_MAX_S:.0f} s")
+            except (Killed, OSError) as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if life.turns.is_over:
+            return None
+        if failure is not None:
+            raise failure
+        life.answered += 1
+        if life.answered >= life.death.calls:
+            life.death.turn = 0
+        return (answer[0],)
+
+    async def serving(self) -> Life:
+        while (life := self.life) is None or not life.is_serving or life.turns.is_over:  # noqa: ASYNC110 - threads end lives, too
+            await trio.sleep(WAIT_S)
+        return life
+
+
+class Process:
+    """A program's way to the file system: the kernel of the machine on which it runs."""
+
+    def __init__(self, machine: Serving) -> None:
+        self._machine = machine
+        self.mount = 0
+        """The life in which the machine began: without a session no call reaches another one."""
+        self._known: Counter[Ino] = Counter()
+        """How often each node was named in an answer."""
+
+    def begin_at(self, mount: int) -> None:
+        """Its machine has begun anew, and knows nothing of before."""
+        self.mount = mount
+        self._known.clear()
+
+    def new_caller(self) -> Caller:
+        return self._machine.new_caller()
+
+    async def request(
+        self, make: Callable[[FileSystem], Call[T]], is_done: Callable[[], Awaitable[bool]]
+    ) -> T | None:
+        """See `Kernel`."""
+        mount, came_again = self.mount, False
+        while True:
+            life = await self._machine.serving()
+            if not self._machine.knobs.keeps_session and life.number != mount:
+                raise Died(mount)
+            if came_again and await is_done():
+                return None
+            answer = await self._machine.ask(life, make)
+            if answer is not None:
+                self._learn(life, answer[0])
+                return answer[0]
+            came_again = True
+
+    def _learn(self, life: Life, answer: object) -> None:
+        """An entry in an answer is a reference, which the daemon counts as it answers."""
+        for part in answer if isinstance(answer, tuple) else ():
+            self._learn(life, part)
+        if isinstance(answer, Attributes):
+            self._known[answer.ino] += 1
+            life.references.given([answer.ino])
+
+    def forget(self, but: Container[Ino]) -> None:
+        """See `Kernel`."""
+        life = self._machine.life
+        if life is None or not life.is_serving or life.turns.is_over or life.number < self.mount:
+            return
+        given_back = [one for one in self._known.items() if one[0] not in but]
+        for ino, _count in given_back:
+            del self._known[ino]
+        life.references.taken_back(given_back)
+        with contextlib.suppress(Killed):  # FORGET has no answer
+            life.fs.forget(given_back)
+
+    def answered(self) -> None:
+        """See `Kernel`."""
+        self._machine.look()
+
+    def is_durable(self, path: str, content: bytes) -> None:
+        """See `Kernel`."""
+        self._machine.judge_durable(path.encode(), content)
+
+    async def persisted(self) -> bool:
+        """See `Kernel`."""
+
+        async def wait_for_all() -> bool:
+            assert self._machine.life is not None
+            log = self._machine.life.log
+            await wait(log.when_done(log.last_seq))
+            return True
+
+        async def never() -> bool:
+            return False
+
+        try:
+            return bool(await self.request(lambda _fs: wait_for_all(), never))
+        except OSError:
+            return False  # something was refused, and is kept
