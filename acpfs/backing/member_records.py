@@ -201,6 +201,8 @@ class NodeRecords:
         self._directory = directory
         self._marked: set[bytes] = set()
         """Nodes that have a mark."""
+        self._read: dict[str, tuple[int, NodeRecord]] = {}
+        """Node → checksum of its file when that was last read, and what is in it."""
 
     def publish(self, record: NodeRecord) -> None:
         """Replace the record of its node: written, flushed, renamed, the directory flushed; or in place where there is no room for that."""
@@ -258,11 +260,21 @@ class NodeRecords:
         try:
             content = self._directory.read_own((DIRECTORY, node.encode()))
         except FileNotFoundError:
+            self._read.pop(node, None)
             return None
-        return NodeRecord.from_bytes(content)
+        # While a pointer waits for a thousand members, each is read again and again. Most have
+        # written nothing new, and to understand a record costs twice what it costs to read it.
+        checksum = xxhash.xxh3_128_intdigest(content)
+        known = self._read.get(node)
+        if known is not None and known[0] == checksum:
+            return known[1]
+        record = NodeRecord.from_bytes(content)
+        self._read[node] = (checksum, record)
+        return record
 
     def remove(self, node: str) -> None:
         """Nothing when it is not there."""
+        self._read.pop(node, None)
         self._directory.remove_own((DIRECTORY, node.encode()))
         for mark in _MARKS:
             self._directory.remove_own((DIRECTORY, mark % node.encode()))

@@ -55,6 +55,24 @@ def test_a_record_reads_back(directory: BackingDirectory) -> None:
     assert os.listdir(directory.path / ".acpfs/nodes") == []
 
 
+@pytest.mark.clause("S438")
+def test_what_has_not_changed_is_not_taken_apart_again(directory: BackingDirectory) -> None:
+    records = NodeRecords(directory)
+    records.publish(RECORD)
+    first = records.read("a")
+    assert records.read("a") is first == RECORD
+    later = replace(RECORD, beat=2)
+    NodeRecords(directory).publish(later)
+    assert records.read("a") == later
+    records.publish(RECORD)
+    assert records.read("a") == RECORD
+    records.remove("a")
+    assert records.read("a") is None
+    file_of(directory).write_bytes(later.to_bytes()[:100])
+    with pytest.raises(ValueError, match="record"):
+        records.read("a")
+
+
 def test_what_a_killed_worker_left_goes_and_nothing_of_a_node_whose_name_begins_alike(
     directory: BackingDirectory,
 ) -> None:

@@ -192,6 +192,44 @@ def test_others_act_until_they_are_known_to_have_ended(node: Node) -> None:
     trio.run(scenario)
 
 
+class Counted(str):
+    """A node id that counts with how many others it is compared."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+class CountedRecords(Records):
+    """Each listing has texts of its own, as that of a directory."""
+
+    def names(self) -> list[str]:
+        return [Counted(f"{name}") for name in sorted(self)]
+
+
+@clause("S438")
+def test_what_a_listing_costs_grows_in_proportion_to_the_members(node: Node) -> None:
+    """All applications wait for the lock under which it is looked through."""
+    records = node.cluster._records = CountedRecords()
+    compared = []
+
+    async def scenario() -> None:
+        for count in (50, 100, 200):
+            for number in range(count):
+                records.publish(NodeRecord(f"node-{number:04}", incarnation="1", beat=1))
+            await node.cluster._list()
+            Counted.compared = 0
+            await node.cluster._list()
+            compared.append(Counted.compared / count)
+
+    trio.run(scenario)
+    assert max(compared) <= 4, compared
+
+
 @clause("S162")
 def test_a_node_is_not_forgotten_because_nobody_read_its_record_for_long(tmp_path: Path) -> None:
     node = Node(tmp_path, node_forget_after_s=60.0)
@@ -439,10 +477,11 @@ def test_a_look_that_is_under_way_does_not_count_for_who_asks_now(
         has_read, goes_on = trio.Event(), trio.Event()
         looks = node.cluster._look
 
-        async def slow(*gated: Any) -> None:
-            await looks(*gated)
+        async def slow(*gated: Any) -> int:
+            records = await looks(*gated)
             has_read.set()
             await goes_on.wait()
+            return records
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.cluster._gate_forever)

@@ -67,6 +67,17 @@ def test_what_is_withheld_for_days_is_looked_at_less_often(clock: Clock) -> None
     assert pace.look_s(pointers=True) < pace.look_s(pointers=False) <= 0.5
 
 
+@clause("S438")
+def test_who_waits_for_many_looks_less_often(clock: Clock) -> None:
+    pace = Pace(2.0, clock.runtime)
+    few = pace.look_s(pointers=True, records=64)
+    many = pace.look_s(pointers=True, records=400)
+    assert few == pace.look_s(pointers=True) < many == 0.4
+    most = pace.look_s(pointers=True, records=100_000)
+    assert most == pace.look_s(pointers=False) == pace.look_s(pointers=False, records=100_000)
+    assert BETWEEN_WRITES + most / 2.0 < 1, "S165: within a heartbeat"
+
+
 @clause("S165")
 @pytest.mark.parametrize(
     ("nodes", "heartbeat_s"), [(1, 2.0), (1024, 2.0), (4096, 8.0), (100_000, HEARTBEAT_S_MAX)]

@@ -259,10 +259,12 @@ class Cluster:
         ]
         now = self._monotonic()
         with self._section():
-            for name in names:
-                self._peers.setdefault(name, Peer(name, now))
             for peer in self._peers.values():
-                peer.listed = peer.node in names
+                peer.listed = False
+            for name in names:
+                if name not in self._peers:
+                    self._peers[name] = Peer(name, now)
+                self._peers[name].listed = True
             self._gate.has_peers, self._listed = bool(self._peers), True
             self._names.others = self._others_act()
             self._pace.nodes = len(self._peers) + 1
@@ -296,10 +298,11 @@ class Cluster:
                 peer.read_at, peer.error = max(peer.read_at, began), answer.error
                 if answer.record is not None:
                     peer.saw(answer.record, clock, now, began)
+            terms = self.terms()
             for name in answers:
-                self._names.learn(name, self._peers.get(name), self.terms())
+                self._names.learn(name, self._peers.get(name), terms)
             self._names.others = not self._listed or self._others_act()
-            self._far_clocks.look(self._peers.values(), self.terms())
+            self._far_clocks.look(self._peers.values(), terms)
         self._names.tell()
 
     async def _read_share(self, names: list[str], answers: dict[str, _Answer]) -> None:
@@ -340,8 +343,9 @@ class Cluster:
                 self._has_looked()
                 await self._bell.heard()
                 continue
+            records = 0
             try:
-                await self._look(gated, unknown)
+                records = await self._look(gated, unknown)
             except OSError as error:
                 self._error = error.strerror or str(error)
             with self._section():
@@ -352,7 +356,9 @@ class Cluster:
             if not goes_on:
                 pointers = any(one.op.kind not in REMOVING and not one.op.withheld for one in gated)
                 pause_s = (
-                    self._pace.heartbeat_s if only_guarded else self._pace.look_s(pointers=pointers)
+                    self._pace.heartbeat_s
+                    if only_guarded
+                    else self._pace.look_s(pointers=pointers, records=records)
                 )
                 await self._bell.heard(began + pause_s)
 
@@ -393,7 +399,8 @@ class Cluster:
                 if why == Verdict.WITHHELD.value and name in self._peers
             )
 
-    async def _look(self, gated: list[Gated], unknown: list[Gated]) -> None:
+    async def _look(self, gated: list[Gated], unknown: list[Gated]) -> int:
+        """How many records it has read."""
         told = await self._told_since(unknown)
         with self._section():
             to_read = self._to_read(gated)
@@ -413,6 +420,7 @@ class Cluster:
                     self._gate.asks(one, required, self._who.node)
                 to_read = self._to_read(gated)
         await self._read(to_read)
+        return len(to_read)
 
     async def _told_since(self, unknown: list[Gated]) -> list[Gated]:
         """Of those, which were closed before our newest record was begun; that is written now if it may be.

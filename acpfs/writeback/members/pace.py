@@ -19,7 +19,9 @@ BETWEEN_WRITES_MAX = 0.75
 BETWEEN_LOOKS = 0.1
 """Of a heartbeat, while a pointer waits …"""
 BETWEEN_CALM_LOOKS = 0.25
-"""… and while only removals do, or what is withheld, which may be for days."""
+"""… and while only removals do, or what is withheld, which may be for days, or it waits for very many."""
+BETWEEN_READS_S = 1e-3
+"""For each record that a look reads, looks are so far apart at least: a thousand are 30 ms of a processor."""
 LIVELY = 2.0
 """Heartbeats after something was closed, or not yet persisted: so long records come as often as may be, for that save's pointer follows."""
 SHARED_FROM = 64
@@ -49,9 +51,15 @@ class Pace:
         """With so many nodes."""
         return max(self._set_s, min(HEARTBEAT_S_MAX, self._set_s * self.nodes / STRETCHED_FROM))
 
-    def look_s(self, *, pointers: bool) -> float:
-        """From one look to the next, while something waits; `pointers`: that others are to see."""
-        return (BETWEEN_LOOKS if pointers else BETWEEN_CALM_LOOKS) * self.heartbeat_s
+    def look_s(self, *, pointers: bool, records: int = 0) -> float:
+        """From one look to the next, while something waits.
+
+        `pointers`: that others are to see. `records`: so many were read for it.
+        """
+        least_s = (BETWEEN_LOOKS if pointers else BETWEEN_CALM_LOOKS) * self.heartbeat_s
+        # No longer than that: a pointer comes within a heartbeat, whatever it waits for.
+        most_s = BETWEEN_CALM_LOOKS * self.heartbeat_s
+        return max(least_s, min(most_s, records * BETWEEN_READS_S))
 
     @property
     def readers(self) -> int:
