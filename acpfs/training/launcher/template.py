@@ -34,7 +34,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX, MADV_HUGEPAGE, NEVER = -1, -4, -8, 14
 NICE = 10
 PIECE_BYTES, HUGE_BYTES = 4 << 20, 2 << 20
 """Who is told to be a rank waits for one piece at most: some milliseconds."""
-_ALSO = {
+ALSO = {
     "torch": (
         *(
             "torch.distributed",
@@ -207,7 +207,7 @@ def _touch(libc: ctypes.CDLL, begin: int, size: int, told: threading.Event) -> N
 def _import(names: list[str]) -> None:
     for name in names:
         importlib.import_module(name)
-        for further in _ALSO.get(name, ()):
+        for further in ALSO.get(name, ()):
             with contextlib.suppress(
                 ImportError
             ):  # another torch, or an interpreter that has no acpfs

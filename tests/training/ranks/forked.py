@@ -1,5 +1,7 @@
 """Ranks forked from this process, which has torch imported: one starts in some milliseconds. Real gloo, real SIGKILL, always reaped.
 
+What a first optimizer or layout imports in a rank is imported here: it takes a rank seconds of a processor, and thousands are forked.
+
 A rank leads a process group, and what it leaves there is killed when it has ended: Megatron-Core's managers outlive a rank that was killed.
 Coordinators have sessions of their own. Ranks end with this process.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import importlib
 import os
 import select
 import signal
@@ -21,9 +25,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from acpfs.training.launcher.template import ALSO
+
 Main = Callable[[int], None]
 END_TIMEOUT_S = 240.0
 PR_SET_PDEATHSIG = 1
+
+for _module in (*ALSO["torch"], "acpfs.training.torch.rank"):
+    importlib.import_module(_module)
+gc.collect()
+gc.freeze()  # what is here at the fork stays: a rank's collector neither visits nor copies it
 
 
 def join_group(rank: int, world: int, store: Path) -> Any:
