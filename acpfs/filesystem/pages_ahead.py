@@ -167,6 +167,9 @@ class PagesAhead:
             if not self._goes_on(node, body) or not self._has_room(piece):
                 return
             fd = os.dup(self._contents.opened(body))
+            # Its bytes stay in RAM meanwhile: where one is gone that stands behind its writer by the
+            # time that the kernel allocates, zeros would take its place.
+            body.keep_open()
         try:
             fallocate(fd, FALLOC_KEEP_SIZE, start, piece)
         except OSError:
@@ -192,6 +195,7 @@ class PagesAhead:
             if node.body is body:
                 self._tier.settle_fd(body.tier, fd)
             os.close(fd)
+            body.let_go()
             if node.body is body and body.is_whole_in_ram:
                 taken = self._taken.setdefault(body.tier, _Taken(end, end))
                 taken.end = max(taken.end, end)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -23,11 +24,13 @@ from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.content.outgrown import KEEP_PIECES, PIECE, TornError
+from acpfs.filesystem.hold import Held
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.ram.state import LateError
 from acpfs.types import ROOT, Ino
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.test_hold import Kernel, run, tick, writer
 from tests.filesystem.world import CALLER, World, violations, world
 
@@ -377,6 +380,86 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(
             with pytest.raises(StopIteration):
                 w.fs.steps.step(release, waits_for)
         assert copies == [len(data)]
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
+def test_the_rest_of_it_does_not_follow_while_a_piece_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A held file is closed in a gap, and held again a moment later: a piece that goes while the rest is copied would be read as a hole."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = patterned(80 * MIB)
+        move = HeldCall(w.inner.outgrown._move)
+        has_data = outgrown._has_data
+        moved = threading.Event()
+        mover: threading.Thread | None = None
+
+        def go_between(fd: int, piece: int) -> bool:
+            """In the thread that copies the rest: the piece goes after it was seen to be there."""
+            found = has_data(fd, piece)
+            if found and threading.current_thread() is not mover:
+                move.go_on.set()
+                assert moved.wait(60)
+            return found
+
+        def noted(held: Held, *arguments: Any) -> bool:
+            nonlocal mover
+            mover = threading.current_thread()
+            try:
+                return bool(move(held, *arguments))
+            finally:
+                moved.set()
+
+        monkeypatch.setattr(w.inner.outgrown, "_move", noted)
+        os.pwrite(opened.backing_fd, data, 0)
+        tick(w)
+        assert await trio.to_thread.run_sync(move.began.wait, 60)
+        monkeypatch.setattr(outgrown, "_has_data", go_between)
+        await w.do(w.fs.flush(opened.handle))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(w.do, w.fs.release(opened.handle))
+            await trio.testing.wait_all_tasks_blocked()
+            assert kernel.is_held(ino)  # nobody has looked yet who would end that
+            move.go_on.set()
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
+def test_a_piece_stays_for_who_writes_to_it_without_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write by the daemon that has begun would reach a hole, and nobody could tell its page: the piece goes when that is done."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+        other = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+        data, at = bytearray(patterned(80 * MIB)), KEEP_PIECES * PIECE
+        os.pwrite(opened.backing_fd, data, 0)
+        data[at : at + 100] = bytes([255]) * 100
+        pwrite = HeldCall(os.pwrite)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", pwrite)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(w.do, w.fs.write(other.handle, at, bytes(data[at : at + 100])))
+                assert await trio.to_thread.run_sync(pwrite.began.wait, 60)
+                for _ in range(5):
+                    tick(w)
+                was_held = kernel.is_held(ino) and not w.inner.table[ino].body.is_outgrown
+                pwrite.go_on.set()
+        assert was_held
+        await until(w, lambda: not kernel.is_held(ino))
+        assert w.inner.table[ino].body.is_outgrown
+        await w.close(other)
+        await w.close(opened)
         await w.drained()
         assert (w.backing / "big").read_bytes() == data
 

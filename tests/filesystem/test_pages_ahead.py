@@ -21,7 +21,7 @@ from acpfs.filesystem import pages_ahead
 from acpfs.filesystem.records import AttributeChange, Attributes, Lane, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.ram.control_groups import LimitedGroup, own_limits
-from acpfs.ram.tier import punch_hole
+from acpfs.ram.tier import fallocate, punch_hole
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -153,9 +153,16 @@ def test_holes_stay_holes(base: Path) -> None:
 def test_a_large_file_gets_the_rest_behind_the_open(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nobody moves its bytes out of RAM meanwhile: a hole behind its writer would become zeros."""
     monkeypatch.setattr(pages_ahead, "PIECE_BYTES", 2 * MIB)
+    at_work = list[int]()
 
     async def scenario(w: World) -> None:
+        def noted(*arguments: int) -> None:
+            at_work.append(sum(node.body.in_flight for node in w.inner.table))
+            fallocate(*arguments)
+
+        monkeypatch.setattr(pages_ahead, "fallocate", noted)
         await expect(w)
         opened, made = await opened_new(w)
         assert taken(w) >= 2 * MIB
@@ -163,6 +170,7 @@ def test_a_large_file_gets_the_rest_behind_the_open(
         with trio.fail_after(60):
             while taken(w) < FILE:  # piece by piece, and between two of them it is our turn
                 await settled(w.tier.calls.submit(tier_id, int))
+        assert at_work == [0, *[1] * (FILE // (2 * MIB) - 1)]  # the first under the lock
         write(opened, 3 * MIB)
         await closed(w, opened)
         assert taken(w) <= 4 * MIB

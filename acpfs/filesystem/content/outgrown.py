@@ -86,10 +86,10 @@ class OutgrownFiles:
 
     # -- while held
 
-    def relieve(self, held: Held, done: Callable[[], None]) -> Relief:
+    def relieve(self, held: Held, tell: Callable[[], None]) -> Relief:
         """Begin to move a held file's bytes out, unless there is nothing to be moved, or it may not be. One file at a time.
 
-        `done`: called when that has ended.
+        `tell`: called when that has ended.
         """
         node, body = held.node, held.node.body
         if (
@@ -106,13 +106,17 @@ class OutgrownFiles:
             )  # its bytes are of no use any more
             return Relief.COMES
         if not self._may(node, body):
-            may_soon = body.busy is not None or self._contents.frozen_bytes(node)
+            may_soon = body.busy or body.in_flight or self._contents.frozen_bytes(node)
             return Relief.LATE if may_soon else Relief.NONE
         pieces = list(self._movable(body, node.size))
         if not pieces:
             return Relief.NONE
         held.relieving = True
         self._running += 1
+        # Who copies the rest of it waits until the thread is back. The hold does not keep him away:
+        # it goes on for a moment after the last close, and a piece that goes then, while it is
+        # being copied, would be read as a hole.
+        done = body.busy = shared()
         if not body.is_outgrown:  # from here on nobody opens it any more
             self.files += 1
             body.move_out(Staging(f"{OVERFLOW_PREFIX}{self._chance.token(8)}"), 0, 0)
@@ -126,16 +130,21 @@ class OutgrownFiles:
             }
             self._table.changed(node)
         self._calls.submit("outgrown", self._run, held, body, pieces).add_done_callback(
-            lambda call: self._moved(held, node, body, call, done)
+            lambda call: self._moved(held, body, call, done, tell)
         )
         return Relief.MOVES
 
     def _may(self, node: Node, body: Body) -> bool:
-        """Whoever else has the file open in the kernel would read holes; versions need their bytes."""
+        """Whoever else has the file open in the kernel would read holes; versions need their bytes.
+
+        So would who is at work on the tier file without the lock, or fill holes with zeros. Once
+        the first piece may be gone, these ask where the bytes are.
+        """
         return (
             body.tier != NO_TIER
             and not body.failed
             and body.busy is None
+            and (body.is_outgrown or not body.in_flight)
             and node.kernel_handles == node.kernel_writers
             and not node.daemon_mappers
             and not self._contents.frozen_bytes(node)
@@ -175,7 +184,11 @@ class OutgrownFiles:
                 if body.here != ALL:
                     raise
                 fd = self._lower.create_staging(body.staging)
-            moving.fd = fd
+            with self._lock:
+                if moving.fd < 0:
+                    moving.fd = fd
+                else:  # a reader and who copies came for it together
+                    self._calls.close_later(fd)
         return moving.fd
 
     def _own(self, body: Body, moving: MovingOut) -> int:
@@ -183,6 +196,8 @@ class OutgrownFiles:
 
         Its file may be let go of meanwhile, and the number of the shared one become another file's.
         """
+        # Two of them would each make the file, and the later one remove the other's.
+        assert body.busy is not None, body.staging
         self._open(body, moving)
         with self._lock:
             if moving.is_let_go:
@@ -242,21 +257,27 @@ class OutgrownFiles:
         node.blocks = st.st_blocks
 
     def _moved(
-        self, held: Held, node: Node, body: Body, call: Future[Any], done: Callable[[], None]
+        self,
+        held: Held,
+        body: Body,
+        call: Future[Any],
+        done: Future[None],
+        tell: Callable[[], None],
     ) -> None:
         with self._lock, self._state.step():
             self._running -= 1
             held.relieving = False
             error = call.exception() if not call.cancelled() else None
             if isinstance(error, TornError):
-                self.fail(node, body)
+                self.fail(held.node, body)
             elif error is not None:
                 log.warning(
                     "a file larger than RAM cannot be moved to the backing directory; will be tried again",
                     error=str(error),
                 )
                 held.not_before = self._calls.clock.now() + RETRY_DELAY_MAX_S / 10
-        done()
+        self._is_back(body, done)
+        tell()
 
     def fail(self, node: Node, body: Body) -> None:
         """What the file holds cannot be told any more: it is not published, and its kind goes through the daemon from now on."""
