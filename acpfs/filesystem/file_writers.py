@@ -28,6 +28,8 @@ class FileWriters:
         self._kernel = kernel
         self._openers = openers
         self._by_node: defaultdict[Ino, list[Handle]] = defaultdict(list)
+        self._opening: defaultdict[Ino, list[int]] = defaultdict(list)
+        """Threads whose opens make the file or truncate it, and are under way; 0: not known."""
 
     def add(self, handle: Handle) -> None:
         """It may write from now on."""
@@ -40,6 +42,19 @@ class FileWriters:
         if not self._by_node[ino]:
             del self._by_node[ino]
 
+    def begins(self, node: Node, pid: int) -> None:
+        """An open that makes the file or truncates it is at it from before that on: it is about to write.
+
+        Whoever calls this says `has_opened`, and where the open failed, sees to those who waited for it.
+        """
+        self._opening[node.ino].append(pid)
+
+    def has_opened(self, node: Node, pid: int) -> None:
+        """That open has ended: its handle is at the file now, or nobody is."""
+        self._opening[node.ino].remove(pid)
+        if not self._opening[node.ino]:
+            del self._opening[node.ino]
+
     def of(self, node: Node) -> list[Handle]:
         """All of a file."""
         return list(self._by_node.get(node.ino, ()))
@@ -50,19 +65,31 @@ class FileWriters:
 
     def is_anybody_at_it(self, node: Node) -> bool:
         """Whether somebody is not done with the file; also one who is about to open it, and has truncated it."""
-        return bool(node.truncating) or any(map(self.is_at_it, self.of(node)))
+        return node.ino in self._opening or any(map(self.is_at_it, self.of(node)))
 
     def is_another_at_it(self, node: Node, pid: int) -> bool:
         """Whether somebody is at it who is known to be another process than that of the thread `pid`."""
-        if not (pid and node.open_writers):
+        opening = self._opening.get(node.ino, ())
+        if not pid or not (node.open_writers or opening):
             return False
         process = self._openers.process_of(pid)
+        if not process:
+            return False
+        if any(self._openers.process_of(one) not in (0, process) for one in opening):
+            return True
         others = (one for one in self.of(node) if one.process not in (0, process))
-        return bool(process) and any(one.waits or self.is_at_it(one) for one in others)
+        return any(one.waits or self.is_at_it(one) for one in others)
 
     def has_anybody_written(self, node: Node) -> bool:
         """The same of those alone whose writes are seen."""
-        return bool(node.truncating) or any(one.wrote or one.changing for one in self.of(node))
+        return node.ino in self._opening or any(one.wrote or one.changing for one in self.of(node))
+
+    def is_anybody_writing(self, node: Node) -> bool:
+        """The same without those who have closed it, of whom it is only not known whether that was a copy."""
+        return node.ino in self._opening or any(
+            one.wrote or one.changing or (one.tentative is None and self.is_at_it(one))
+            for one in self.of(node)
+        )
 
     def is_at_it(self, handle: Handle) -> bool:
         """Whether it has written something, or may have, and was not closed since.

@@ -72,8 +72,8 @@ class Files:
                 Or it stands behind such a file, which is open.
         """
         handle = self._open.handle(number)
-        handle.wrote = True
         await self._outgrown.check(handle.node)
+        handle.wrote = True  # not before: who only syncs, and is told that it failed, has written nothing, and keeps nothing back
         self._open.goes_on(handle)
         self._open.fix(handle)
         self._open.report_refusal(handle.node)

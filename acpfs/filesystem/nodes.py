@@ -111,8 +111,6 @@ class Node:
     """Tier file that the kernel reads and writes for them; 0: the backing directory's file."""
     open_writers: int = 0
     """Handles that may write, in whatever lane."""
-    truncating: int = 0
-    """Opens with O_TRUNC that are under way: what such a one has truncated, it is about to write."""
     kernel_writers: int = 0
     """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
     kernel_rewriters: int = 0

@@ -19,7 +19,7 @@ from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing
-from acpfs.filesystem.content.body import Writing
+from acpfs.filesystem.content.body import UNSEEN, Writing
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.warming import Warming
@@ -54,9 +54,9 @@ TURN_OPS_MAX = 1024
 """So far it is looked which closes hold up the order."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeforeOpen:
-    """What held when an open began."""
+@dataclass(slots=True)
+class Opening:
+    """An open that is under way, and what held when it began."""
 
     at: float
     """Monotonic time, seconds."""
@@ -64,6 +64,8 @@ class BeforeOpen:
     """Of the file; -1: it is made."""
     place: str = ""
     """Where its bytes were, which opening it may change."""
+    has_truncated: bool = False
+    """It has taken bytes from the file."""
 
 
 class OpenFiles:
@@ -181,70 +183,56 @@ class OpenFiles:
         Only where others write to the file in the kernel it is not, and the request that comes
         again truncates it again.
         """
-        node, began_at = self._names.node(ino), self._now()
+        node = self._names.node(ino)
+        opening = Opening(self._now())
         if self._unanswered:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
         node.handles += 1  # from here on its content may not be evicted; counted before the waits below, which let others in
         truncates = bool(flags & os.O_TRUNC)
-        node.truncating += truncates
+        if truncates:
+            self._writers.begins(node, caller.pid)
         try:
-            return await self._open_ready(node, flags, caller, began_at)
-        finally:
-            node.truncating -= truncates
+            opened = await self._open_ready(node, flags, caller, opening)
+        except BaseException as error:
+            if truncates:
+                self._writers.has_opened(node, caller.pid)
+            await self._not_opened(node, opening, error)
+            raise
+        if truncates:
+            self._writers.has_opened(node, caller.pid)
+        return opened
 
     async def _open_ready(
-        self, node: Node, flags: int, caller: Caller, began_at: float
+        self, node: Node, flags: int, caller: Caller, opening: Opening
     ) -> OpenFile:
-        before = BeforeOpen(began_at, node.size, self._loads.place(node))
+        opening.size = node.size
+        opening.place = self._loads.place(node)
         if flags & os.O_ACCMODE != os.O_RDONLY:
             node.writer_pid = caller.pid
-        try:
-            if flags & os.O_TRUNC:
-                await self._before_truncation(node)
-                await self._writable.truncate(node, 0)
-            elif flags & os.O_ACCMODE != os.O_RDONLY:
-                await self._writable.bring_up(node)
-            else:
-                await self._warming.before_reading(node)
-        except BaseException:
-            self.closed(node)
-            raise
-        return await self._opened(
-            node, flags, caller, wrote=bool(flags & os.O_TRUNC), before=before
-        )
-
-    async def _before_truncation(self, node: Node) -> None:
-        """What cannot be opened is not truncated.
-
-        Raises:
-            OSError: EBUSY.
-        """
-        try:
+        if flags & os.O_TRUNC:
+            # what cannot be opened is not truncated
             await self._outgrown.closed_in_the_kernel(node)
-        except BaseException:
-            node.truncating -= 1  # who closed the file meanwhile waited for this one
-            self.publish_if_done(node)
-            node.truncating += 1
-            raise
+            await self._writable.truncate(node, 0)
+            opening.has_truncated = opening.size > 0
+        elif flags & os.O_ACCMODE != os.O_RDONLY:
+            await self._writable.bring_up(node)
+        else:
+            await self._warming.before_reading(node)
+        return await self._opened(node, flags, caller, opening, wrote=bool(flags & os.O_TRUNC))
 
     async def _opened(
         self,
         node: Node,
         flags: int,
         caller: Caller,
+        opening: Opening,
         *,
         wrote: bool,
         created: bool = False,
-        before: BeforeOpen | None = None,
     ) -> OpenFile:
-        before = before or BeforeOpen(self._now())
-        truncated = wrote and before.size > 0
-        try:
-            await self._outgrown.closed_in_the_kernel(node)
-        except BaseException:
-            self._not_opened(node, truncated=truncated)
-            raise
+        """Give the file its handle; where that fails, its caller says `_not_opened`."""
+        await self._outgrown.closed_in_the_kernel(node)
         self._last_handle += 1
         handle = Handle(
             HandleId(self._last_handle),
@@ -259,7 +247,9 @@ class OpenFiles:
             unique=caller.unique,
         )
         handle.created = created
-        handle.former_bytes, handle.opened_at, handle.place = before.size, before.at, before.place
+        handle.former_bytes = opening.size
+        handle.opened_at = opening.at
+        handle.place = opening.place
         if handle.writable:
             self._ready.give_back()
         try:
@@ -267,14 +257,12 @@ class OpenFiles:
         except BaseException:
             node.bound_handles -= handle.bound
             self._view.reads.left(handle)
-            self._not_opened(node, truncated=truncated)
             raise
         try:
             self._kept.opened(handle)
         except OSError:  # no page is left for its record: a file that the next worker would not know is not opened
             self._lane_use.leave(handle)
             self._view.reads.left(handle)
-            self._not_opened(node, truncated=truncated)
             raise
         self._add(handle)
         self._table.needed(node)
@@ -284,11 +272,48 @@ class OpenFiles:
             self._attributes.foresee_fsync(self._table[node.names[0][0]])
         return OpenFile(handle.number, keep, handle.lane, backing_fd)
 
-    def _not_opened(self, node: Node, *, truncated: bool) -> None:
-        """It failed. What it had truncated is nobody's finished work: where nobody else has the file open, it does not replace anything."""
-        if truncated and node.modified and node.handles == 1:
-            self._contents.interrupt(node)
+    async def _open_new(self, node: Node, flags: int, caller: Caller) -> OpenFile:
+        """Open a file that the call has made."""
+        opening = Opening(self._now())
+        self._writers.begins(node, caller.pid)
+        try:
+            opened = await self._opened(node, flags, caller, opening, wrote=True, created=True)
+        except BaseException as error:
+            self._writers.has_opened(node, caller.pid)
+            await self._not_opened(node, opening, error)
+            raise
+        self._writers.has_opened(node, caller.pid)
+        return opened
+
+    async def _not_opened(self, node: Node, opening: Opening, error: BaseException) -> None:
+        """It failed, and is at the file no more: who closed that meanwhile may have waited for it.
+
+        What it has truncated is nobody's finished work: where nobody writes to the file who goes on with it, it replaces nothing.
+        """
+        if opening.has_truncated and node.modified:
+            if not self._writers.is_anybody_writing(node):
+                self._contents.interrupt(node)
+        elif isinstance(error, OSError) and node.modified:  # else the worker is about to end
+            if not self._writers.is_anybody_at_it(node):
+                await self._mark(node)
+            self.publish_if_done(node)
+            self._outgrown.seal_taken_up(node)
         self.closed(node)
+
+    async def _mark(self, node: Node) -> None:
+        """Mark what the kernel writes for others, for somebody who must go on whatever becomes of that.
+
+        Where it fails (no descriptor is left), or whoever asked is killed meanwhile, the file counts as written to in this moment.
+        So its next version is looked at again when it is copied, with a mark then.
+        """
+        if not node.kernel_writers:
+            return
+        body = node.body
+        try:
+            await self._contents.mark(node)
+        except OSError:
+            if node.body is body:
+                self._contents.kernel.note(node, UNSEEN)
 
     def _add(self, handle: Handle) -> None:
         self._handles[handle.number] = handle
@@ -335,7 +360,7 @@ class OpenFiles:
             node.handles += 1
             node.writer_pid = caller.pid
             self._names.give_birth(parent, name, node)
-            opened = await self._opened(node, flags, caller, wrote=True, created=True)
+            opened = await self._open_new(node, flags, caller)
         node.lookups += 1
         return opened, node
 
@@ -351,8 +376,9 @@ class OpenFiles:
         node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller, hands_on)
         node.handles += 1
         self._contents.create(node)
+        opened = await self._open_new(node, flags, caller)
         node.lookups += 1
-        return await self._opened(node, flags, caller, wrote=True, created=True), node
+        return opened, node
 
     async def flush(self, number: HandleId, pid: int) -> None:
         """close(2) of one descriptor: what it wrote is complete, if no copy of the descriptor (dup, fork) is open elsewhere.
@@ -675,8 +701,8 @@ class OpenFiles:
             self._unanswered.pop(handle.unique, None)
         if handle.opened_at and not handle.writable:
             self._loads.closed(handle.node, handle.opened_at, handle.place)
-        if handle.writable and handle.node.kernel_writers:
-            await self._contents.mark(handle.node)
+        if handle.writable:
+            await self._mark(handle.node)
         self._count(handle, -1)  # not before: until here it is one of those who may have written
         self._lane_use.leave(handle)
         self.settle_tentative(handle, written=handle.wrote)

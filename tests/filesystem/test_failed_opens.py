@@ -1,0 +1,172 @@
+"""An open that truncates a file counts as its writer, and fails: what others closed meanwhile waits for it no longer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.filesystem.steps import settled
+from acpfs.types import ROOT, Ino
+from tests.filesystem.held_call import HeldCall
+from tests.filesystem.world import CALLER, World, run
+
+MIB = 1 << 20
+SYNCED = b"s" * 4 * MIB
+WHOLE = SYNCED + b"w" * MIB
+"""In larger pieces than those of a log, which is good at any moment."""
+OPENER = CALLER._replace(pid=7)
+STRANGER = 9
+
+
+def no_room(*_arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def no_descriptor(*_arguments: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+class Truncation:
+    """An open with O_TRUNC that stands still before it takes anything: a version's bytes are being copied out of its way."""
+
+    def __init__(self, w: World, ino: Ino, copy: Callable[..., None]) -> None:
+        self._w = w
+        self._held = HeldCall(copy)
+        w.tier.copy = self._held  # type: ignore[assignment, method-assign]
+        self._call = w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, OPENER)
+        self._future: Future[Any] = w.fs.steps.step(self._call, None)
+
+    async def has_begun(self) -> None:
+        assert await trio.to_thread.run_sync(self._held.began.wait, 60)
+
+    async def fails(self) -> None:
+        self._held.go_on.set()
+        with trio.fail_after(60):
+            await settled(self._future)
+            with pytest.raises(OSError, match="No space"):
+                self._w.fs.steps.step(self._call, self._future)
+
+
+Scenario = Callable[[World, Ino, OpenFile], Awaitable[None]]
+
+
+def while_a_writer_is_at_it(base: Path, then: Scenario) -> None:
+    """One who only keeps the file open, and a writer that has synced it once and written more."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"older")
+        await w.drained()
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+        keeper = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+        assert keeper.lane is Lane.PASSTHROUGH
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+        w.engine.hold(True)
+        writer = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        assert writer.lane is Lane.DIRECT
+        await w.do(w.fs.write(writer.handle, 0, SYNCED))
+        await w.do(w.fs.fsync(writer.handle, datasync=False))
+        await w.do(w.fs.write(writer.handle, len(SYNCED), WHOLE[len(SYNCED) :]))
+        await then(w, ino, writer)
+        await w.close(keeper)
+
+    run(base, scenario)
+
+
+@pytest.mark.clause("S476")
+def test_what_was_closed_while_it_waited_is_published_when_it_fails(tmp_path: Path) -> None:
+    async def then(w: World, ino: Ino, writer: OpenFile) -> None:
+        truncation = Truncation(w, ino, no_room)
+        await truncation.has_begun()
+        await w.close(writer)
+        await truncation.fails()
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == WHOLE
+        assert w.fs.statistics().interrupted_files == 0
+
+    while_a_writer_is_at_it(tmp_path, then)
+
+
+@pytest.mark.clause("S193", "S476")
+def test_what_it_has_truncated_is_a_half_though_somebody_keeps_the_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def then(w: World, ino: Ino, writer: OpenFile) -> None:
+        truncation = Truncation(w, ino, w.tier.copy)
+        await truncation.has_begun()
+        await w.close(writer)
+        with monkeypatch.context() as patch:
+            patch.setattr(w.inner.open_files._kept, "opened", no_room)
+            await truncation.fails()
+        await w.drained()
+        assert w.fs.statistics().interrupted_files == 1
+
+    while_a_writer_is_at_it(tmp_path, then)
+    assert (tmp_path / "backing" / "f").read_bytes() == SYNCED
+
+
+@pytest.mark.clause("S474", "S476")
+def test_who_renames_a_file_that_another_process_is_about_to_truncate_publishes_nothing(
+    tmp_path: Path,
+) -> None:
+    async def then(w: World, ino: Ino, writer: OpenFile) -> None:
+        truncation = Truncation(w, ino, no_room)
+        await truncation.has_begun()
+        await w.close(writer)
+        await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0, STRANGER))
+        await w.drained()
+        assert (w.backing / "g").read_bytes() == SYNCED
+        await truncation.fails()
+        await w.drained()
+        assert (w.backing / "g").read_bytes() == WHOLE
+
+    while_a_writer_is_at_it(tmp_path, then)
+
+
+@pytest.mark.clause("S469")
+def test_who_syncs_in_vain_and_has_written_nothing_keeps_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"older")
+        idle = await w.do(w.fs.open(ino, os.O_WRONLY, OPENER))
+        writer = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        with monkeypatch.context() as patch:
+            patch.setattr(w.inner.outgrown, "check", no_room)
+            with pytest.raises(OSError, match="No space"):
+                await w.do(w.fs.fsync(idle.handle, datasync=False))
+        await w.do(w.fs.write(writer.handle, 0, b"newer"))
+        await w.close(writer)
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == b"newer"
+        await w.close(idle)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S476")
+def test_who_releases_a_file_without_a_descriptor_left_to_mark_it_is_at_it_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f.pt", SYNCED)
+        await w.drained()
+        writer = await w.do(w.fs.open(ino, os.O_WRONLY, OPENER))
+        also = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        assert writer.lane is also.lane is Lane.PASSTHROUGH
+        await w.close(also)
+        os.pwrite(writer.backing_fd, b"newer", 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(w.tier, "open", no_descriptor)
+            await w.do(w.fs.release(writer.handle))
+        await w.drained()
+        assert (w.backing / "f.pt").read_bytes()[:5] == b"newer"
+
+    run(tmp_path, scenario, passthrough=True)
