@@ -466,6 +466,45 @@ def test_a_piece_stays_for_who_writes_to_it_without_the_lock(
     run(tmp_path, scenario)
 
 
+def test_a_close_does_not_judge_a_piece_that_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece that was written again goes once more while its file is closed: what is a hole by then was not torn."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = bytearray(patterned(80 * MIB))
+        await outgrow(w, kernel, opened, ino, bytes(data))
+        at = KEEP_PIECES * PIECE
+        data[at : at + PIECE] = bytes([255]) * PIECE
+        parts = w.inner.outgrown
+        move, check = HeldCall(parts._move), parts._check_pieces
+
+        def check_late(body: Body, pieces: list[int]) -> None:
+            """By the time that a thread takes it."""
+            move.go_on.set()
+            while parts._running:
+                threading.Event().wait(0.01)
+            check(body, pieces)
+
+        monkeypatch.setattr(parts, "_move", move)
+        monkeypatch.setattr(parts, "_check_pieces", check_late)
+        os.pwrite(opened.backing_fd, data[at : at + PIECE], at)
+        os.pwrite(opened.backing_fd, data[-64 * MIB :], 80 * MIB)
+        data += data[-64 * MIB :]
+        tick(w)
+        assert await trio.to_thread.run_sync(move.began.wait, 60)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(w.do, w.fs.flush(opened.handle))
+            await trio.testing.wait_all_tasks_blocked()
+            move.go_on.set()
+        await w.do(w.fs.release(opened.handle))
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
 def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -348,11 +348,14 @@ class OutgrownFiles:
             self.fail(node, body)
             raise
         finally:
-            # The mark is the thread's, which goes on where the caller is killed.
-            if call.done():
-                self._is_back(body, done)
-            else:
-                call.add_done_callback(lambda _call: self._is_back(body, done))
+            self._end_with(call, body, done)
+
+    def _end_with(self, call: Future[None], body: Body, done: Future[None]) -> None:
+        """The mark is the thread's, which goes on where the caller is killed."""
+        if call.done():
+            self._is_back(body, done)
+        else:
+            call.add_done_callback(lambda _call: self._is_back(body, done))
 
     def _is_back(self, body: Body, done: Future[None]) -> None:
         """The thread that was at work on the body's bytes is."""
@@ -440,13 +443,22 @@ class OutgrownFiles:
             OSError: EIO when not; or the backing directory's.
         """
         body = node.body
-        if not body.is_outgrown or body.failed:
+        while node.body is body and body.is_outgrown and not body.failed:
+            pieces = await self._contents.locking(body, _with_data, _gone(body))
+            if not pieces:
+                return  # mostly: nobody writes again where bytes are gone
+            if body.busy is not None:  # they may be on their way out, and are a hole a moment later
+                await wait(body.busy)
+                continue
+            done = body.busy = shared()
+            call = self._calls.submit("check outgrown", self._check_pieces, body, pieces)
+            try:
+                await wait(call)
+            except TornError:
+                self.fail(node, body)
+            finally:
+                self._end_with(call, body, done)
             return
-        pieces = await self._contents.locking(body, _with_data, _gone(body))
-        try:
-            await wait(self._calls.submit("check outgrown", self._check_pieces, body, pieces))
-        except TornError:
-            self.fail(node, body)
 
     def _check_pieces(self, body: Body, pieces: list[int]) -> None:
         moving = body.moving_out
