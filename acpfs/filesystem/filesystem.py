@@ -350,6 +350,14 @@ class FileSystem:
         """One descriptor of the open file was closed, by the thread `pid`; 0: who opened it, for all that is known."""
         await self._open.flush(handle, pid)
 
+    async def goes_on_mapped(self, handle: HandleId) -> bool:
+        """Whether a mapping outlives the open file that is to be released; then `release` is not for the caller to call."""
+        return await self._open.goes_on_mapped(handle)
+
+    async def settle_mappings(self) -> None:
+        """Release open files that were kept for the mappings made through them, where those are gone."""
+        await self._open.settle_mappings()
+
     async def release(self, handle: HandleId) -> None:
         await self._open.release(handle)
 
@@ -462,6 +470,7 @@ class FileSystem:
 
     async def settle_closes(self) -> None:
         """Find out which closes were the close of their file; before `freeze_old`."""
+        await self._open.settle_mappings()
         await self._open.settle_closes()
 
     def freeze_old(self) -> int:

@@ -24,6 +24,7 @@ _NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(
 _WROTE, _UNSEEN, _CREATED, _BOUND, _KILLED = 1, 2, 4, 8, 16
 _OTHERS, _BY_OPENER = 32, 64
 _WAITS, _CLOSED = 128, 256
+_RELEASED = 512
 _PROCESS_SHIFT = 32
 """Its process stands above the thread that opened it; in the records of an earlier acpfs that is 0: not known."""
 _UID_SHIFT = 32
@@ -72,6 +73,8 @@ class Handle:
     """It changed the content since the last FLUSH, or is about to."""
     changing: int = 0
     """Calls through it that change the content and are under way."""
+    is_released: bool = False
+    """The kernel has sent RELEASE; it goes on as long as a mapping that was made through it."""
     waits: bool = False
     """It was closed, and what was written through it is in no version yet, as others are at the file."""
     killed: bool = False
@@ -149,6 +152,7 @@ class KeptHandles:
             | _BY_OPENER * handle.by_opener
             | _WAITS * handle.waits
             | _CLOSED * handle.is_closed
+            | _RELEASED * handle.is_released
         )
         return bits | handle.uid << _UID_SHIFT
 
@@ -216,6 +220,7 @@ class KeptHandles:
             handle.by_opener = bool(bits & _BY_OPENER)
             handle.waits = bool(bits & _WAITS)
             handle.is_closed = bool(bits & _CLOSED)
+            handle.is_released = bool(bits & _RELEASED)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])
             yield handle, words[_TENTATIVE]

@@ -50,6 +50,8 @@ LAST_CLOSE_WAIT_S = 5.0
 
 It decides when that is asked, and never what the answer is.
 """
+MAPPED_LOOKS_S = (0.0, 0.001, 0.004, 0.016)
+"""When it is looked, after RELEASE, whether a mapping lives on: the kernel may let go of the file a moment after it has sent that."""
 TURN_OPS_MAX = 1024
 """So far it is looked which closes hold up the order."""
 
@@ -125,6 +127,8 @@ class OpenFiles:
         self._of_users: Counter[int] = Counter()
         """User → how many they have open."""
         self._last_handle = kept.first_number
+        self._mapped: dict[HandleId, Handle] = {}
+        """Those that were released, and may be written to through a mapping."""
         self._unanswered: dict[int, Handle] = {}
         """Request → open file of the last worker that it opened; some of these requests come again."""
 
@@ -692,11 +696,40 @@ class OpenFiles:
             if op.parked and op.last_error and not op.withheld:
                 raise fail(op.last_error)
 
+    async def goes_on_mapped(self, number: HandleId) -> bool:
+        """Before `release`: whether a mapping that was made through an open file may live on, so that it is not over.
+
+        In passthrough the kernel maps the tier file itself. The mapping keeps that open, and not the
+        mount's file: RELEASE comes when the descriptor is closed, and nothing is heard of what is
+        written after that. The file stays open here until the mapping is gone (`settle_mappings`).
+        """
+        handle = self._handles.get(number)
+        if handle is None or not (handle.writes_unseen and handle.may_map):
+            return False
+        for delay_s in MAPPED_LOOKS_S:
+            if delay_s:
+                await wait(self._threads.clock.after(delay_s))
+            if number not in self._handles or not self._contents.is_mapped(handle.node):
+                return False
+        handle.is_released = True
+        self._mapped[number] = handle
+        self._kept.changed(handle)
+        return True
+
+    async def settle_mappings(self) -> None:
+        """Release what was mapped, and is not any more. Who has the file open to write still may be one who mapped it."""
+        for handle in list(self._mapped.values()):
+            if handle.number in self._mapped and not self._contents.is_mapped(handle.node):
+                # Before another open can give the node another file, which the kernel would not get.
+                self._view.notices.forgotten(handle.number)
+                await self.release(handle.number)
+
     async def release(self, number: HandleId) -> None:
         """The last reference of an open file is gone; the clean-up must not depend on FLUSH, which may be missing after an I/O error."""
         handle = self._handles.pop(number, None)
         if handle is None:
             return
+        self._mapped.pop(number, None)
         if self._unanswered:
             self._unanswered.pop(handle.unique, None)
         if handle.opened_at and not handle.writable:
@@ -734,6 +767,8 @@ class OpenFiles:
             if handle.writable:
                 node.writer_pid = handle.pid
             self._add(handle)
+            if handle.is_released:
+                self._mapped[handle.number] = handle
             self._unanswered[handle.unique] = handle
             node.handles += 1
             self._lane_use.restored(handle)

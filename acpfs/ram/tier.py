@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -127,6 +129,37 @@ class Tier:
         self._check(tier_id)
         return os.open(str(tier_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd)
 
+    def open_to_read(self, tier_id: TierId) -> int:
+        """A descriptor that only reads, and leaves no trace of that; the caller closes it. Thread-safe.
+
+        Raises:
+            OSError: EIO: its bytes are lost.
+        """
+        self._check(tier_id)
+        flags = os.O_RDONLY | os.O_NOATIME | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(str(tier_id), flags, dir_fd=self._dir_fd)
+
+    def has_writers(self, tier_id: TierId) -> bool:
+        """Whether anybody has a tier file open to write, or mapped through such a descriptor.
+
+        The kernel counts the open files of an inode that can write, and a mapping keeps the one that
+        it was made through. It tells of that count only whether it is zero: to whoever asks for a
+        lease to read. What the caller himself has open to write counts, too. False where it cannot
+        be told (`fs.leases-enable=0`).
+        """
+        fd = self.open_to_read(tier_id)
+        try:
+            # Whoever of this process opens the file in between waits until the lease is given back,
+            # and the process gets a signal: SIGIO would end it, SIGURG is ignored.
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            return error.errno in (errno.EAGAIN, errno.ENOMEM)
+        finally:
+            os.close(fd)
+        return False
+
     def stat(self, tier_id: TierId) -> os.stat_result:
         """Size, blocks and times of a tier file. Thread-safe."""
         self._check(tier_id)
@@ -187,8 +220,11 @@ class Tier:
         os.truncate(f"/proc/self/fd/{self._dir_fd}/{tier_id}", size)
 
     def read_long(self, tier_id: TierId) -> int:
-        """`open` for somebody who may keep it for long, in a thread that hangs: the bytes count until `read_done`, come what may."""
-        fd = self.open(tier_id)
+        """`open_to_read` for somebody who may keep it for long, in a thread that hangs.
+
+        The bytes count until `read_done`, come what may.
+        """
+        fd = self.open_to_read(tier_id)
         self._readers[tier_id] += 1
         return fd
 
@@ -210,7 +246,7 @@ class Tier:
 
     def copy(self, source: TierId, target: TierId, size: int) -> None:
         """Copy the first `size` bytes; slow, thread-safe; the caller has reserved the bytes and settles afterwards."""
-        read_fd, write_fd = self.open(source), self.open(target)
+        read_fd, write_fd = self.open_to_read(source), self.open(target)
         try:
             done = 0
             while done < size:

@@ -259,6 +259,7 @@ class WorkerSubject:
         return await self._parts.fs.steps.drive(self._parts.inner.paths.follow(path))
 
     async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
+        await self._parts.fs.steps.drive(self._parts.fs.settle_mappings())
         with self._parts.fs.lock:
             known = self._parts.fs.closes_known(paths)
         with trio.move_on_after(math.inf if timeout_s is None else timeout_s):

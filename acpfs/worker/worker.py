@@ -762,6 +762,7 @@ class Worker:
         if math.isinf(self._drain_deadline):
             self._drain_deadline = trio.current_time() + self._settings.drain_timeout_s
         if self._ending is Ending.UNMOUNTED:
+            await self._parts.fs.steps.drive(self._parts.fs.settle_mappings())
             with self._parts.fs.lock:
                 self._parts.fs.freeze_all()
         await self._drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,3 +113,21 @@ def test_a_smaller_budget_makes_room_at_once_and_a_larger_one_serves_who_waits(t
     assert not room.done()
     tier.change_budget(6 * MIB)
     assert room.done()
+
+
+@pytest.mark.clause("S502")
+def test_a_mapping_counts_as_somebody_who_has_the_file_open_to_write_until_it_is_gone(
+    tier: Tier,
+) -> None:
+    tier_id = written(tier, MIB)
+    assert not tier.has_writers(tier_id)
+    reader, writer = tier.open_to_read(tier_id), tier.open(tier_id)
+    assert tier.has_writers(tier_id)
+    mapped = mmap.mmap(writer, MIB)
+    os.close(writer)
+    assert tier.has_writers(tier_id)
+    mapped.close()
+    assert not tier.has_writers(tier_id), "who only reads does not count"
+    os.close(reader)
+    os.close(tier.open(tier_id))
+    assert not tier.has_writers(tier_id), "and the lease was given back"

@@ -236,6 +236,31 @@ class Contents:
         body.closing = False
         return body.fd
 
+    def is_mapped(self, node: Node) -> bool:
+        """Whether somebody may write to the tier file that the kernel has for the node, be it through a mapping alone.
+
+        Such a mapping keeps nothing of the mount open: the kernel sends RELEASE when the descriptor is
+        closed. Where a thread is at work on the file that is not known now: then it is said to be so.
+        """
+        tier_id, body = node.kernel_target, node.body
+        if not tier_id or self._tier.is_lost(tier_id):
+            return False
+        if body.tier != tier_id or body.fd < 0:
+            return self._tier.has_writers(tier_id)
+        if body.in_flight:
+            return True
+        # Its number stays: an answer to open may be on its way that has the kernel take this file.
+        self._reopen(body, self._tier.open_to_read(tier_id))
+        try:
+            return self._tier.has_writers(tier_id)
+        finally:
+            self._reopen(body, self._tier.open(tier_id))
+
+    @staticmethod
+    def _reopen(body: Body, fd: int) -> None:
+        os.dup2(fd, body.fd, inheritable=False)
+        os.close(fd)
+
     async def locking(self, body: Body, function: Callable[..., T], *arguments: Any) -> T:
         """A system call that takes the inode lock of the content's RAM file, on its descriptor.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import threading
 
@@ -156,7 +157,7 @@ class KernelLanes:
 
     def _new_backing(self, file: OpenFile) -> Backing | None:
         try:
-            return Backing(self._device.backing_open(file.backing_fd))
+            return self._new_to_read(file.backing_fd)
         except OSError as error:
             self.refused += 1
             log.warning(
@@ -164,6 +165,20 @@ class KernelLanes:
                 error=errno.errorcode.get(error.errno or 0, str(error)),
             )
             return None
+
+    def _new_to_read(self, fd: int) -> Backing:
+        """To read alone: the kernel opens the file once more for each open file of the mount, as that one asks for.
+
+        What it has itself would count as somebody who may write to the tier file (`Tier.has_writers`).
+        A file of the backing directory is read-only as it is, and not opened here: that may hang.
+        """
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            return Backing(self._device.backing_open(fd))
+        reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return Backing(self._device.backing_open(reader))
+        finally:
+            os.close(reader)
 
     def released(self, handle: HandleId) -> None:
         """An open file is gone; with the last of its node the kernel's hold on the backing file ends."""

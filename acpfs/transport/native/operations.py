@@ -350,9 +350,13 @@ class Calls:
         return self._fs.flush(HandleId(FLUSH_IN.unpack_from(request.body())[0]), request.pid)
 
     def release(self, request: Request) -> Call[None]:
-        handle = HandleId(RELEASE_IN.unpack_from(request.body())[0])
-        self._released(handle)
-        return self._fs.release(handle)
+        return self._release(HandleId(RELEASE_IN.unpack_from(request.body())[0]))
+
+    async def _release(self, handle: HandleId) -> None:
+        """Where a mapping lives on, the kernel keeps its backing file, too: who opens the file meanwhile is to map the same one."""
+        if not await self._fs.goes_on_mapped(handle):
+            self._released(handle)
+            await self._fs.release(handle)
 
     def fsync(self, request: Request) -> Call[None]:
         handle, flags, _ = FSYNC_IN.unpack_from(request.body())
