@@ -17,7 +17,7 @@ import trio
 
 from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count, watch
 from acpfs.control.socket_messages import ControlRequest, Json, RemoteError, path_from_text
-from acpfs.control.worker_contract import Incomplete, Report, Subject
+from acpfs.control.worker_contract import Incomplete, Report, Subject, Unseen
 from acpfs.drain_records import QueueEntry, Verification
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode
 
@@ -29,6 +29,8 @@ LAST_STEP_S = 5.0
 """Each of the steps after the drain, which a mount that is no longer there cannot be spared: so long whatever the deadline is."""
 LOOK_S = 2.0
 """Whether a path is there is looked at for so long, whatever the client's deadline is."""
+UNSEEN_AGAIN_S = 1.0
+"""From one look at what may have been changed through mappings to the next, where that cannot be seen."""
 GOOD = ("ok", "unknown")
 """A file that was written around the mount has no recorded checksum, and that is no fault."""
 LEFT_NAMED_MAX = 100
@@ -77,6 +79,7 @@ async def flush(subject: Subject, request: ControlRequest, tell: Report) -> Json
     """Wait until all that was complete at the call is persisted; with paths, say what is not complete there."""
     deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
     paths = await followed(subject, request.paths(), deadline)
+    await _hear_of_mappings(subject, paths, deadline, tell, waits=False)
     at_call = _incomplete_now(subject, paths)
     until = await covering(subject, paths, deadline)
     done = await drain(subject, until, _left_s(deadline), tell, paths)
@@ -91,13 +94,15 @@ async def wait(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """`flush` for named paths; with `verified`, also read them back; with `count`, when so many files are persisted."""
     paths = request.some_paths()
     count = count_of(request)
+    deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
     if count:
+        await _hear_of_mappings(subject, paths, deadline, tell)
         still_incomplete(subject, paths, _incomplete_now(subject, paths))
         files = await wait_for_count(subject, paths, count, request.seconds("timeout_s"), tell)
         await _still_there(subject, DRAINED_ELSEWHERE)
         return {"files": files}
-    deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
     paths = await followed(subject, paths, deadline)
+    await _hear_of_mappings(subject, paths, deadline, tell)
     at_call = _incomplete_now(subject, paths)
     until = await covering(subject, paths, deadline)
     with trio.move_on_at(deadline):
@@ -421,6 +426,13 @@ async def _tell_progress(subject: Subject, until: int, tell: Report) -> None:
         await trio.sleep(PROGRESS_INTERVAL_S)
 
 
+async def _tell_of_life(subject: Subject, tell: Report) -> None:
+    """While nothing is counted. Nothing is said of what takes no time."""
+    while True:
+        await trio.sleep(PROGRESS_INTERVAL_S)
+        await tell({"event": "progress", "operations": 0, "bytes": 0, "trouble": subject.trouble()})
+
+
 async def _still_there(subject: Subject, so_what: str) -> None:
     """Nothing good is said of files where nobody can find them.
 
@@ -429,6 +441,46 @@ async def _still_there(subject: Subject, so_what: str) -> None:
     """
     if problem := await subject.problem():
         raise AcpfsError(f"{problem}; {so_what}")
+
+
+async def _hear_of_mappings(
+    subject: Subject,
+    paths: Sequence[bytes],
+    deadline: float,
+    tell: Report,
+    *,
+    waits: bool = True,
+) -> None:
+    """Have the kernel write back what was changed through mappings: it is being written, and nobody knew.
+
+    A file of which that cannot be heard counts as one that is being written: `waits` until it can,
+    or is closed.
+
+    Raises:
+        DeadlineError: not in time, which says of which file.
+    """
+    if not paths:
+        return
+    unseen: list[Unseen] = []
+    is_asked = False
+    # What is there at the call is looked at, whatever the deadline is: it is a question (S285).
+    with trio.move_on_at(max(deadline, trio.current_time() + LOOK_S)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_of_life, subject, tell)
+            while not is_asked or (unseen and waits and trio.current_time() < deadline):
+                if is_asked:
+                    await trio.sleep(UNSEEN_AGAIN_S)
+                unseen = await subject.written_back(paths)
+                is_asked = True
+            nursery.cancel_scope.cancel()
+        if not unseen:
+            return
+    if not unseen:
+        raise DeadlineError("the kernel does not write back in time what was changed in mappings")
+    raise DeadlineError(
+        f"{unseen[0].path} is open, and nobody can tell whether it was changed through a mapping: "
+        f"{unseen[0].why}"
+    )
 
 
 def _incomplete_now(subject: Subject, paths: Sequence[bytes]) -> dict[int, int]:

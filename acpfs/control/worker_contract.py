@@ -32,6 +32,13 @@ class Incomplete(NamedTuple):
     """How often its content was fixed for good."""
 
 
+class Unseen(NamedTuple):
+    """A file that may have been changed through a mapping, which nobody can tell."""
+
+    path: str
+    why: str
+
+
 class Subject(Protocol):
     """A mount, as control sees it."""
 
@@ -75,6 +82,13 @@ class Subject(Protocol):
 
     def incomplete(self, paths: Sequence[bytes]) -> list[Incomplete]:
         """Files at and below the paths that are being written, or are halves."""
+        ...
+
+    async def written_back(self, paths: Sequence[bytes]) -> list[Unseen]:
+        """Hear what was changed through mappings of files at and below the paths; those of which that cannot be heard.
+
+        Takes as long as its caller has patience.
+        """
         ...
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:

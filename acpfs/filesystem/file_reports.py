@@ -93,14 +93,33 @@ class Reports:
             in_doubt = op is not None and op.tentative
             if not (node.modified or in_doubt):
                 continue
-            names = [self._name(parent, name) for parent, name in node.names]
-            path = next((one for one in names if any(below(one, path) for path in paths)), None)
+            path = self._named_below(node, paths)
             if path is not None:
                 is_half = node.interrupted or bool(node.body.failed and not node.handles)
                 is_stored_log = self._open.is_log(node) and not node.unlogged
                 versions = node.versions - in_doubt
                 found.append(IncompleteFile(node.ino, path, is_half, is_stored_log, versions))
         return found
+
+    def maybe_mapped(self, paths: Collection[bytes]) -> dict[Ino, bytes]:
+        """See `FileSystem.maybe_mapped`."""
+        found = {}
+        for node in self._open.open_nodes():
+            # In passthrough the mapping is one of the tier file: the kernel has nothing to send.
+            if node.is_file and node.open_writers and node.daemon_mappers > node.bound_handles:
+                path = self._named_below(node, paths)
+                if path is not None:
+                    found[node.ino] = path
+        return found
+
+    def changed_in_kernel(self, paths: Collection[bytes]) -> list[Node]:
+        """Those at and below the paths that may be changed through a mapping of the tier file, which leaves no trace."""
+        nodes = self._open.mapped_in_kernel()
+        return [node for node in nodes if self._named_below(node, paths) is not None]
+
+    def _named_below(self, node: Node, paths: Collection[bytes]) -> bytes | None:
+        names = (self._name(parent, name) for parent, name in node.names)
+        return next((one for one in names if any(below(one, path) for path in paths)), None)
 
     def _name(self, parent: Ino, name: bytes) -> bytes:
         above = self._table.path(parent)

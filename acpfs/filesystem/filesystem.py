@@ -527,7 +527,14 @@ class FileSystem:
         """Files at and below the paths of which what they have now has no place in the order, as their writers are at it or were lost."""
         with self._state.step():
             self._files.look_at_writers()
+            for node in self._parts.reports.changed_in_kernel(paths):
+                self._parts.contents.kernel.assume_changed(node)
             return self._parts.reports.incomplete(paths)
+
+    def maybe_mapped(self, paths: Collection[bytes]) -> dict[Ino, bytes]:
+        """Files at and below the paths that may have been changed through a mapping, of which only the kernel knows; and a path of each."""
+        with self.lock:
+            return self._parts.reports.maybe_mapped(paths)
 
     def keep_deleted(self, kept: dict[Ino, int], keep: Callable[[Ino, list[int]], None]) -> None:
         """Go on with the last worker's descriptors of deleted files that are still open (`Nameless`), and have `keep` keep new ones."""

@@ -159,6 +159,10 @@ class OpenFiles:
         """Nodes that somebody has open."""
         return {handle.node for handle in self._handles.values()}
 
+    def mapped_in_kernel(self) -> set[Node]:
+        """Those whose tier file somebody may change through a mapping, beside others whom the kernel serves."""
+        return {handle.node for handle in self._handles.values() if handle.unseen}
+
     def writers_of(self, node: Node) -> list[int]:
         """Processes that opened the file to write, as far as they are known."""
         writing = (one for one in self._handles.values() if one.node is node and one.writable)

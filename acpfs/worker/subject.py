@@ -35,7 +35,7 @@ from acpfs.control.reports import (
 )
 from acpfs.control.socket_messages import Json
 from acpfs.control.verbs import GUARDED
-from acpfs.control.worker_contract import Incomplete
+from acpfs.control.worker_contract import Incomplete, Unseen
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import ConfigError
 from acpfs.filesystem.content.spilling import Unmirrored
@@ -52,6 +52,7 @@ from acpfs.worker.assembly import Parts
 from acpfs.worker.checkpoint_view import CheckpointView
 from acpfs.worker.drain_progress import DrainPace, is_below_any, remaining
 from acpfs.worker.link import Link
+from acpfs.worker.mapped_pages import MappedPages
 from acpfs.worker.node_reports import cluster_counters, cluster_report
 from acpfs.worker.setting_changes import CHANGES, answered
 from acpfs.writeback import engine_records
@@ -103,6 +104,7 @@ class WorkerSubject:
         self._view = CheckpointView(parts)
         self.metric_registry = Metrics(self.status)
         self._pace = DrainPace()
+        self._mapped = MappedPages()
 
     # -- reading
 
@@ -273,6 +275,22 @@ class WorkerSubject:
         return [
             Incomplete(one.ino, os.fsdecode(one.path), one.is_half, one.is_stored_log, one.versions)
             for one in found
+        ]
+
+    async def written_back(self, paths: Sequence[bytes]) -> list[Unseen]:
+        parts = self._parts
+        files = parts.fs.maybe_mapped(paths)
+        if not files:
+            return []
+        errors = await self._mapped.write_back(
+            parts.settings.mountpoint, files, parts.given.threads
+        )
+        # One that was renamed or closed meanwhile, or has no name any more, is another question.
+        still = parts.fs.maybe_mapped(paths)
+        return [
+            Unseen(os.fsdecode(still[ino]), os.strerror(number))
+            for ino, number in errors.items()
+            if ino in still
         ]
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,57 @@ def test_what_was_changed_through_a_mapping_is_persisted_when_it_is_said_to_be_a
             mapped.flush()
             client.wait_persisted(path, 60)
             assert (mount.backing / "run/step-1/model.bin").read_bytes() == content * SIZE
+
+
+@clause("S475")
+def test_nor_is_what_is_changed_through_a_mapping_beside_a_writer(
+    here: tuple[AcpfsMount, Path],
+) -> None:
+    """In passthrough that is one of the tier file, and the second change of a page leaves no trace."""
+    mount, directory = here
+    path = directory / "model.bin"
+    path.write_bytes(b"o" * SIZE)
+    client.wait_persisted(path, 60)
+    with (
+        path.open("ab") as _writer,
+        path.open("r+b") as file,
+        mmap.mmap(file.fileno(), 0) as mapped,
+    ):
+        for number in range(3):
+            mapped[:10] = b"%010d" % number
+            assert client.durability(path) is Durability.RAM
+            os.fsync(file.fileno())
+            mount.wait_drained()
+    client.wait_persisted(path, 60)
+    assert (mount.backing / "run/step-1/model.bin").read_bytes()[:10] == b"%010d" % 2
+
+
+@clause("S475")
+def test_nor_is_what_was_changed_through_a_mapping_and_is_known_to_the_kernel_alone(
+    here: tuple[AcpfsMount, Path],
+) -> None:
+    mount, directory = here
+    path = directory / "model.bin"
+    path.write_bytes(b"o" * SIZE)
+    client.wait_persisted(path, 60)
+    file = path.open("r+b")
+    with mmap.mmap(file.fileno(), 0) as mapped:
+        file.close()  # the mapping has a descriptor of its own
+        client.wait_persisted(path, 60)  # nothing was changed yet
+        asks: tuple[Callable[[], None], ...] = (
+            partial(client.wait_persisted, path, 0.0),
+            partial(client.wait_verified, directory, 0.0),
+            partial(client.wait_persisted, directory, 0.0, count=1),
+            partial(mount.flush, "run"),
+        )
+        for number, ask in enumerate(asks):
+            mapped[:10] = b"%010d" % number
+            with pytest.raises(DeadlineError, match=r"being written|files are persisted|in time"):
+                ask()
+            mapped.flush()
+            client.wait_persisted(path, 60)
+        mapped[:10] = b"n" * 10
+        assert client.durability(path) is Durability.RAM
+    client.wait_persisted(path, 60)
+    stored = (mount.backing / "run/step-1/model.bin").read_bytes()
+    assert stored == b"n" * 10 + b"o" * (SIZE - 10)

@@ -25,7 +25,7 @@ from acpfs.control.reports import (
 )
 from acpfs.control.server import ControlServer
 from acpfs.control.socket_messages import Json
-from acpfs.control.worker_contract import Incomplete
+from acpfs.control.worker_contract import Incomplete, Unseen
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
 from tests.rig.runtime import REAL
@@ -44,6 +44,10 @@ class DoubleSubject:
         self.reports: list[CheckpointReport] = []
         self.persisted_rows = (0, 0)
         self.incomplete_rows: list[Incomplete] = []
+        self.unseen_rows: list[Unseen] = []
+        self.when_looked_for_pages: Callable[[], None] = lambda: None
+        self.holds_pages = False
+        """The kernel does not come to its end with what it writes back."""
         self.when_looked: Callable[[], object] = lambda: None
         self.settled = 0
         self.busy = False
@@ -120,6 +124,12 @@ class DoubleSubject:
     def incomplete(self, paths: Sequence[bytes]) -> list[Incomplete]:
         self.when_looked()
         return [row for row in self.incomplete_rows if row.path.encode() in paths]
+
+    async def written_back(self, paths: Sequence[bytes]) -> list[Unseen]:
+        if self.holds_pages:
+            await trio.sleep_forever()
+        self.when_looked_for_pages()
+        return [row for row in self.unseen_rows if row.path.encode() in paths]
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
         left = [op for op in self.ops if op[0] <= until]

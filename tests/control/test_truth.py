@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from acpfs.control import verbs
 from acpfs.control.registry import MountRecord
-from acpfs.control.worker_contract import Incomplete
+from acpfs.control.worker_contract import Incomplete, Unseen
 from acpfs.drain_records import Verification
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode
 from tests.control.double import DoubleSubject
@@ -98,6 +99,40 @@ def test_a_backing_directory_that_does_not_say_is_told_in_time(
         subject.stuck = True
         with pytest.raises(TimeoutError, match="does not say whether there is a"):
             await ask(record, "wait", {"paths": ["a"], "timeout_s": 0.05})
+
+    monkeypatch.setattr(verbs, "LOOK_S", 0.01)
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S475")
+def test_nothing_good_is_said_of_what_may_have_been_changed_through_a_mapping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "LOOK_S", 60.0)
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.unseen_rows = [Unseen("a", "Permission denied")]
+        for verb, timeout_s in (("wait", 0.0), ("flush", None), ("flush", 0.0)):
+            with pytest.raises(DeadlineError, match=r"^a is open, .* mapping: Permission denied$"):
+                await ask(record, verb, {"paths": ["a"], "timeout_s": timeout_s})
+        await ask(record, "flush", {"timeout_s": 60})
+        await ask(record, "wait", {"paths": ["b"], "timeout_s": 60})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, record, "wait", {"paths": ["a"]})
+            subject.when_looked_for_pages = subject.unseen_rows.clear
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S475", "S285")
+def test_a_kernel_that_does_not_write_back_is_waited_for_as_long_as_one_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.holds_pages = True
+        for verb in ("wait", "flush"):
+            with pytest.raises(TimeoutError, match="does not write back in time"):
+                await ask(record, verb, {"paths": ["a"], "timeout_s": 0.0})
 
     monkeypatch.setattr(verbs, "LOOK_S", 0.01)
     serve(tmp_path, scenario)
