@@ -148,6 +148,13 @@ def test_a_measured_difference_counts_where_it_is_larger() -> None:
     assert behind.bound_s(TERMS) == 0.5, "a clock that is behind costs time, not order"
 
 
+@pytest.mark.clause("S166")
+def test_a_difference_is_measured_anew_where_the_other_still_goes_by_records_from_before() -> None:
+    """Somebody set our clock back, and it was worked off: the other's best reading of it is older."""
+    ahead = peer_of(record(clock=1005.0, heard={"a": 0.02}), clock=1002.0)
+    assert ahead.bound_s(TERMS) == pytest.approx(3.0 + 2.0 + 0.5)
+
+
 def heard(*records: tuple[float, float], incarnation: str = "") -> Peer:
     """Of a node; each record: when its reading began, and what it says of its node's clock."""
     peer = Peer("b", 0.0)

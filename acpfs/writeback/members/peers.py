@@ -137,10 +137,11 @@ class Peer:
         if self.ahead_s_min > terms.clock_bound_s / 2:
             most = self.ahead_s_max(terms.node)
             beat_s = self.record.heartbeat_s if self.record is not None else 0.0
-            bound_s = max(
-                bound_s,
-                most if math.isfinite(most) else self.ahead_s_min + beat_s + terms.clock_bound_s,
-            )
+            if not self.ahead_s_min <= most < math.inf:
+                # It has not read ours yet, or since one of the two clocks was set: then it still
+                # goes by records from before.
+                most = self.ahead_s_min + beat_s + terms.clock_bound_s
+            bound_s = max(bound_s, most)
         return bound_s
 
     def closed_before(self, since: float, terms: Terms) -> float:
