@@ -62,6 +62,8 @@ class Profile(enum.Enum):
     """RAM has room for two or three files; the storage does not fail."""
     HANG = "hang"
     """Calls on the storage take long."""
+    MEMBERS = "members"
+    """Several daemons over one storage (`tests/sim/members`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,13 @@ from pathlib import Path
 from tests.sim import virtual
 from tests.sim.choices import LIVES_MAX, Choices, Knobs, Profile
 from tests.sim.history import History, Outcome
+from tests.sim.members.history import MembersHistory
+from tests.sim.members.plan import Plan
 from tests.sim.shrinking import calls_of, shrink, to_words
 from tests.sim.trace import Finding
 
 EVENTS_SHOWN = 40
+CORPUS = Path(__file__).with_name("corpus.txt")
 
 
 def run(arguments: list[str]) -> None:
@@ -30,7 +33,12 @@ def run(arguments: list[str]) -> None:
     logging.disable(logging.CRITICAL)  # the trace says what failed, and that it was meant to
     profiles = [Profile(name) for name in options.profile or [one.value for one in Profile]]
     _stay_on_one_processor()
-    failed = _many(profiles, options) if options.seed is None else _these(profiles, options)
+    if options.seed is not None:
+        failed = _these(profiles, options)
+    elif options.corpus:
+        failed = _many(list(corpus()), options)
+    else:
+        failed = _many(_drawn(profiles, options), options)
     sys.stdout.flush()
     os._exit(any(failed))  # threads of dead lives wait for turns that never come
 
@@ -44,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--from", type=int, default=0, metavar="N", dest="first")
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
     parser.add_argument("--seed", type=int, metavar="N", help="this one alone")
+    parser.add_argument("--corpus", action="store_true", help="those that failed once")
     parser.add_argument("--shrink", action="store_true", help="make it shorter first")
     parser.add_argument("--no-faults", action="store_true", help="the storage does not fail")
     parser.add_argument("--in-order", action="store_true", help="threads go on as they came")
@@ -53,6 +62,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stop", action="store_true", help="at the first that fails")
     parser.add_argument("--digests", action="store_true", help="a line for each history")
     return parser
+
+
+def corpus() -> Iterator[Choices]:
+    """Every history that ever failed."""
+    for line in CORPUS.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            profile, seed, _why = line.split(" ", 2)
+            yield Choices(int(seed), Profile(profile))
+
+
+def _drawn(profiles: list[Profile], options: argparse.Namespace) -> list[Choices]:
+    seeds = range(options.first, options.first + options.seeds)
+    return [Choices(seed, profile) for seed in seeds for profile in profiles]
 
 
 def _these(profiles: list[Profile], options: argparse.Namespace) -> list[bool]:
@@ -69,7 +91,9 @@ def _stay_on_one_processor() -> None:
 
 def _history(choices: Choices) -> Outcome:
     with tempfile.TemporaryDirectory(dir=_memory(), prefix="acpfs-sim-") as base:
-        return History(choices, Path(base) / "history").run()
+        is_of_members = choices.profile is Profile.MEMBERS
+        make = MembersHistory if is_of_members else History
+        return make(choices, Path(base) / "history").run()
 
 
 def _memory() -> str | None:
@@ -86,10 +110,8 @@ def _one(choices: Choices, options: argparse.Namespace) -> bool:
     return outcome.failure is not None
 
 
-def _many(profiles: list[Profile], options: argparse.Namespace) -> list[bool]:
+def _many(todo: list[Choices], options: argparse.Namespace) -> list[bool]:
     began_s, began_cpu = virtual.REAL_CLOCK(), os.times()
-    seeds = range(options.first, options.first + options.seeds)
-    todo = [Choices(seed, profile) for seed in seeds for profile in profiles]
     failed, counts = [], Counter[str]()
     done = 0
     for outcome in _outcomes(todo, options.jobs):
@@ -126,8 +148,8 @@ def _bare_history(choices: Choices) -> Outcome:
     """Without what another process needs not know."""
     outcome = _history(choices)
     outcome.trace.events.clear()
-    if outcome.failure is not None:
-        outcome.failure = Finding("?", sentence(outcome))
+    if outcome.failure is not None and not isinstance(outcome.failure, Finding):
+        outcome.failure = Finding("ERROR", sentence(outcome))
     return outcome
 
 
@@ -157,7 +179,8 @@ def sentence(outcome: Outcome) -> str:
 def report(outcome: Outcome, events: int) -> str:
     """For people."""
     choices = outcome.choices
-    knobs = Knobs.drawn(choices)
+    is_of_members = choices.profile is Profile.MEMBERS
+    knobs = Plan.drawn(choices) if is_of_members else Knobs.drawn(choices)
     lines = [f"history {choices.profile.value} {choices.seed}: {knobs}; {dict(outcome.counts)}"]
     if outcome.failure is not None:
         lines += map(str, list(outcome.trace.events)[-events:] if events else [])

@@ -184,7 +184,7 @@ class History(Serving):
             if self._halves_of == life.number - 1:
                 for program in self.programs:
                     program.judge_halves(got)
-            self._discard_halves(life)
+            life.discard_halves()
             got = await calls.tree("", attributes=True)
         except (Died, Killed):
             return
@@ -193,14 +193,6 @@ class History(Serving):
             its_process.begin_at(life.number)
         self._halves_of = life.number
         self.look()
-
-    def _discard_halves(self, life: Life) -> None:
-        with life.fs.lock:
-            for node in list(life.inner.table):
-                if node.is_file and node.body.interrupted:
-                    node.handles = 0
-                    life.inner.changes.discard(node)
-            life.state.commit()
 
     # -- its end
 

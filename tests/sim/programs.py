@@ -231,6 +231,8 @@ class Calls:
             if stat.S_ISDIR(st.mode):
                 place += b"/"
                 found.update(await self._tree(path, attributes=attributes))
+            elif stat.S_ISLNK(st.mode):
+                found[place] = await self.request(lambda fs, i=st.ino: fs.readlink(i))  # type: ignore[misc]
             else:
                 found[place] = await self.read(path)
             if attributes:

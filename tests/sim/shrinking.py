@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.sim.choices import Choices, Knobs
+from tests.sim.choices import Choices, Knobs, Profile
+from tests.sim.members.plan import Plan
 
 TRIES_MAX = 300
 
@@ -44,8 +45,7 @@ class _Search:
 
     def leave_out_calls(self) -> None:
         """Halves, quarters, …, single ones; from the end on, where most are of no use."""
-        knobs = Knobs.drawn(self.best)
-        calls = [(f"p{one}", at) for one in range(knobs.programs) for at in range(knobs.calls)]
+        calls = _calls_in(self.best)
         size = max(1, len(calls) // 2)
         while True:
             for piece in _pieces(calls, size):
@@ -55,6 +55,13 @@ class _Search:
             if size == 1:
                 return
             size //= 2
+
+
+def _calls_in(choices: Choices) -> list[Call]:
+    if choices.profile is Profile.MEMBERS:
+        return [("job", step) for step in range(1, Plan.drawn(choices).steps + 1)]
+    knobs = Knobs.drawn(choices)
+    return [(f"p{one}", at) for one in range(knobs.programs) for at in range(knobs.calls)]
 
 
 def _pieces(calls: list[Call], size: int) -> Iterator[frozenset[Call]]:

@@ -36,6 +36,12 @@ def test_no_history_fails() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_what_failed_once_does_not_fail() -> None:
+    done = simulate("--corpus")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_seed_is_the_same_history_in_each_process() -> None:
     first, second = (simulate("--seeds", "2", "--digests") for _run in range(2))
     digests = [line for line in first.stdout.splitlines() if "histories" not in line]

@@ -23,6 +23,11 @@ class Finding(AssertionError):  # noqa: N818 - it is what the simulation is for
         """`oracle`: which rule was broken."""
         super().__init__(f"{oracle}: {sentence}")
         self.oracle = oracle
+        self._sentence = sentence
+
+    def __reduce__(self) -> tuple[type[Finding], tuple[str, str]]:
+        """For another process."""
+        return type(self), (self.oracle, self._sentence)
 
 
 class Event:

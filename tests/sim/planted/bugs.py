@@ -2,37 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Bug:
-    """One defect."""
-
-    name: str
-    what: str
-    """What the code does then."""
-    file: str
-    old: str
-    new: str
-    profiles: tuple[str, ...] = ("plain", "session")
-    everywhere: bool = False
-    """Each time that the old lines are there, not only the first."""
-    equivalent: str = ""
-    """Why nobody can notice it: the line that covers it."""
-
-    def plant(self, tree: Path) -> bool:
-        """Whether the sources in the tree still have the place."""
-        path = tree / "acpfs" / self.file
-        text = path.read_text(encoding="utf-8")
-        if self.old not in text:
-            return False
-        path.write_text(
-            text.replace(self.old, self.new, -1 if self.everywhere else 1), encoding="utf-8"
-        )
-        return True
-
+from tests.sim.planted.bug import Bug
+from tests.sim.planted.members import MEMBER_BUGS
 
 BUGS = [
     Bug(
@@ -277,4 +248,5 @@ BUGS = [
         "        return note is not None and note.digest == version.digest",
         "        return True",
     ),
+    *MEMBER_BUGS,
 ]

@@ -1,0 +1,251 @@
+"""A job on all members: ranks save a checkpoint, one of them makes the pointer name it, older ones go.
+
+Between its steps is what a collective operation is: nobody begins before all others were told. So what
+a rank has closed was closed before the pointer, whatever the clocks say. Where a member ends, the job
+goes on with the others, and with it when it is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from acpfs.types import ROOT
+from tests.sim.choices import Choices
+from tests.sim.members.member import Member
+from tests.sim.members.plan import CLOCK_BOUND_S, Plan, Style
+from tests.sim.programs import Died, by_path
+from tests.sim.trace import Finding, Trace
+
+POINTER, TEMPORARY = "latest", "latest.tmp"
+SIZES = (1, 5000, 60_000)
+PAUSES_S = (0.0, 0.0, 1.0, 20.0)
+LONGEST_S = 4000.0
+"""Of a step of the job."""
+
+
+@dataclass
+class Checkpoint:
+    """One that a job has saved."""
+
+    step: int
+    files: dict[str, bytes] = field(default_factory=dict)
+    owners: dict[str, tuple[Member, int]] = field(default_factory=dict)
+    """File → who closed it, and how often that member had lost its RAM by then."""
+    metadata_of: Member | None = None
+    """Who closed its `.metadata`."""
+    is_told: bool = False
+    """That the pointer names it."""
+    told_by: tuple[Member, int] | None = None
+    is_uncovered: bool = False
+    """A member had come back without its RAM before the pointer was closed (S164)."""
+    is_going: bool = False
+    """The job has begun to remove it."""
+    remover: tuple[Member, int] | None = None
+    """Who removed its `.metadata`."""
+
+    @property
+    def directory(self) -> str:
+        return f"step-{self.step}"
+
+    @property
+    def metadata(self) -> str:
+        return f"{self.directory}/.metadata"
+
+
+class Job:
+    """See above."""
+
+    def __init__(self, members: list[Member], plan: Plan, choices: Choices, trace: Trace) -> None:
+        self.members, self._plan, self._choices, self._trace = members, plan, choices, trace
+        self.checkpoints: list[Checkpoint] = []
+        self._coordinator = members[0]
+
+    async def run(self) -> None:
+        """All its steps."""
+        for step in range(1, self._plan.steps + 1):
+            if ("job", step) in self._choices.without_calls:
+                continue
+            chance = self._choices.stream("job", step)
+            with trio.move_on_after(LONGEST_S) as scope:
+                await self._step(step, chance)
+            if scope.cancelled_caught:
+                raise Finding("LIVENESS", f"step {step} of the job does not end")
+            await trio.sleep(3 * CLOCK_BOUND_S + chance.choice(PAUSES_S))
+
+    async def _step(self, step: int, chance: random.Random) -> None:
+        while not (living := [one for one in self.members if one.is_up]):
+            if all(one.is_gone for one in self.members):
+                return
+            await trio.sleep(0.1)
+        checkpoint = Checkpoint(step)
+        machines = {one.node: one.machine for one in living}
+        took_part = await self._all(living, lambda one: self._save(one, checkpoint, chance))
+        self.checkpoints.append(checkpoint)
+        is_whole = all(one.machine == machines[one.node] and one.is_up for one in living)
+        if not took_part or not is_whole:
+            self._trace.note("job", f"gives up step {step}")
+            return  # as a job that lost a rank: it goes on from the last checkpoint
+        coordinator = self._coordinator if self._coordinator in took_part else took_part[0]
+        if self._plan.changes_coordinator:
+            coordinator = chance.choice(took_part)
+        self._coordinator = coordinator
+        if await self._all([coordinator], lambda one: self._publish(one, checkpoint)):
+            await self._rotate(took_part, coordinator)
+
+    async def _all(
+        self, members: list[Member], act: Callable[[Member], Awaitable[None]]
+    ) -> list[Member]:
+        """Have them do it at the same time; those that did."""
+        done: list[Member] = []
+
+        async def one_of(member: Member) -> None:
+            with contextlib.suppress(Died):
+                try:
+                    await act(member)
+                except OSError as failure:
+                    name = errno.errorcode.get(failure.errno or 0, "?")
+                    raise Finding(
+                        "ANSWER", f"a call on {member.node} fails with {name}"
+                    ) from failure
+                done.append(member)
+
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                nursery.start_soon(one_of, member)
+        return [one for one in members if one in done]
+
+    # -- what ranks do
+
+    async def _save(self, member: Member, checkpoint: Checkpoint, chance: random.Random) -> None:
+        await self._make_directory(member, checkpoint.directory)
+        for number in range(chance.choice((1, 1, 2))):
+            path = f"{checkpoint.directory}/shard-{member.node}-{number}"
+            content = chance.randbytes(chance.choice(SIZES))
+            await self._write(member, path, content)
+            checkpoint.files[path] = content
+            checkpoint.owners[path] = (member, member.lost)
+
+    async def _publish(self, member: Member, checkpoint: Checkpoint) -> None:
+        names = " ".join(sorted(checkpoint.files)).encode()
+        checkpoint.metadata_of = member
+        await self._write(member, checkpoint.metadata, names)
+        text = checkpoint.directory.encode()
+        if self._plan.style is Style.IN_PLACE:
+            await self._write(member, POINTER, text)
+        elif self._plan.style is Style.RENAMED:
+            await self._write(member, TEMPORARY, text)
+            await self._rename(member)
+        else:
+            await self._link(member, text)
+            await self._rename(member)
+        owners = checkpoint.owners.values()
+        checkpoint.is_uncovered = any(one.lost > lost and one.is_up for one, lost in owners)
+        checkpoint.is_told = True
+        checkpoint.told_by = (member, member.lost)
+        self._trace.note(member.node, "points at", (checkpoint.directory,), "done")
+
+    async def _rotate(self, members: list[Member], coordinator: Member) -> None:
+        whole = [one for one in self.checkpoints if one.is_told and not one.is_going]
+        for checkpoint in whole[: -self._plan.keeps]:
+            remover = checkpoint.told_by[0] if checkpoint.told_by else coordinator
+            if not remover.is_up:
+                return  # others may not see it yet
+            checkpoint.is_going = True
+            if not await self._all([remover], partial(self._remove, checkpoint.metadata)):
+                return
+            checkpoint.remover = (remover, remover.lost)
+            up = [one for one in members if one.is_up]
+            await self._all(up, partial(self._remove_own, checkpoint))
+            await self._all([coordinator], partial(self._remove_directory, checkpoint))
+
+    async def _remove_own(self, checkpoint: Checkpoint, member: Member) -> None:
+        for path, (owner, _lost) in checkpoint.owners.items():
+            if owner is member:
+                await self._remove(path, member)
+
+    # -- calls
+
+    async def _make_directory(self, member: Member, name: str) -> None:
+        caller = member.new_caller()
+        self._trace.note(member.node, "make directory", (name,))
+        with contextlib.suppress(FileExistsError):
+            await member.calls.request(lambda fs: fs.mkdir(ROOT, name.encode(), 0o755, caller))
+
+    async def _is_there(self, member: Member, path: str) -> bool:
+        try:
+            await member.calls.ino(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def _write(self, member: Member, path: str, content: bytes) -> None:
+        self._trace.note(member.node, "write", (path, len(content)))
+        if await self._is_there(member, path):
+            file = await member.calls.open(path, os.O_WRONLY | os.O_TRUNC, b"")
+        else:
+            file = await member.calls.create(path)
+        await member.calls.write(file, 0, content)
+        await member.calls.close(file)
+        self._trace.note(member.node, "write", (path,), "done")
+        member.look()
+
+    async def _rename(self, member: Member) -> None:
+        async def is_done() -> bool:
+            return not await self._is_there(member, TEMPORARY)
+
+        self._trace.note(member.node, "rename", (TEMPORARY, POINTER))
+        names = (TEMPORARY.encode(), POINTER.encode())
+        await self._is_there(member, POINTER)
+        await self._is_there(member, TEMPORARY)
+        await member.process.request(
+            lambda fs: fs.rename(ROOT, names[0], ROOT, names[1], 0), is_done
+        )
+        member.look()
+
+    async def _link(self, member: Member, text: bytes) -> None:
+        if await self._is_there(member, TEMPORARY):
+            await self._remove(TEMPORARY, member)
+        caller = member.new_caller()
+        self._trace.note(member.node, "symlink", (TEMPORARY,))
+
+        async def is_done() -> bool:
+            return await self._is_there(member, TEMPORARY)
+
+        await member.process.request(
+            lambda fs: fs.symlink(ROOT, TEMPORARY.encode(), text, caller), is_done
+        )
+
+    async def _remove(self, path: str, member: Member) -> None:
+        self._trace.note(member.node, "remove", (path,))
+
+        async def act() -> None:
+            parent, name = await member.calls.place(path)
+
+            async def is_done() -> bool:
+                return not await self._is_there(member, path)
+
+            await member.process.request(lambda fs: fs.unlink(parent, name), is_done)
+
+        with contextlib.suppress(FileNotFoundError):  # its rank had died, and left it to another
+            await by_path(act)
+        member.look()
+
+    async def _remove_directory(self, checkpoint: Checkpoint, member: Member) -> None:
+        name = checkpoint.directory.encode()
+
+        async def is_done() -> bool:
+            return not await self._is_there(member, checkpoint.directory)
+
+        try:
+            await member.process.request(lambda fs: fs.rmdir(ROOT, name), is_done)
+        except OSError as failure:  # what another member removes is still seen here
+            if failure.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                raise

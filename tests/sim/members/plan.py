@@ -1,0 +1,160 @@
+"""What a seed decides of a history of members: who they are, how they die and come back, what the storage shows them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from tests.sim.choices import Choices, Knobs
+
+NODES = ("a", "b", "c")
+CLOCK_BOUND_S = 0.5
+NODE_TIMEOUT_S = 30.0
+HEARTBEATS_S = (2.0, 5.0)
+LIVES_MAX = 3
+ABSENCES_S = (0.5, 5.0, 60.0, 150.0)
+SET_RIGHT_S = 2.0
+CACHED_S = (0.0, 3.0, 30.0)
+"""For how long the storage's client may remember a listing and a record: less than what acpfs reckons with."""
+
+
+class Style(enum.Enum):
+    """How a job changes its pointer."""
+
+    IN_PLACE = "written in place"
+    RENAMED = "renamed to its name"
+    LINKED = "a symlink that is renamed to its name"
+
+
+class Ending(enum.Enum):
+    """How a life of a member ends."""
+
+    DAEMON = "its daemon is killed"
+    """The next one takes over; programs wait."""
+    PROGRAMS = "all its processes are killed"
+    """The next daemon mounts anew, with the RAM tier as it was."""
+    MACHINE = "its machine is lost"
+    """With its RAM tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """After one life of a member."""
+
+    ending: Ending
+    seconds: float
+    is_forgotten: bool
+    """By an operator, once it is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """For some time a member's calls on records fail."""
+
+    from_s: float
+    until_s: float
+    is_read: bool
+    """It cannot read those of others, either."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """Of one member."""
+
+    node: str
+    ahead_s: float
+    """Of its wall clock."""
+    set_at_s: float
+    set_by_s: float
+    """Somebody sets its wall clock, and right again `SET_RIGHT_S` later: the clock bound is the operator's word."""
+    cached_s: float
+    lives: tuple[Absence, ...]
+    """What comes after each life but the last."""
+    returns: bool
+    """After its last absence."""
+    partition: Partition | None
+    knobs: Knobs
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of the whole history."""
+
+    members: tuple[MemberPlan, ...]
+    heartbeat_s: float
+    steps: int
+    style: Style
+    keeps: int
+    """Checkpoints that the job leaves when it rotates."""
+    changes_coordinator: bool
+    is_guarded: bool
+    """`keep_last_persisted`."""
+
+    @classmethod
+    def drawn(cls, choices: Choices) -> Plan:
+        chance = choices.stream("plan")
+        nodes = NODES[: chance.choice((2, 2, 3))]
+        return cls(
+            members=tuple(_member(choices, node) for node in nodes),
+            heartbeat_s=chance.choice(HEARTBEATS_S),
+            steps=chance.randrange(2, 6),
+            style=chance.choice(list(Style)),
+            keeps=chance.choice((1, 1, 2)),
+            changes_coordinator=chance.random() < 0.5,
+            is_guarded=chance.random() < 0.3,
+        )
+
+    def __str__(self) -> str:
+        """For people."""
+        words = [
+            f"{len(self.members)} members, {self.steps} checkpoints, the pointer is {self.style.value}",
+            f"{self.keeps} kept",
+            "any member writes the pointer" if self.changes_coordinator else "",
+            "the last checkpoint is guarded" if self.is_guarded else "",
+            *map(_words_of, self.members),
+        ]
+        return ", ".join(word for word in words if word)
+
+
+def _words_of(plan: MemberPlan) -> str:
+    ends = [
+        f"{one.ending.value} for {one.seconds} s{' and forgotten' * one.is_forgotten}"
+        for one in plan.lives
+    ]
+    back = "" if plan.returns else " for good"
+    return f"{plan.node}: clock {plan.ahead_s:+.2f} s, {'; '.join(ends) or 'lives'}{back}"
+
+
+def _member(choices: Choices, node: str) -> MemberPlan:
+    chance = choices.stream("member", node)
+    is_session = chance.random() < 0.3
+    count = min(chance.choice((1, 1, 2, LIVES_MAX)), choices.lives_max)
+    lives = tuple(_absence(choices, node, at, is_session=is_session) for at in range(count - 1))
+    from_s = chance.uniform(0.0, 120.0)
+    partition = Partition(from_s, from_s + chance.choice((10.0, 60.0)), chance.random() < 0.5)
+    return MemberPlan(
+        node,
+        ahead_s=chance.uniform(-0.5, 0.5) * CLOCK_BOUND_S,
+        set_at_s=chance.uniform(5.0, 60.0),
+        set_by_s=chance.choice((0.0, 0.0, 0.0, -3.0, 3.0)),
+        cached_s=chance.choice(CACHED_S),
+        lives=lives,
+        returns=is_session or chance.random() < 0.7,
+        partition=partition if chance.random() < 0.25 and not choices.without_faults else None,
+        knobs=replace(
+            Knobs.drawn(choices),
+            lives=count,
+            keeps_session=is_session,
+            error_rate=chance.choice((0.0, 0.0, 0.03)) * (not choices.without_faults),
+            hang_rate=0.0,
+            outage_s=0.0,
+        ),
+    )
+
+
+def _absence(choices: Choices, node: str, at: int, *, is_session: bool) -> Absence:
+    chance = choices.stream("absence", node, at)
+    if is_session:
+        return Absence(Ending.DAEMON, chance.choice((0.0, 1.0)), is_forgotten=False)
+    ending = chance.choice((Ending.PROGRAMS, Ending.MACHINE))
+    return Absence(ending, chance.choice(ABSENCES_S), chance.random() < 0.4)
