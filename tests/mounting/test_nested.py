@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.errors import RefusedError
 from acpfs.mounting import checks
 from acpfs.mounting.nested import volume_above
+from acpfs.ram import mounts
+from tests.rig.mounts import MakeMount
 
 pytestmark = pytest.mark.clause("S457")
 
@@ -35,6 +38,63 @@ def test_a_directory_below_one_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(inner)
     with pytest.raises(RefusedError, match="there would be no order"):
         checks.check_not_nested(tmp_path / "link")
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Iterator[Path]:
+    """A bind mount of a directory below one that others mount, from where nothing is above."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts")
+    inner = tmp_path / "ckpt/team/run1"
+    inner.mkdir(parents=True)
+    volume(tmp_path / "ckpt", a=NodeState.LIVE)
+    place = tmp_path / "part"
+    place.mkdir()
+    mounts.bind(tmp_path / "ckpt/team", place)
+    yield place
+    mounts.unmount(os.fspath(place))
+
+
+@pytest.mark.clause("S439")
+def test_a_bind_mount_of_a_part_of_one_is_refused(part: Path) -> None:
+    top = part.parent / "ckpt"
+    assert volume_above(part / "run1") == volume_above(part) == (top, ["a"])
+    with pytest.raises(RefusedError, match="there would be no order"):
+        checks.check_not_nested(part / "run1")
+
+
+@pytest.mark.clause("S439")
+def test_so_is_a_directory_in_a_mount_of_acpfs(make_mount: MakeMount, tmp_path: Path) -> None:
+    """Its `.acpfs` is not seen by way of the mount."""
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    mount = make_mount(backing, "native")
+    (mount.path / "team/run1").mkdir(parents=True)
+    mount.flush()
+    place = tmp_path / "part"
+    place.mkdir()
+    mounts.bind(mount.path / "team", place)
+    try:
+        found = volume_above(mount.path / "team/run1")
+        assert found is not None
+        assert found[0] == backing
+        assert volume_above(place / "run1") == volume_above(place) == found
+    finally:
+        mounts.unmount(os.fspath(place))
+
+
+@pytest.mark.clause("S439")
+def test_what_another_mount_lies_over_is_not_looked_at(part: Path) -> None:
+    ckpt = part.parent / "ckpt"
+    (part.parent / "other").mkdir()
+    volume(part.parent / "other", b=NodeState.LIVE)
+    (part.parent / "other/team/run1").mkdir(parents=True)
+    mounts.bind(part.parent / "other", ckpt)
+    try:
+        assert volume_above(part / "run1") is None
+        assert volume_above(ckpt / "team/run1") == (ckpt, ["b"])
+    finally:
+        mounts.unmount(os.fspath(ckpt))
 
 
 def test_one_that_nobody_uses_any_more_is_none(tmp_path: Path) -> None:
