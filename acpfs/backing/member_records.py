@@ -74,6 +74,12 @@ class NodeRecord:
 
     Empty from an older acpfs.
     """
+    standing: dict[str, float] = field(default_factory=dict)
+    """Pointer files on the backing directory that are to be changed by what is withheld there, or held behind that: their path there
+    (`os.fsdecode`), or `ANYTHING` → when that was closed. Others move or remove nothing that these name. Empty from an older acpfs.
+    """
+    standing_of_lost: dict[str, float] = field(default_factory=dict)
+    """The same, where what it waits for is lost, so that it may never come."""
     gated: float | None = None
     """Close time of a pointer that only waits for other members, all before it persisted; None: there is none."""
     drift_s: float = 0.0
@@ -134,8 +140,13 @@ class NodeRecord:
 
 
 def _shortest(record: NodeRecord) -> bytes:
-    held = {ANYTHING: min(record.held.values())} if record.held else {}
-    return replace(record, pending="", held=held, placed={}).to_bytes()
+    held, standing, of_lost = (
+        {ANYTHING: min(told.values())} if told else {}
+        for told in (record.held, record.standing, record.standing_of_lost)
+    )
+    return replace(
+        record, pending="", held=held, placed={}, standing=standing, standing_of_lost=of_lost
+    ).to_bytes()
 
 
 def _is_number(value: object) -> bool:
@@ -158,7 +169,7 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "gated": (False, lambda value: value is None or _is_number(value)),
     "drift_s": (False, _is_number),
     **dict.fromkeys(
-        ("heard", "held", "placed"),
+        ("heard", "held", "placed", "standing", "standing_of_lost"),
         (
             False,
             lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),

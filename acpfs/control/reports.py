@@ -230,12 +230,13 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPointerReport:
-    """A pointer file that waits for other nodes."""
+    """A pointer file that waits for other nodes, or what keeps its name because of a pointer that another node is to change."""
 
     path: str
     closed_at: float
     waits_for: dict[str, str]
-    """Node → waits, missing, unknown (there is no record of it) or lost; empty as long as nobody has looked."""
+    """Node → waits, missing, unknown (there is no record of it), lost, withheld (an earlier one) or named (by a pointer that it is to
+    change); empty as long as nobody has looked."""
     withheld: bool
     """Set aside: a node that may have what it points at is missing, or has lost it."""
     needs: list[str] | None = None

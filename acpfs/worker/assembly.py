@@ -358,7 +358,13 @@ def _cluster(
         engine.wake,
         given,
     )
-    return Cluster(*parts, coherent=coherent, names=awaited.peers, pending=awaited.pending)
+    return Cluster(
+        *parts,
+        coherent=coherent,
+        names=awaited.peers,
+        pending=awaited.pending,
+        texts=engine.texts_of_pointers,
+    )
 
 
 def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Link) -> Place:

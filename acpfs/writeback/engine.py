@@ -159,9 +159,11 @@ class Engine:
             scopes.of,
             Placed(parts.state),
             self._supersede,
+            scopes.standing,
         )
         self.guard: Guard = Guard(parts, self.gate)
         self._order = Order(parts, pointers, self.gate, self._due, self._elide, self.guard)
+        self.texts_of_pointers = self._order.standing.texts
         self._manifest = ManifestWriter(manifest, self._calls.commits, is_idle=lambda: not len(log))
         self._courtesy = Courtesy(
             listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0, runtime.clock.now

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.stand import SOON_MISSING_S, Stand
-from tests.cluster.test_needs import dies_with_pending_bytes
+from tests.cluster.test_needs import NEEDS, dies_with_pending_bytes, rename_over
 from tests.cluster.test_order import BEYOND_S, drained, read, until, withheld, write
 from tests.rig.mounts import AcpfsMount
 
@@ -169,3 +169,41 @@ def test_what_is_withheld_for_a_loss_ends_with_a_later_pointer_on_another_node(
         assert pointed(shared) == "step_2"
         assert sorted(os.listdir(shared / "run")) == ["latest"]
         until(lambda: pointed(first.path) == "step_2", first)
+
+
+def moves(node: AcpfsMount, name: str) -> None:
+    """By somebody who says whom it needs: nobody that others wait for."""
+    os.setxattr(node.path / name, NEEDS, b"node1")
+    (node.path / name).rename(node.path / f"{name}.before")
+
+
+def makes_anew(node: AcpfsMount, name: str) -> None:
+    shutil.rmtree(node.path / name)
+    (node.path / name).mkdir()
+
+
+@clause("S463")
+@pytest.mark.parametrize("take", [moves, makes_anew])
+@pytest.mark.transports("native", "libfuse")
+def test_what_a_withheld_pointer_of_another_node_still_names_keeps_its_name(
+    transport: str, tmp_path: Path, shared: Path, take: Callable[[AcpfsMount, str], None]
+) -> None:
+    """Found by reading: `latest` on the storage named a checkpoint that another node had moved away, or removed."""
+    with Stand(tmp_path, [shared] * 2, transport, no_keep_last_persisted=True) as stand:
+        first, second = stand.nodes
+        save(first, 0, renames=False)
+        drained(stand)
+        rename_over(first, "run/latest", "node0,nobody")
+        until(lambda: withheld(first), first)
+        record = shared / ".acpfs" / "nodes" / "node0"
+        closed = json.loads(record.read_bytes())["clock"]
+        until(lambda: json.loads(record.read_bytes())["clock"] > closed + BEYOND_S, first)
+        take(second, "run/step_0")
+        until(lambda: withheld(second), second)
+        assert {"node0": "named"} in [one["waits_for"] for one in withheld(second)]
+        assert read(shared, "run/latest") == "0"
+        assert read(shared, "run/step_0/model.pt") == "x" * 1000
+        first.run("acpfs-ctl", str(first.path), "nodes", "forget", "nobody")
+        drained(stand)
+        assert read(shared, "run/latest") == "new"
+        assert read(shared, "run/step_0/model.pt") is None

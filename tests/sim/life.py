@@ -301,6 +301,7 @@ class Life:
             coherent=not seat.is_cached,
             names=self.inner.awaited.peers,
             pending=self.inner.awaited.pending,
+            texts=self.engine.texts_of_pointers,
         )
 
     # -- living

@@ -28,6 +28,7 @@ from acpfs.writeback.members import gate as gate_module
 from acpfs.writeback.members.cluster import BEATS_PER_LISTING, Cluster
 from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, Gate
 from acpfs.writeback.members.placed import Placed
+from acpfs.writeback.members.standing_elsewhere import Texts
 from acpfs.writeback.order import order as order_module
 from acpfs.writeback.order.order import SCAN_OPS_MAX
 from tests.rig.runtime import REAL, runtime_of
@@ -72,9 +73,10 @@ class Node:
         directory: Path,
         monotonic: Callable[[], float] | None = None,
         is_pointer: Callable[[Op], bool] = is_pointer,
+        texts: Texts = lambda _paths: {},
         **settings: float,
     ) -> None:
-        """`monotonic`: instead of `now`, which stands still."""
+        """`monotonic`: instead of `now`, which stands still. `texts`: what pointers say."""
         state = StateDatabase(directory / "state", REAL)
         self.log, self.records, self.now = OperationLog(state, REAL.clock), Records(), 1000.0
         placed = Placed(state)
@@ -104,6 +106,7 @@ class Node:
             section,
             lambda: None,
             given,
+            texts=texts,
         )
 
     def other(self, **fields: object) -> NodeRecord:

@@ -8,9 +8,12 @@ from collections.abc import Iterable
 
 import pytest
 
+from acpfs.backing.member_records import ANYTHING
 from acpfs.types import Ino
 from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.stages import Aside
 from acpfs.writeback.log.verdicts import Why
+from acpfs.writeback.members.gate import STANDING_MAX
 from acpfs.writeback.order.standing_pointers import TEXT_BYTES_MAX
 from tests.writeback.conftest import Run
 from tests.writeback.test_cluster import let_pass
@@ -323,3 +326,40 @@ def test_others_are_told_of_the_change_of_a_pointer_until_it_is_there(
     pass_all_but(saved, run, [withheld])
     assert b"run/step-10/x" in saved.lower.visible()
     assert saved.engine.gate.pointers(1e12) == withheld.logged_at
+
+
+@pytest.mark.clause("S463")
+@pytest.mark.parametrize("lost", [False, True])
+def test_others_are_told_which_pointers_are_to_be_changed(
+    saved: World, run: Run, lost: bool
+) -> None:
+    """Apart where what they wait for is lost. A pointer that is not there yet names nothing."""
+    saved.store("run/latest_other", b"step-7")
+    say(saved, run, b"step-7")
+    gate = saved.engine.gate
+    withheld = saved.store("run/latest", b"step-9")
+    first = saved.store("run/step-7/.metadata", b"")
+    withhold(saved, run, withheld, first, lost=lost)
+    saved.store("run/latest.tmp", b"step-10")
+    behind = saved.rename("run/latest.tmp", "run/latest")
+    pass_all_but(saved, run, [withheld, first])
+    gate.pointers(1e12)
+    assert (withheld.withheld, first.withheld, behind.aside) == (True, True, Aside.HELD)
+    assert gate.standing()[lost] == {"run/latest": withheld.logged_at}
+    assert gate.standing()[not lost] == {}
+    goes_on(saved, run)
+    assert gate.standing() == ({}, {})
+
+
+@pytest.mark.clause("S463")
+def test_where_too_many_are_to_be_changed_it_may_be_any(saved: World, run: Run) -> None:
+    paths = [f"run/latest_{number}" for number in range(STANDING_MAX + 1)]
+    for path in paths:
+        saved.store(path, b"")
+    run(saved.drain)
+    saved.engine.gate.begin()
+    changes = [saved.store(path, b"step-9") for path in paths]
+    withhold(saved, run, *changes)
+    saved.engine.gate.pointers(1e12)
+    assert saved.engine.gate.standing() == ({ANYTHING: changes[0].logged_at}, {})
+    goes_on(saved, run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import trio
 import trio.testing
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import LowerPath
 from acpfs.backing.member_records import (
     ANYTHING,
     BLOCK_BYTES,
@@ -99,10 +101,12 @@ def test_where_there_is_no_room_for_it_all_of_others_pointers_wait(
 
     monkeypatch.setattr(backing, "write_own", no_room)
     monkeypatch.setattr(backing, "overwrite_own", fits)
-    records.publish(replace(record, held={f"{n:016x}": 900.0 + n for n in range(KEYS_MAX)}))
+    many = {f"{n:016x}": 900.0 + n for n in range(KEYS_MAX)}
+    records.publish(replace(record, held=many, standing=many, standing_of_lost=many))
     found = records.read("a")
     assert found is not None
-    assert found.held == {ANYTHING: 900.0}
+    told = (found.held, found.standing, found.standing_of_lost)
+    assert told == ({ANYTHING: 900.0},) * 3
     backing.disconnect()
 
 
@@ -135,6 +139,89 @@ def test_a_pointer_waits_for_what_is_withheld_elsewhere(
     peer = peer_of(**fields)
     assert peer.judge(CLOSED, TERMS, asks={"k"}, since=1.0) is verdict
     assert peer.judge(CLOSED, TERMS, asks={"k"}, since=1.0, yields=True) is not Verdict.WITHHELD
+
+
+STANDING = {"latest": 0.0}
+"""Since long before what is removed."""
+
+
+@clause("S463")
+@pytest.mark.parametrize(
+    ("fields", "text", "makes_room", "why"),
+    [
+        ({}, b"step-7", False, ""),
+        ({"standing": STANDING}, b"step-7", False, "named"),
+        ({"standing": STANDING}, b"step-7", True, "named"),
+        ({"standing": STANDING}, b"step-5", True, ""),
+        ({"standing": STANDING}, b"", False, ""),
+        ({"standing": STANDING}, None, False, "named"),
+        ({"standing": {"run/latest": 0.0}}, None, False, ""),
+        ({"standing": {ANYTHING: 0.0}}, b"", False, "named"),
+        ({"standing": {"latest": math.inf}}, b"step-7", False, ""),
+        ({"standing": STANDING, "state": NodeState.AWAY}, b"step-7", False, "missing"),
+        ({"standing": STANDING, "state": NodeState.GONE}, b"step-7", False, ""),
+        ({"standing_of_lost": STANDING}, b"step-7", False, ""),
+        ({"standing_of_lost": STANDING}, b"step-7", True, "named"),
+    ],
+)
+def test_a_removal_that_takes_its_turn_waits_for_a_pointer_of_another_member_that_names_it(
+    tmp_path: Path, fields: dict[str, Any], text: bytes | None, makes_room: bool, why: str
+) -> None:
+    """The other member has persisted all but what it withholds."""
+
+    async def scenario() -> None:
+        member.other(state=NodeState.LEFT)
+        await member.cluster.join()
+        await member.cluster.look()
+        member.gate.begin()
+        member.now += 1.0
+        removal = member.remove(b"step-7")
+        member.gate.put_off(removal)
+        member.gate.need([removal], makes_room=makes_room)
+        persisted = member.log.clock.now() + 60.0
+        member.other(**{"beat": 2, "watermark": persisted, **fields})
+        await member.looked()
+        assert [one.missing for one in member.gate.withheld()] == [{"b": why}] * bool(why)
+        assert member.gate.is_open(removal) is not bool(why)
+        shown = [(one.op, one.withheld) for one in member.cluster.statistics().waiting]
+        assert shown == [(removal, True)] * (why == "named")
+        member.other(beat=3, watermark=persisted)
+        await member.looked()
+        assert member.gate.is_open(removal)
+
+    member = Node(tmp_path, texts=lambda paths: dict.fromkeys(paths, text))
+    trio.run(scenario)
+
+
+@clause("S463")
+def test_as_long_as_nobody_knows_what_a_pointer_says_it_names_all(tmp_path: Path) -> None:
+    """The backing directory refuses to be read when the look comes to the pointer."""
+    refuses = [True]
+
+    def texts(paths: Iterable[LowerPath]) -> dict[LowerPath, bytes | None]:
+        if refuses:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return dict.fromkeys(paths, b"step-5")
+
+    async def scenario() -> None:
+        member.other(state=NodeState.LEFT)
+        await member.cluster.join()
+        member.gate.begin()
+        member.now += 1.0
+        removal = member.remove(b"step-7")
+        member.gate.put_off(removal)
+        member.gate.need([removal])
+        member.other(beat=2, watermark=member.log.clock.now() + 60.0, standing=STANDING)
+        with pytest.raises(OSError):
+            await member.looked()
+        member.cluster._judge(member.gate.gated())
+        assert not member.gate.is_open(removal)
+        refuses.clear()
+        await member.looked()
+        assert member.gate.is_open(removal)
+
+    member = Node(tmp_path, texts=texts)
+    trio.run(scenario)
 
 
 @clause("S484")

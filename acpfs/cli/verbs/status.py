@@ -20,6 +20,7 @@ WITHHELD_TEXT = {
     "unknown": "is UNKNOWN here",
     "missing": "is MISSING",
     "withheld": "WITHHOLDS one that was closed before",
+    "named": "WITHHOLDS the change of a pointer that still names it",
 }
 HEALTH_TEXT = {
     "ok": "answers",

@@ -32,6 +32,7 @@ from acpfs.writeback.members.incarnation import Incarnation, in_use
 from acpfs.writeback.members.pace import BETWEEN_WRITES, Pace
 from acpfs.writeback.members.peer_names import NOTHING, PeerNames, Pending
 from acpfs.writeback.members.peers import RECORDS_AFTER, Peer, Terms, Verdict
+from acpfs.writeback.members.standing_elsewhere import StandingElsewhere, Texts
 
 HEARD_MAX = 16
 """So many others' clocks are told of in a record, and so many records are read per record of ours while nothing is gated; of many, less."""
@@ -41,7 +42,17 @@ LEAVE_WAIT_S = 10.0
 """How long the end of a mount waits for its last record to be written."""
 LOOK_PATIENCE_S = 10.0
 """How long who asks about missing nodes waits for a look at them; after that it goes by what is known, as where storage hangs."""
-WITHHOLDING = (Verdict.MISSING, Verdict.UNKNOWN, Verdict.LOST, Verdict.WITHHELD)
+WITHHOLDING = (
+    Verdict.MISSING,
+    Verdict.UNKNOWN,
+    Verdict.LOST,
+    Verdict.WITHHELD,
+    Verdict.NAMED,
+)
+WITHHELD_THERE = (Verdict.WITHHELD, Verdict.NAMED)
+"""Because of what others withhold."""
+THERE = frozenset(verdict.value for verdict in WITHHELD_THERE)
+"""The same, in words."""
 
 _log = get_logger(__name__)
 
@@ -85,11 +96,13 @@ class Cluster:
         coherent: bool = False,
         names: PeerNames | None = None,
         pending: Callable[[], Pending] = lambda: NOTHING,
+        texts: Texts = lambda _paths: {},
     ) -> None:
         """`who`: what is always the same in our record. `coherent`: the backing directory is local, its listings are never old.
 
-        `names`: learns what others have pending. `pending`: what is so here; called under the lock.
+        `names`: learns what others have pending. `pending`: what is so here; called under the lock. `texts`: what pointers say.
         """
+        self._standing = StandingElsewhere(gate, texts)
         self._monotonic = runtime.clock.now
         self._chance = runtime.chance.source
         self._records, self._who, self._gate, self._log, self._settings = (
@@ -228,6 +241,8 @@ class Cluster:
         clock.work_off()
         self._beat += 1
         now = clock.now()
+        pointers = self._gate.pointers(now)
+        standing, standing_of_lost = self._gate.standing()
         heard = sorted(self._peers.values(), key=lambda peer: -peer.heard_at)[:HEARD_MAX]
         return replace(
             self._who,
@@ -236,9 +251,11 @@ class Cluster:
             state=self._state,
             clock=now,
             watermark=self._gate.watermark(now),
-            pointers=self._gate.pointers(now),
+            pointers=pointers,
             held=self._gate.held(),
             placed=self._gate.placed(),
+            standing=standing,
+            standing_of_lost=standing_of_lost,
             gated=self._gate.head(),
             drift_s=clock.drift_s,
             heard={peer.node: peer.ahead_s_min for peer in heard if peer.record is not None},
@@ -393,14 +410,16 @@ class Cluster:
             return any(
                 self._peers[name].records_since(since) < RECORDS_AFTER
                 for one in self._gate.withheld()
-                if Verdict.WITHHELD.value in (whys := set(one.missing.values()))
-                and whys <= {Verdict.WITHHELD.value, Verdict.WAITS.value}
+                if not THERE.isdisjoint(whys := set(one.missing.values()))
+                and whys <= {*THERE, Verdict.WAITS.value}
                 for name, why in one.missing.items()
-                if why == Verdict.WITHHELD.value and name in self._peers
+                if why in THERE and name in self._peers
             )
 
     async def _look(self, gated: list[Gated], unknown: list[Gated]) -> int:
         """How many records it has read."""
+        with self._section():
+            self._standing.said({})  # also where this look is refused on its way
         told = await self._told_since(unknown)
         with self._section():
             to_read = self._to_read(gated)
@@ -420,7 +439,17 @@ class Cluster:
                     self._gate.asks(one, required, self._who.node)
                 to_read = self._to_read(gated)
         await self._read(to_read)
+        await self._read_standing(gated)
         return len(to_read)
+
+    async def _read_standing(self, gated: list[Gated]) -> None:
+        """What others' pointers say that may name what waits here. Until that is known they name all."""
+        with self._section():
+            wanted = self._standing.wanted(gated, self._peers.values(), self.terms())
+        if wanted:
+            found = await self._call("pointers", self._standing.read, wanted)
+            with self._section():
+                self._standing.said(found)
 
     async def _told_since(self, unknown: list[Gated]) -> list[Gated]:
         """Of those, which were closed before our newest record was begun; that is written now if it may be.
@@ -471,7 +500,7 @@ class Cluster:
             one.op.awaits_members = bool(one.missing) and not self._gate.yields(one.op)
             withholding = {verdict for verdict in verdicts.values() if verdict in WITHHOLDING}
             one.for_all = Verdict.MISSING in withholding or any(
-                verdict is Verdict.WITHHELD and self._peers[name].waits_for_all
+                verdict in WITHHELD_THERE and self._peers[name].waits_for_all
                 for name, verdict in verdicts.items()
             )
             one.of_what_is_lost = withholding == {Verdict.LOST}
@@ -509,6 +538,14 @@ class Cluster:
         return found
 
     def _verdict(self, name: str, one: Gated, terms: Terms) -> Verdict:
+        verdict = self._verdict_by_time(name, one, terms)
+        peer = self._peers.get(name)
+        if verdict is not Verdict.PASSES or peer is None:
+            return verdict
+        is_named = self._standing.name(peer, one, terms)
+        return peer.judge_named(terms, one.listed_at) if is_named else verdict
+
+    def _verdict_by_time(self, name: str, one: Gated, terms: Terms) -> Verdict:
         peer = self._peers.get(name)
         if peer is None:
             return Verdict.UNKNOWN if name in one.unknown else Verdict.PASSES
@@ -532,9 +569,21 @@ class Cluster:
         """Whether it was not yet, and is now."""
         if not self._gate.withholds(one):
             return False
-        if one.op.kind not in REMOVING and one.makes is None:
+        if Verdict.NAMED.value in one.missing.values():
+            self._tell_named(one)
+        elif one.op.kind not in REMOVING and one.makes is None:
             self._tell_withheld(one)
         return True
+
+    def _tell_named(self, one: Gated) -> None:
+        for name, why in one.missing.items():
+            if why == Verdict.NAMED.value:
+                _log.warning(
+                    "something keeps its name: a pointer names it whose change another node withholds",
+                    node=name,
+                    seq=one.op.seq,
+                    name=shown(one.op.name),
+                )
 
     def _tell_withheld(self, one: Gated) -> None:
         self.pointers_withheld += 1
@@ -670,7 +719,8 @@ class Cluster:
         waiting = [
             WaitingPointer(one.op, dict(one.missing), one.op.withheld, self._gate.needs(one.op))
             for one in self._gate.gated()
-            if one.op.kind not in REMOVING and one.makes is None
+            if one.makes is None
+            and (one.op.kind not in REMOVING or Verdict.NAMED.value in one.missing.values())
         ]
         return ClusterStatistics(
             node=self._who.node,

@@ -13,10 +13,13 @@ Used under the file system's lock.
 from __future__ import annotations
 
 import itertools
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from acpfs.backing.lower import LowerPath
+from acpfs.backing.member_records import ANYTHING
 from acpfs.config import ClusterOrder
 from acpfs.errors import FULL_ERRNOS
 from acpfs.types import NO_INO, Ino, Seq
@@ -35,6 +38,10 @@ _MOVING_IN = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK})
 LOOKED_AT_OPS_MAX = 256
 """With `all`, every operation is gated: the oldest ones are asked for, the others follow."""
 TIDY_OPS_MIN = 4096
+STANDING_MAX = 32
+"""Pointer files in a record that are to be changed; with more nobody knows which."""
+STANDING_CHARACTERS_MAX = 512
+"""Of a path among them; up to six bytes each in a record."""
 RUNS_MAX = 4096
 """So many are remembered in which a pointer was persisted; forgetting one has removals wait for longer."""
 
@@ -70,6 +77,10 @@ class Gated:
     """Of what it waits for while that is withheld (`scopes`); None: not asked yet."""
     names_made: frozenset[str] | None = None
     """Keys of the names under which it makes a pointer file; None: not asked yet."""
+    makes_room: bool = False
+    """It is `needed` for want of room alone."""
+    taken: frozenset[bytes] | None = None
+    """Paths that nothing has any more by it (`Scope.taken`); None: not asked yet."""
 
     @property
     def pointer(self) -> Op:
@@ -137,13 +148,15 @@ class Gate:
         scope_of: Callable[[Op], Scope] | None = None,
         placed: Placed | None = None,
         gives_up: Callable[[Op], list[Op]] = lambda _op: [],
+        standing_of: Callable[[Op], Iterable[LowerPath]] = lambda _op: (),
     ) -> None:
         """`is_pointer`, `takes_pointer`: see `Pointers`. `freed`: a removal that the guard holds has nothing more to wait for here.
 
         `directory_of`: in which directory a node lies. `scope_of`: see `scopes.Scopes`; by default by names alone.
         `placed`: remembers which pointers were made here. `gives_up`: leaves a pointer out that another member has replaced, and says
-        what left the log with it; nothing where it cannot be left out.
+        what left the log with it; nothing where it cannot be left out. `standing_of`: see `Scopes.standing`.
         """
+        self._standing_of = standing_of
         self._placed = placed
         self._gives_up = gives_up
         self._freed, self._directory_of = freed, directory_of
@@ -264,10 +277,11 @@ class Gate:
             }
         return list(itertools.islice(self._put_off.values(), count, None))
 
-    def need(self, ops: Iterable[Op]) -> None:
-        """Something here can neither pass these that are put off, nor do without it."""
+    def need(self, ops: Iterable[Op], *, makes_room: bool = False) -> None:
+        """Something here can neither pass these that are put off, nor do without it. `makes_room`: it is for want of room."""
         for op in ops:
             self._gated[op.seq].needed = True
+            self._gated[op.seq].makes_room = makes_room
             self.yields_no_more(op)
             self._put_back(op)
 
@@ -282,7 +296,7 @@ class Gate:
     def failed(self, number: int | None) -> None:
         """An operation failed. Where it is for want of room, what is put off may make it."""
         if number in FULL_ERRNOS:
-            self.need(list(self._put_off.values()))
+            self.need(list(self._put_off.values()), makes_room=True)
 
     def _put_back(self, op: Op) -> None:
         if self._put_off.pop(op.seq, None) is not None:
@@ -409,6 +423,38 @@ class Gate:
         """The same, of members that its writer has not named."""
         return self.scope_of(gated.op).asks_for_its_name()
 
+    # -- what others' pointers name, and ours
+
+    def taken(self, gated: Gated) -> frozenset[bytes]:
+        """Whose names it takes away. None of a removal that yields: that waits for all pointers which are to come."""
+        if self._order is not ClusterOrder.POINTERS or self.yields(gated.op):
+            return frozenset()
+        if gated.taken is None:
+            gated.taken = self.scope_of(gated.op).taken
+        return gated.taken
+
+    def standing(self) -> tuple[dict[str, float], dict[str, float]]:
+        """For the record: pointers on the backing directory that what is withheld, or held behind that, is to change.
+
+        Those where it waits for what is lost are told apart. With too many or too long ones nobody knows which.
+        """
+        told: tuple[dict[str, float], dict[str, float]] = ({}, {})
+        waiting = [
+            op for op in (self._pointers or {}).values() if op.withheld or op.aside is Aside.HELD
+        ]
+        if waiting:
+            parked = self._log.parked()
+            only_lost = bool(parked) and not any(
+                not op.withheld or self.is_withheld_for_others(op) for op in parked
+            )
+            for op in waiting:
+                of_lost = only_lost or (op.withheld and not self.is_withheld_for_others(op))
+                for path in self._standing_of(op):
+                    name = os.fsdecode(b"/".join(path))
+                    of = told[of_lost]
+                    of[name] = min(op.logged_at, of.get(name, op.logged_at))
+        return _shortened(told[False]), _shortened(told[True])
+
     # -- what other members have replaced
 
     def placed(self) -> dict[str, float]:
@@ -532,7 +578,14 @@ class Gate:
     def _by_name(self, op: Op) -> Scope:
         names = frozenset(name for _directory, name in op.touches())
         made = frozenset({op.touches()[-1][1]})
-        return Scope(names, waits_for_all=self.needs(op) is None, made=made)
+        taken = frozenset({op.name}) if op.kind in REMOVING else frozenset()
+        return Scope(names, waits_for_all=self.needs(op) is None, made=made, taken=taken)
+
+
+def _shortened(told: dict[str, float]) -> dict[str, float]:
+    if len(told) <= STANDING_MAX and all(len(name) <= STANDING_CHARACTERS_MAX for name in told):
+        return told
+    return {ANYTHING: min(told.values())}
 
 
 def is_staged(op: Op) -> bool:

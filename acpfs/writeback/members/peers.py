@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -43,6 +43,8 @@ class Verdict(Enum):
     """What it had closed before the pointer may be lost."""
     WITHHELD = "withheld"
     """It withholds a pointer that was closed before, and that this one has to do with."""
+    NAMED = "named"
+    """It withholds the change of a pointer that names what this takes the name of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,27 @@ class Peer:
         placed = self.record.placed if self.record is not None else {}
         stamp = max((placed[key] for key in names if key in placed), default=-math.inf)
         return stamp - self.bound_s(terms) > closed_at
+
+    def to_change(self, closed_at: float, terms: Terms, *, makes_room: bool) -> Iterator[str]:
+        """Pointers on the backing directory (`NodeRecord.standing`) whose change from before `closed_at` it withholds.
+
+        What waits for a loss may never come, and holds up nobody (S164) but who removes something for want of room (`makes_room`).
+        """
+        record = self.record
+        if record is None or record.state is NodeState.GONE:
+            return
+        for told in (record.standing, record.standing_of_lost if makes_room else {}):
+            for path, since in told.items():
+                if self._is_surely_before(since, closed_at, terms):
+                    yield path
+
+    def judge_named(self, terms: Terms, since: float) -> Verdict:
+        """For what takes the name of something that such a pointer names. `since`: as for `judge`."""
+        is_fresh = self.read_at >= since
+        if self.record is None or (is_fresh and self.is_forgotten(terms)):
+            return Verdict.PASSES
+        is_away = self.is_missing(terms) or (is_fresh and self._has_ended(self.record))
+        return Verdict.MISSING if is_away else Verdict.NAMED
 
     @property
     def waits_for_all(self) -> bool:

@@ -18,9 +18,11 @@ from typing import Protocol
 
 import xxhash
 
+from acpfs.backing.lower import LowerPath
 from acpfs.backing.member_records import ANYTHING
 from acpfs.checkpoints import Checkpoint
 from acpfs.types import Ino
+from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Op, OpKind
 
@@ -48,6 +50,8 @@ class Scope:
     """Whether what it changes or takes lies there under the very name."""
     made: frozenset[bytes] = frozenset()
     """Of `paths`, those under which a pointer file shows by it."""
+    taken: frozenset[bytes] = frozenset()
+    """Of `paths`, those under which nothing lies any more, or another directory, where it removes something or moves a directory."""
 
     def names_made(self) -> frozenset[str]:
         """Told of a pointer file that is there, asked of others by one that is not: whose name is it."""
@@ -156,6 +160,9 @@ class Scopes:
         replaces = bool(op.victim) or self._takes(op) or (op.kind is OpKind.STORE and is_there)
         made = op.touches() if op.kind is OpKind.EXCHANGE else op.touches()[-1:]
         runs = {run for place in made if place[0] > 0 for run in self._runs(*place, moves=moves)}
+        taken_at: tuple[Place, ...] = ()
+        if moves or op.kind in REMOVING:
+            taken_at = op.touches() if op.kind is OpKind.EXCHANGE else op.touches()[:1]
         made_at = [] if moves else [*made, *(self._tree.places(op.ino) if op.version else ())]
         waits_for_all = self._needs_of(op) is None
         return Scope(
@@ -166,7 +173,21 @@ class Scopes:
             runs=frozenset(runs),
             replaces=replaces,
             made=frozenset(self._paths_of(made_at)),
+            taken=frozenset(self._paths_of(taken_at)),
         )
+
+    def standing(self, op: Op) -> Iterator[LowerPath]:
+        """Where pointer files lie now that an operation is to change, which makes or takes one."""
+        places = {*(op.touches() if self._takes(op) else op.touches()[-1:])}
+        if op.kind is OpKind.STORE:  # a file that is rewritten lies there, whatever it was called
+            places.update(self._tree.places(op.ino))
+        for place in places:
+            node = self._tree.node_at(*place)
+            path = None
+            if node is not None and not self._is_directory(node):
+                path = self._tree.path_at(*place)
+            if path is not None:
+                yield path
 
     def _paths_of(self, places: Iterable[Place]) -> Iterator[bytes]:
         for parent, name in places:

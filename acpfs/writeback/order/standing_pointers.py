@@ -8,15 +8,16 @@ as that is not known, nothing passes that it may name. Asked under the file syst
 from __future__ import annotations
 
 import math
-import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from acpfs.backing.lower import LowerPath
 from acpfs.types import Ino, Seq
 from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.members import naming
+from acpfs.writeback.members.naming import Blind, Mentions
 from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.parts import DrainParts
 
@@ -24,14 +25,6 @@ TEXT_BYTES_MAX = 1 << 16
 """Of a pointer; a larger one may name anything."""
 SAID_FOR_S = 10.0
 """What was read is read anew after so long."""
-_NUMBER = re.compile(rb"[0-9]+")
-_NUMBER_ALONE = re.compile(rb"(?<![\w.+-])[0-9]+(?![\w+-]|\.\w)")
-"""No part of a name: not the 7 of `step-7`."""
-
-Mentions = Callable[[bytes, bytes], bool]
-"""Whether a text names something by this name."""
-Blind = Callable[[LowerPath, LowerPath], bool]
-"""Whether a pointer, of which nobody knows what it says, may name that."""
 
 
 class StandingPointers:
@@ -69,7 +62,9 @@ class StandingPointers:
         if removed is None:
             return True
         standing = {path for change in changes for path in self.changed_by(change)}
-        return any(self._says(path, removed, _may_mention, _anything) for path in standing)
+        return any(
+            self._says(path, removed, naming.may_mention, naming.anything) for path in standing
+        )
 
     def lead_to(
         self, pointers: Iterable[LowerPath], taken: LowerPath, blind: Blind, *, parts: bool
@@ -79,7 +74,7 @@ class StandingPointers:
         `blind`: whether one that cannot be read, or is too large, may do so. `parts`: whether it may be a part of what is named.
         """
         return any(
-            self._says(pointer, taken, _mentions, blind, parts=parts) for pointer in pointers
+            self._says(pointer, taken, naming.mentions, blind, parts=parts) for pointer in pointers
         )
 
     def changed_by(self, change: Op) -> set[LowerPath]:
@@ -111,20 +106,20 @@ class StandingPointers:
         text = self._said[pointer]
         if text is None:
             return blind(pointer, removed)
-        shared = 0
-        while shared < len(pointer) - 1 and pointer[: shared + 1] == removed[: shared + 1]:
-            shared += 1
-        names = removed[shared:] if parts else removed[-1:]
-        return any(mentions(text, name) for name in names)
+        return naming.leads_to(text, pointer, removed, mentions, parts=parts)
 
     def read(self) -> None:
         """Read what is wanted. On a thread; blocks as the backing directory does."""
         with self._lock:
             wanted = list(self.wanted)
-        said = {path: self._text(path) for path in wanted}
+        said = self.texts(wanted)
         with self._lock:
             self.wanted.difference_update(said)
             self._said.update(said)
+
+    def texts(self, paths: Iterable[LowerPath]) -> dict[LowerPath, bytes | None]:
+        """What lies there says now; None: it cannot be read, or is too large. Thread-safe; blocks as the backing directory does."""
+        return {path: self._text(path) for path in paths}
 
     def _text(self, path: LowerPath) -> bytes | None:
         try:
@@ -177,7 +172,13 @@ class Awaited:
         another name waits for nothing but what is known to name it: most of them are temporary, and all saves would wait.
         """
         self._look()
-        blind = _lies_beside if op.kind in REMOVING else _are_near if is_directory else _nothing
+        blind = (
+            naming.lies_beside
+            if op.kind in REMOVING
+            else naming.are_near
+            if is_directory
+            else naming.nothing
+        )
         standing = (path for path, seq in self._first.items() if seq < op.seq)
         removes = op.kind in REMOVING
         if self._standing.lead_to(standing, moved, blind, parts=removes):
@@ -185,7 +186,9 @@ class Awaited:
         return (
             is_directory
             and not removes
-            and any(seq < op.seq and _are_near(path, moved) for path, seq in self._again.items())
+            and any(
+                seq < op.seq and naming.are_near(path, moved) for path, seq in self._again.items()
+            )
         )
 
     def _look(self) -> None:
@@ -208,35 +211,3 @@ class Awaited:
         """The names that it changes: not the temporary one that is renamed to a pointer's."""
         places = change.touches()
         return places if self._pointers.takes(change) else places[-1:]
-
-
-def _anything(_pointer: LowerPath, _removed: LowerPath) -> bool:
-    return True
-
-
-def _nothing(_pointer: LowerPath, _moved: LowerPath) -> bool:
-    return False
-
-
-def _lies_beside(pointer: LowerPath, removed: LowerPath) -> bool:
-    """In the pointer's directory, or deeper: what is as large as that describes what lies there."""
-    return removed[: len(pointer) - 1] == pointer[:-1]
-
-
-def _are_near(pointer: LowerPath, other: LowerPath) -> bool:
-    """Whether the pointer lies at the top, or both below one directory there."""
-    return len(pointer) == 1 or pointer[:1] == other[:1]
-
-
-def _may_mention(text: bytes, name: bytes) -> bool:
-    """By the name itself, or by a number in it: `latest_checkpointed_iteration.txt` says 1000 of `iter_0001000`."""
-    numbers = {int(found) for found in _NUMBER.findall(text)}
-    return name in text or any(int(found) in numbers for found in _NUMBER.findall(name))
-
-
-def _mentions(text: bytes, name: bytes) -> bool:
-    """The same, but neither by a part of a name nor by a number in one: `step-1` names no `step-10`, and no `step-7.gasp-1`."""
-    if re.search(rb"(?<!\w)" + re.escape(name) + rb"(?!\w)", text):
-        return True
-    numbers = {int(found) for found in _NUMBER_ALONE.findall(text)}
-    return any(int(found) in numbers for found in _NUMBER.findall(name))
