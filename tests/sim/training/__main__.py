@@ -17,16 +17,16 @@ import trio
 import trio._core._run as trio_run
 import trio.testing
 
-from tests.sim.training.world import World, broken_in
+from tests.sim.training.world import ANY, PROFILES, World, broken_in
 
 
-def history(seed: int) -> tuple[World, str | None]:
+def history(seed: int, profile: str = ANY) -> tuple[World, str | None]:
     """One, and the rule that it broke."""
     random.seed(seed)
     trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     trio_run._r.seed(seed)
     with tempfile.TemporaryDirectory(prefix="acpfs-sim-", ignore_cleanup_errors=True) as name:
-        world = World(seed, Path(name))
+        world = World(seed, Path(name), profile)
         try:
             trio.run(world.run, clock=trio.testing.MockClock(autojump_threshold=0))
         except BaseException as error:
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=50, metavar="N")
     parser.add_argument("--from", type=int, default=0, metavar="N", dest="first")
     parser.add_argument("--seed", type=int, metavar="N")
+    parser.add_argument("--profile", choices=PROFILES, default=ANY)
     parser.add_argument("--trace", action="store_true", help="all events")
     parser.add_argument("--stop", action="store_true", help="at the first that is bad")
     options = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> None:
     bad = 0
     counts = Counter[str]()
     for seed in [options.seed] if options.seed is not None else seeds:
-        world, broken = history(seed)
+        world, broken = history(seed, options.profile)
         counts.update(world.counts)
         if broken or options.seed is not None:
             print("\n".join(world.trace if options.trace else world.trace[-40:]))

@@ -63,6 +63,18 @@ class Oracles:
         if len(self.published) > 1:
             self._is_broken(f"TWICE: checkpoints of steps {sorted(self.published)} are published")
 
+    def outdated(self, text: str) -> None:
+        self._is_broken(f"TERM: {text}")
+
+    def holds(self, text: str) -> None:
+        self._is_broken(f"HOLD: {text}")
+
+    def leaves(self, rank: int, ended: str, *, may_lack: bool) -> None:
+        """How a rank ended of a job to which nothing happened but deaths, of which it can save all."""
+        fine = ("the end of its loop", "killed", "told to leave: the gasp", "told to leave: no up")
+        if not ended.startswith((*fine, *(["told to leave: no survivor"] if may_lack else []))):
+            self._is_broken(f"MISSING: rank {rank} ended: {ended}")
+
     def mixes(self, text: str) -> None:
         self._is_broken(f"NAME: {text}")
 

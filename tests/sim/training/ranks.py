@@ -5,6 +5,7 @@ What the main thread does at a fault is written down here as `park` does it, wit
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
@@ -19,6 +20,7 @@ from acpfs.training.messages import (
     Goodbye,
     Hello,
     Leave,
+    Message,
     Phase,
     Publish,
     Published,
@@ -26,12 +28,14 @@ from acpfs.training.messages import (
     Save,
     Saved,
     SavedFile,
+    Sent,
     Settle,
     Settled,
     Stop,
     Stopped,
     Trouble,
     TroubleKind,
+    Voted,
 )
 from acpfs.training.policy import Policy
 from acpfs.training.wire import SocketLink
@@ -43,23 +47,27 @@ if TYPE_CHECKING:
 POLICY = Policy()
 STEP_S = 0.3
 UPDATE_S = 0.1
-SAVE_S = 5.0
 LOOK_S = 0.25
 
 
 class _Interrupter:
     """Of a main thread that looks by itself."""
 
-    stuck = False
-
-    def __init__(self, armed: Callable[[], object]) -> None:
-        self._armed = armed
+    def __init__(self, armed: Callable[[], object], in_c: Callable[[], bool]) -> None:
+        self._armed, self._in_c = armed, in_c
+        self._since: float | None = None
 
     def arm(self) -> None:
+        self._since = trio.current_time() if self._since is None else self._since
         self._armed()
 
     def disarm(self) -> None:
-        """It looks by itself."""
+        self._since = None
+
+    @property
+    def stuck(self) -> bool:
+        late = self._since is not None and trio.current_time() - self._since > POLICY.stuck_s
+        return late and self._in_c()
 
     def tick(self) -> bool:
         return False
@@ -67,6 +75,26 @@ class _Interrupter:
 
 class _Member(Member):
     """Without a thread: the rank's task turns it."""
+
+    broken: Callable[[str], object]
+    highest = 0
+    """The newest term that this member has voted in, or obeyed a command of."""
+
+    def _take(self, number: int, link: SocketLink, sent: Sent) -> None:
+        before = self._order
+        super()._take(number, link, sent)
+        if self._order is not before:
+            self._is_of(sent.header.term)
+
+    def _send(self, link: SocketLink, message: Message, generation: int | None = None) -> None:
+        if isinstance(message, Voted) and message.granted:
+            self._is_of(message.term)
+        super()._send(link, message, generation)
+
+    def _is_of(self, term: int) -> None:
+        if term < self.highest:
+            self.broken(f"rank {self._hello.rank} obeys term {term} behind term {self.highest}")
+        self.highest = max(self.highest, term)
 
     def _wait(self) -> None:
         """The task has waited."""
@@ -85,6 +113,10 @@ class _Member(Member):
     @property
     def refused(self) -> str | None:
         return self._protected.reason if isinstance(self._protected, Refused) else None
+
+    @property
+    def is_protected(self) -> bool:
+        return self._protected is not None
 
     @property
     def is_over(self) -> bool:
@@ -133,9 +165,16 @@ class Rank:
             hello,
             self.marks,
             self.ring,
-            cast("Interrupter", _Interrupter(self.ring)),
+            cast("Interrupter", _Interrupter(self.ring, lambda: self._is_in_c)),
             POLICY,
+            on_stuck=self._stand_in,
         )
+        self.member.broken = world.oracles.outdated
+        self.in_c_until = 0.0
+        """So long the main thread comes out of nothing."""
+        self._is_in_c = False
+        self._is_stood_in = False
+        self._nursery: trio.Nursery
         self.links: dict[int, MemberEnd] = {}
         self.scope = trio.CancelScope()
         self._handled = 0
@@ -152,13 +191,14 @@ class Rank:
     async def run(self) -> None:
         """Both threads, until it has ended or is killed."""
         with self.scope:
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as self._nursery:
+                nursery = self._nursery
                 nursery.start_soon(self._turn_member)
                 try:
                     await self._train()
                 except Interrupted as interrupted:
                     self.note(f"out of the loop: {interrupted}")
-                    await self._park()
+                    await self._park_unless_stood_in()
                 if self.member.ended:
                     self.ended = self.ended or "the end of its loop"
                 else:
@@ -168,6 +208,9 @@ class Rank:
                 while not self.member.is_over:
                     await self._until(lambda: self.member.is_over, LOOK_S)
                 nursery.cancel_scope.cancel()
+        self._is_over()
+
+    def _is_over(self) -> None:
         self.note(f"has ended: {self.ended or 'killed'}")
         self.member.close()
         for link in self.links.values():
@@ -226,10 +269,12 @@ class Rank:
                 self.note("meets an exception of its own")
                 self.member.tell(Trouble(TroubleKind.ERROR, "its own"))
                 self.ring()
+                self.world.has_trouble()
                 raise Interrupted("its own exception")
             step = self.marks.ready()
             await self._gate(step)
-            self.marks.begin()
+            await self._in_c()
+            self._begin()
             await self._until(lambda: False, self._chance.uniform(0.0, UPDATE_S))
             self.marks.end()
 
@@ -246,7 +291,45 @@ class Rank:
                 self.ring()
                 raise Interrupted("a peer is gone")
 
+    def _begin(self) -> None:
+        """The update, unless it may not begin."""
+        if not self._is_stood_in:
+            self.marks.begin()
+            return
+        with contextlib.suppress(AssertionError):  # it found the marks where the other thread is
+            self.marks.begin()
+        self.world.oracles.holds(f"rank {self.number} goes on though another thread parked it")
+
+    async def _in_c(self) -> None:
+        """A call that nothing ends, and from which the main thread comes back some time."""
+        self._is_in_c = trio.current_time() < self.in_c_until
+        await trio.sleep_until(self.in_c_until)
+        self._is_in_c = False
+
     # -- a fault
+
+    def _stand_in(self) -> None:
+        """Another thread does what the main thread would."""
+        if not self._is_stood_in:
+            self._is_stood_in = True
+            self.world.counts["stand-ins"] += 1
+            self.note("another thread stands in for the main thread")
+            self._nursery.start_soon(self._park_in_its_place)
+
+    async def _park_in_its_place(self) -> None:
+        await self._park()
+        if not self.member.ended:
+            self.member.say_goodbye()
+            self.ring()
+        while not self.member.is_over:
+            await self._until(lambda: self.member.is_over, LOOK_S)
+        self._nursery.cancel_scope.cancel()
+
+    async def _park_unless_stood_in(self) -> None:
+        if self._is_stood_in:  # the process ends by the other thread
+            await trio.sleep_forever()
+        self.member._interrupter.disarm()
+        await self._park()
 
     async def _park(self) -> None:
         commanded_at = trio.current_time()
@@ -293,7 +376,8 @@ class Rank:
         if self.number not in command.savers:
             return
         self.world.oracles.saves(self.number, order.generation, command, self.marks.now.done)
-        if await self._until(lambda: self._void(order), self._chance.uniform(0.1, SAVE_S)):
+        takes_s = self._chance.uniform(0.1, self.world.save_s)
+        if await self._until(lambda: self._void(order), takes_s):
             return
         if self._chance.random() < self.world.cannot_save:
             self.member.tell(Trouble(TroubleKind.SAVE, "no room"))
@@ -302,6 +386,10 @@ class Rank:
         self.member.tell(
             Saved(tuple(SavedFile(f"{command.directory}/{shard}", 1, "00") for shard in mine))
         )
+
+    @property
+    def is_protected(self) -> bool:
+        return self.member.is_protected
 
     @property
     def is_cut_off(self) -> bool:

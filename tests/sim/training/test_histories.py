@@ -11,6 +11,7 @@ import pytest
 from tests.rig.mounts import REPOSITORY
 
 FIRST, SEEDS = 20, 24
+DEATHS_FIRST, DEATHS = 52, 16
 """Histories that come to all places below."""
 
 
@@ -32,6 +33,15 @@ def test_no_history_breaks_a_rule() -> None:
     counts = told("--from", str(FIRST), "--seeds", str(SEEDS))
     print(counts)
     for reached in ("checkpoints", "other jobs refused", "second faults", "take-overs"):
+        assert re.search(rf"[1-9]\d*  {reached}", counts), f"none has {reached}"
+
+
+@pytest.mark.clause("T47", "T50")
+def test_what_deaths_alone_leave_is_a_checkpoint_or_the_end_of_training() -> None:
+    """Deaths, second deaths in the dialogue, of coordinators too, and main threads that come out of nothing: no survivor is lost."""
+    counts = told("--profile", "deaths", "--from", str(DEATHS_FIRST), "--seeds", str(DEATHS))
+    print(counts)
+    for reached in ("checkpoints", "second faults", "take-overs", "stand-ins"):
         assert re.search(rf"[1-9]\d*  {reached}", counts), f"none has {reached}"
 
 

@@ -30,6 +30,11 @@ FOR_GOOD = 0.3
 COORDINATORS = 3
 ELECTIONS = 0.4
 """Of histories, which begin with the end of whoever commands."""
+ANY, DEATHS = PROFILES = ("any", "deaths")
+"""What happens in a history: whatever can, or deaths alone, of which a job can save all; then it has to."""
+SAVES_S = {ANY: 5.0, DEATHS: 60.0}
+"""So long a rank writes, at most."""
+IN_C_S = 40.0
 
 
 class _Time:
@@ -105,6 +110,10 @@ class _Coordinator(Coordinator):
     def knows(self, rank: int) -> bool:
         return rank in self._phases.hellos
 
+    @property
+    def commands(self) -> bool:
+        return self._standing.commands
+
     def kill(self) -> None:
         self._nursery.cancel_scope.cancel()
 
@@ -147,12 +156,15 @@ class _Coordinator(Coordinator):
 class World:
     """One history."""
 
-    def __init__(self, seed: int, directory: Path) -> None:
-        self.seed, self.job = seed, "job"
+    def __init__(self, seed: int, directory: Path, profile: str = ANY) -> None:
+        self.seed, self.job, self.profile = seed, "job", profile
         self._chance = random.Random(f"{seed} world")
         self.size = self._chance.choice((2, 3, 4, 4, 6))
         self.steps = self._chance.randint(5, 40)
         self.cannot_save = self._chance.choice((0.0, 0.0, 0.3))
+        self.save_s = SAVES_S[profile]
+        if profile == DEATHS:
+            self.cannot_save = 0.0
         self.trace: list[str] = []
         self.counts = Counter[str]()
         """Of places that histories come to."""
@@ -162,6 +174,7 @@ class World:
         self.connections: list[tuple[object, Ends]] = []
         self._directory = directory
         self.ranks: list[Rank] = []
+        self.hearer_dies = False
         self.coordinators: list[_Coordinator] = []
 
     def _make(self) -> None:
@@ -241,7 +254,7 @@ class World:
                 for rank in self.ranks:
                     self._register(rank)
                     nursery.start_soon(rank.run)
-                await self._harm()
+                await (self._harm() if self.profile == ANY else self._let_die())
                 with trio.move_on_at(LATEST_S):
                     while any(rank.is_waited_for for rank in self.ranks):  # noqa: ASYNC110
                         await trio.sleep(1.0)
@@ -249,6 +262,8 @@ class World:
                 if late:
                     self.oracles.lives(f"ranks {late} neither train on nor are told anything")
                 self._count()
+                if self.profile == DEATHS:
+                    self._judge_ends()
                 nursery.cancel_scope.cancel()
         finally:
             setattr(member_module, "time", before)  # noqa: B010
@@ -293,11 +308,90 @@ class World:
             harm()
 
     def _kill(self) -> None:
-        rank = self._chance.choice(self.ranks)
+        self._kill_rank(self._chance.choice(self.ranks))
+
+    def _kill_rank(self, rank: Rank) -> None:
         if rank.ended is None:
             self.note("harm", f"rank {rank.number} is killed")
             rank.ended = "killed"
             rank.scope.cancel()
+
+    # -- deaths alone
+
+    async def _let_die(self) -> None:
+        """A first fault, and others in its dialogue."""
+        while not all(rank.is_protected for rank in self.ranks):  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        await trio.sleep(self._chance.uniform(0.0, 4.0))
+        first = (self._let_a_rank_die, self._own_exception, self._trouble_and_its_hearer)
+        self._chance.choice((*first, self._elected_and_gone, self._stuck_and_a_death))()
+        for _ in range(self._chance.randint(0, 3)):
+            await trio.sleep(self._chance.choice((0.3, 3.0, 20.0)) * self._chance.random())
+            self._chance.choice((self._let_a_rank_die, self._let_commander_die))()
+
+    def _let_a_rank_die(self, spared: Rank | None = None) -> None:
+        """One that the others can do without: they elect somebody, and have all that it has."""
+        rank = self._chance.choice([one for one in self.ranks if one is not spared])
+        live = {one.number for one in self.ranks if one.ended is None} - {rank.number}
+        shards = {shard: held for one in self.ranks for shard, held in one.holders.items()}
+        if 2 * len(live) > self.size and all(live & set(held) for held in shards.values()):
+            self._kill_rank(rank)
+
+    def _commander(self) -> _Coordinator | None:
+        return next((one for one in self.coordinators if one.alive and one.commands), None)
+
+    def _let_commander_die(self) -> None:
+        commander = self._commander()
+        if commander is not None and sum(one.alive for one in self.coordinators) > 1:
+            self.note("harm", f"coordinator {commander.number}, which commands, is killed")
+            commander.kill()
+
+    def has_trouble(self) -> None:
+        """A rank has said so; perhaps whoever hears it dies before it tells the others."""
+        if self.hearer_dies:
+            self.hearer_dies = False
+            self._nursery.start_soon(self._let_commander_die_in, self._chance.uniform(0.0, 0.3))
+
+    async def _let_commander_die_in(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._let_commander_die()
+
+    def _trouble_and_its_hearer(self) -> None:
+        self.hearer_dies = True
+        self._own_exception()
+
+    def _elected_and_gone(self) -> None:
+        """Who is elected dies, and so does a rank; another one hears all of it afterwards, and is needed for the next election."""
+        self._let_commander_die()
+        rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(1.0, 3.0)
+        self.note("harm", f"rank {rank.number} hears nothing for {for_s:.1f} s")
+        for who, ends in self.connections:
+            if isinstance(who, tuple) and who[:2] == ("rank", rank.number):
+                ends.hold(trio.current_time() + for_s)
+        self._nursery.start_soon(self._let_elected_die, rank)
+
+    async def _let_elected_die(self, spared: Rank) -> None:
+        with trio.move_on_after(10.0):
+            while self._commander() is None:  # noqa: ASYNC110  # nobody announces it
+                await trio.sleep(0.01)
+            await self._let_commander_die_in(self._chance.uniform(0.0, 0.3))
+            self._let_a_rank_die(spared)
+
+    def _stuck_and_a_death(self) -> None:
+        """A rank's main thread comes out of a call only when another thread has done its part."""
+        rank = self._chance.choice(self.ranks)
+        rank.in_c_until = trio.current_time() + self._chance.uniform(1.0, IN_C_S)
+        self.note("harm", f"rank {rank.number} is in C until {rank.in_c_until:.1f}")
+        self._nursery.start_soon(self._let_a_rank_die_soon)
+
+    async def _let_a_rank_die_soon(self) -> None:
+        await trio.sleep(self._chance.uniform(0.0, 1.0))
+        self._let_a_rank_die()
+
+    def _judge_ends(self) -> None:
+        may_lack = any(rank.ended == "the end of its loop" for rank in self.ranks)
+        for rank in self.ranks:
+            self.oracles.leaves(rank.number, str(rank.ended), may_lack=may_lack)
 
     def _stop_rank(self) -> None:
         rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(*HOLDS_S)
