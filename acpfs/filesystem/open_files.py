@@ -529,6 +529,7 @@ class OpenFiles:
                 self._closes.settle(handle, written=self._wrote_unseen(handle))
                 self._kept.changed(handle)
                 self.publish_if_done(handle.node)
+                self._outgrown.seal_taken_up(handle.node)
             elif op is not None and op.seq in self._in_the_way():
                 handle.has_copies = True
                 self._closes.settle(handle, written=True)

@@ -304,3 +304,22 @@ def test_a_name_that_changes_takes_back_a_close_that_was_that_of_a_copy(
         await w.close(opened)
 
     run(tmp_path, scenario, openers=Known())
+
+
+@pytest.mark.clause("S468", "S180")
+def test_what_the_kernel_wrote_is_no_log_when_only_who_appends_is_left(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f.pt", OLD * 4096)
+        await w.drained()
+        flags = (os.O_WRONLY, os.O_WRONLY | os.O_APPEND)
+        writer, appender = [await w.do(w.fs.open(ino, one, CALLER)) for one in flags]
+        assert writer.lane is appender.lane is Lane.PASSTHROUGH
+        os.pwrite(writer.backing_fd, b"half", 0)
+        await w.close(writer)
+        await w.drained()
+        assert (w.backing / "f.pt").read_bytes() == OLD * 4096
+        await w.close(appender)
+        await w.drained()
+        assert (w.backing / "f.pt").read_bytes()[:4] == b"half"
+
+    run(tmp_path, scenario, passthrough=True, unknown_bytes=4096)
