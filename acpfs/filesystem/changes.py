@@ -16,6 +16,7 @@ from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.durations import Durations
+from acpfs.filesystem.known_names import Inquiry
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.op_paths import OperationPaths
@@ -317,7 +318,7 @@ class Changes:
             assert child.pins > 0, (parent, name)
             child.pins -= 1
             child.checked_at = self._now()
-            child.settled = self._serial()
+            child.checked = child.settled = self._serial()
             if not child.pins and not child.ino:
                 self._table.name_changed(parent, name)
                 self._table.known_absent(parent, name)
@@ -382,10 +383,11 @@ class Changes:
             if stat is not None:
                 self._table.bind_lower(node, stat)
                 node.checked_at = self._now()
+                node.checked = self._serial()
             elif op.kind in (OpKind.UNLINK, OpKind.RMDIR) and not self._view.on_backing(op.ino):
                 self._table.unbind_lower(node)
             if op.kind is OpKind.MKDIR:
-                self._table.listed(node, node.dir.listing, self._now())
+                self._table.listed(node, node.dir.listing, Inquiry(self._now(), self._serial()))
         if op.kind is OpKind.STORE:
             self._durations.persist.observe(self._log.clock.now() - op.logged_at)
         self._done(op)
@@ -458,7 +460,7 @@ class Changes:
         if node is not None and not self._log.pending_in(ino):
             self._table.bind_lower(node, stat)
             node.checked_at = self._now()
-            node.settled = self._serial()
+            node.checked = node.settled = self._serial()
 
     def display_path(self, op: Op) -> bytes:
         return self._paths.named(op)

@@ -28,6 +28,8 @@ class KnownName:
     """Operations in the log that mention the name, plus one while its node was never logged. Pinned: the lower layer is not asked."""
     checked_at: float = 0.0
     """Monotonic time, seconds, when the lower layer last said so."""
+    checked: int = 0
+    """Serial of that: who asked before knows less."""
     settled: int = 0
     """Serial of when an operation on the name last left the log:
 
@@ -54,6 +56,8 @@ class Directory:
     """In place of `_listing`."""
     listed_at: float = -1.0
     """Monotonic time, seconds; negative: never; 0: by an earlier worker."""
+    listed: int = 0
+    """Serial of that question; 0 where there was none."""
     listed_ahead: bool = False
     """The listing was made before anybody asked for it: to go on with when there is no answer, not in place of one."""
     listing_s: float = 0.0
@@ -81,6 +85,7 @@ class Directory:
     def was_listed(self, listing: Unread) -> None:
         """By an earlier worker; a takeover does not wait for what nobody asks."""
         self._unread, self.listed_at, self.listed_ahead = listing, 0.0, True
+        self.listed = 0
 
     def knows(self, name: bytes) -> bool:
         """Whether there is something to go on with when the backing directory does not answer: the node, or that there is none.
@@ -91,7 +96,7 @@ class Directory:
         if child is not None and (child.ino or child.pins):
             return True
         if name in self.listing:
-            return child is not None and child.checked_at >= self.listed_at
+            return child is not None and child.checked >= self.listed
         return child is not None or self.listed_at >= 0
 
     def note(self, name: bytes, entry: LowerEntry | None) -> None:

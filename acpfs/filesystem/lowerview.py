@@ -199,7 +199,7 @@ class LowerView:
         newer = (
             parent.dir.notes != notes
             if child is None
-            else child.pins or child.checked_at >= inquiry.at
+            else child.pins or child.checked >= inquiry.serial
         )
         if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
             self.learn(parent, name, seen, inquiry)
@@ -248,6 +248,7 @@ class LowerView:
             self._found(parent, name, node, seen.st, seen.twin, inquiry)
         child = parent.dir.children.get(name) or self._table.set_child(parent.ino, name, NO_INO)
         child.checked_at = self._now()
+        child.checked = self._serial()
         if not (child.ino or child.pins):
             self._table.known_absent(parent.ino, name)
 
@@ -261,7 +262,7 @@ class LowerView:
         inquiry: Inquiry,
     ) -> None:
         node = self._recognition.node(
-            known, st, twin, inquiry.at, in_use=known is not None and known.handles > 0
+            known, st, twin, inquiry.serial, in_use=known is not None and known.handles > 0
         )
         if self._tree.node_at(parent.ino, name) != node.ino:
             node.unseen_links = max(0, node.unseen_links - 1)
@@ -296,6 +297,7 @@ class LowerView:
     def compare(self, node: Node, st: LowerStat) -> None:
         """Take over attributes where the backing directory's entry is not what it was; outdated content leaves RAM."""
         node.checked_at, node.lower_device = self._now(), st.device
+        node.checked = self._serial()
         if self.held(node):
             return
         if not node.is_dir:
@@ -373,7 +375,7 @@ class LowerView:
         st = seen.st
         if (
             st is None
-            or node.checked_at >= inquiry.at
+            or node.checked >= inquiry.serial
             or node.settled > inquiry.serial
             or self._table.get(node.ino) is not node
         ):
@@ -571,7 +573,7 @@ class LowerView:
         for name, child in directory.children.items():
             if child.ino:
                 names[name] = child.ino
-            elif child.pins or child.checked_at >= directory.listed_at:
+            elif child.pins or child.checked >= directory.listed:
                 names.pop(name, None)
         return names
 
@@ -617,13 +619,11 @@ class LowerView:
         directory = parent.dir
         if (
             directory.notes != notes
-            or directory.listed_at >= inquiry.at
+            or directory.listed >= inquiry.serial
             or self._table.get(parent.ino) is not parent
         ):
             return
-        self._table.listed(
-            parent, {entry.name: entry for entry in entries}, inquiry.at, ahead=ahead
-        )
+        self._table.listed(parent, {entry.name: entry for entry in entries}, inquiry, ahead=ahead)
         if self.lower.features.acls:
             # what is known of the directory is gone on with while the backing directory hangs, and to that belongs what it hands on
             self.foresee_xattrs(parent)
@@ -632,7 +632,7 @@ class LowerView:
                 child.ino
                 and not child.pins
                 and name not in directory.listing
-                and child.checked_at < inquiry.at
+                and child.checked < inquiry.serial
             ):
                 self.learn(parent, name, NOTHING, inquiry)
 

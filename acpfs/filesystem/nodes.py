@@ -22,7 +22,7 @@ from acpfs.filesystem.change_time import ChangeClock
 from acpfs.filesystem.content.body import COLD, COLUMNS, Body, from_row, to_row
 from acpfs.filesystem.content.body import DDL as BODY_DDL
 from acpfs.filesystem.kept_listings import KeptListings
-from acpfs.filesystem.known_names import Directory, KnownName
+from acpfs.filesystem.known_names import Directory, Inquiry, KnownName
 from acpfs.ram.state import StateDatabase
 from acpfs.runtime.clock import Clock
 from acpfs.types import NO_INO, ROOT, Ino, TierId
@@ -78,6 +78,8 @@ class Node:
     """What the backing directory's entry looked like when content and attributes here were equal to it."""
     checked_at: float = 0.0
     """Monotonic time, seconds, when identity was last compared."""
+    checked: int = 0
+    """Serial of that: who asked before knows less."""
     settled: int = 0
     """Serial of when an operation on it last left the log:
 
@@ -306,10 +308,11 @@ class NodeTable:
             (st.ino, st.size, st.mtime_ns, st.ctime_ns),
         )
         node.checked_at = now
+        node.checked = self._clock.serial()
         node.names.append((parent.ino, name))
         self._nodes[node.ino] = node
         self._by_lower.setdefault(st.ino, []).append(node.ino)
-        parent.dir.children[name] = KnownName(node.ino, 0, now)
+        parent.dir.children[name] = KnownName(node.ino, 0, now, node.checked)
         if not self._listings.agrees(parent.ino, name):
             self._changed_names.setdefault((parent.ino, name), False)
         return node
@@ -387,10 +390,12 @@ class NodeTable:
     def ask_anew(self, node: Node) -> None:
         """What is known of it is not so: it is asked for anew, also where its names are known well enough to be answered from."""
         node.checked_at = 0.0
+        node.checked = 0
         for parent, name in node.names:
             child = self.child(parent, name)
             if child is not None:
                 child.checked_at = 0.0
+                child.checked = 0
 
     def child(self, parent: Ino, name: bytes) -> KnownName | None:
         """What is known about a name."""
@@ -482,13 +487,14 @@ class NodeTable:
         self,
         parent: Node,
         listing: dict[bytes, LowerEntry],
-        asked_at: float,
+        asked: Inquiry,
         *,
         ahead: bool = False,
     ) -> None:
         """Names on the backing directory as of then; a next worker has them, too."""
         directory = parent.dir
-        directory.listing, directory.listed_at, directory.listed_ahead = listing, asked_at, ahead
+        directory.listing, directory.listed_ahead = listing, ahead
+        directory.listed_at, directory.listed = asked
         self._listings.keep(
             parent.ino, listing.keys() | directory.children.keys(), partial(self._entry, parent)
         )
@@ -499,7 +505,7 @@ class NodeTable:
         if child is not None and child.ino:
             node = self._nodes[child.ino]
             return LowerEntry(name, node.lower_ino, stat.S_IFMT(node.mode))
-        if child is not None and (child.pins or child.checked_at >= parent.dir.listed_at):
+        if child is not None and (child.pins or child.checked >= parent.dir.listed):
             return None
         return parent.dir.listing.get(name)
 

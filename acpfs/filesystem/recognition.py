@@ -84,9 +84,12 @@ class Recognition:
             ]
 
     def node(
-        self, known: Node | None, st: LowerStat, twin: Ino, asked_at: float, *, in_use: bool
+        self, known: Node | None, st: LowerStat, twin: Ino, asked: int, *, in_use: bool
     ) -> Node:
-        """The node of an entry that was looked at. `known`: under its name; `in_use`: somebody relies on that one."""
+        """The node of an entry that was looked at. `known`: under its name; `in_use`: somebody relies on that one.
+
+        `asked`: serial of the question.
+        """
         same_kind = known is not None and stat.S_IFMT(known.mode) == stat.S_IFMT(st.mode)
         same = (
             known
@@ -95,14 +98,14 @@ class Recognition:
         )
         if same is not None and in_use:
             return same
-        other = self._table.get(twin) or self._seen_meanwhile(st, asked_at)
+        other = self._table.get(twin) or self._seen_meanwhile(st, asked)
         if other is not None and other.lower_ino == st.ino:
             return other
         return same or self._table.found(st)
 
-    def _seen_meanwhile(self, st: LowerStat, asked_at: float) -> Node | None:
-        """The node of which another name was looked at in the same moment, as those of one listing are."""
+    def _seen_meanwhile(self, st: LowerStat, asked: int) -> Node | None:
+        """The node of which another name was looked at since, as those of one listing are; `asked`: serial of the question."""
         if stat.S_ISDIR(st.mode) or st.nlink < 2:
             return None
-        nodes = (node for node in self._table.by_lower(st.ino) if node.checked_at >= asked_at)
+        nodes = (node for node in self._table.by_lower(st.ino) if node.checked >= asked)
         return next((node for node in nodes if node.identity == st.identity()), None)

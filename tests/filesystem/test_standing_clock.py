@@ -6,9 +6,12 @@ import itertools
 from pathlib import Path
 
 import pytest
+import trio
 
-from acpfs.backing.lower import LowerPath
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import LowerEntry, LowerPath
 from acpfs.filesystem.recognition import Recognition, Seen
+from acpfs.types import ROOT
 from tests.filesystem.world import World, run
 from tests.rig.runtime import runtime_of
 
@@ -33,5 +36,29 @@ def test_an_answer_counts_that_was_asked_for_after_an_operation_was_settled(
         monkeypatch.setattr(Recognition, "look", counted)
         assert (await w.do(w.fs.getattr(ino))).size == 5
         assert next(numbers) == 2
+
+    run(tmp_path, scenario, runtime=runtime_of(lambda: 1000.0))
+
+
+def test_a_listing_counts_that_was_asked_for_after_one_that_was_made_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by a history of members: a directory was listed for ever, as each listing was no newer."""
+    listdir, numbers = BackingDirectory.listdir, itertools.count(1)
+
+    def counted(lower: BackingDirectory, path: LowerPath) -> list[LowerEntry]:
+        assert next(numbers) < ASKED_MAX
+        return listdir(lower, path)
+
+    async def scenario(w: World) -> None:
+        (w.backing / "d").mkdir()
+        (w.backing / "d" / "old").write_bytes(b"1")
+        directory = await w.do(w.fs.lookup(ROOT, b"d"))
+        await w.write(b"new", b"bytes", directory.ino)
+        node = w.inner.table[directory.ino]
+        while not node.dir.listed_ahead:
+            await trio.lowlevel.checkpoint()
+        monkeypatch.setattr(BackingDirectory, "listdir", counted)
+        assert sorted(await w.names(directory.ino)) == [b"new", b"old"]
 
     run(tmp_path, scenario, runtime=runtime_of(lambda: 1000.0))

@@ -459,6 +459,7 @@ class Warming:
             fill.before.identity() == st.identity() == coming.identity == node.identity
         ):
             node.checked_at = 0.0
+            node.checked = 0
             self._fills.give_up(coming)
             return "changed"
         verified, differs = self._view.whole.compared(st, fill.note, done.result())
