@@ -125,6 +125,8 @@ class Knobs:
     """How often each kind of call comes."""
     outage_s: float
     """For how long at the begin of a life the storage refuses every change."""
+    stands_still: bool
+    """Programs that have files open do nothing for very long, now and then: nobody else may have to wait for that."""
     is_tidied: bool
     """Another program removes staging files."""
     has_acls: bool
@@ -160,6 +162,7 @@ class Knobs:
             sizes=(0, 1, 100, 5000, 60_000, 200_000, *(300_000,) * is_short),
             kinds=_kinds(choices),
             outage_s=chance.choice((0.0, 0.0, 0.0, 0.3, 3.0)) * faulty,
+            stands_still=is_short and choices.stream("still").random() < 0.5,
             is_tidied=faulty and chance.random() < 0.2,
             has_acls=chance.random() < 0.7 and profile is not Profile.HANG,
         )
@@ -177,6 +180,7 @@ class Knobs:
             "" if self.free_bytes is None else f"{self.free_bytes} bytes for {self.full_s} s",
             f"{self.ram_bytes >> 10} KiB of RAM, then {self.when_full.value}",
             f"no changes for {self.outage_s} s of each life" if self.outage_s else "",
+            "programs stand still" if self.stands_still else "",
             "staging files are tidied up" if self.is_tidied else "",
             "fsync is durable" if self.fsync is FsyncMode.DURABLE else "",
             "inode numbers are used again" if self.reuses_numbers else "",

@@ -18,6 +18,7 @@ from tests.sim.oracles import Told, judge_order, judge_shown
 from tests.sim.programs import Calls, Died, Program
 from tests.sim.scheduler import Killed
 from tests.sim.shown import MODE, Shown, attribute, bare, below
+from tests.sim.status import judge_clean, judge_persisted, waits
 from tests.sim.storage import Storage
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE
@@ -25,6 +26,8 @@ from tests.sim.virtual import MACHINE
 DRAIN_MAX_S = 3000.0
 """Virtual time in which everything is persisted, once faults have stopped."""
 LOOK_S = 0.5
+STATUS_LOOKS = 0.2
+"""Share of looks that ask for the status."""
 TIDIES_S = (0.01, 0.05, 0.3)
 
 
@@ -49,6 +52,7 @@ class History(Serving):
         self.storage.counts_subdirectories = self.knobs.counts_subdirectories
         self.storage.features = replace(self.storage.features, acls=self.knobs.has_acls)
         self._power = choices.stream("power")
+        self._status = choices.stream("status")
         self.storage.reuses_numbers = self.knobs.reuses_numbers
         self.storage.keep_times_to(10**9 if self.knobs.has_coarse_times else 1)
         MACHINE.begin(choices.seed, self.storage)
@@ -163,11 +167,39 @@ class History(Serving):
     def look(self) -> None:
         states, self.storage.shown = self.storage.shown, []
         judge_order([program.told for program in self.programs], states)
+        self._judge_status()
 
         if self.knobs.looks_for_power_loss:
             left = self.storage.after_power_loss(self._power, any_order=False)
             for program in self.programs:
                 program.told.left(below(left, program.told.directory))
+
+    def _judge_status(self) -> None:
+        """Now and then: what is said to be persisted is so."""
+        life = self.life
+        if life is None or not life.is_serving or life.turns.is_over:
+            return
+        if self._status.random() < STATUS_LOOKS:
+            told = [program.told for program in self.programs]
+            stored, left = self.storage.visible(), self._left()
+            self.counts["files said to be persisted"] += judge_clean(life, told, stored, left)
+
+    def _left(self) -> Shown:
+        return self.storage.after_power_loss(self._status, any_order=False)
+
+    def moments(self) -> list[int]:
+        """See `Serving`."""
+        return [len(program.told.moments) - 1 for program in self.programs]
+
+    def judge_persisted(self, moments: list[int]) -> None:
+        """See `Serving`."""
+        self.counts["waits that ended"] += 1
+        told = [program.told for program in self.programs]
+        judge_persisted(told, moments, self.storage.visible(), self._left())
+
+    def waits(self, life: Life) -> str:
+        """See `Serving`."""
+        return waits(life, self.programs)
 
     def judge_durable(self, path: bytes, content: bytes) -> None:
         """What an fsync said."""

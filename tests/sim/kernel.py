@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 CALL_MAX_S = 600.0
 """Virtual time in which each call is answered, where no storage hangs for good."""
+STILL_CALL_MAX_S = 60.0
+"""The same, where the storage does not fail and programs may stand still."""
 WAIT_S = 0.02
 
 
@@ -33,6 +35,17 @@ class Serving:
         self.knobs = knobs
         self.life: Life | None = None
         self._requests = 0
+
+    def waits(self, life: Life) -> str:
+        """For people: who waits, and for whom."""
+        return ""
+
+    def moments(self) -> list[int]:
+        """Up to which of its moments each program was told."""
+        return []
+
+    def judge_persisted(self, moments: list[int]) -> None:
+        """A wait that began then has ended."""
 
     def look(self) -> None:
         """A program was told something: whoever judges may look now."""
@@ -49,6 +62,7 @@ class Serving:
     async def ask(self, life: Life, make: Callable[[FileSystem], Call[T]]) -> tuple[T] | None:
         """The answer; None: the life has died before it could tell."""
         answer: list[T] = []
+        most_s = STILL_CALL_MAX_S if self.knobs.stands_still else CALL_MAX_S
         failure: BaseException | None = None  # told outside of the nursery, which would wrap it
         async with trio.open_nursery() as nursery:
 
@@ -58,10 +72,12 @@ class Serving:
 
             nursery.start_soon(leave)
             try:
-                with trio.fail_after(CALL_MAX_S):
+                with trio.fail_after(most_s):
                     answer.append(await life.fs.steps.drive(make(life.fs)))
             except trio.TooSlowError:
-                failure = Finding("LIVENESS", f"no answer within {CALL_MAX_S:.0f} s")
+                failure = Finding(
+                    "LIVENESS", f"no answer within {most_s:.0f} s: {self.waits(life)}"
+                )
             except (Killed, OSError) as error:
                 failure = error
             nursery.cancel_scope.cancel()
@@ -155,7 +171,11 @@ class Process:
         async def never() -> bool:
             return False
 
+        moments = self._machine.moments()
         try:
-            return bool(await self.request(lambda _fs: wait_for_all(), never))
+            done = bool(await self.request(lambda _fs: wait_for_all(), never))
         except OSError:
             return False  # something was refused, and is kept
+        if done:
+            self._machine.judge_persisted(moments)
+        return done

@@ -50,6 +50,8 @@ EXCHANGE = 2
 READ_BYTES = 16 << 20
 PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
 DATA_SIZES = (1, 5000, 60_000)
+STILL, STILL_S = 0.1, 900.0
+"""Share of calls after which a program with open files does nothing for so long."""
 FORGETS = 0.3
 """Share of calls after which the kernel knows only of what is open."""
 NEEDS_NONE = ("save", "wait until persisted", "make directory", "open new")
@@ -255,6 +257,7 @@ class Program:
         """Of its next call."""
         self.under_way = ""
         self._has_frozen = False
+        self.stands_still = False
 
     # -- what it knows
 
@@ -312,6 +315,11 @@ class Program:
             if chance.random() < FORGETS:
                 self._calls.kernel.forget({file.ino for file in self.open.values()})
             await trio.sleep(0.0 if self._has_frozen else chance.choice(PAUSES_S))
+            if self._knobs.stands_still and self.open and chance.random() < STILL:
+                self._trace.note(self.name, "stands still")
+                self.stands_still = True
+                await trio.sleep(STILL_S)
+                self.stands_still = False
         for path in sorted(self.open):
             await self.close(self.open[path])
         for file in self.nameless:
@@ -325,6 +333,8 @@ class Program:
         if self._has_frozen and self.open and chance.random() < 0.7:
             kind = "write on"  # at once into what was just frozen
         self._has_frozen = False
+        if self._knobs.stands_still and kind == "wait until persisted":
+            kind = "save"  # it may wait for an open file of another one (S18)
         if kind in WITH_OPEN_FILE and not self.open:
             kind = "open new"
         if kind not in (*NEEDS_NONE, *WITH_OPEN_FILE) and not self._files():

@@ -6,6 +6,7 @@ Each run is a process of its own: a history has its own clock, and its own calls
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,15 @@ import pytest
 TREE = Path(__file__).parents[2]
 HISTORIES = 7
 """Of each profile."""
+REACHED = (
+    "files said to be persisted",
+    "lives with copies aside",
+    "lives with evictions",
+    "lives with operations left out",
+    "lives with retries",
+    "pointers withheld",
+    "waits that ended",
+)
 PATIENCE_S = 800
 
 
@@ -31,9 +41,12 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.clause("S430", "S492")
 def test_no_history_fails() -> None:
     done = simulate("--seeds", str(HISTORIES))
     assert done.returncode == 0, done.stdout + done.stderr
+    for place in REACHED:
+        assert re.search(rf"'{place}': [1-9]", done.stdout), f"none has {place}: {done.stdout}"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
+from acpfs.writeback.members.cluster import Cluster
 from tests.sim.choices import Choices, Knobs
 from tests.sim.history import DRAIN_MAX_S, Outcome, worst
 from tests.sim.life import LAZY_ROUNDS, let_time_pass
@@ -47,7 +48,7 @@ class MembersHistory:
             Member(one, self.plan, self.storage, choices, base, self.trace, self.look)
             for one in self.plan.members
         ]
-        self.job = Job(self.members, self.plan, choices, self.trace)
+        self.job = Job(self.members, self.plan, choices, self.trace, self._judge_waited)
         self._judge = Judge(self.job, self.storage, choices.stream("power"))
         self._chance = choices.stream("turns of members")
         self._counts = Counter[str]()
@@ -72,6 +73,10 @@ class MembersHistory:
     def look(self) -> None:
         """Whoever judges looks at the storage."""
         self._judge.look()
+
+    def _judge_waited(self, paths: dict[str, bytes]) -> None:
+        self._counts["waits for other members"] += 1
+        self._judge.judge_waited(paths)
 
     def _end_all(self) -> None:
         for member in self.members:
@@ -138,33 +143,22 @@ class MembersHistory:
                 continue
             assert life.cluster is not None
             self._judge.gives_up(member)  # before anybody can see what comes of it
-            with contextlib.suppress(Killed):
-                forgotten = await self._asked(other, member.node)
-                done = done and forgotten
-                self._counts["members forgotten"] += forgotten
-                self.trace.note(
-                    "operator", "forgets", (member.node, "on", other.node), str(forgotten)
-                )
+            forgotten = await self._asked(other, member.node)
+            done = done and forgotten
+            self._counts["members forgotten"] += forgotten
+            self.trace.note("operator", "forgets", (member.node, "on", other.node), str(forgotten))
         return done
 
     async def _asked(self, other: Member, node: str) -> bool:
         life = other.serves
-        if life is None or life.cluster is None:
+        if life is None:
             return False
-        cluster, answer = life.cluster, [False]
 
-        async def ask() -> None:
+        async def forget(cluster: Cluster) -> bool:
             peers = {one.node for one in cluster.statistics().peers}
-            with contextlib.suppress(OSError):
-                answer[0] = await cluster.forget(node) or node not in peers
-            scope.cancel()
+            return await cluster.forget(node) or node not in peers
 
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask)
-                await life.died.wait()
-                scope.cancel()
-        return answer[0]
+        return await other.ask_cluster(life, forget)
 
     async def _forgive(self, member: Member) -> None:
         """An operator says that what it has lost is lost."""
@@ -173,8 +167,7 @@ class MembersHistory:
             return
         self._judge.forgets_loss(member)
         self._counts["losses forgotten"] += 1
-        with contextlib.suppress(Killed):
-            await self._asked(member, member.node)
+        await self._asked(member, member.node)
 
     # -- the end
 

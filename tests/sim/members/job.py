@@ -18,6 +18,7 @@ from functools import partial
 import trio
 
 from acpfs.types import ROOT
+from acpfs.writeback.members.cluster import Cluster
 from tests.sim.choices import Choices
 from tests.sim.members.member import Member
 from tests.sim.members.plan import CLOCK_BOUND_S, Plan, Style
@@ -25,6 +26,8 @@ from tests.sim.programs import Died, by_path
 from tests.sim.trace import Finding, Trace
 
 POINTER, TEMPORARY = "latest", "latest.tmp"
+WAITS = 0.3
+"""Share of checkpoints of which a rank waits until others have persisted theirs."""
 SIZES = (1, 5000, 60_000)
 PAUSES_S = (0.0, 0.0, 1.0, 20.0)
 LONGEST_S = 4000.0
@@ -63,7 +66,16 @@ class Checkpoint:
 class Job:
     """See above."""
 
-    def __init__(self, members: list[Member], plan: Plan, choices: Choices, trace: Trace) -> None:
+    def __init__(
+        self,
+        members: list[Member],
+        plan: Plan,
+        choices: Choices,
+        trace: Trace,
+        waited: Callable[[dict[str, bytes]], None],
+    ) -> None:
+        """`waited`: a wait for what others had closed has ended, for these files."""
+        self._waited = waited
         self.members, self._plan, self._choices, self._trace = members, plan, choices, trace
         self.checkpoints: list[Checkpoint] = []
         self._coordinator = members[0]
@@ -89,6 +101,8 @@ class Job:
         machines = {one.node: one.machine for one in living}
         took_part = await self._all(living, lambda one: self._save(one, checkpoint, chance))
         self.checkpoints.append(checkpoint)
+        if took_part and chance.random() < WAITS:
+            await self._wait_for_others(chance.choice(took_part), checkpoint)
         is_whole = all(one.machine == machines[one.node] and one.is_up for one in living)
         if not took_part or not is_whole:
             self._trace.note("job", f"gives up step {step}")
@@ -99,6 +113,32 @@ class Job:
         self._coordinator = coordinator
         if await self._all([coordinator], lambda one: self._publish(one, checkpoint)):
             await self._rotate(took_part, coordinator)
+
+    async def _wait_for_others(self, member: Member, checkpoint: Checkpoint) -> None:
+        """As a rank does before it reads what others have saved. Who is not heard is not waited for."""
+        life = member.serves
+        if life is None:
+            return
+        others = {
+            one.node: one.machine
+            for one in self.members
+            if one is not member and one.is_up and one.plan.partition is None
+        }
+
+        async def wait(cluster: Cluster) -> bool:
+            await cluster.others_persisted(lambda _behind: None)
+            return True
+
+        self._trace.note(member.node, "waits for others")
+        if not await member.ask_cluster(life, wait):
+            return
+        still = {
+            one.node for one in self.members if one.is_up and others.get(one.node) == one.machine
+        }
+        owners = checkpoint.owners.items()
+        self._waited(
+            {path: checkpoint.files[path] for path, (owner, _lost) in owners if owner.node in still}
+        )
 
     async def _all(
         self, members: list[Member], act: Callable[[Member], Awaitable[None]]

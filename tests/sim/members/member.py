@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import trio
 
+from acpfs.writeback.members.cluster import Cluster
 from tests.sim.choices import Choices
 from tests.sim.kernel import Process, Serving
 from tests.sim.life import Life, Seat
@@ -22,6 +24,7 @@ from tests.sim.members.plan import (
 )
 from tests.sim.members.view import MemberStorage
 from tests.sim.programs import Calls, Died
+from tests.sim.scheduler import Killed
 from tests.sim.storage import Storage
 from tests.sim.trace import Trace
 from tests.sim.virtual import MACHINE
@@ -145,6 +148,22 @@ class Member(Serving):
         """Its daemon, if it answers."""
         life = self.life
         return life if life is not None and life.is_serving and not life.turns.is_over else None
+
+    async def ask_cluster(self, life: Life, act: Callable[[Cluster], Awaitable[bool]]) -> bool:
+        """What an operator or a program asks the daemon's cluster; False where it dies meanwhile, or the storage fails."""
+        assert life.cluster is not None
+        cluster, answer = life.cluster, [False]
+        async with trio.open_nursery() as nursery:
+
+            async def leave() -> None:
+                await life.died.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(leave)
+            with contextlib.suppress(OSError, Killed):
+                answer[0] = await act(cluster)
+            nursery.cancel_scope.cancel()
+        return answer[0] and not life.turns.is_over
 
     def count(self, life: Life) -> None:
         """What it has come to."""

@@ -112,6 +112,15 @@ class Judge:
     def _is_given_up(self, who: tuple[Member, int] | None, number: int) -> bool:
         return who is not None and number <= self._given_up.get(who[0].node, 0)
 
+    def judge_waited(self, files: dict[str, bytes]) -> None:
+        """Somebody has waited until all other members had persisted these (S168)."""
+        wanted = {path.encode(): content for path, content in files.items()}
+        left = self._storage.after_power_loss(self._chance, any_order=True)
+        for shown in (self._storage.visible(), left):
+            got = {path: shown[path] for path in wanted if path in shown}
+            if got != wanted:
+                raise Finding("STATUS", f"a wait for others has ended: {differences(got, wanted)}")
+
     # -- at the end
 
     def judge_end(self, members: Iterable[Member]) -> None:

@@ -16,6 +16,7 @@ REACHED = (
     "times that all its processes are killed",
     "times that its daemon is killed",
     "times that its machine is lost",
+    "waits for other members",
 )
 
 

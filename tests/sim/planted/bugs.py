@@ -248,5 +248,39 @@ BUGS = [
         "        return note is not None and note.digest == version.digest",
         "        return True",
     ),
+    Bug(
+        "clean-before-flush",
+        "a file is said to be persisted as soon as it is copied",
+        "filesystem/file_reports.py",
+        '        if op is None:\n            return "clean"',
+        "        if op is None or (op.version is not None and op.version.is_staged):\n"
+        '            return "clean"',
+        profiles=("plain", "session"),
+    ),
+    Bug(
+        "wait-answers-early",
+        "a wait ends when the next operation is persisted",
+        "writeback/log/log.py",
+        "        answer = self._judge(waiter := Waiter(seq, node))",
+        "        first = min(seq, next(iter(self._ops), seq))\n"
+        "        answer = self._judge(waiter := Waiter(first, node))",
+        profiles=("plain", "session"),
+    ),
+    Bug(
+        "waits-for-own-close",
+        "room is awaited that comes only when somebody closes a file",
+        "filesystem/content/outlook.py",
+        "            return node.open_writers > 0 or node.interrupted\n",
+        "            return False\n",
+        profiles=("short",),
+    ),
+    Bug(
+        "open-counts-as-room",
+        "the bytes of open files count as room that comes",
+        "filesystem/content/outlook.py",
+        "            and (node.handles == 0 or last.tentative)\n",
+        "",
+        profiles=("short",),
+    ),
     *MEMBER_BUGS,
 ]

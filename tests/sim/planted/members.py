@@ -9,6 +9,14 @@ ONLY_MEMBERS = ("members",)
 
 MEMBER_BUGS = [
     Bug(
+        "others-by-their-silence",
+        "a wait for others ends with the first look",
+        CLUSTER,
+        "behind = self._behind(behind, closed_at, listed_at, marks)",
+        "behind = []",
+        ONLY_MEMBERS,
+    ),
+    Bug(
         "pointer-not-gated",
         "a pointer waits for nobody",
         GATE,
