@@ -34,6 +34,7 @@ from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.directories import Directories
+from acpfs.filesystem.doubtful_closes import DoubtfulCloses
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.earlier_saves import EarlierSaves
@@ -45,6 +46,7 @@ from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.interrupted import InterruptedFiles
 from acpfs.filesystem.invariants import Invariants
+from acpfs.filesystem.kept_handles import KeptHandles
 from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
@@ -163,6 +165,8 @@ class FileSystemParts:
         )
         openers = openers or Openers(os.fspath(settings.backing))
         self.writers = FileWriters(self.contents.kernel, openers)
+        self.kept_handles = KeptHandles(self.kept)
+        self.closes = DoubtfulCloses(self.writers, self.changes, self.kept_handles, openers)
         self.names = Names(
             self.table,
             self.lower_view,
@@ -171,6 +175,7 @@ class FileSystemParts:
             self.awaited,
             earlier,
             self.writers,
+            self.closes,
         )
         self.attributes = AttributeCalls(
             settings,
@@ -302,7 +307,7 @@ class FileSystemParts:
             self.outgrown,
             self.warming,
             self.log,
-            self.kept,
+            self.kept_handles,
             closing,
             openers,
             threads,
@@ -310,7 +315,7 @@ class FileSystemParts:
         self.loads = Loads(
             self.table, self.catalogue.recognise, self.durations.load, self.runtime.clock
         )
-        told = (self.durations, self.loads, ready, self.writers)
+        told = (self.durations, self.loads, ready, self.writers, self.closes)
         opened = OpenFiles(
             self.table,
             self.lanes,

@@ -101,6 +101,17 @@ class Reports:
                 found.append(IncompleteFile(node.ino, path, is_half, is_stored_log, versions))
         return found
 
+    def has_directory(self, end: bytes) -> bool:
+        """See `FileSystem.has_directory`."""
+        last = end.rpartition(b"/")[2]
+        return any(
+            (b"/" + self._name(parent, name)).endswith(b"/" + end)
+            for node in self._table
+            if node.is_dir and node.lookups
+            for parent, name in node.names
+            if name == last
+        )
+
     def maybe_mapped(self, paths: Collection[bytes]) -> dict[Ino, bytes]:
         """See `FileSystem.maybe_mapped`."""
         found = {}

@@ -511,6 +511,11 @@ class FileSystem:
 
     # -- for control; all under the lock, but for those that say otherwise
 
+    def has_directory(self, end: bytes) -> bool:
+        """Whether the kernel has a directory whose path ends so, in whole names."""
+        with self.lock:
+            return self._parts.reports.has_directory(end)
+
     def files_report(self, prefix: bytes = b"") -> list[FileReport]:
         """State of each file in RAM or in the log, below a path relative to the mount point."""
         return self._parts.reports.files(prefix)

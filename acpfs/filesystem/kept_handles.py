@@ -124,6 +124,8 @@ class KeptHandles:
         self._slots = kept.handles
         self._given_up = kept.given_up
         self._former = kept.former_handles
+        self.first_number = kept.first_number
+        """Numbers of open files begin behind it, so that none is that of an earlier worker's."""
 
     def opened(self, handle: Handle) -> None:
         """A file was opened and has its lane."""

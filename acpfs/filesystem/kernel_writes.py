@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from acpfs.filesystem.content.body import UNSEEN, Body
+from acpfs.filesystem.content.body import UNSEEN, Body, Writing
 from acpfs.filesystem.fullness import STAMPS, Fullness
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -112,6 +112,10 @@ class KernelWrites:
         )  # by a worker that died before it said so
         if not only_marked:
             node.mtime_ns = node.ctime_ns = st.st_mtime_ns
+        if node.kernel_rewriters and body.seen != UNSEEN and body.writing is not Writing.WHOLE:
+            # Not only while such a writer is there: what he leaves is no log either. (`UNSEEN`: it may have been the daemon.)
+            body.writing = Writing.WHOLE
+            self._table.changed(node)
         self.assume_changed(node)
         return True
 

@@ -14,6 +14,7 @@ from acpfs.filesystem.acls import HandedOn
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.doubtful_closes import DoubtfulCloses
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.file_writers import FileWriters
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
@@ -44,10 +45,12 @@ class Names:
         awaited: AwaitedNames,
         earlier: EarlierSaves,
         writers: FileWriters,
+        closes: DoubtfulCloses,
     ) -> None:
         self._table = table
         self._earlier = earlier
         self._writers = writers
+        self._closes = closes
         self._view = view
         self._awaited = awaited
         self._changes = changes
@@ -241,6 +244,7 @@ class Names:
         parent = await self.vacant(parent_ino, name)
         if node.is_dir:
             raise fail(errno.EPERM)
+        await self._closes.before_names_change(node, pid)
         if not self._view.lower.features.hard_links:
             raise fail(errno.EPERM)
         if node.names:
@@ -277,6 +281,7 @@ class Names:
         if node.is_dir:
             raise fail(errno.EISDIR)
         await self._view.nameless.before_removal(node)
+        await self._closes.before_names_change(node)
         if node.unlogged:
             self._changes.forget_birth(parent.ino, name)
         else:
@@ -335,6 +340,8 @@ class Names:
         self.check_present(new_parent)  # the kernel knows only what was removed through this mount
         if flags & RENAME_EXCHANGE:
             if target is not None and target is not node:
+                await self._closes.before_names_change(node, pid)
+                await self._closes.before_names_change(target, pid)
                 self._publish(node, pid)
                 self._publish(target, pid)
             self._exchange(parent, name, node, new_parent, new_name, target)
@@ -342,6 +349,9 @@ class Names:
             return  # two links of one file: POSIX says that nothing happens
         else:
             await self._check_replaceable(node, target, flags)
+            await self._closes.before_names_change(node, pid)
+            if target is not None:
+                await self._closes.before_names_change(target)
             self._publish(node, pid)  # what is still being written carries its data along
             self._move(parent, name, node, new_parent, new_name, target)
 

@@ -24,6 +24,7 @@ from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.content.writable import Writable
+from acpfs.filesystem.doubtful_closes import DoubtfulCloses
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.file_writers import FileWriters
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
@@ -38,7 +39,6 @@ from acpfs.filesystem.pages_ahead import ReadyMemory
 from acpfs.filesystem.records import Caller, Lane, OpenFile
 from acpfs.filesystem.steps import unlocked, wait
 from acpfs.logger import get_logger, shown
-from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, Seq
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
@@ -88,7 +88,7 @@ class OpenFiles:
         outgrown: OutgrownFiles,
         warming: Warming,
         log: OperationLog,
-        kept: Kept,
+        kept: KeptHandles,
         closing: Callable[[int], Closing],
         openers: Openers,
         threads: CallPool,
@@ -96,6 +96,7 @@ class OpenFiles:
         loads: Loads,
         ready: ReadyMemory,
         writers: FileWriters,
+        closes: DoubtfulCloses,
     ) -> None:
         """`closing`: how a thread comes to close what it has open; `ready`: told of who is about to write.
 
@@ -121,8 +122,9 @@ class OpenFiles:
         self._threads = threads
         self._durations = durations
         self._loads = loads
-        self._kept = KeptHandles(kept)
+        self._kept = kept
         self._writers = writers
+        self._closes = closes
         self._handles: dict[HandleId, Handle] = {}
         self._of_users: Counter[int] = Counter()
         """User → how many they have open."""
@@ -440,7 +442,7 @@ class OpenFiles:
         if closing is Closing.KILL and not node.interrupted and self._may_be_half(handle, closer):
             if await self._opener_has_it(handle, closer):
                 return False  # who was killed had a copy by chance
-            self.settle_tentative(handle, written=True)  # so what it closed before was a copy
+            self._closes.settle(handle, written=True)  # so what it closed before was a copy
             log.warning(
                 "its writer was killed: not published, until it is written anew or `acpfs-ctl retry`",
                 path=shown(self._table.path(node.ino)),
@@ -503,28 +505,6 @@ class OpenFiles:
         if handle.killed and not handle.node.body.is_cold:
             handle.node.body.interrupted = False
 
-    def settle_tentative(self, handle: Handle, *, written: bool) -> None:
-        """The descriptor's first close was followed by a write, or by its last close.
-
-        Others may have closed the file before, and have what they wrote in the same version: of that all must be known.
-        """
-        op, handle.tentative = handle.tentative, None
-        if op is None:
-            return
-        others = [one for one in self._writers.beside(handle) if one.tentative is op]
-        if written:
-            self._changes.withdraw(op)
-            handle.wrote = True
-            handle.by_opener = False
-            handle.is_closed = False
-            for one in others:
-                one.tentative = None
-                one.waits = True
-                self._kept.changed(one)
-        elif not others:
-            self._changes.confirm(op)
-        self._kept.changed(handle)
-
     async def settle_closes(self) -> None:
         """Find out about closes after which the kernel's RELEASE has not come.
 
@@ -546,12 +526,13 @@ class OpenFiles:
                 continue  # closed once more, by somebody else: asked anew
             if counts:
                 handle.is_closed = True
-                self.settle_tentative(handle, written=self._wrote_unseen(handle))
+                self._closes.settle(handle, written=self._wrote_unseen(handle))
                 self._kept.changed(handle)
                 self.publish_if_done(handle.node)
+                self._outgrown.seal_taken_up(handle.node)
             elif op is not None and op.seq in self._in_the_way():
                 handle.has_copies = True
-                self.settle_tentative(handle, written=True)
+                self._closes.settle(handle, written=True)
 
     def _is_in_doubt(self, handle: Handle) -> bool:
         """Whether a close of it was heard, and something depends on whether that was the last one."""
@@ -568,7 +549,7 @@ class OpenFiles:
                 handle.is_closed = self._openers.counts(self._close(handle, ended=True))
             if handle.tentative is not None:
                 written = not handle.is_closed or self._wrote_unseen(handle)
-                self.settle_tentative(handle, written=written)
+                self._closes.settle(handle, written=written)
 
     def _close(self, handle: Handle, *, ended: bool = False) -> Close:
         """What is known of its close."""
@@ -604,7 +585,7 @@ class OpenFiles:
     def changes(self, handle: Handle) -> None:
         """A call through the handle is about to change the content; `changed` says that it has ended."""
         if handle.tentative is not None:
-            self.settle_tentative(handle, written=True)
+            self._closes.settle(handle, written=True)
         handle.changing += 1
         self._wrote(handle)
 
@@ -617,7 +598,7 @@ class OpenFiles:
         """What is about to be written through the handle may have been changed through a mapping of another one."""
         for one in self._writers.mapped_beside(handle, offset, size):
             if one.tentative is not None:
-                self.settle_tentative(one, written=True)
+                self._closes.settle(one, written=True)
             self._wrote(one)
 
     def _wrote(self, handle: Handle) -> None:
@@ -660,7 +641,7 @@ class OpenFiles:
         if handle.writes_unseen:
             self._lane_use.look(handle)
         if handle.wrote:
-            self.settle_tentative(handle, written=True)  # the kernel wrote after the first close
+            self._closes.settle(handle, written=True)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
         return handle.wrote
 
@@ -742,7 +723,7 @@ class OpenFiles:
             await self._mark(handle.node)
         self._count(handle, -1)  # not before: until here it is one of those who may have written
         self._lane_use.leave(handle)
-        self.settle_tentative(handle, written=handle.wrote)
+        self._closes.settle(handle, written=handle.wrote)
         self._kept.closed(handle)
         self._view.reads.left(handle)
         node = handle.node

@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,11 +82,15 @@ def holders(device: str) -> list[int]:
     return sorted(found)
 
 
-def users_elsewhere(mount: MountEntry) -> list[str]:
+def users_elsewhere(
+    mount: MountEntry, has_directory: Callable[[str], bool] = lambda _end: False
+) -> list[str]:
     """Who else has a mount, in words: those whom unmounting it does not reach. Reads tables only.
 
     An overlay over a directory in it, another mount of it here, and mounts in other mount namespaces to which its end is not propagated.
     Not seen: what the kernel has by itself otherwise, and the overlays of other namespaces, whose paths mean something else.
+    `has_directory`: whether the kernel has one in the mount whose path ends so. An overlay that was mounted with relative names does not
+    say relative to what, and has its directories all the time.
     """
     table = mount_table()
     own = [entry for entry in table if entry.device == mount.device]
@@ -99,6 +104,13 @@ def users_elsewhere(mount: MountEntry) -> list[str]:
         for entry in table[since:]
         if entry.kind == "overlay" and _lies_in(entry.options, mount.path)
     ]
+    found += [
+        f"the overlay on {entry.path} seems to have a directory of it ({name})"
+        for entry in table[since:]
+        if entry.kind == "overlay"
+        for name in _layers(entry.options)
+        if _may_lie_in(name, mount.path, has_directory)
+    ]
     processes = _beyond(mount.device, numbers)
     found += [
         f"process {pid} still has it in another mount namespace (a container?)" for pid in processes
@@ -106,15 +118,40 @@ def users_elsewhere(mount: MountEntry) -> list[str]:
     return found
 
 
-def _lies_in(options: str, path: str) -> bool:
-    """Whether a directory that an overlay shows lies at or below a path."""
-    places = [
+def _layers(options: str) -> list[str]:
+    """Directories that an overlay shows, as they were named."""
+    return [
         place
         for option in options.split(",")
         if option.startswith(("lowerdir", "upperdir", "workdir", "datadir"))
         for place in option.partition("=")[2].split(":")
+        if place
     ]
-    return any(place == path or place.startswith(path.rstrip("/") + "/") for place in places)
+
+
+def _lies_in(options: str, path: str) -> bool:
+    """Whether a directory that an overlay shows lies at or below a path."""
+    return any(
+        place == path or place.startswith(path.rstrip("/") + "/") for place in _layers(options)
+    )
+
+
+def _may_lie_in(name: str, path: str, has_directory: Callable[[str], bool]) -> bool:
+    """Whether a relative name may be one of a directory at or below a path: named from in there, or from above.
+
+    Of `.` and `..` alone nothing is known.
+    """
+    words = [] if name.startswith("/") else os.path.normpath(name).split("/")
+    words = [word for word in words if word not in (".", "..")]
+    if not words:
+        return False
+    above = path.strip("/").split("/")
+    for count in range(1, min(len(above), len(words)) + 1):
+        if words[:count] == above[-count:]:
+            below = words[count:]
+            if not below or has_directory("/".join(below)):
+                return True
+    return has_directory("/".join(words))
 
 
 @dataclass(frozen=True, slots=True)

@@ -662,10 +662,15 @@ class Worker:
         if self._mount is None:
             return
         until = trio.current_time() + patience_s
-        while others := await self._threads.run_sync(mounts.users_elsewhere, self._mount):
+        while others := await self._threads.run_sync(
+            mounts.users_elsewhere, self._mount, self._has_directory
+        ):
             if trio.current_time() >= until:
                 raise RefusedError(f"{self._mountpoint} is in use: {others[0]}")
             await trio.sleep(ELSEWHERE_INTERVAL_S)
+
+    def _has_directory(self, end: str) -> bool:
+        return self._parts.fs.has_directory(os.fsencode(end))
 
     async def _take_away(self) -> None:
         """In a thread, because this one serves it; a call before this one may have done it, and others have the mount."""

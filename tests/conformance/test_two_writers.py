@@ -92,6 +92,31 @@ def test_nothing_that_others_do_to_a_file_beside_a_running_save_publishes_its_ha
     assert stored(mount, "g") == NEW
 
 
+@clause("S474", "S477")
+def test_what_others_do_to_the_names_of_a_file_of_which_a_child_closed_its_copy_publishes_no_half(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    """libfuse does not tell who closes; nobody has asked yet what that close was."""
+    names = ("moved", "linked")
+    mount = mounted(transport, make_mount, tmp_path, *names)
+    with ExitStack() as stack:
+        fds = {}
+        for name in names:
+            fds[name] = os.open(mount.path / name, os.O_WRONLY | os.O_TRUNC)
+            stack.callback(os.close, fds[name])
+            os.pwrite(fds[name], NEW[:PART], 0)
+        subprocess.run(["true"], check=True)
+        subprocess.run(["mv", mount.path / "moved", mount.path / "there"], check=True)
+        subprocess.run(["ln", mount.path / "linked", mount.path / "also"], check=True)
+        mount.flush()
+        for name in ("there", "linked", "also"):
+            assert (mount.backing / name).read_bytes() == OLD, name
+        for name in names:
+            os.pwrite(fds[name], NEW[PART:], PART)
+    for name in ("there", "linked", "also"):
+        assert stored(mount, name) == NEW, name
+
+
 @clause("S469")
 def test_who_has_a_file_open_and_writes_nothing_keeps_nothing_back(
     transport: str, make_mount: MakeMount, tmp_path: Path

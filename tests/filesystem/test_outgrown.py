@@ -770,3 +770,47 @@ def test_a_killed_writer_of_it_publishes_no_half(tmp_path: Path, *, broken_off: 
         assert w.fs.statistics().interrupted_files == 1
 
     run(tmp_path, scenario, closing=lambda _pid: Closing.KILL)
+
+
+# -- somebody else writes to it in the daemon's lane
+
+
+@pytest.mark.clause("S468", "S478")
+@pytest.mark.parametrize("is_removed", [False, True], ids=["another keeps it open", "removed"])
+def test_what_was_synced_while_it_was_open_is_sealed_when_nobody_is_at_it(
+    tmp_path: Path, is_removed: bool
+) -> None:
+    """The place in the order is that of the sync; half of what two write would be published in it."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        ino, opened = await writer(w, b"big")
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+        other = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER._replace(pid=7)))
+        keeper = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER._replace(pid=8)))
+        assert other.lane is keeper.lane is Lane.DIRECT
+        data = bytearray(patterned(100 * MIB))
+        await outgrow(w, kernel, opened, ino, bytes(data[: 80 * MIB]))
+        await w.do(w.fs.fsync(opened.handle, datasync=False))
+        with pytest.raises(OSError, match="busy"):
+            await w.do(w.fs.write(other.handle, 0, b"other"))
+        await outgrow(w, kernel, opened, ino, bytes(data))
+        await w.close(opened)
+        await w.write(b"tracker", b"1")
+        await w.do(w.fs.write(other.handle, 0, b"other"))
+        data[:5] = b"other"
+        assert not (w.backing / "big").exists()
+        assert not (w.backing / "tracker").exists()
+        if is_removed:
+            await w.do(w.fs.unlink(ROOT, b"big"))
+        await w.close(other)
+        if is_removed:
+            await w.close(keeper)
+        await w.drained()
+        assert (w.backing / "tracker").exists()
+        assert (w.backing / "big").exists() is not is_removed
+        if not is_removed:
+            assert (w.backing / "big").read_bytes() == data
+            await w.close(keeper)
+
+    run(tmp_path, scenario)

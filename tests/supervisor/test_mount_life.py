@@ -223,22 +223,28 @@ def test_a_mount_that_an_overlay_shows_is_in_use(
     """umount(2) knows nothing of it: the mount point would be free, and the session would last as long as the overlay."""
     mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
     places = [tmp_path / name for name in ("upper", "work", "over")]
-    for place in (mount.path / "low", *places):
+    for place in (mount.path / "deeper", mount.path / "deeper/low", *places):
         place.mkdir()
-    (mount.path / "low" / "f").write_bytes(b"saved")
-    options = f"lowerdir={mount.path}/low,upperdir={places[0]},workdir={places[1]}"
-    words = ["mount", "-t", "overlay", "overlay", "-o", options, str(places[2])]
-    if subprocess.run(words, check=False).returncode:
-        pytest.skip("no overlay can lie here")
-    try:
-        refused = mount.run("acpfs", "umount", str(mount.path), "--timeout", "5", check=False)
-        assert refused.returncode == ExitCode.REFUSED
-        assert f"the overlay on {places[2]} has a directory of it" in refused.stderr
-        assert is_mounted(mount.path)
-    finally:
-        subprocess.run(["umount", str(places[2])], check=True)
+    (mount.path / "deeper/low/f").write_bytes(b"saved")
+    inside, above = "deeper/low", f"{mount.path.name}/deeper/low"
+    for base, name, says in (
+        ("/", f"{mount.path}/deeper/low", "has a directory of it"),
+        (mount.path, inside, f"seems to have a directory of it ({inside})"),
+        (mount.path.parent, above, f"seems to have a directory of it ({above})"),
+    ):
+        options = f"lowerdir={name},upperdir={places[0]},workdir={places[1]}"
+        words = ["mount", "-t", "overlay", "overlay", "-o", options, str(places[2])]
+        if subprocess.run(words, cwd=base, check=False).returncode:
+            pytest.skip("no overlay can lie here")
+        try:
+            refused = mount.run("acpfs", "umount", str(mount.path), "--timeout", "5", check=False)
+            assert refused.returncode == ExitCode.REFUSED
+            assert f"the overlay on {places[2]} {says}" in refused.stderr
+            assert is_mounted(mount.path)
+        finally:
+            subprocess.run(["umount", str(places[2])], check=True)
     mount.umount()
-    assert (backing / "low" / "f").read_bytes() == b"saved"
+    assert (backing / "deeper/low/f").read_bytes() == b"saved"
 
 
 def test_a_mount_that_is_held_unseen_is_said_to_be_detached(

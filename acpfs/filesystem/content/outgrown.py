@@ -523,10 +523,14 @@ class OutgrownFiles:
         return None
 
     def seal_taken_up(self, node: Node) -> None:
-        """Who went on with a half has closed it: now its place in the order has its bytes."""
+        """Who went on with it, be it a half, has closed it: now its place in the order has its bytes.
+
+        Who only keeps it open does not hold that up. No close fixes anything of a file without a name; there it is the last one's.
+        """
         body = node.body
         ops = self._log.unsealed_of(node.ino) if body.is_overflowed else []
-        if ops and not (body.modified or body.failed or node.open_writers):
+        is_fixed = not body.modified or not (node.names or node.open_writers)
+        if ops and is_fixed and not body.failed:
             body.sealed = True
             self._table.changed(node)
             self._seal(node, ops)
@@ -582,7 +586,9 @@ class OutgrownFiles:
     def _sealed(self, node: Node, body: Body) -> None:
         if body.moving_out is None or node.body is not body:
             return
-        ops = self._log.unsealed_of(node.ino)
+        # What no close has fixed is half of what somebody in the daemon's lane is at: his close seals it (`seal_taken_up`).
+        is_at_it = body.modified and node.names and node.open_writers
+        ops = [] if is_at_it else self._log.unsealed_of(node.ino)
         moved = overflowed(body.staging, body.moving_out.fd, sealed=bool(ops)).moved_from(body)
         self._contents.adopt_overflow(node, moved)
         body.move_out(Staging(body.staging))  # for who has it in hand still

@@ -1,0 +1,71 @@
+"""Closes of which it is not known yet whether they were those of their files: what they made is withdrawn, or counts.
+
+The kernel tells at once of a close, and of the last one (RELEASE) a moment later; in between, a version that the close made is in doubt
+(`Handle.tentative`). Whatever relies on it meanwhile decides here what it was: a write through the same descriptor, the last close, what
+/proc tells, or somebody who is about to do something to the file's names.
+
+Knows handles, their records and the log's changes; what a close publishes is `OpenFiles`' business. Used under the file system's lock;
+the coroutine waits as described in `steps`.
+"""
+
+from __future__ import annotations
+
+from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.file_writers import FileWriters
+from acpfs.filesystem.kept_handles import Handle, KeptHandles
+from acpfs.filesystem.last_close import Left, Openers
+from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.steps import unlocked
+
+
+class DoubtfulCloses:
+    """Settles them."""
+
+    def __init__(
+        self, writers: FileWriters, changes: Changes, kept: KeptHandles, openers: Openers
+    ) -> None:
+        """`openers`: knows what is left to who opened a file."""
+        self._writers = writers
+        self._changes = changes
+        self._kept = kept
+        self._openers = openers
+
+    def settle(self, handle: Handle, *, written: bool) -> None:
+        """The descriptor's first close was followed by a write, or by its last close.
+
+        Others may have closed the file before, and have what they wrote in the same version: of that all must be known.
+        """
+        op, handle.tentative = handle.tentative, None
+        if op is None:
+            return
+        others = [one for one in self._writers.beside(handle) if one.tentative is op]
+        if written:
+            self._changes.withdraw(op)
+            handle.wrote = True
+            handle.by_opener = False
+            handle.is_closed = False
+            for one in others:
+                one.tentative = None
+                one.waits = True
+                self._kept.changed(one)
+        elif not others:
+            self._changes.confirm(op)
+        self._kept.changed(handle)
+
+    async def before_names_change(self, node: Node, pid: int = 0) -> None:
+        """Withdraw the version of a close that was that of a copy, before an operation on a name of the file relies on it.
+
+        So it is where the process that opened the file has it open still. Not where the thread `pid` is that one's, and nobody else is at
+        the file: who writes it, and names it, says that it is good. Where nothing can be told, the close counts: most often a program
+        has ended its save, and what stands behind the operation may rely on the file.
+        """
+        if pid and not self._writers.is_another_at_it(node, pid):
+            return
+        for handle in self._writers.of(node):
+            op = handle.tentative
+            if op is None or not op.tentative or not handle.process:
+                continue
+            left = await unlocked(self._openers.left, handle.process, node.ino)
+            if left is Left.SOME and handle.tentative is op:
+                handle.has_copies = True
+                self.settle(handle, written=True)
