@@ -98,6 +98,36 @@ acpfs umount "$BASE/mnt" >&2
 """
 
 
+SHUT_ABOVE = """
+set -eu
+acpfs() { "$PYTHON" -c 'import sys; from acpfs.cli.main import main; sys.exit(main())' "$@"; }
+ctl() { "$PYTHON" -c 'import sys; from acpfs.cli.ctl import main; sys.exit(main())' "$@"; }
+ask() { "$PYTHON" -c '
+import errno, os
+for place, name in ((3, "new"), (3, "cold"), (4, "cold"), (4, "missing")):
+    try:
+        with open(os.open(name, os.O_RDONLY, dir_fd=place)) as file:
+            print(file.read().strip())
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+'; }
+mkdir -p "$BASE/backing/a/b" "$BASE/backing/a/c"
+echo cold >"$BASE/backing/a/b/cold"
+echo cold >"$BASE/backing/a/c/cold"
+acpfs mount "$BASE/backing" "$BASE/mnt" --ram 64M --transport "$TRANSPORT" >&2
+trap 'fusermount3 -u -z "$BASE/mnt" 2>/dev/null || true' EXIT
+echo new >"$BASE/mnt/a/b/new"
+exec 3<"$BASE/mnt/a/b" 4<"$BASE/mnt/a/c"
+chmod 0 "$BASE/mnt/a"
+ctl "$BASE/mnt" flush --timeout 120 >&2
+ask
+chmod 755 "$BASE/mnt/a"
+ask
+exec 3<&- 4<&-
+acpfs umount "$BASE/mnt" >&2
+"""
+
+
 READ_ONLY = """
 set -eu
 acpfs() { "$PYTHON" -c 'import sys; from acpfs.cli.main import main; sys.exit(main())' "$@"; }
@@ -207,3 +237,15 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
 def test_what_a_user_may_write_in_a_read_only_directory_is_stored(base: Path, wish: str) -> None:
     done = as_user(base, READ_ONLY, TRANSPORT=wish)
     assert done.stdout.split() == ["2", "3", "555", "600", "4"]
+
+
+@pytest.mark.clause("S424")
+@pytest.mark.parametrize("wish", ["native", "libfuse"])
+def test_what_is_not_known_below_a_directory_that_is_shut_is_refused_and_not_forgotten(
+    base: Path, wish: str
+) -> None:
+    done = as_user(base, SHUT_ABOVE, TRANSPORT=wish)
+    assert done.stdout.split() == [
+        *("new", "EACCES", "EACCES", "EACCES"),
+        *("new", "cold", "cold", "ENOENT"),
+    ]
