@@ -184,6 +184,25 @@ class WaitingReport:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenWriter:
+    """A process that is in the middle of a file: it has it open, has written to it, or may have, and has not closed it."""
+
+    pid: int
+    command: str | None
+    """None: it is gone, or not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFileReport:
+    """A file that somebody writes: what it has now is published when all of these have closed it."""
+
+    path: str
+    since: float
+    """Seconds since the epoch: the first change that is in no version."""
+    writers: list[OpenWriter]
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingCallReport:
     """A call of an application that has waited for some seconds: for the backing directory, for room, or to be persisted."""
 
@@ -351,6 +370,8 @@ class Status:
     when_full: str = "wait"
     waiting_calls: list[WaitingCallReport] = field(default_factory=list)
     """Calls that have waited for more than two seconds, the longest first, 20 at most; native transport."""
+    being_written: list[WrittenFileReport] = field(default_factory=list)
+    """Files that somebody writes, those first that have been so for longest, 20 at most."""
     cluster: ClusterReport | None = None
     pace: PaceReport = PaceReport(0.0, 0.0, falls_behind=False)
     durations: dict[str, DurationsReport] = field(default_factory=dict)
@@ -376,6 +397,8 @@ class FileState:
     error: str | None
     age_s: float
     """Since the content was complete (or last changed)."""
+    writers: list[OpenWriter] = field(default_factory=list)
+    """Who is in the middle of it, as far as that is known; at most 8."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,10 +125,11 @@ VERBS: dict[str, Verb] = {
     "ls": Verb(
         help="List the files in the RAM tier and in the queue, with their state.",
         usage=("ls [PATH]",),
-        does="state, size, age, place, lane, checksum and error of each file in the RAM tier or the queue",
+        does="state, size, age, place, lane, checksum, error and who is in the middle of it, of each file in the RAM tier or the queue",
         answer=(
             "list of `path`, `size`, `state` (`writing`, `complete`, `streaming`, `staged`, `committed`, `clean`, `parked`, "
-            "`interrupted`), `lane`, `tier` (`ram`, `spill`, `backing`, `ram+backing`), `checksum`, `error`, `age_s`"
+            "`interrupted`), `lane`, `tier` (`ram`, `spill`, `backing`, `ram+backing`), `checksum`, `error`, `age_s`, "
+            "`writers` (of a file that somebody is in the middle of, as in `status`)"
         ),
     ),
     "verify": Verb(

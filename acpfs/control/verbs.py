@@ -526,10 +526,22 @@ async def _completed(
         await trio.sleep(max(PROGRESS_INTERVAL_S, PROGRESS_SHARE * took_s))
 
 
-def _being_written(left: Sequence[Incomplete]) -> DeadlineError:
-    return DeadlineError(
+def _being_written(left: Sequence[Incomplete]) -> RemoteError:
+    """That it is, and by whom."""
+    first = left[0].writers
+    who = ", ".join(f"process {one.pid} ({one.command or 'gone'})" for one in first)
+    error = RemoteError(
         f"{_first(left)} being written, and only in RAM until its writer closes it"
+        + (f": {who}" if who else ""),
+        {
+            "being_written": [
+                {"path": one.path, "writers": [asdict(writer) for writer in one.writers]}
+                for one in left[:LEFT_NAMED_MAX]
+            ]
+        },
     )
+    error.exit_code = ExitCode.TIMEOUT
+    return error
 
 
 def _first(found: Sequence[Incomplete]) -> str:

@@ -9,7 +9,14 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from acpfs.control.reports import CheckpointFile, CheckpointReport, FileState, Remaining, Status
+from acpfs.control.reports import (
+    CheckpointFile,
+    CheckpointReport,
+    FileState,
+    OpenWriter,
+    Remaining,
+    Status,
+)
 from acpfs.control.socket_messages import Json
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.runtime.clock import Clock
@@ -30,6 +37,8 @@ class Incomplete(NamedTuple):
     """It only grows, and what it had is stored now and then."""
     versions: int
     """How often its content was fixed for good."""
+    writers: tuple[OpenWriter, ...] = ()
+    """Who is in the middle of it, as far as that is known."""
 
 
 class Unseen(NamedTuple):

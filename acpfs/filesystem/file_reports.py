@@ -5,6 +5,7 @@ Reads only; used under the file system's lock.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Iterator
 
 from acpfs.errors import errno_name
@@ -12,7 +13,7 @@ from acpfs.filesystem.eviction import below
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.open_files import OpenFiles
-from acpfs.filesystem.records import FileReport, IncompleteFile
+from acpfs.filesystem.records import FileReport, IncompleteFile, WrittenFile
 from acpfs.runtime.clock import Clock
 from acpfs.types import Ino, Seq
 from acpfs.writeback.log.log import OperationLog
@@ -61,7 +62,17 @@ class Reports:
             if op is not None
             else max(0.0, self._wall() - node.mtime_ns / 1e9),
             ino=node.ino,
+            writers=self._open.at_it(node) if node.modified else [],
         )
+
+    def being_written(self, limit: int) -> list[WrittenFile]:
+        """Files that somebody writes, those first that have been so for longest."""
+        nodes = (one for one in self._open.open_nodes() if one.modified and not one.interrupted)
+        oldest = heapq.nsmallest(limit, nodes, key=lambda one: one.body.modified_since)
+        return [
+            WrittenFile(self._table.path(one.ino), one.body.modified_since, self._open.at_it(one))
+            for one in oldest
+        ]
 
     @staticmethod
     def _tier(node: Node) -> str:
@@ -98,7 +109,10 @@ class Reports:
                 is_half = node.interrupted or bool(node.body.failed and not node.handles)
                 is_stored_log = self._open.is_log(node) and not node.unlogged
                 versions = node.versions - in_doubt
-                found.append(IncompleteFile(node.ino, path, is_half, is_stored_log, versions))
+                writers = self._open.at_it(node)
+                found.append(
+                    IncompleteFile(node.ino, path, is_half, is_stored_log, versions, writers)
+                )
         return found
 
     def has_directory(self, end: bytes) -> bool:

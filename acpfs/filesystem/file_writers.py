@@ -84,6 +84,12 @@ class FileWriters:
         """The same of those alone whose writes are seen."""
         return node.ino in self._opening or any(one.wrote or one.changing for one in self.of(node))
 
+    def at_it(self, node: Node) -> list[int]:
+        """Processes of those who are at it, as far as they are known."""
+        handles = (one.process or one.pid for one in self.of(node) if self.is_at_it(one))
+        opening = (self._openers.process_of(one) or one for one in self._opening.get(node.ino, ()))
+        return sorted({*handles, *opening} - {0})
+
     def is_anybody_writing(self, node: Node) -> bool:
         """The same without those who have closed it, of whom it is only not known whether that was a copy."""
         return node.ino in self._opening or any(

@@ -33,6 +33,7 @@ from acpfs.filesystem.records import (
     Lane,
     OpenFile,
     WaitingWriter,
+    WrittenFile,
 )
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import TierStatistics
@@ -535,6 +536,11 @@ class FileSystem:
             for node in self._parts.reports.changed_in_kernel(paths):
                 self._parts.contents.kernel.assume_changed(node)
             return self._parts.reports.incomplete(paths)
+
+    def being_written(self, limit: int) -> list[WrittenFile]:
+        """Files that somebody writes, those first that have been so for longest."""
+        with self.lock:
+            return self._parts.reports.being_written(limit)
 
     def maybe_mapped(self, paths: Collection[bytes]) -> dict[Ino, bytes]:
         """Files at and below the paths that may have been changed through a mapping, of which only the kernel knows; and a path of each."""

@@ -645,6 +645,10 @@ class OpenFiles:
             self._admission.learn(handle.node)
         return handle.wrote
 
+    def at_it(self, node: Node) -> list[int]:
+        """Processes of those who are, as far as they are known."""
+        return self._writers.at_it(node)
+
     def is_anybody_at_it(self, node: Node) -> bool:
         """Whether somebody has the file open who has written to it, or may have, and is not done."""
         return self._writers.is_anybody_at_it(node)

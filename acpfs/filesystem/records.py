@@ -109,6 +109,18 @@ class IncompleteFile(NamedTuple):
     """It only grows, and what it had is stored now and then (S12)."""
     versions: int
     """How often its content was fixed for good."""
+    writers: list[int]
+    """Processes that are at it, as far as they are known."""
+
+
+class WrittenFile(NamedTuple):
+    """A file that somebody writes."""
+
+    path: bytes
+    since_s: float
+    """Monotonic time of the first change that is in no version."""
+    writers: list[int]
+    """Processes that are at it, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +138,5 @@ class FileReport:
     error: str
     age_s: float
     ino: Ino
+    writers: list[int]
+    """Processes that are in the middle of it, as far as they are known."""

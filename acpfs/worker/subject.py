@@ -189,6 +189,9 @@ class WorkerSubject:
             ],
             waiting=[waiting_reports.writer(one) for one in fs.waiting],
             waiting_calls=calls,
+            being_written=waiting_reports.written(
+                parts.fs.being_written(waiting_reports.TOLD_MAX), self.clock.now(), now
+            ),
             when_full=parts.settings.when_full.value,
             cluster=cluster,
             durations=durations,
@@ -253,6 +256,7 @@ class WorkerSubject:
             checksum or None,
             report.error or None,
             report.age_s,
+            waiting_reports.open_writers(report.writers),
         )
 
     # -- what is left
@@ -273,7 +277,14 @@ class WorkerSubject:
         with self._parts.fs.lock:
             found = self._parts.fs.incomplete(paths)
         return [
-            Incomplete(one.ino, os.fsdecode(one.path), one.is_half, one.is_stored_log, one.versions)
+            Incomplete(
+                one.ino,
+                os.fsdecode(one.path),
+                one.is_half,
+                one.is_stored_log,
+                one.versions,
+                tuple(waiting_reports.open_writers(one.writers)),
+            )
             for one in found
         ]
 

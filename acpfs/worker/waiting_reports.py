@@ -1,19 +1,30 @@
-"""Who waits, for the contracts of `acpfs.control.reports`: writers for room in RAM, and calls for whatever they wait for."""
+"""Who waits, for the contracts of `acpfs.control.reports`: writers for room in RAM, and calls for whatever they wait for.
+
+And who is waited for: processes that are in the middle of a file.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from acpfs.control.reports import WaitingCallReport, WaitingReport
-from acpfs.filesystem.records import WaitingWriter
+from acpfs.control.reports import (
+    OpenWriter,
+    WaitingCallReport,
+    WaitingReport,
+    WrittenFileReport,
+)
+from acpfs.filesystem.records import WaitingWriter, WrittenFile
 from acpfs.processes import directory_of
 from acpfs.types import Ino
 
 TOLD_AFTER_S = 2.0
 """Calls that wait for less are ordinary."""
 TOLD_MAX = 20
+WRITERS_MAX = 8
+"""Of one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,21 @@ def calls(
             now - one.since_s,
         )
         for one in long
+    ]
+
+
+def open_writers(pids: Iterable[int]) -> list[OpenWriter]:
+    """Of processes that are in the middle of a file."""
+    return [OpenWriter(pid, _command(pid)) for pid in itertools.islice(pids, WRITERS_MAX)]
+
+
+def written(files: Iterable[WrittenFile], now: float, wall: float) -> list[WrittenFileReport]:
+    """Files that somebody writes. `now`: monotonic, seconds; `wall`: the same moment for people."""
+    return [
+        WrittenFileReport(
+            os.fsdecode(one.path), wall - (now - one.since_s), open_writers(one.writers)
+        )
+        for one in files
     ]
 
 

@@ -261,6 +261,15 @@ def status(**changes: object) -> dict[str, object]:
             },
             "run\\n (process 7, ls) waits in readdir for 1 min 15 s",
         ),
+        (
+            {
+                "being_written": [
+                    {"path": "f", "since": 0.0, "writers": [{"pid": 7, "command": "dd\x07"}]},
+                    {"path": "a save that has just begun", "since": 1e11, "writers": []},
+                ]
+            },
+            "is safe when it is closed: process 7 (dd\\x07)",
+        ),
         ({"interrupted": 1}, "not whole"),
         ({"ram": {"waiting_writers": 2}}, "STANDING STILL: 2 writers wait for room"),
         ({"backing_health": {"state": "stuck", "why": None}}, "does not answer"),
@@ -303,6 +312,7 @@ EVERYTHING: list[dict[str, object]] = [
     {"cluster": {"waiting": [POINTER | {"withheld": False}]}},
     {"cluster": {"waiting": [], "awaited": ["f"]}},
     {"interrupted": 1},
+    {"being_written": [{"path": "f", "since": 0.0, "writers": []}]},
     {"state": "draining"},
     {"queue_length": 1},
     {"pace": PACE},

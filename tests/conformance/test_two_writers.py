@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -68,6 +70,38 @@ def test_what_one_of_two_writers_closes_is_published_when_the_other_one_closes_i
         assert "f is being written" in done.stderr
         os.pwrite(rest, NEW[:PART], 3 * PART)
     assert stored(mount, "f") == NEW
+
+
+@clause("S392", "S469")
+def test_who_is_in_the_middle_of_a_file_is_named(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    """Others have closed it, and wonder why it is not published."""
+    mount = mounted(transport, make_mount, tmp_path, "f")
+    path = mount.path / "f"
+    hold = "import os,sys; fd = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(fd, b'half', 0); print(); input()"
+    command = [sys.executable, "-c", hold, os.fspath(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        with opened(path, os.O_WRONLY) as fd:
+            os.pwrite(fd, NEW[:PART], PART)
+        comm = Path(f"/proc/{other.pid}/comm").read_text().rstrip("\n")
+        writers = [{"pid": other.pid, "command": comm}]
+        done = mount.run(
+            "acpfs-ctl", str(mount.path), "wait", str(path), "--timeout", "0", "--json", check=False
+        )
+        error = json.loads(done.stdout)["error"]
+        assert f": process {other.pid} ({comm})" in error["message"]
+        assert error["being_written"] == [{"path": "f", "writers": writers}]
+        (row,) = mount.ctl("ls")
+        assert row["writers"] == writers
+        assert f"{other.pid} {comm}" in mount.run("acpfs-ctl", str(mount.path), "ls").stdout
+        (written,) = mount.status()["being_written"]
+        assert (written["path"], written["writers"]) == ("f", writers)
+        other.communicate(b"\n")
+    assert stored(mount, "f")[: 2 * PART][PART:] == NEW[:PART]
+    assert mount.status()["being_written"] == []
 
 
 @clause("S468", "S469", "S474")

@@ -9,6 +9,8 @@ import trio
 
 from acpfs.control import verbs
 from acpfs.control.registry import MountRecord
+from acpfs.control.reports import OpenWriter
+from acpfs.control.socket_messages import RemoteDeadlineError
 from acpfs.control.worker_contract import Incomplete, Unseen
 from acpfs.drain_records import Verification
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode
@@ -155,6 +157,27 @@ def test_what_is_being_written_is_not_persisted(
         with pytest.raises(DeadlineError, match=WRITTEN):
             await ask(record, verb, {"paths": ["a"], **args})
         await ask(record, verb, {"paths": ["b"], **args, "timeout_s": 60})
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S392")
+@pytest.mark.parametrize("verb", ["wait", "flush"])
+def test_who_writes_it_is_named(tmp_path: Path, verb: str) -> None:
+    writers = (OpenWriter(7, "dd"), OpenWriter(8, None))
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.incomplete_rows = [FILE._replace(writers=writers)]
+        with pytest.raises(
+            RemoteDeadlineError, match=r": process 7 \(dd\), process 8 \(gone\)$"
+        ) as e:
+            await ask(record, verb, {"paths": ["a"], "timeout_s": 0})
+        assert e.value.details["being_written"] == [
+            {
+                "path": "a",
+                "writers": [{"pid": 7, "command": "dd"}, {"pid": 8, "command": None}],
+            }
+        ]
 
     serve(tmp_path, scenario)
 

@@ -33,12 +33,16 @@ def command(target: Target, path: str | None, as_json: bool) -> None:
             f["lane"],
             f["checksum"] or "",
             f["error"] or "",
+            ", ".join(
+                f"{one['pid']} {show.printable(one['command'] or 'gone')}"
+                for one in f.get("writers", ())
+            ),
             show.printable(f["path"]),
         )
         for f in files
     )
     show.table(
-        ("state", "size", "age", "tier", "lane", "xxh3-128", "error", "path"),
+        ("state", "size", "age", "tier", "lane", "xxh3-128", "error", "written by", "path"),
         rows,
         numbers=("size", "age"),
     )

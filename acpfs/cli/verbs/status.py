@@ -15,6 +15,8 @@ from acpfs.errors import AcpfsError, NotMountedError
 WATCH_INTERVAL_S = 1.0
 QUEUE_ROWS_MAX = 15
 WAITING_LINES_MAX = 10
+LONG_WRITTEN_S = 60.0
+"""What is written for less is a save under way."""
 WITHHELD_TEXT = {
     "lost": "LOST what it may point at",
     "unknown": "is UNKNOWN here",
@@ -331,6 +333,7 @@ def unsafe_lines(status: show.Json) -> list[str]:
             f"{status['interrupted']} files are not whole (they lost their writer, or a write failed): "
             "`acpfs-ctl retry PATH` stores them, `discard PATH` drops them"
         )
+    lines += _long_written(status)
     if status["state"] == "draining":
         lines.append(
             "the daemon was told to end: it drains, and keeps in the RAM tier what is not done at its deadline"
@@ -360,6 +363,25 @@ def unsafe_lines(status: show.Json) -> list[str]:
         " (files that are open are safe when they are closed)" if status["open_files"] else ""
     )
     return lines or [f"safe: everything that was closed is on the backing directory{unclosed}"]
+
+
+def _long_written(status: show.Json) -> list[str]:
+    """Files that are not published, as somebody has been at them for long: others may have closed them meanwhile."""
+    now = time.time()
+    long = [one for one in status.get("being_written", ()) if now - one["since"] >= LONG_WRITTEN_S]
+    return [
+        f"{show.printable(one['path'])} has been written for {show.duration(now - one['since'])}, "
+        f"and is safe when it is closed{_writers(one)}"
+        for one in long[:WAITING_LINES_MAX]
+    ]
+
+
+def _writers(one: show.Json) -> str:
+    who = (
+        f"process {writer['pid']} ({show.printable(writer['command'] or 'gone')})"
+        for writer in one["writers"]
+    )
+    return f": {', '.join(who)}" if one["writers"] else ""
 
 
 def _who_waits(status: show.Json) -> list[str]:
