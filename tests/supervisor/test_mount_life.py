@@ -226,6 +226,7 @@ def test_a_mount_that_an_overlay_shows_is_in_use(
     for place in (mount.path / "deeper", mount.path / "deeper/low", *places):
         place.mkdir()
     (mount.path / "deeper/low/f").write_bytes(b"saved")
+    mount.flush()
     inside, above = "deeper/low", f"{mount.path.name}/deeper/low"
     for base, name, says in (
         ("/", f"{mount.path}/deeper/low", "has a directory of it"),

@@ -122,6 +122,7 @@ chmod 0 "$BASE/mnt/a"
 ctl "$BASE/mnt" flush --timeout 120 >&2
 ask
 chmod 755 "$BASE/mnt/a"
+ctl "$BASE/mnt" flush --timeout 120 >&2
 ask
 exec 3<&- 4<&-
 acpfs umount "$BASE/mnt" >&2
