@@ -269,6 +269,8 @@ class History(Serving):
         ]
         if wrong:
             raise Finding("INVARIANT", str(wrong[:3]))
+        if conflicts := life.engine.statistics().conflicts_total:
+            raise Finding("CONFLICT", f"{conflicts} changes of its own were taken for others'")
         if life.tier.reserved_bytes:
             raise Finding("ROOM", f"{life.tier.reserved_bytes} bytes stay reserved")
         self._count(life)

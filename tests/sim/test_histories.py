@@ -22,7 +22,7 @@ REACHED = (
     "lives with evictions",
     "lives with operations left out",
     "lives with retries",
-    "pointers withheld",
+    "pointers seen",
     "waits that ended",
 )
 PATIENCE_S = 800

@@ -14,7 +14,7 @@ import trio.testing
 from acpfs.writeback.members.cluster import Cluster
 from tests.sim.choices import Choices, Knobs
 from tests.sim.history import DRAIN_MAX_S, Outcome, worst
-from tests.sim.life import LAZY_ROUNDS, let_time_pass
+from tests.sim.life import LAZY_ROUNDS, Life, let_time_pass
 from tests.sim.members.job import Job
 from tests.sim.members.member import Member
 from tests.sim.members.oracles import Judge
@@ -28,8 +28,8 @@ from tests.sim.virtual import MACHINE
 
 LOOK_S = 0.5
 ASK_AGAIN_S = 5.0
-CACHES_S, GUARDS_S = 3.0, 70.0
-"""After which each member asks the storage anew, and its guard holds nothing any more."""
+CACHES_S = 3.0
+"""After which each member asks the storage anew."""
 
 
 class MembersHistory:
@@ -191,7 +191,7 @@ class MembersHistory:
 
     async def _until_drained(self) -> None:
         began_s = MACHINE.moment_s
-        while waiting := [one for one in self._still() if one.life is None or len(one.life.log)]:
+        while waiting := [one for one in self._still() if not _is_drained(one.life)]:
             self.look()
             for member in self._still():
                 await self._forgive(member)
@@ -237,7 +237,7 @@ class MembersHistory:
 
     async def _judge_shown(self) -> None:
         """Each member shows what is stored, its own and that of others."""
-        await trio.sleep(GUARDS_S if self.plan.is_guarded else CACHES_S)
+        await trio.sleep(CACHES_S)
         stored = bare(self.storage.visible())
         for member in self._still():
             try:
@@ -246,3 +246,8 @@ class MembersHistory:
                 raise Finding("SHOWN AT THE END", f"{member.node} is gone") from death
             if got != stored:
                 raise Finding("SHOWN AT THE END", f"on {member.node}: {differences(got, stored)}")
+
+
+def _is_drained(life: Life | None) -> bool:
+    """Whether nothing is to come, of what a guard holds either."""
+    return life is not None and not len(life.log) and not any(True for _op in life.log.all_aside())
