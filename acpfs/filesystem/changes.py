@@ -394,6 +394,7 @@ class Changes:
         self._catalogue.done(op, persisted=True)
 
     def dropped(self, op: Op) -> None:
+        self._forget_unmade(op)
         keeps = op.version is not None and self._contents.keeps_staging(op.version)
         self._done(op, keeps_bytes=keeps)
         self._catalogue.done(op, persisted=False)
@@ -408,6 +409,18 @@ class Changes:
         if child is None or (not child.ino and child.pins <= 1):  # else it was made anew
             self._table.set_child(*former, NO_INO)
             self.record(OpKind.UNLINK, node, *former)
+
+    def _forget_unmade(self, op: Op) -> None:
+        """A link or special file that was given up before it was there is none that others make under its name.
+
+        What it leads to, or is, was fixed when it was made, and is not read again, as a file's bytes and attributes are. So whatever
+        is found under the name is something else: with no inode number yet, this one would be taken for it (`Recognition.node`).
+        """
+        node = self._table.get(op.ino)
+        if node is None or node.lower_ino:
+            return
+        if not (stat.S_ISREG(node.mode) or node.is_dir):
+            self._forget_name(op)
 
     def _forget_name(self, op: Op) -> None:
         """Nothing that is known of it here is so any more: a link of another target, say, would be taken for this one.

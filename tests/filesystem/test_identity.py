@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 from pathlib import Path
 
 import pytest
@@ -256,5 +257,36 @@ def test_random_changes_by_others_where_every_inode_number_is_used_again(
                 assert contents(w.backing) == {
                     name: content[0] for name, content in others.files.items()
                 }, "; ".join(done)
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S190")
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_was_given_up_is_not_what_another_node_makes_under_its_name(
+    tmp_path: Path, moved: bool, kind: str
+) -> None:
+    """A link or a special file is never read again, so the one that was discarded was shown in the place of the other."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            name = b"latest.tmp" if moved else b"latest"
+            if kind == "link":
+                await w.do(w.fs.symlink(ROOT, name, b"step-9", CALLER))
+            else:
+                await w.do(w.fs.mknod(ROOT, name, stat.S_IFIFO | 0o600, 0, CALLER))
+            if moved:
+                await w.do(w.fs.rename(ROOT, name, ROOT, b"latest", 0))
+            given_up = (await w.do(w.fs.lookup(ROOT, b"latest"))).ino
+            assert w.engine.discard([op.seq for op in w.log]) == 1 + moved
+            if kind == "link":
+                os.symlink("step-1", w.backing / "latest")
+            else:
+                os.mkfifo(w.backing / "latest", 0o644)
+            found = await w.do(w.fs.lookup(ROOT, b"latest"))
+            assert found.ino != given_up
+            if kind == "link":
+                assert await w.do(w.fs.readlink(found.ino)) == b"step-1"
 
     trio.run(main)
