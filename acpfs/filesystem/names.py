@@ -277,11 +277,13 @@ class Names:
     async def unlink(self, parent_ino: Ino, name: bytes) -> None:
         """Remove a name of anything but a directory."""
         parent = self.node(parent_ino)
-        node = await self.existing(parent, name)
-        if node.is_dir:
-            raise fail(errno.EISDIR)
-        await self._view.nameless.before_removal(node)
-        await self._closes.before_names_change(node)
+        node = None
+        while node is None or not self._leads_to(parent, name, node):
+            node = await self.existing(parent, name)
+            if node.is_dir:
+                raise fail(errno.EISDIR)
+            await self._view.nameless.before_removal(node)
+            await self._closes.before_names_change(node)
         if node.unlogged:
             self._changes.forget_birth(parent.ino, name)
         else:
@@ -289,6 +291,15 @@ class Names:
             self._changes.record(OpKind.UNLINK, node, parent.ino, name)
         self._touch(parent)
         self._lost_name(node)
+
+    def _leads_to(self, parent: Node, name: bytes, node: Node | None) -> bool:
+        """Whether a name still leads to what was found there before a wait; None: to nothing.
+
+        The kernel lets nobody here change it meanwhile, but what another member has put there may have been found since.
+        """
+        child = parent.dir.children.get(name)
+        found = child.ino if child is not None else NO_INO
+        return found == (NO_INO if node is None else node.ino)
 
     def _lost_name(self, node: Node) -> None:
         self._table.touch(node, mtime=False)
@@ -298,8 +309,10 @@ class Names:
 
     async def rmdir(self, parent_ino: Ino, name: bytes) -> None:
         parent = self.node(parent_ino)
-        node = await self.existing(parent, name)
-        await self._check_empty(node)
+        node = None
+        while node is None or not self._leads_to(parent, name, node):
+            node = await self.existing(parent, name)
+            await self._check_empty(node)
         self._table.set_child(parent.ino, name, NO_INO)
         self._changes.record(OpKind.RMDIR, node, parent.ino, name)
         parent.count_subdirectory(-1)
@@ -333,27 +346,37 @@ class Names:
             raise fail(errno.ENAMETOOLONG)
         self._check_reach(parent, new_parent)
         await self.check_own(new_parent, new_name)
-        node = await self.existing(parent, name)
         look = self.taken_by if flags & RENAME_NOREPLACE else self._view.child
-        target_ino = await look(new_parent, new_name)
-        target = self._table[target_ino] if target_ino else None
+        node = target = None
+        while node is None or not (
+            self._leads_to(parent, name, node) and self._leads_to(new_parent, new_name, target)
+        ):
+            node = await self.existing(parent, name)
+            target_ino = await look(new_parent, new_name)
+            target = self._table[target_ino] if target_ino else None
+            if target is not node:
+                await self._before_move(node, target, flags, pid)
         self.check_present(new_parent)  # the kernel knows only what was removed through this mount
         if flags & RENAME_EXCHANGE:
             if target is not None and target is not node:
-                await self._closes.before_names_change(node, pid)
-                await self._closes.before_names_change(target, pid)
                 self._publish(node, pid)
                 self._publish(target, pid)
             self._exchange(parent, name, node, new_parent, new_name, target)
         elif target is node:
             return  # two links of one file: POSIX says that nothing happens
         else:
-            await self._check_replaceable(node, target, flags)
-            await self._closes.before_names_change(node, pid)
-            if target is not None:
-                await self._closes.before_names_change(target)
             self._publish(node, pid)  # what is still being written carries its data along
             self._move(parent, name, node, new_parent, new_name, target)
+
+    async def _before_move(self, node: Node, target: Node | None, flags: int, pid: int) -> None:
+        exchanges = bool(flags & RENAME_EXCHANGE)
+        if not exchanges:
+            await self._check_replaceable(node, target, flags)
+        elif target is None:
+            return
+        await self._closes.before_names_change(node, pid)
+        if target is not None:
+            await self._closes.before_names_change(target, pid if exchanges else 0)
 
     async def _check_replaceable(self, node: Node, target: Node | None, flags: int) -> None:
         if target is None:

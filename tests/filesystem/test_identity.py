@@ -6,11 +6,16 @@ import os
 import random
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import LowerPath, LowerStat
+from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.types import ROOT
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.reused_numbers import ReusedNumbers
 from tests.filesystem.world import CALLER, World, world
 
@@ -288,5 +293,56 @@ def test_what_was_given_up_is_not_what_another_node_makes_under_its_name(
             assert found.ino != given_up
             if kind == "link":
                 assert await w.do(w.fs.readlink(found.ino)) == b"step-1"
+
+    trio.run(main)
+
+
+class HeldLookup(BackingDirectory):
+    """The question about one name stands still until the test lets it go on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.held: HeldCall | None = None
+
+    def lstat(self, path: LowerPath) -> LowerStat:
+        held = self.held
+        if held is not None and path[-1] == b"target":
+            self.held = None
+            found: LowerStat = held(path)
+            return found
+        return super().lstat(path)
+
+
+@pytest.mark.clause("S190")
+@pytest.mark.parametrize("call", ["rename", "exchange"])
+def test_a_rename_moves_what_its_name_leads_to_when_it_has_waited(
+    tmp_path: Path, call: str
+) -> None:
+    """Another node replaced it, and somebody looked it up, while the rename asked about the other name: the older one was moved."""
+
+    async def main() -> None:
+        async with world(
+            tmp_path, hold=False, make_lower=HeldLookup, unknown_bytes=0, attr_timeout_s=0
+        ) as w:
+            assert isinstance(w.lower, HeldLookup)
+            (w.backing / "a").write_bytes(b"first")
+            await w.do(w.fs.lookup(ROOT, b"a"))
+            if call == "exchange":
+                (w.backing / "target").write_bytes(b"target")
+                await w.do(w.fs.lookup(ROOT, b"target"))
+            w.lower.held = held = HeldCall(w.lower.lstat)
+            flags = RENAME_EXCHANGE if call == "exchange" else 0
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(w.do, w.fs.rename(ROOT, b"a", ROOT, b"target", flags))
+                while not held.began.is_set():  # noqa: ASYNC110 - a thread sets it
+                    await trio.sleep(0.005)
+                (w.backing / "new").write_bytes(b"second")
+                os.rename(w.backing / "new", w.backing / "a")
+                second = await w.do(w.fs.lookup(ROOT, b"a"))
+                held.go_on.set()
+            assert (await w.do(w.fs.lookup(ROOT, b"target"))).ino == second.ino
+            await w.drained()
+            expected = {"target": b"second"} | ({"a": b"target"} if flags else {})
+            assert contents(w.backing) == expected
 
     trio.run(main)
