@@ -53,7 +53,12 @@ def has_node_id(runtime_dir: Path, mountpoint: Path) -> bool:
 
 
 def _id_file(runtime_dir: Path, mountpoint: Path) -> Path:
-    return runtime_dir / "identity" / hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
+    return runtime_dir / "identity" / id_name(mountpoint)
+
+
+def id_name(mountpoint: Path) -> str:
+    """Of the file in the run directory that has a mount point's node id."""
+    return hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
 
 
 def _write_once(path: Path, text: str, chance: Chance) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,8 @@ HUGE_CHOICES = ("within_size", "advise", "")
 SMALL_PAGES = "with small pages large writes take up to 8 times as long"
 """Huge ones: 22.9 instead of 3.0 GB/s for a new file (bench/results/native.md)."""
 _META = "meta.json"
+_SUFFIXES = frozenset({".sock", ".handover", ".json", ".log"})
+"""Of a mount's files in the run directory. What a node id has behind a dot is part of it."""
 _GIVEN_UP = "given-up"
 """A mark in a tier that holds nothing any more and is being removed."""
 STATE_FILE = "state.sqlite"
@@ -56,6 +59,8 @@ class Place:
     found: bool
     lock_fd: int
     warnings: list[str] = field(default_factory=list)
+    names: Collection[str] = ()
+    """See `find_again`."""
     is_lent: bool = False
     """Whether its tmpfs was given more than its size since `fit` looked last."""
 
@@ -70,10 +75,11 @@ def take(
     numa: str = "default",
     shared_memory: Path = SHARED_MEMORY,
     lock_fd: int = -1,
+    names: Collection[str] = (),
 ) -> Place:
     """Find or make the tier of this volume and node, below `tiers` (in the runtime directory). `numa`: its memory policy.
 
-    `lock_fd`: the lock that an earlier worker of the same mount had, and that was kept.
+    `lock_fd`: the lock that an earlier worker of the same mount had, and that was kept. `names`: see `find_again`.
 
     Raises:
         RefusedError: another daemon uses it, or it belongs to another backing directory.
@@ -82,7 +88,7 @@ def take(
     policy = mount_option(numa)
     name = f"{volume_id}-{node_id}"
     if lock_fd >= 0:
-        find_again(tiers / name, lock_fd)
+        find_again(tiers / name, lock_fd, names)
     lock_fd = _lock(tiers / f"{name}.lock", name) if lock_fd < 0 else lock_fd
     try:
         place = _take_locked(
@@ -96,39 +102,63 @@ def take(
     except BaseException:
         os.close(lock_fd)
         raise
+    place.names = names
     place.warnings += _others_left(tiers, volume_id, name)
     return place
 
 
-def find_again(directory: Path, lock_fd: int) -> bool:
-    """Show the tier at its place again where somebody has moved the run directory away; whether that was so.
+def find_again(directory: Path, lock_fd: int, names: Collection[str] = ()) -> bool:
+    """Show the tier at its place again where somebody has moved the run directory away; whether anything was done for that.
 
-    The lock lies beside it, and is open: by its path now the tier is found.
+    The lock lies beside it, and is open: by its path now the tier is found. `names`: of the mount's files in the run directory,
+    without their suffix.
     """
-    if mounted_at(str(directory)) is not None:
-        return False
     moved = Path(os.readlink(f"/proc/self/fd/{lock_fd}").removesuffix(".lock"))
-    if moved.name != directory.name or mounted_at(str(moved)) is None:
+    if moved == directory or moved.name != directory.name or mounted_at(str(moved)) is None:
         return False
-    _private_directory(directory)
-    bind(moved, directory)
+    if mounted_at(str(directory)) is None:
+        _private_directory(directory)
+        bind(moved, directory)
+    elif directory.stat().st_dev != moved.stat().st_dev:
+        return False  # another one is there by now
+    _bring_back(moved.parent.parent, directory.parent.parent, {*names, directory.name})
+    # What shows where the tier was is the last to go: who dies before finds it, and does the rest.
     with contextlib.suppress(OSError):  # there it would stay for ever
         unmount(moved, detach=True)
-    _bring_back(moved.parent.parent, directory.parent.parent)
+    lock = directory.with_name(f"{directory.name}.lock")
+    if not os.path.lexists(lock):
+        with contextlib.suppress(OSError):
+            moved.with_name(lock.name).rename(lock)
     return True
 
 
-def _bring_back(moved: Path, runtime: Path) -> None:
-    """What lay beside the tiers: node ids, locks, and what says how a mount is to be ended.
+def _bring_back(moved: Path, runtime: Path, names: Collection[str]) -> None:
+    """What lay beside the tiers: the node id, locks, and what says how the mount is to be ended.
 
-    Each by a rename, and nothing over what has been made anew.
+    Each by a rename, and nothing over what has been made anew. What is of other mounts they bring back themselves, or they
+    were begun where it lies now; and what is remembered for all is copied.
     """
     for found in [one for one in moved.glob("*/*") if one.parent.name != "tiers"]:
         place = runtime / found.parent.name / found.name
         with contextlib.suppress(OSError):
             place.parent.mkdir(mode=found.parent.stat().st_mode & 0o777, exist_ok=True)
-            if not os.path.lexists(place):
+            if found.is_dir():
+                _copy_missing(found, place)
+            elif _is_of(found, names) and not os.path.lexists(place):
                 found.rename(place)
+
+
+def _is_of(file: Path, names: Collection[str]) -> bool:
+    return file.name in names or (file.suffix in _SUFFIXES and file.stem in names)
+
+
+def _copy_missing(directory: Path, place: Path) -> None:
+    place.mkdir(mode=directory.stat().st_mode & 0o777, exist_ok=True)
+    for file in directory.iterdir():
+        if file.is_file() and not os.path.lexists(place / file.name):
+            temporary = place / f".{file.name}.new"
+            shutil.copy2(file, temporary)
+            temporary.rename(place / file.name)
 
 
 def slack_bytes(budget_bytes: int) -> int:

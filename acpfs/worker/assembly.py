@@ -20,7 +20,7 @@ from acpfs.backing import leftovers
 from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.identity import Identity, claim, node_id
+from acpfs.backing.identity import Identity, claim, id_name, node_id
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.backing.ownership import check_own
@@ -28,6 +28,7 @@ from acpfs.backing.probe import ProbeReport, probe
 from acpfs.backing.quirks import Features
 from acpfs.backing.rivals import Rival
 from acpfs.config import AUTO, Settings
+from acpfs.control import registry
 from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.construction import FileSystemParts
@@ -373,7 +374,13 @@ def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Lin
     lock_fd = link.kept.get("tier", [-1])[0]
     names = (identity.volume_id, identity.node_id)
     place = places.take(
-        runtime / "tiers", *names, settings.backing, budget, numa=settings.numa, lock_fd=lock_fd
+        runtime / "tiers",
+        *names,
+        settings.backing,
+        budget,
+        numa=settings.numa,
+        lock_fd=lock_fd,
+        names=(registry.slug(os.fspath(settings.mountpoint)), id_name(settings.mountpoint)),
     )
     if place.found:
         log.info("found the RAM tier of an earlier mount", directory=str(place.directory))

@@ -522,7 +522,7 @@ class Worker:
                 places.fit(self._parts.place)
             except FileNotFoundError:
                 place = self._parts.place
-                if places.find_again(place.directory, place.lock_fd):
+                if places.find_again(place.directory, place.lock_fd, place.names):
                     log.warning("the run directory was moved; the RAM tier is at its place again")
 
     async def _watch_backing(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from acpfs.errors import MachineError, RefusedError
 from acpfs.ram import place as places
-from acpfs.ram.mounts import mount_table, mount_tmpfs, mounted_at, unmount
+from acpfs.ram.mounts import bind, mount_table, mount_tmpfs, mounted_at, unmount
 from acpfs.ram.state_space import RESERVE_BYTES
 
 BACKING = Path("/backing")
@@ -303,3 +303,55 @@ def test_what_is_written_beyond_the_budget_makes_no_more_room(tiers: Path) -> No
     assert places.fit(place)
     assert capacity(place) == slack + 2 * MIB
     places.give_up(place)
+
+
+def moved_away(tiers: Path) -> tuple[places.Place, Path]:
+    """A tier with something in it, with files of its mount and of another one beside it; and where all that lies now."""
+    for name in ("sockets/ours-1.sock", "sockets/theirs-1.sock", "remembered/volumes/v.json"):
+        (tiers.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (tiers.parent / name).write_text(name)
+    place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    (place.directory / "kept").write_text("x")
+    moved = tiers.parent.with_name("moved")
+    tiers.parent.rename(moved)
+    return place, moved / "tiers" / place.directory.name
+
+
+@needs_root
+@pytest.mark.clause("S418")
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_tier_that_was_moved_away_is_shown_at_its_place_alone(
+    tmp_path: Path, tiers: Path, killed: bool
+) -> None:
+    """Who was killed when it was shown at its place left its memory mounted at the other one, where nobody looked again."""
+    place, moved = moved_away(tmp_path / "run" / "tiers")
+    if killed:
+        place.directory.mkdir(mode=0o700, parents=True)
+        bind(moved, place.directory)
+    names = ("vol", "n1", BACKING, 8 * MIB)
+    found = places.take(
+        tmp_path / "run" / "tiers", *names, lock_fd=place.lock_fd, names=("ours-1",)
+    )
+    assert (found.directory / "kept").read_text() == "x"
+    assert (mounted_at(str(moved)), found.found) == (None, True)
+    assert not places.find_again(found.directory, found.lock_fd, ("ours-1",))
+    # what another mount has in the run directory stays with it; the lock keeps others out again
+    run = tmp_path / "run"
+    assert os.listdir(run / "sockets") == ["ours-1.sock"]
+    assert os.listdir(tmp_path / "moved/sockets") == ["theirs-1.sock"]
+    assert (run / "remembered/volumes/v.json").exists()
+    with pytest.raises(RefusedError):
+        places.take(tmp_path / "run" / "tiers", *names)
+    places.give_up(found)
+    assert not [entry for entry in mount_table() if entry.path.startswith(str(tmp_path))]
+
+
+@needs_root
+@pytest.mark.clause("S418")
+def test_what_lies_at_a_moved_place_of_another_tier_is_left(tmp_path: Path, tiers: Path) -> None:
+    place, moved = moved_away(tmp_path / "run" / "tiers")
+    other = places.take(tmp_path / "run" / "tiers", "vol", "n1", BACKING, 8 * MIB)
+    assert not places.find_again(place.directory, place.lock_fd)
+    assert (moved / "kept").read_text() == "x"
+    for one in (other, place):
+        places.let_go(one)
