@@ -1,4 +1,4 @@
-"""Which process of /proc makes a call; that this cannot always be told, and then nothing may be read.
+"""Which process of /proc makes a call; that this cannot always be told, and then nothing may be read. And what a task is at.
 
 The kernel reports a caller by its number in the PID namespace of the mount. It reports 0 for one that has no number there: the daemon
 runs in a container, and the caller in another one. A /proc that was mounted in another namespace counts differently: the same number
@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 
 PROC = Path("/proc")
+GONE = "X"
+"""The state of a task that has ended, as the kernel calls it while it ends."""
 _KILL = 1 << 8
 _HARMLESS = sum(1 << (number - 1) for number in (17, 18, 19, 20, 21, 22, 23, 28))
 """SIGCHLD, SIGCONT, the four that stop, SIGURG, SIGWINCH: they end nobody. Signals of real time, from 32 on, are deadly as well."""
@@ -30,6 +32,29 @@ def _counts_like_us(proc: Path, own: int) -> bool:
         return os.readlink(proc / "self") == str(own)
     except OSError:
         return False
+
+
+def stat_of(task: Path) -> list[str]:
+    """What /proc/PID/stat says of a process or a thread behind its name, the state first; of one that has ended, that alone.
+
+    Raises:
+        OSError: /proc does not show it.
+    """
+    try:
+        text = (task / "stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return [GONE]
+    return text.rpartition(")")[2].split()
+
+
+def has_ended(task: Path) -> bool:
+    """Whether it has, be it that nobody has heard of that yet."""
+    return stat_of(task)[0] in ("Z", GONE)
+
+
+def tasks_in_calls(process: Path) -> list[Path]:
+    """Threads that wait in the kernel, and do not listen to signals."""
+    return [task for task in (process / "task").iterdir() if stat_of(task)[0] == "D"]
 
 
 def is_ended_by_signal(thread: Path, *, own: bool = False) -> bool:

@@ -41,6 +41,7 @@ BOTTOM = {
     "config",
     "descriptors",
     "drain_records",
+    "lock_holders",
     "logger",
     "processes",
     "runtime",
@@ -812,8 +813,6 @@ def test_threads_are_started_in_one_place() -> None:
 HAVE_A_RUNTIME = ("backing", "ram", "writeback", "filesystem", "worker", "control")
 """Layers whose parts get clock, threads and chance through their constructors. Only longer from here."""
 TAKES_OF_THE_MACHINE = {
-    "backing/lock_holders.py: time.time": "what /proc says by the scheduler's clock, as a time for people",
-    "backing/lock_holders.py: time.monotonic": "the same",
     "worker/daemon.py: real_runtime": "a worker's process has one, made here",
     "control/client.py: time.monotonic": "in the processes of commands and clients",
     "control/client.py: threading.Event": "the same",

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.leftovers import MachineId
-from acpfs.backing.lock_holders import holders
 from acpfs.errors import RefusedError
+from acpfs.lock_holders import holders
 from acpfs.runtime.chance import Chance
 
 _VOLUME = (b"volume",)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
-from acpfs.processes import PROC, directory_of, is_ended_by_signal
+from acpfs.processes import GONE, PROC, directory_of, is_ended_by_signal, stat_of
 
 _EXITING, _DUMPED_CORE, _SIGNALED = 0x4, 0x200, 0x400
 """Flags of a thread (PF_EXITING, PF_DUMPCORE, PF_SIGNALED); their values are older than this century."""
@@ -46,7 +46,7 @@ def _closing_of(thread: Path) -> Closing:
             Closing.CALL
         )  # by far the most: one file of /proc, however many threads the process has
     tasks = [_state_and_flags(task) for task in (thread / "task").iterdir()]
-    if all(state in "ZX" for state, _flags in tasks):
+    if all(state in ("Z", GONE) for state, _flags in tasks):
         return Closing.CALL  # it has closed what it had already, and somebody else has a copy
     if flags & _SIGNALED and (
         is_ended_by_signal(thread) or any(others & _DUMPED_CORE for _state, others in tasks)
@@ -56,10 +56,5 @@ def _closing_of(thread: Path) -> Closing:
 
 
 def _state_and_flags(task: Path) -> tuple[str, int]:
-    try:
-        fields = (
-            (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        )
-    except (FileNotFoundError, ProcessLookupError):
-        return "X", 0
-    return fields[0], int(fields[6])
+    fields = stat_of(task)
+    return (GONE, 0) if fields == [GONE] else (fields[0], int(fields[6]))

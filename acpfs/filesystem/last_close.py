@@ -17,7 +17,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from acpfs.processes import PROC, directory_of
+from acpfs.processes import PROC, directory_of, has_ended, stat_of
 from acpfs.ram.mounts import mount_table
 from acpfs.types import Ino
 
@@ -198,21 +198,13 @@ def _process_in(thread: Path) -> int:
 def _live_task(directory: Path) -> Path | None:
     """One that has the descriptors; the first thread of a process may have ended before the others."""
     for task in sorted((directory / "task").iterdir(), key=lambda one: one.name != directory.name):
-        if _stat(task)[0] not in "ZX":
+        if not has_ended(task):
             return task
     return None
 
 
-def _stat(task: Path) -> list[str]:
-    try:
-        text = (task / "stat").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ["X"]
-    return text.rpartition(")")[2].split()
-
-
 def _start_of_stack(directory: Path) -> int:
-    fields = _stat(directory)
+    fields = stat_of(directory)
     return int(fields[_START_OF_STACK]) if len(fields) > _START_OF_STACK else 0
 
 

@@ -30,7 +30,6 @@ BY_PATH = {
     "backing/attributes.py": {"magic", "target"},
     "backing/directory.py": {"path", "target", "f'/proc/self/fd/{fd}'"},
     "backing/identity.py": {"temporary", "directory / f'{volume_id}-{node}'"},
-    "backing/lock_holders.py": {"'/proc'", "f'/proc/self/fd/{fd}'", "fds", "f'{fds}/{name}'"},
     "backing/probe.py": {"directory.path"},
     "backing/syscalls.py": {"'/'"},
     "filesystem/last_close.py": {"self._proc", "task / 'fdinfo'", "task / 'fd' / number"},
@@ -39,6 +38,7 @@ BY_PATH = {
     "ram/mapped_records.py": {"path"},
     "transport/native/device.py": {"DEVICE"},
     "transport/native/hold_process.py": {"'/'"},
+    "transport/native/kernel_lanes.py": {"f'/proc/self/fd/{fd}'"},
     "transport/native/mount.py": {"DEVICE", "mountpoint"},
 }
 """By path, on purpose: the backing directory as the operator named it, an open inode (/proc/self/fd), runtime directory, RAM tier."""

@@ -26,6 +26,7 @@ from acpfs.control import client, registry
 from acpfs.control.socket_messages import RemoteError
 from acpfs.descriptors import readable
 from acpfs.errors import ExitCode, NotMountedError
+from acpfs.processes import PROC, tasks_in_calls
 from tests.rig import lifeline
 
 REPOSITORY = Path(__file__).parents[2]
@@ -389,8 +390,7 @@ def _kill_processes(runtime_dir: Path, pids: Iterable[Known], timeout_s: float =
 def _is_in_a_call(pid: int) -> bool:
     """Whether a thread of it waits in the kernel, and does not listen to signals."""
     with contextlib.suppress(OSError):
-        stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
-        return any(stat.read_text().rpartition(")")[2].split()[0] == "D" for stat in stats)
+        return bool(tasks_in_calls(PROC / str(pid)))
     return False
 
 

@@ -16,8 +16,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from acpfs.processes import PROC, has_ended, tasks_in_calls
+
 _KILL_PENDING = 1 << 8
-_ENDED = "ZX"
 _LAST_RAN_MS = re.compile(r"^se\.exec_start\s*:\s*([0-9.]+)", re.MULTILINE)
 
 
@@ -69,7 +70,7 @@ def _runs(pid: int, programs: Container[str]) -> bool:
 def _holder(pid: int) -> LockHolder:
     with contextlib.suppress(OSError):
         if _is_killed(pid):
-            waiting = [task for task in Path(f"/proc/{pid}/task").iterdir() if _state(task) == "D"]
+            waiting = tasks_in_calls(PROC / str(pid))
             since = [at for task in waiting if (at := _last_ran_at(task)) is not None]
             return LockHolder(pid, bool(waiting), min(since, default=None))
     return LockHolder(pid, False, None)
@@ -77,15 +78,11 @@ def _holder(pid: int) -> LockHolder:
 
 def _is_killed(pid: int) -> bool:
     """Its main thread has ended, or is to; Python's never ends before the process does."""
-    if _state(Path(f"/proc/{pid}")) in _ENDED:
+    if has_ended(PROC / str(pid)):
         return True
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
     return any(signals & _KILL_PENDING for signals in pending)
-
-
-def _state(task: Path) -> str:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _last_ran_at(task: Path) -> float | None:
