@@ -17,7 +17,8 @@ import trio
 import trio._core._run as trio_run
 import trio.testing
 
-from tests.sim.training.world import ANY, PROFILES, World, broken_in
+from tests.sim.training.crew import CrewWorld
+from tests.sim.training.world import ANY, CREW, PROFILES, World, broken_in
 
 
 def history(seed: int, profile: str = ANY) -> tuple[World, str | None]:
@@ -26,7 +27,7 @@ def history(seed: int, profile: str = ANY) -> tuple[World, str | None]:
     trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     trio_run._r.seed(seed)
     with tempfile.TemporaryDirectory(prefix="acpfs-sim-", ignore_cleanup_errors=True) as name:
-        world = World(seed, Path(name), profile)
+        world = (CrewWorld if profile == CREW else World)(seed, Path(name), profile)
         try:
             trio.run(world.run, clock=trio.testing.MockClock(autojump_threshold=0))
         except BaseException as error:

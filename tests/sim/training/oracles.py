@@ -75,6 +75,12 @@ class Oracles:
         if not ended.startswith((*fine, *(["told to leave: no survivor"] if may_lack else []))):
             self._is_broken(f"MISSING: rank {rank} ended: {ended}")
 
+    def crowds(self, text: str) -> None:
+        self._is_broken(f"PROCESS: {text}")
+
+    def ends_early(self, text: str) -> None:
+        self._is_broken(f"DONE: {text}")
+
     def mixes(self, text: str) -> None:
         self._is_broken(f"NAME: {text}")
 

@@ -25,6 +25,7 @@ from acpfs.training.messages import (
     Publish,
     Published,
     Refused,
+    Resume,
     Save,
     Saved,
     SavedFile,
@@ -77,6 +78,7 @@ class _Member(Member):
     """Without a thread: the rank's task turns it."""
 
     broken: Callable[[str], object]
+    turn_s = TURN_S
     highest = 0
     """The newest term that this member has voted in, or obeyed a command of."""
 
@@ -102,8 +104,8 @@ class _Member(Member):
     @property
     def turns_at(self) -> float:
         """When it has something to do by itself."""
-        if self._order is not None:
-            return trio.current_time() + TURN_S
+        if self._order is not None and not isinstance(self._order.command, Resume):
+            return trio.current_time() + self.turn_s
         return min(self._beat_at, trio.current_time() + self._policy.beat_s / 2)
 
     def register(self, links: Mapping[int, SocketLink]) -> None:
@@ -122,8 +124,8 @@ class _Member(Member):
     def is_over(self) -> bool:
         return self._ended and not self._outbox
 
-    def say_goodbye(self) -> None:
-        self.tell(Goodbye())
+    def say_goodbye(self, goodbye: Goodbye | None = None) -> None:
+        self.tell(goodbye or Goodbye())
         self._ended = True
 
     @property
@@ -143,10 +145,17 @@ class Rank:
     """One."""
 
     def __init__(
-        self, world: World, number: int, node: str, holders: Mapping[str, tuple[int, ...]]
+        self,
+        world: World,
+        number: int,
+        node: str,
+        holders: Mapping[str, tuple[int, ...]],
+        process: int = 0,
     ) -> None:
+        """`process`: which of this rank's, one after the other."""
         self.world, self.number, self.node = world, number, node
-        self._chance = random.Random(f"{world.seed} rank {number}")
+        own = f" process {process}" if process else ""
+        self._chance = random.Random(f"{world.seed} rank {number}{own}")
         self.marks = Marks()
         self.holders = holders
         self.wake = trio.Event()
@@ -157,9 +166,8 @@ class Rank:
         self.published: int | None = None
         self.trouble_at = -1
         """The step in which it meets an exception of its own."""
-        hello = Hello(
-            number, world.size, node, 1000 + number, 1, Gate.EXPLICIT, holders, first=True
-        )
+        pid, first = 1000 * (process + 1) + number, process == 0
+        hello = Hello(number, world.size, node, pid, 1, Gate.EXPLICIT, holders, first=first)
         self.member = _Member(
             world.job,
             hello,

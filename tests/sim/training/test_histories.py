@@ -12,6 +12,7 @@ from tests.rig.mounts import REPOSITORY
 
 FIRST, SEEDS = 20, 24
 DEATHS_FIRST, DEATHS = 52, 16
+CREW_FIRST, CREWS = 5, 16
 """Histories that come to all places below."""
 
 
@@ -42,6 +43,16 @@ def test_what_deaths_alone_leave_is_a_checkpoint_or_the_end_of_training() -> Non
     counts = told("--profile", "deaths", "--from", str(DEATHS_FIRST), "--seeds", str(DEATHS))
     print(counts)
     for reached in ("checkpoints", "second faults", "take-overs", "stand-ins"):
+        assert re.search(rf"[1-9]\d*  {reached}", counts), f"none has {reached}"
+
+
+@pytest.mark.clause("T75", "T76", "T77", "T80")
+def test_every_job_whose_ranks_are_replaced_trains_on_to_its_end() -> None:
+    """Processes, coordinators and connections go and come again, and each rank's newest process is the only one that runs."""
+    counts = told("--profile", "crew", "--from", str(CREW_FIRST), "--seeds", str(CREWS))
+    print(counts)
+    assert re.search(rf"^ *{CREWS}  jobs that trained on to the end", counts, re.MULTILINE)
+    for reached in ("processes started again", "coordinators met later", "take-overs"):
         assert re.search(rf"[1-9]\d*  {reached}", counts), f"none has {reached}"
 
 

@@ -14,6 +14,7 @@ import trio
 from acpfs.training import member as member_module
 from acpfs.training.coordinator.connections import Connected, Connection
 from acpfs.training.coordinator.server import REDIAL_S, Coordinator, Settings
+from acpfs.training.coordinator.successors import Successors
 from acpfs.training.coordinator.witness import Claimant, Witness, owner_after
 from acpfs.training.messages import Gate, Header, Hello, Message, Refused, Sent, Watch
 from acpfs.training.wire import LinkClosedError, SocketLink, TrioLink
@@ -30,9 +31,9 @@ FOR_GOOD = 0.3
 COORDINATORS = 3
 ELECTIONS = 0.4
 """Of histories, which begin with the end of whoever commands."""
-ANY, DEATHS = PROFILES = ("any", "deaths")
-"""What happens in a history: whatever can, or deaths alone, of which a job can save all; then it has to."""
-SAVES_S = {ANY: 5.0, DEATHS: 60.0}
+ANY, DEATHS, CREW = PROFILES = ("any", "deaths", "crew")
+"""What happens in a history: whatever can; deaths alone, of which a job can save all, and then it has to; or its ranks are replaced."""
+SAVES_S = {ANY: 5.0, DEATHS: 60.0, CREW: 0.0}
 """So long a rank writes, at most."""
 IN_C_S = 40.0
 
@@ -78,8 +79,10 @@ class _Connected(Connected):
 class _Coordinator(Coordinator):
     """Without a socket."""
 
-    def __init__(self, settings: Settings, world: World) -> None:
-        super().__init__(settings)
+    def __init__(
+        self, settings: Settings, world: World, successors: Successors | None = None
+    ) -> None:
+        super().__init__(settings, successors)
         self.world, self.number = world, settings.number
         self.ends: dict[object, Ends] = {}
         made = _Connected(settings.job, settings.number, self._phases)
@@ -138,6 +141,7 @@ class _Coordinator(Coordinator):
     async def _call(self, number: int) -> None:
         while True:
             other = self.world.coordinators[number]
+            own = self.address if self._settings.replaces else ""
             if other.alive:
                 ends = self.world.connect(("coordinators", self.number, number))
                 self.ends[number] = ends
@@ -146,7 +150,7 @@ class _Coordinator(Coordinator):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(connection.send_all)
                     connection.post(
-                        self._connected.framed(Watch(self._settings.node, self.number, ""))
+                        self._connected.framed(Watch(self._settings.node, self.number, own))
                     )
                     await self._listen_to(connection, number)
                     connection.cut()
@@ -163,6 +167,7 @@ class World:
         self.steps = self._chance.randint(5, 40)
         self.cannot_save = self._chance.choice((0.0, 0.0, 0.3))
         self.save_s = SAVES_S[profile]
+        self.latest_s = LATEST_S
         if profile == DEATHS:
             self.cannot_save = 0.0
         self.trace: list[str] = []
@@ -252,13 +257,12 @@ class World:
                     nursery.start_soon(coordinator.live)
                 await trio.sleep(0.01)
                 for rank in self.ranks:
-                    self._register(rank)
-                    nursery.start_soon(rank.run)
-                await (self._harm() if self.profile == ANY else self._let_die())
+                    self._begin(rank)
+                await (self._let_die() if self.profile == DEATHS else self._harm())
                 with trio.move_on_at(LATEST_S):
-                    while any(rank.is_waited_for for rank in self.ranks):  # noqa: ASYNC110
+                    while self._goes_on():  # noqa: ASYNC110
                         await trio.sleep(1.0)
-                late = [rank.number for rank in self.ranks if self._must_end(rank)]
+                late = self._late()
                 if late:
                     self.oracles.lives(f"ranks {late} neither train on nor are told anything")
                 self._count()
@@ -267,6 +271,17 @@ class World:
                 nursery.cancel_scope.cancel()
         finally:
             setattr(member_module, "time", before)  # noqa: B010
+
+    def _begin(self, rank: Rank) -> None:
+        self._register(rank)
+        self._nursery.start_soon(rank.run)
+
+    def _goes_on(self) -> bool:
+        return any(rank.is_waited_for for rank in self.ranks)
+
+    def _late(self) -> list[int]:
+        """Who should have ended."""
+        return [rank.number for rank in self.ranks if self._must_end(rank)]
 
     def _must_end(self, rank: Rank) -> bool:
         """One to which no coordinator is left waits in a collective as it would without acpfs."""
