@@ -204,8 +204,10 @@ class Process(Rank):
 class CrewWorld(World):
     """`ranks` has the newest process of each."""
 
-    def __init__(self, seed: int, directory: Path, profile: str) -> None:
-        super().__init__(seed, directory, profile)
+    def __init__(
+        self, seed: int, directory: Path, profile: str, without: frozenset[int] = frozenset()
+    ) -> None:
+        super().__init__(seed, directory, profile, without)
         self._entered: dict[int, dict[int, Process]] = {}
         """Generation → who runs in it."""
         self._steps: dict[int, int] = {}
@@ -369,14 +371,21 @@ class CrewWorld(World):
             harms = (
                 *(self._kill, self._kill, self._stop_rank, self._cut, self._hold, self._part),
                 *(self._kill_coordinator, self._silence_coordinator, self._own_exception),
+                self._kill_unheard,
             )
             self._chance.choice(harms)()
             await trio.sleep(self._chance.choice((0.0, 0.3, 3.0, 30.0)) * self._chance.random())
 
     def _stop_rank(self) -> None:
         rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(0.5, 30.0)
-        self.note("harm", f"rank {rank.number} stands still for {for_s:.1f} s")
-        rank.paused_until = max(rank.paused_until, trio.current_time() + for_s)
+        self._act(f"rank {rank.number} stands still for {for_s:.1f} s", lambda: rank.pause(for_s))
+
+    def _kill_unheard(self) -> None:
+        """As with a node that hangs: the process in its place calls before the end of this one is heard."""
+        rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(3.0, 8.0)
+        text = f"rank {rank.number} is not heard"
+        self._silence(text, for_s, lambda who: who[:2] == ("rank", rank.number))
+        self._kill_rank(rank)
 
     def _kill_coordinator(self, *, first: bool = False) -> None:
         if all(one.alive for one in self.coordinators):

@@ -116,55 +116,10 @@ BUGS = (
         profile="crew",
     ),
     Bug(
-        "place-taken-unnoticed",
-        "coordinator/crew.py",
-        "            if before in _AT_WORK and self.state is not CrewState.STANDBY:\n",
-        "            if False:\n",
-        profile="crew",
-    ),
-    Bug(
-        "takes-over-any-generation",
-        "coordinator/crew.py",
-        "        elif len(in_loop) == self.world and {self._at_beat[rank] for rank in in_loop} == {\n"
-        "            self.generation\n        }:\n",
-        "        elif len(in_loop) == self.world:\n",
-        profile="crew",
-    ),
-    Bug(
-        "done-is-forgotten",
-        "coordinator/crew.py",
-        "        if goodbye.all_done:\n            self._outcome = Done()\n",
-        "",
-        profile="crew",
-    ),
-    Bug(
         "same-crew-again",
         "coordinator/crew.py",
         "        self.generation += 1\n",
         "        self.generation = max(1, self.generation)\n",
-        profile="crew",
-    ),
-    Bug(
-        "resumes-too-few",
-        "coordinator/crew.py",
-        "elif self.state is CrewState.GATHERING and self._roster.all(Berth.PARKED):",
-        "elif self.state is CrewState.GATHERING and self._roster.of(Berth.PARKED):",
-        profile="crew",
-    ),
-    Bug(
-        "losses-while-rebuilding",
-        "coordinator/crew.py",
-        "        if self.state in (CrewState.RUNNING, CrewState.REBUILDING):\n"
-        "            self._fault(Cause.LOSS, why, now)\n",
-        "        if self.state is CrewState.RUNNING:\n"
-        "            self._fault(Cause.LOSS, why, now)\n",
-        profile="crew",
-    ),
-    Bug(
-        "unknown-to-who-came-later",
-        "member.py",
-        "            self._send(link, self._hello)\n",
-        "",
         profile="crew",
     ),
 )

@@ -196,6 +196,25 @@ class Rank:
     def note(self, text: str) -> None:
         self.world.note(f"rank {self.number}", text)
 
+    # -- harm
+
+    def kill(self) -> None:
+        self.ended = "killed"
+        self.scope.cancel()
+
+    def pause(self, seconds: float) -> None:
+        """For good, where it is longer than a history."""
+        self.is_frozen = self.is_frozen or seconds >= self.world.latest_s
+        self.paused_until = max(self.paused_until, trio.current_time() + seconds)
+
+    def stay_in_c(self, until: float) -> None:
+        self.in_c_until = until
+
+    def meet_trouble(self, step: int) -> None:
+        self.trouble_at = step
+
+    # -- life
+
     async def run(self) -> None:
         """Both threads, until it has ended or is killed."""
         with self.scope:

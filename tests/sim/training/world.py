@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -36,6 +36,10 @@ ANY, DEATHS, CREW = PROFILES = ("any", "deaths", "crew")
 SAVES_S = {ANY: 5.0, DEATHS: 60.0, CREW: 0.0}
 """So long a rank writes, at most."""
 IN_C_S = 40.0
+
+
+Who = tuple[str, int, int]
+"""Kind, number and number of those whom a connection connects."""
 
 
 class _Time:
@@ -160,8 +164,18 @@ class _Coordinator(Coordinator):
 class World:
     """One history."""
 
-    def __init__(self, seed: int, directory: Path, profile: str = ANY) -> None:
+    def __init__(
+        self,
+        seed: int,
+        directory: Path,
+        profile: str = ANY,
+        without: frozenset[int] = frozenset(),
+    ) -> None:
+        """`without`: harms that are left out, by their numbers."""
         self.seed, self.job, self.profile = seed, "job", profile
+        self._without = without
+        self.harms = 0
+        """So many there were, with those that were left out."""
         self._chance = random.Random(f"{seed} world")
         self.size = self._chance.choice((2, 3, 4, 4, 6))
         self.steps = self._chance.randint(5, 40)
@@ -176,7 +190,7 @@ class World:
         self.oracles = Oracles(lambda rank: self.ranks[rank].marks.now.done)
         (directory / "witness").mkdir()
         self.witness = _Witness(directory / "witness", 2.0, random.Random(f"{seed} witness"))
-        self.connections: list[tuple[object, Ends]] = []
+        self.connections: list[tuple[Who, Ends]] = []
         self._directory = directory
         self.ranks: list[Rank] = []
         self.hearer_dies = False
@@ -234,7 +248,7 @@ class World:
         """Whether a process has ended whose gradients of this update never come."""
         return any(rank.ended is not None and rank.marks.now.ready < step for rank in self.ranks)
 
-    def connect(self, who: object) -> Ends:
+    def connect(self, who: Who) -> Ends:
         ends = Ends(random.Random(f"{self.seed} {who} {len(self.connections)}"))
         self.connections.append((who, ends))
         return ends
@@ -322,14 +336,20 @@ class World:
             )
             harm()
 
+    def _act(self, text: str, effect: Callable[[], object]) -> None:
+        """One harm, unless it is left out: what was drawn for it was drawn all the same."""
+        number = self.harms
+        self.harms += 1
+        if number not in self._without:
+            self.note(f"harm {number}", text)
+            effect()
+
     def _kill(self) -> None:
         self._kill_rank(self._chance.choice(self.ranks))
 
     def _kill_rank(self, rank: Rank) -> None:
         if rank.ended is None:
-            self.note("harm", f"rank {rank.number} is killed")
-            rank.ended = "killed"
-            rank.scope.cancel()
+            self._act(f"rank {rank.number} is killed", rank.kill)
 
     # -- deaths alone
 
@@ -358,8 +378,8 @@ class World:
     def _let_commander_die(self) -> None:
         commander = self._commander()
         if commander is not None and sum(one.alive for one in self.coordinators) > 1:
-            self.note("harm", f"coordinator {commander.number}, which commands, is killed")
-            commander.kill()
+            text = f"coordinator {commander.number}, which commands, is killed"
+            self._act(text, commander.kill)
 
     def has_trouble(self) -> None:
         """A rank has said so; perhaps whoever hears it dies before it tells the others."""
@@ -379,10 +399,11 @@ class World:
         """Who is elected dies, and so does a rank; another one hears all of it afterwards, and is needed for the next election."""
         self._let_commander_die()
         rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(1.0, 3.0)
-        self.note("harm", f"rank {rank.number} hears nothing for {for_s:.1f} s")
-        for who, ends in self.connections:
-            if isinstance(who, tuple) and who[:2] == ("rank", rank.number):
-                ends.hold(trio.current_time() + for_s)
+        self._silence(
+            f"rank {rank.number} hears nothing",
+            for_s,
+            lambda who: who[:2] == ("rank", rank.number),
+        )
         self._nursery.start_soon(self._let_elected_die, rank)
 
     async def _let_elected_die(self, spared: Rank) -> None:
@@ -395,8 +416,8 @@ class World:
     def _stuck_and_a_death(self) -> None:
         """A rank's main thread comes out of a call only when another thread has done its part."""
         rank = self._chance.choice(self.ranks)
-        rank.in_c_until = trio.current_time() + self._chance.uniform(1.0, IN_C_S)
-        self.note("harm", f"rank {rank.number} is in C until {rank.in_c_until:.1f}")
+        until = trio.current_time() + self._chance.uniform(1.0, IN_C_S)
+        self._act(f"rank {rank.number} is in C until {until:.1f}", lambda: rank.stay_in_c(until))
         self._nursery.start_soon(self._let_a_rank_die_soon)
 
     async def _let_a_rank_die_soon(self) -> None:
@@ -411,61 +432,66 @@ class World:
     def _stop_rank(self) -> None:
         rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(*HOLDS_S)
         if self._chance.random() < FOR_GOOD and rank.ended is None:
-            self.note("harm", f"rank {rank.number} stands still for good")
-            rank.is_frozen = True
-            for_s = LATEST_S
+            self._act(f"rank {rank.number} stands still for good", lambda: rank.pause(LATEST_S))
         else:
-            self.note("harm", f"rank {rank.number} stands still for {for_s:.1f} s")
-        rank.paused_until = max(rank.paused_until, trio.current_time() + for_s)
+            self._act(
+                f"rank {rank.number} stands still for {for_s:.1f} s", lambda: rank.pause(for_s)
+            )
 
     def _cut(self) -> None:
         who, ends = self._chance.choice(self.connections)
-        self.note("harm", f"cut: {who}")
-        ends.cut()
+        self._act(f"cut: {who}", ends.cut)
 
     def _hold(self) -> None:
         (who, ends), for_s = self._chance.choice(self.connections), self._chance.uniform(*HOLDS_S)
-        self.note("harm", f"silent for {for_s:.1f} s: {who}")
-        ends.hold(trio.current_time() + for_s)
+        until = trio.current_time() + for_s
+        self._act(f"silent for {for_s:.1f} s: {who}", lambda: ends.hold(until))
 
     def _part(self) -> None:
         """The network between two nodes: coordinators 0 and 2 are with even ranks."""
         for_s = self._chance.uniform(*HOLDS_S)
-        self.note("harm", f"two sides for {for_s:.1f} s")
-        for who, ends in self.connections:
-            assert isinstance(who, tuple)
-            if who[1] % 2 != who[2] % 2:
-                ends.hold(trio.current_time() + for_s)
+        self._silence("two sides", for_s, lambda who: who[1] % 2 != who[2] % 2)
 
     def _apart(self) -> None:
         """Coordinators hear nothing of each other."""
         for_s = self._chance.uniform(*HOLDS_S)
-        self.note("harm", f"coordinators are apart for {for_s:.1f} s")
-        for who, ends in self.connections:
-            if isinstance(who, tuple) and who[0] == "coordinators":
-                ends.hold(trio.current_time() + for_s)
+        self._silence("coordinators are apart", for_s, lambda who: who[0] == "coordinators")
+
+    def _silence(self, text: str, for_s: float, concerns: Callable[[Who], bool]) -> None:
+        """Nothing comes over these connections."""
+        until = trio.current_time() + for_s
+
+        def hold() -> None:
+            for who, ends in self.connections:
+                if concerns(who):
+                    ends.hold(until)
+
+        self._act(f"{text} for {for_s:.1f} s", hold)
 
     def _silence_coordinator(self, *, first: bool = False) -> None:
         """As one that is stopped: nothing comes to it or from it, and then all of it does."""
         number = 0 if first else self._chance.randrange(COORDINATORS)
         for_s = self._chance.uniform(*HOLDS_S)
-        self.note("harm", f"coordinator {number} is silent for {for_s:.1f} s")
-        for who, ends in self.connections:
-            assert isinstance(who, tuple)
-            if number == who[2] or who[:2] == ("coordinators", number):
-                ends.hold(trio.current_time() + for_s)
+        self._silence(
+            f"coordinator {number} is silent",
+            for_s,
+            lambda who: number == who[2] or who[:2] == ("coordinators", number),
+        )
 
     def _kill_coordinator(self, *, first: bool = False) -> None:
         coordinator = self.coordinators[0 if first else self._chance.randrange(COORDINATORS)]
         if coordinator.alive:
-            self.note("harm", f"coordinator {coordinator.number} is killed")
-            coordinator.kill()
+            self._act(f"coordinator {coordinator.number} is killed", coordinator.kill)
 
     def _other_job(self) -> None:
         """The first process of a rank of a job that has the same name."""
         alive = [coordinator for coordinator in self.coordinators if coordinator.alive]
         if alive:
-            self._nursery.start_soon(self._call_as_another_job, self._chance.choice(alive))
+            chosen = self._chance.choice(alive)
+            self._act(
+                f"another job calls coordinator {chosen.number}",
+                lambda: self._nursery.start_soon(self._call_as_another_job, chosen),
+            )
 
     async def _call_as_another_job(self, coordinator: _Coordinator) -> None:
         number = self._chance.randrange(self.size)
@@ -488,7 +514,8 @@ class World:
 
     def _own_exception(self) -> None:
         rank = self._chance.choice(self.ranks)
-        rank.trouble_at = rank.marks.now.done + 1
+        step = rank.marks.now.done + 1
+        self._act(f"rank {rank.number} is to meet an exception", lambda: rank.meet_trouble(step))
 
 
 def broken_in(error: BaseException) -> str | None:
