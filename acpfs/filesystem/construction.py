@@ -165,7 +165,7 @@ class FileSystemParts:
         )
         openers = openers or Openers(os.fspath(settings.backing))
         self.writers = FileWriters(self.contents.kernel, openers)
-        self.kept_handles = KeptHandles(self.kept)
+        self.kept_handles = KeptHandles(self.kept, state.after_commit)
         self.closes = DoubtfulCloses(self.writers, self.changes, self.kept_handles, openers)
         self.names = Names(
             self.table,

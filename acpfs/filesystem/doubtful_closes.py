@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.file_writers import FileWriters
-from acpfs.filesystem.kept_handles import Handle, KeptHandles
+from acpfs.filesystem.kept_handles import UNTOLD, Handle, KeptHandles
 from acpfs.filesystem.last_close import Left, Openers
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.steps import unlocked
@@ -48,14 +48,16 @@ class DoubtfulCloses:
                 one.tentative = None
                 one.waits = True
                 self._kept.changed(one)
-        elif not others:
-            self._changes.confirm(op)
+        else:
+            handle.is_fixed()
+            if not others:
+                self._changes.confirm(op)
         self._kept.changed(handle)
 
     async def before_names_change(self, node: Node, pid: int = 0) -> None:
         """Withdraw the version of a close that was that of a copy, before an operation on a name of the file relies on it.
 
-        So it is where the process that opened the file has it open still. Not where the thread `pid` is that one's, and nobody else is at
+        So it is where the process that opened the file has it open still, or one that wrote through a copy. Not where the thread `pid` is that one's, and nobody else is at
         the file: who writes it, and names it, says that it is good. Where nothing can be told, the close counts: most often a program
         has ended its save, and what stands behind the operation may rely on the file.
         """
@@ -65,7 +67,9 @@ class DoubtfulCloses:
             op = handle.tentative
             if op is None or not op.tentative or not handle.process:
                 continue
-            left = await unlocked(self._openers.left, handle.process, node.ino)
-            if left is Left.SOME and handle.tentative is op:
-                handle.has_copies = True
-                self.settle(handle, written=True)
+            for process in sorted({handle.process, *handle.wrote_by} - {UNTOLD}):
+                left = await unlocked(self._openers.left, process, node.ino)
+                if left is Left.SOME and handle.tentative is op:
+                    handle.has_copies = True
+                    self.settle(handle, written=True)
+                    break

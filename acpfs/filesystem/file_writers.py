@@ -77,8 +77,15 @@ class FileWriters:
             return False
         if any(self._openers.process_of(one) not in (0, process) for one in opening):
             return True
-        others = (one for one in self.of(node) if one.process not in (0, process))
+        others = (one for one in self.of(node) if self.is_of_another(one, process))
         return any(one.waits or self.is_at_it(one) for one in others)
+
+    @staticmethod
+    def is_of_another(handle: Handle, process: int) -> bool:
+        """Whether somebody else is known to write through it, be it who opened it or one that has a copy."""
+        if handle.wrote_by:
+            return handle.wrote_by != {process}
+        return handle.process not in (0, process)
 
     def has_anybody_written(self, node: Node) -> bool:
         """The same of those alone whose writes are seen."""

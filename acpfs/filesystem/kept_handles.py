@@ -1,14 +1,15 @@
 """Open files and directories as they outlive the worker: to records, and from records back to handles.
 
 Owns the meaning of the words in `ram.kept` that describe handles. A record is written in the step that opens, before the kernel learns
-the handle's number, and freed in the step that closes; where a worker dies between record and transaction, the request was not answered
-and comes again. Used under the file system's lock; restoring is part of the start, before anything is served.
+the handle's number, and freed when the step that closes is committed; where a worker dies between record and transaction, the request was
+not answered and comes again. What a record says so that no half is published goes only when what it stands for is committed to be
+otherwise. Used under the file system's lock; restoring is part of the start, before anything is served.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from acpfs.filesystem.last_close import Close
@@ -27,6 +28,8 @@ _WAITS, _CLOSED = 128, 256
 _RELEASED = 512
 _PROCESS_SHIFT = 32
 """Its process stands above the thread that opened it; in the records of an earlier acpfs that is 0: not known."""
+UNTOLD = -1
+"""A process of which an earlier worker knew that it wrote, and this one does not know which it is."""
 _UID_SHIFT = 32
 """The user stands above the bits; in the records of an earlier acpfs that is 0."""
 
@@ -65,6 +68,8 @@ class Handle:
     """The thread that was seen to write through it last."""
     others_wrote: bool = False
     """A process that did not open it was seen to write through it."""
+    wrote_by: set[int] = field(default_factory=set)
+    """Processes that were seen to write through it what is in no version that counts; `UNTOLD`: perhaps also others."""
     has_copies: bool = False
     """A close of it turned out to be that of a copy."""
     is_closed: bool = False
@@ -106,6 +111,15 @@ class Handle:
             bool(self.flags & os.O_DSYNC),
         )
 
+    def is_fixed(self) -> None:
+        """All that was written through it counts: who writes from now on is seen anew."""
+        self.wrote_by.clear()
+        self.writer = 0
+
+    def may_be_writer(self, process: int) -> bool:
+        """Whether a process may have written through it; 0: it is not told which one it is. Who opened it always may."""
+        return process in (0, self.process) or not self.wrote_by.isdisjoint((process, UNTOLD))
+
     @property
     def writes_unseen(self) -> bool:
         """Whether the kernel may write for it without the daemon."""
@@ -120,8 +134,10 @@ class Handle:
 class KeptHandles:
     """Writes and reads the records of open files."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: Kept, after_commit: Callable[[Callable[[], None]], None]) -> None:
+        """`after_commit`: as `StateDatabase` has it."""
         self._slots = kept.handles
+        self._after_commit = after_commit
         self._given_up = kept.given_up
         self._former = kept.former_handles
         self.first_number = kept.first_number
@@ -160,16 +176,35 @@ class KeptHandles:
 
     def changed(self, handle: Handle) -> None:
         """Its lane, or whether it wrote, or its tentative close changed."""
+        if handle.slot == NO_SLOT:
+            return
+        slots, slot = self._slots, handle.slot
+        bits, tentative = self._bits(handle), self._tentative(handle)
+        late_bits = slots.get(slot, _BITS) & ~bits & _WROTE
+        late_tentative = slots.get(slot, _TENTATIVE)
+        slots.set(slot, _LANE, _LANES.index(handle.lane))
+        slots.set(slot, _BITS, bits | late_bits)
+        slots.set(slot, _TENTATIVE, late_tentative or tentative)
+        if late_bits or late_tentative not in (0, tentative):
+            self._after_commit(lambda: self._as_it_is(handle))
+
+    def _as_it_is(self, handle: Handle) -> None:
         if handle.slot != NO_SLOT:
-            slots = self._slots
-            slots.set(handle.slot, _LANE, _LANES.index(handle.lane))
-            slots.set(handle.slot, _BITS, self._bits(handle))
-            slots.set(
-                handle.slot, _TENTATIVE, handle.tentative.seq if handle.tentative is not None else 0
-            )
+            self._slots.set(handle.slot, _BITS, self._bits(handle))
+            self._slots.set(handle.slot, _TENTATIVE, self._tentative(handle))
+
+    @staticmethod
+    def _tentative(handle: Handle) -> int:
+        return handle.tentative.seq if handle.tentative is not None else 0
 
     def closed(self, handle: Handle) -> None:
-        """It is gone."""
+        """It is gone, once the step is committed: a RELEASE that comes again finds it."""
+        slot, handle.slot = handle.slot, NO_SLOT
+        if slot != NO_SLOT:
+            self._after_commit(lambda: self._slots.free(slot))
+
+    def forgotten(self, handle: Handle) -> None:
+        """The kernel never learned of it: it is gone at once, since another one takes its place."""
         if handle.slot != NO_SLOT:
             self._slots.free(handle.slot)
             handle.slot = NO_SLOT
@@ -192,7 +227,7 @@ class KeptHandles:
                 )
 
     def restore(self, table: NodeTable) -> Iterator[tuple[Handle, int]]:
-        """Open files of the last worker, and the number of their tentative STORE (0: none).
+        """Open files of the last worker, and the number from which on a STORE of theirs is tentative (0: none is).
 
         Records of nodes that never came to be, and of opens that were given up, go.
         """
@@ -219,6 +254,8 @@ class KeptHandles:
             )
             handle.bound, handle.killed = bool(bits & _BOUND), bool(bits & _KILLED)
             handle.others_wrote = bool(bits & _OTHERS)
+            if handle.others_wrote:
+                handle.wrote_by.add(UNTOLD)
             handle.by_opener = bool(bits & _BY_OPENER)
             handle.waits = bool(bits & _WAITS)
             handle.is_closed = bool(bits & _CLOSED)

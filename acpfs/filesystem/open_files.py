@@ -462,11 +462,12 @@ class OpenFiles:
         So is what it closed before, as long as nothing is known of that: what it has had until now was another copy.
         """
         node = handle.node
-        if node.modified and (handle.wrote or (handle.waits and closer in (0, handle.process))):
+        may_be_its = handle.may_be_writer(closer)
+        if node.modified and (handle.wrote or (handle.waits and may_be_its)):
             return not self.is_log(node)
         if handle.tentative is None or not handle.tentative.tentative:
             return False
-        return closer in (0, handle.process) and not self._was_log(node)
+        return may_be_its and not self._was_log(node)
 
     async def _opener_has_it(self, handle: Handle, closer: int) -> bool:
         """Whether somebody else closes than who opened the file, and that one has a descriptor of it still."""
@@ -496,7 +497,10 @@ class OpenFiles:
     def writes(self, handle: Handle, pid: int) -> None:
         """A thread writes through it that did not do so last."""
         handle.writer = pid
-        if not handle.others_wrote and self._openers.process_of(pid) != handle.process:
+        process = self._openers.process_of(pid)
+        if process:
+            handle.wrote_by.add(process)
+        if not handle.others_wrote and process != handle.process:
             handle.others_wrote = True
             self._kept.changed(handle)
 
@@ -621,10 +625,12 @@ class OpenFiles:
         self._kept.changed(handle)
         if node.modified:
             return
+        handle.is_fixed()
         for one in self._writers.beside(handle):  # what they have written is in the version
             if not one.changing:
                 one.wrote = False
                 one.waits = False
+                one.is_fixed()
                 self._kept.changed(one)
 
     def complete(self, handle: Handle) -> Op | None:
@@ -761,19 +767,24 @@ class OpenFiles:
             self._unanswered[handle.unique] = handle
             node.handles += 1
             self._lane_use.restored(handle)
-            op = self._log.get(Seq(tentative))
-            if op is not None and op is self._log.last_of(node.ino) and not op.begun:
+            op = self._log.last_of(node.ino) if tentative else None
+            if op is not None and self._is_closed_since(op, tentative):
                 op.take(Step.CLOSED)
                 handle.tentative, handle.closed_at = op, self._now()
         for former, seq in self._kept.former():
             self._settle_former(former, Seq(seq))
 
+    @staticmethod
+    def _is_closed_since(op: Op, seq: int) -> bool:
+        """Whether it is by a close that came with that number, or after another one which that withdrew as the worker died."""
+        return op.kind is OpKind.STORE and op.seq >= seq and not op.begun
+
     def _settle_former(self, close: Close, seq: Seq) -> None:
         """A close of a session that ended before it was known whether it was that of the file."""
-        op = self._log.get(seq)
-        if op is None or op is not self._log.last_of(close.ino) or op.begun:
+        op = self._log.last_of(close.ino)
+        if op is None or not self._is_closed_since(op, seq):
             return
-        if op.kind is OpKind.STORE and not self._openers.counts(close):
+        if not self._openers.counts(close):
             op.take(Step.CLOSED)
             self._changes.withdraw(op)
 
@@ -822,7 +833,7 @@ class OpenFiles:
         handle = self._unanswered.pop(unique, None)
         if handle is not None and self._handles.pop(handle.number, None) is not None:
             self._lane_use.leave(handle)
-            self._kept.closed(handle)
+            self._kept.forgotten(handle)
             self._count(handle, -1)
             self._view.notices.forgotten(handle.number)
             handle.node.handles -= 1

@@ -1,0 +1,179 @@
+"""A descriptor that a process hands on to a child, through which both may write; what a rename and a kill make of the file then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from acpfs.filesystem import open_files
+from acpfs.filesystem.closing import Closing
+from acpfs.filesystem.last_close import Left
+from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.types import ROOT, Ino
+from tests.filesystem.world import CALLER, KnownOpeners, World, world
+
+PARENT, CHILD, STRANGER = CALLER.pid, 7, 9
+OLD, FIRST, SECOND = b"old and complete", b"first half", b" and the second"
+
+
+@pytest.fixture(autouse=True)
+def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 0.0)
+
+
+def run(
+    tmp_path: Path,
+    openers: KnownOpeners,
+    scenario: Callable[[World, OpenFile], Awaitable[None]],
+    killed: int = 0,
+) -> None:
+    """An older version is persisted, and the parent has opened the file to write it anew."""
+
+    def closing(pid: int) -> Closing:
+        return Closing.KILL if pid == killed else Closing.CALL
+
+    async def main() -> None:
+        async with world(tmp_path, openers=openers, closing=closing, max_dirty_age_s=0) as w:
+            await scenario(w, await opened(w))
+
+    trio.run(main)
+
+
+async def opened(w: World) -> OpenFile:
+    w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+    ino = await w.write(b"f", OLD)
+    await w.drained()
+    return await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER._replace(unique=1)))
+
+
+async def stored(w: World, name: str) -> bytes:
+    """When all closes are known that can be."""
+    await w.do(w.fs.settle_closes())
+    await w.write(b"behind", b"x")
+    await w.drained()
+    return (w.backing / name).read_bytes()
+
+
+@pytest.mark.clause("S474")
+def test_a_rename_by_who_opened_a_file_publishes_nothing_while_a_child_writes_it(
+    tmp_path: Path,
+) -> None:
+    """As `Popen(stdout=file)`, whose parent renames the file at once."""
+
+    async def scenario(w: World, file: OpenFile) -> None:
+        await w.do(w.fs.write(file.handle, 0, FIRST, CHILD))
+        await w.do(w.fs.flush(file.handle, PARENT))
+        await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0, PARENT))
+        assert await stored(w, "g") == OLD
+        await w.do(w.fs.write(file.handle, len(FIRST), SECOND, CHILD))
+        await w.close(file, CHILD)
+        assert await stored(w, "g") == FIRST + SECOND
+
+    run(tmp_path, OfChild(Left.NONE), scenario)
+
+
+class OfChild(KnownOpeners):
+    """The child has it as long as it lives."""
+
+    def left(self, process: int, ino: Ino) -> Left:
+        return Left.SOME if process == CHILD else self.answer
+
+
+@pytest.mark.clause("S474")
+def test_one_by_the_child_that_writes_it_publishes_it(tmp_path: Path) -> None:
+    async def scenario(w: World, file: OpenFile) -> None:
+        await w.do(w.fs.write(file.handle, 0, FIRST, CHILD))
+        await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0, CHILD))
+        assert await stored(w, "g") == FIRST
+        await w.close(file, CHILD)
+
+    run(tmp_path, KnownOpeners(Left.NONE), scenario)
+
+
+@pytest.mark.clause("S390", "S474")
+@pytest.mark.parametrize("names", ["rename", "link"])
+def test_who_names_a_file_of_which_its_writer_closed_a_copy_publishes_nothing(
+    tmp_path: Path, names: str
+) -> None:
+    """It has been closed, and whether that counts is not known yet; but its writer has another descriptor."""
+
+    async def scenario(w: World, file: OpenFile) -> None:
+        await w.do(w.fs.write(file.handle, 0, FIRST, PARENT))
+        await w.do(w.fs.flush(file.handle, PARENT))
+        if names == "rename":
+            await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0, STRANGER))
+        else:
+            ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+            await w.do(w.fs.link(ino, ROOT, b"g", STRANGER))
+        assert await stored(w, "g") == OLD
+        await w.do(w.fs.write(file.handle, len(FIRST), SECOND, PARENT))
+        await w.close(file, PARENT)
+        assert await stored(w, "g") == FIRST + SECOND
+
+    run(tmp_path, KnownOpeners(Left.SOME), scenario)
+
+
+@pytest.mark.clause("S181", "S489")
+def test_a_child_that_is_killed_leaves_a_half_although_its_parent_had_closed_the_file(
+    tmp_path: Path,
+) -> None:
+    async def scenario(w: World, file: OpenFile) -> None:
+        await w.do(w.fs.write(file.handle, 0, FIRST, CHILD))
+        await w.do(w.fs.flush(file.handle, PARENT))
+        await w.close(file, CHILD)
+        assert await stored(w, "f") == OLD
+        assert w.fs.statistics().interrupted_files == 1
+
+    run(tmp_path, KnownOpeners(Left.GONE), scenario, killed=CHILD)
+
+
+@pytest.mark.clause("S489")
+def test_one_that_has_written_nothing_leaves_none(tmp_path: Path) -> None:
+    async def scenario(w: World, file: OpenFile) -> None:
+        await w.do(w.fs.write(file.handle, 0, FIRST, PARENT))
+        await w.do(w.fs.flush(file.handle, PARENT))
+        await w.close(file, CHILD)
+        assert await stored(w, "f") == FIRST
+        assert w.fs.statistics().interrupted_files == 0
+
+    run(tmp_path, KnownOpeners(Left.GONE), scenario, killed=CHILD)
+
+
+@pytest.mark.clause("S390")
+def test_a_worker_that_dies_while_it_takes_a_close_back_publishes_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record says that the close is in doubt for as long as its log has it."""
+    life, after = tmp_path / "life", tmp_path / "after"
+    life.mkdir()
+
+    async def main() -> None:
+        async with world(life, session="s", max_dirty_age_s=0) as w:
+            file = await opened(w)
+            await w.do(w.fs.write(file.handle, 0, FIRST, PARENT))
+            w.engine.hold(True)
+            await w.do(w.fs.flush(file.handle, PARENT))
+            commit = w.state.commit
+
+            def picture() -> bool:
+                if not after.exists():
+                    shutil.copytree(life, after)
+                return commit()
+
+            with monkeypatch.context() as patch:
+                patch.setattr(w.state, "commit", picture)
+                await w.do(w.fs.write(file.handle, len(FIRST), SECOND, PARENT))
+            await w.close(file, PARENT)
+        async with world(
+            after, session="s", openers=KnownOpeners(Left.SOME), max_dirty_age_s=0
+        ) as w:
+            assert await stored(w, "f") == OLD
+            await w.close(file, PARENT)
+            assert await stored(w, "f") == FIRST + SECOND
+
+    trio.run(main)
