@@ -57,9 +57,9 @@ class DoubtfulCloses:
     async def before_names_change(self, node: Node, pid: int = 0) -> None:
         """Withdraw the version of a close that was that of a copy, before an operation on a name of the file relies on it.
 
-        So it is where the process that opened the file has it open still, or one that wrote through a copy. Not where the thread `pid` is that one's, and nobody else is at
-        the file: who writes it, and names it, says that it is good. Where nothing can be told, the close counts: most often a program
-        has ended its save, and what stands behind the operation may rely on the file.
+        So it is where the process that opened the file has it open still, or one that wrote through a copy. Not where the thread `pid` is
+        that one's, and nobody else is at the file: who writes it, and names it, says that it is good. Where nothing can be told, the close
+        counts: most often a program has ended its save, and what stands behind the operation may rely on the file.
         """
         if pid and not self._writers.is_another_at_it(node, pid):
             return

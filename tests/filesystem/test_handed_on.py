@@ -95,7 +95,7 @@ def test_one_by_the_child_that_writes_it_publishes_it(tmp_path: Path) -> None:
     run(tmp_path, KnownOpeners(Left.NONE), scenario)
 
 
-@pytest.mark.clause("S390", "S474")
+@pytest.mark.clause("S474", "S477")
 @pytest.mark.parametrize("names", ["rename", "link"])
 def test_who_names_a_file_of_which_its_writer_closed_a_copy_publishes_nothing(
     tmp_path: Path, names: str

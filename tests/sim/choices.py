@@ -64,6 +64,8 @@ class Profile(enum.Enum):
     """Calls on the storage take long."""
     MEMBERS = "members"
     """Several daemons over one storage (`tests/sim/members`)."""
+    SHARED = "shared"
+    """Several processes have the same files open, some have copies of descriptors, some are killed (`crew`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Knobs:
     """For how long at the begin of a life the storage refuses every change."""
     stands_still: bool
     """Programs that have files open do nothing for very long, now and then: nobody else may have to wait for that."""
+    sees_writers: bool
+    """The lane of files tells who writes."""
     is_tidied: bool
     """Another program removes staging files."""
     has_acls: bool
@@ -153,7 +157,7 @@ class Knobs:
             looks_for_power_loss=profile in (Profile.POWER, Profile.DURABLE),
             when_full=chance.choice((WhenFull.WAIT, WhenFull.NATIVE)),
             ram_bytes=chance.choice((160, 400)) << 10 if is_short else 8 << 20,
-            keeps_session=profile is Profile.SESSION
+            keeps_session=profile in (Profile.SESSION, Profile.SHARED)
             or (profile in (Profile.HANG, Profile.FULL, Profile.SHORT) and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
             reuses_numbers=chance.random() < 0.5,
@@ -163,6 +167,7 @@ class Knobs:
             kinds=_kinds(choices),
             outage_s=chance.choice((0.0, 0.0, 0.0, 0.3, 3.0)) * faulty,
             stands_still=is_short and choices.stream("still").random() < 0.5,
+            sees_writers=profile is Profile.SHARED,
             is_tidied=faulty and chance.random() < 0.2,
             has_acls=chance.random() < 0.7 and profile is not Profile.HANG,
         )

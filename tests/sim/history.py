@@ -11,10 +11,12 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from tests.sim.choices import Choices, Knobs
+from tests.sim.choices import Choices, Knobs, Profile
+from tests.sim.crew import Crew, SharedFile
 from tests.sim.kernel import WAIT_S, Process, Serving
 from tests.sim.life import Life
 from tests.sim.oracles import Told, judge_order, judge_shown
+from tests.sim.processes import ProcessTable
 from tests.sim.programs import Calls, Died, Program
 from tests.sim.scheduler import Killed
 from tests.sim.shown import MODE, Shown, attribute, bare, below
@@ -58,10 +60,18 @@ class History(Serving):
         MACHINE.begin(choices.seed, self.storage)
         self.counts: Counter[str] = Counter()
         self.processes = [Process(self) for _number in range(self.knobs.programs)]
-        self.programs = [self._program(*one) for one in enumerate(self.processes)]
+        self.table = ProcessTable()
+        self.programs, self.crews = list[Program](), list[Crew]()
+        for one in enumerate(self.processes):
+            if choices.profile is Profile.SHARED:
+                self.crews.append(self._crew(*one))
+            else:
+                self.programs.append(self._program(*one))
+        self.told = [program.told for program in self.programs]
+        self.told += [file.told for crew in self.crews for file in crew.files]
         self.storage.fill(self.knobs.free_bytes)
-        for program in self.programs:
-            program.told.may_remove_early = self.knobs.free_bytes is not None
+        for told in self.told:
+            told.may_remove_early = self.knobs.free_bytes is not None
         self._halves_of = 0
         """The latest life with programs: what the mount shows of those is known to be whole since."""
 
@@ -80,6 +90,20 @@ class History(Serving):
             at_first[attribute(path, MODE)] = b"755" if path.endswith(b"/") else b"644"
         told = Told(f"{name}/".encode(), at_first)
         return Program(name, Calls(process), self.choices, self.knobs, self.trace, told)
+
+    def _crew(self, number: int, process: Process) -> Crew:
+        name, chance = f"p{number}", self.choices.stream("inherited", number)
+        self.storage.put(f"{name}/".encode(), b"")
+        files = []
+        for letter in "ab"[: chance.choice((1, 1, 2))]:
+            path, content = f"{name}/{letter}", chance.randbytes(100_000)
+            at_first = {path.encode(): content} if chance.random() < 0.7 else {}
+            for place in at_first:
+                self.storage.put(place, content)
+            told = Told(path.encode(), at_first)
+            files.append(SharedFile(path, told, content if at_first else b"", bool(at_first)))
+        parts = (Calls(process), self.choices, self.knobs, self.trace)
+        return Crew(name, *parts, files, self.table, self.counts)
 
     # -- the history
 
@@ -104,15 +128,25 @@ class History(Serving):
             nursery.start_soon(self._make_room)
             nursery.start_soon(self._tidy)
             async with trio.open_nursery() as programs:
-                for one in zip(self.programs, self.processes, strict=True):
+                for one in zip(self.programs, self.processes, strict=bool(self.programs)):
                     programs.start_soon(self._run, *one)
+                for crew in self.crews:
+                    programs.start_soon(crew.run)
             await self._end()
             nursery.cancel_scope.cancel()
 
     async def _lives(self) -> None:
         base = self.base / "life-0"
         for number in range(self.knobs.lives):
-            life = Life(number, base, self.storage, self.choices, self.knobs, self.trace)
+            life = Life(
+                number,
+                base,
+                self.storage,
+                self.choices,
+                self.knobs,
+                self.trace,
+                processes=self.table,
+            )
             if number == self.knobs.lives - 1:
                 self.storage.fill(None)
             self.counts["lives"] += 1
@@ -164,15 +198,19 @@ class History(Serving):
             else:
                 return
 
+    def stored(self) -> Shown:
+        """See `Serving`."""
+        return self.storage.visible()
+
     def look(self) -> None:
         states, self.storage.shown = self.storage.shown, []
-        judge_order([program.told for program in self.programs], states)
+        judge_order(self.told, states)
         self._judge_status()
 
         if self.knobs.looks_for_power_loss:
             left = self.storage.after_power_loss(self._power, any_order=False)
-            for program in self.programs:
-                program.told.left(below(left, program.told.directory))
+            for told in self.told:
+                told.left(below(left, told.directory))
 
     def _judge_status(self) -> None:
         """Now and then: what is said to be persisted is so."""
@@ -253,7 +291,8 @@ class History(Serving):
         await self._judge_end(life)
 
     async def _judge_end(self, life: Life) -> None:
-        wanted = {path: data for one in self.programs for path, data in one.told.now.items()}
+        wanted = {path: data for told in self.told for path, data in told.now.items()}
+        wanted |= {f"{crew.name}/".encode(): b"" for crew in self.crews}
         calls = Calls(self.processes[0])
         judge_shown("SHOWN AT THE END", await calls.tree("", attributes=True), wanted)
         stored = {**self.storage.visible(), **self.storage.attributes()}

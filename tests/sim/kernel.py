@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import trio
 
+from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, Caller
 from acpfs.filesystem.steps import Call, wait
@@ -17,6 +18,7 @@ from tests.sim.choices import Knobs
 from tests.sim.life import Life
 from tests.sim.programs import Died
 from tests.sim.scheduler import Killed
+from tests.sim.shown import Shown
 from tests.sim.trace import Finding
 
 T = TypeVar("T")
@@ -53,6 +55,10 @@ class Serving:
 
     def judge_durable(self, path: bytes, content: bytes) -> None:
         """A program was told that the file outlives a loss of power."""
+        raise NotImplementedError
+
+    def stored(self) -> Shown:
+        """What others see on the storage."""
         raise NotImplementedError
 
     def new_caller(self) -> Caller:
@@ -162,6 +168,10 @@ class Process:
     async def persisted(self) -> bool:
         """See `Kernel`."""
 
+        async def closes_known(fs: FileSystem) -> bool:
+            await wait(fs.closes_known())
+            return True
+
         async def wait_for_all() -> bool:
             assert self._machine.life is not None
             log = self._machine.life.log
@@ -173,9 +183,42 @@ class Process:
 
         moments = self._machine.moments()
         try:
+            await self.request(closes_known, never)
             done = bool(await self.request(lambda _fs: wait_for_all(), never))
         except OSError:
             return False  # something was refused, and is kept
         if done:
             self._machine.judge_persisted(moments)
         return done
+
+    def stored(self) -> Shown:
+        """See `Kernel`."""
+        return self._machine.stored()
+
+    async def decide(self, path: bytes, *, keeps: bool) -> None:
+        """See `Kernel`."""
+
+        def act(parts: FileSystemParts) -> bool:
+            if keeps:
+                parts.interrupted.store(path)
+            else:
+                parts.interrupted.discard(path)
+            return True
+
+        await self._control(act)
+
+    async def is_interrupted(self, path: bytes) -> bool:
+        """See `Kernel`."""
+        return await self._control(lambda parts: bool(parts.reports.interrupted(path)))
+
+    async def _control(self, act: Callable[[FileSystemParts], bool]) -> bool:
+        """What control asks for, also of the next daemon where one dies."""
+
+        async def call() -> bool:
+            assert self._machine.life is not None
+            return act(self._machine.life.inner)
+
+        async def never() -> bool:
+            return False
+
+        return bool(await self.request(lambda _fs: call(), never))

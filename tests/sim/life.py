@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,9 @@ from acpfs.backing.health import Health
 from acpfs.backing.lower import Lower
 from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.config import Settings
-from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.last_close import Left, Openers
+from acpfs.filesystem.records import Lane
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
@@ -34,7 +34,8 @@ from acpfs.runtime.chance import Chance
 from acpfs.runtime.clock import Clock
 from acpfs.runtime.given import Runtime
 from acpfs.transport.native.references import References
-from acpfs.types import Ino, TierId
+from acpfs.types import TierId
+from acpfs.worker.worker import FREEZE_INTERVAL_S
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
@@ -43,6 +44,7 @@ from acpfs.writeback.members.cluster import Cluster
 from acpfs.writeback.parts import DrainParts
 from tests.sim.choices import Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
+from tests.sim.processes import ProcessTable, SeenProcesses
 from tests.sim.scheduler import Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
 from tests.sim.storage import Storage, error
 from tests.sim.trace import Finding, Trace, causes
@@ -58,22 +60,6 @@ JOIN_AGAIN_S = 1.0
 STEP_MIN_S, STEP_MAX_S, STEP_S = 0.0005, 5.0, 0.05
 QUIET_CALLS = frozenset({"read", "xattrs", "note", "fstat", "lstat"})
 """Not in the trace when they succeed."""
-
-
-class NoOpeners(Openers):
-    """Nobody has a second descriptor; each thread is its own process."""
-
-    def __init__(self) -> None:
-        super().__init__("")
-
-    def process_of(self, thread: int) -> int:
-        return thread
-
-    def left(self, process: int, ino: Ino) -> Left:
-        return Left.NONE
-
-    def _is_handed_on(self, process: int, ino: Ino) -> bool:
-        return False
 
 
 class MortalState(StateDatabase):
@@ -196,6 +182,7 @@ class Life:
         knobs: Knobs,
         trace: Trace,
         seat: Seat | None = None,
+        processes: ProcessTable | None = None,
     ) -> None:
         """`base`: its RAM tier, as the life before left it. `seat`: None: there are no other members."""
         is_last = number >= knobs.lives - 1
@@ -204,6 +191,7 @@ class Life:
         self.who = f"{storage.node} " if seat else ""
         streams = (*((storage.node,) if seat else ()), number)
         self.death = Death() if is_last else Death.drawn(choices, *streams)
+        self._processes, self.closes = processes or ProcessTable(), Counter[str]()
         self.commits = self.tier_changes = self.answered = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
@@ -272,11 +260,13 @@ class Life:
             TurnPool("copies", 2, self.runtime),
             limits=lambda _pid: [],
             available=lambda: 1 << 62,
-            closing=lambda _pid: Closing.CALL,
+            closing=self._processes.closing,
             kept=Kept(directory / "session", "session") if knobs.keeps_session else None,
-            openers=NoOpeners(),
+            openers=SeenProcesses(self._processes, self.closes),
         )
         self.fs = FileSystem(self.inner)
+        if knobs.sees_writers:
+            self.fs.offer_lanes(Lane.DIRECT, passthrough=False)
         self.references = References(self.inner.kept)
         parts = (self.fs.lock, self.inner.changes, calls, self.settings)
         self.engine = Engine(
@@ -336,6 +326,7 @@ class Life:
             await self._join(self.cluster)
             nursery.start_soon(self._guarded, self.cluster.run)
         nursery.start_soon(self._guarded, self.engine.run)
+        nursery.start_soon(self._guarded, self._look_after)
         self.is_serving = True
 
     async def _join(self, cluster: Cluster) -> None:
@@ -358,6 +349,15 @@ class Life:
         did = self.turns.turn()
         self.timers.fire()
         return did
+
+    async def _look_after(self) -> None:
+        """What a worker does each second."""
+        while True:
+            await trio.sleep(FREEZE_INTERVAL_S)
+            await self.fs.steps.drive(self.fs.settle_closes())
+            with self.fs.lock:
+                self.fs.freeze_old()
+                self.fs.look_after_waiting()
 
     async def _give_turns(self) -> None:
         """Threads take turns, tasks take turns, and time goes on when nobody can do anything."""
@@ -406,6 +406,7 @@ class Life:
             "retries": counters.retries,
             "repairs": counters.repairs,
             "overflowed files": sum(node.body.is_overflowed for node in files),
+            **self.closes,
         }
 
     def bury(self) -> None:

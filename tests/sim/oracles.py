@@ -26,6 +26,8 @@ class Moment:
     """Numbers of events of all programs: the first of its call, and its answer."""
     is_gradual: bool = False
     """It changes a file with several names, which others see one by one."""
+    is_owed: bool = True
+    """Nothing that begins later is shown without it."""
     contents: Shown = field(init=False, repr=False, compare=False)
     """Without attributes: in these there is no order."""
 
@@ -62,16 +64,25 @@ class Told:
     def now(self) -> Shown:
         return self.moments[-1].shown
 
-    def begin(self, shown: Shown, *, is_gradual: bool = False) -> None:
-        """A call that makes it so."""
-        self.pending = Moment(shown, next(self._events), 0, is_gradual)
+    def event(self) -> int:
+        """The number of something that happens now."""
+        return next(self._events)
 
-    def end(self) -> None:
-        """It was told that the call is done."""
+    def begin(self, shown: Shown, *, is_gradual: bool = False, since: int = 0) -> None:
+        """A call that makes it so. `since`: it may have had its place in the order since that event."""
+        self.pending = Moment(shown, since or self.event(), 0, is_gradual)
+
+    def end(self, *, is_owed: bool = True) -> None:
+        """It was told that the call is done. `is_owed`: and has its place in the order."""
         assert self.pending is not None
         if self.pending.shown != self.now:
-            self.moments.append(replace(self.pending, told=next(self._events)))
+            self.moments.append(replace(self.pending, told=next(self._events), is_owed=is_owed))
         self.pending, self.pending_was_shown = None, False
+
+    def since_owed(self) -> list[Shown]:
+        """What it was at the last moment that has a place in the order, and at those that came since."""
+        owed = max(at for at, moment in enumerate(self.moments) if moment.is_owed)
+        return [moment.contents for moment in self.moments[max(owed, self.at) :]]
 
     def never(self) -> None:
         """The call was not carried out, as anybody can see."""
@@ -168,9 +179,10 @@ def _judge_between(programs: Sequence[Told], shown: Shown) -> None:
     """Nothing is shown without what another program was told before it began."""
     for first, second in itertools.permutations(programs, 2):
         at = first.latest(below(shown, first.directory))
-        if at + 1 >= len(first.moments) or second.at == 0:
+        owed = next((moment for moment in first.moments[at + 1 :] if moment.is_owed), None)
+        if owed is None or second.at == 0:
             continue
-        if second.moments[second.at].began > first.moments[at + 1].told:
+        if second.moments[second.at].began > owed.told:
             raise Finding(
                 "ORDER",
                 f"{second.directory.decode()} is shown as of moment {second.at}, and"

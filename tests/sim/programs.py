@@ -98,6 +98,18 @@ class Kernel(Protocol):
         """Wait until all that was done is persisted; whether it is."""
         ...
 
+    def stored(self) -> Shown:
+        """What others see on the storage now."""
+        ...
+
+    async def decide(self, path: bytes, *, keeps: bool) -> None:
+        """A person has a half stored as it is, or discards it."""
+        ...
+
+    async def is_interrupted(self, path: bytes) -> bool:
+        """Whether acpfs says that it is a half."""
+        ...
+
 
 @dataclass
 class Opened:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.sim.planted.bug import Bug
 from tests.sim.planted.members import MEMBER_BUGS
+from tests.sim.planted.shared import SHARED_BUGS
 
 BUGS = [
     Bug(
@@ -283,4 +284,5 @@ BUGS = [
         profiles=("short",),
     ),
     *MEMBER_BUGS,
+    *SHARED_BUGS,
 ]

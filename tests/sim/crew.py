@@ -1,0 +1,538 @@
+"""Several processes at the same files: opened by more than one, with copies of descriptors, closed, handed on and killed.
+
+One task makes their calls, one after the other, so that it is known of each moment what is complete: a
+file is when nobody who wrote to it since its last version has it open, when somebody syncs it or names
+it, and when a person says so. RELEASE comes later, beside other calls. What is complete is a moment of
+the file (`Told`), and the storage shows nothing else: no half of a writer that is at it, or was killed.
+What is complete, and stays so, must be on the storage once all is persisted (rule WITHHELD).
+
+Only of files that are no logs: a log is good at any moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from acpfs.filesystem.closing import Closing
+from acpfs.filesystem.content.body import LOG_PIECE_BYTES_MAX
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.records import AttributeChange, Caller
+from tests.sim.choices import Choices, Knobs
+from tests.sim.oracles import Told, judge_shown
+from tests.sim.processes import Description, Process, ProcessTable
+from tests.sim.programs import Calls, by_path
+from tests.sim.shown import Shown, below
+from tests.sim.trace import Finding, Trace
+
+KINDS = {
+    "open": 4,
+    "truncate and open": 1,
+    "write": 8,
+    "copy": 2,
+    "fork": 3,
+    "exec": 2,
+    "close": 6,
+    "exit": 1,
+    "kill": 1,
+    "sync": 1,
+    "rename": 1,
+    "truncate": 1,
+    "read": 1,
+    "settle": 2,
+    "decide": 1,
+}
+PROCESSES_MAX = 5
+PAUSES_S = (0.0, 0.0, 0.001, 0.03, 0.3, 1.5, 6.0)
+RELEASES_S = (0.0, 0.0, 0.001, 0.05, 2.0)
+"""So long after its last close the kernel tells that an open file is gone."""
+SETTLE_S = 12.0
+"""In which it is known of each close whether it counts."""
+LARGE = LOG_PIECE_BYTES_MAX + 5000
+"""No piece of a log."""
+SIZES = (1, 3000, 70_000)
+
+
+@dataclass(eq=False)
+class Open(Description):
+    """One that the crew knows more of."""
+
+    wrote: bool = False
+    """Something that is in no version, and it was not closed since."""
+    others_wrote: bool = False
+    """So its opener's close is not that of the file."""
+    was_killed: bool = False
+    """Who wrote through it."""
+    writers: set[int] = field(default_factory=set)
+    """Processes that wrote that; none, where it was only made or truncated."""
+
+    left: bytes | None = None
+    """The file as it was when a copy was closed, since which nothing was written through it: that is what its last close publishes."""
+
+    def is_fixed(self) -> None:
+        """All that was written through it is in a version."""
+        self.wrote, self.left = False, None
+        self.writers.clear()
+
+
+@dataclass(eq=False)
+class SharedFile:
+    """One file of the crew."""
+
+    path: str
+    told: Told
+    content: bytes
+    """As the mount shows it."""
+    is_there: bool
+    is_modified: bool = False
+    """It has something that is in no version."""
+    is_half: bool = False
+    opens: list[Open] = field(default_factory=list)
+    """Until their RELEASE is answered."""
+    renames: int = 0
+    place: int = 0
+    """When a copy of a descriptor was first closed since it was changed: it has its place from then on, if that turns out to count."""
+
+    def is_anybody_at_it(self) -> bool:
+        return any(one.wrote for one in self.opens)
+
+    def complete(self) -> Shown:
+        """What the storage is to have of it when it is complete now."""
+        return {self.path.encode(): self.content}
+
+
+class Crew:
+    """See above."""
+
+    def __init__(
+        self,
+        name: str,
+        calls: Calls,
+        choices: Choices,
+        knobs: Knobs,
+        trace: Trace,
+        files: list[SharedFile],
+        table: ProcessTable,
+        counts: Counter[str],
+    ) -> None:
+        self.name, self.files = name, files
+        self._calls, self._choices, self._knobs, self._trace = calls, choices, knobs, trace
+        self._table, self._counts = table, counts
+        self._processes: list[Process] = []
+        self._releases: trio.Nursery
+        self._under_way = ""
+
+    async def run(self) -> None:
+        """All its calls, and an end at which nobody has anything open."""
+        async with trio.open_nursery() as self._releases:
+            for number in range(self._knobs.calls):
+                if (self.name, number) in self._choices.without_calls:
+                    continue
+                chance = self._choices.stream(self.name, number)
+                await self._call(chance)
+                self._calls.kernel.answered()
+                await trio.sleep(chance.choice(PAUSES_S))
+            chance = self._choices.stream(self.name, "end")
+            for process in list(self._processes):
+                await self._end(
+                    process, chance, Closing.KILL if chance.random() < 0.2 else Closing.END
+                )
+        for file in self.files:
+            await self._decide_on(file, chance)
+        self._calls.kernel.answered()
+
+    async def _call(self, chance: random.Random) -> None:
+        if not self._processes:
+            self._processes.append(self._table.start())
+        kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
+        process = chance.choice(self._processes)
+        method: Callable[[Process, random.Random], Awaitable[None]]
+        method = getattr(self, "_" + kind.replace(" ", "_"))
+        try:
+            await method(process, chance)
+        except OSError as failure:
+            name = errno.errorcode.get(failure.errno or 0, "?")
+            raise Finding(
+                "ANSWER", f"{self._under_way} of {self.name} fails with {name}"
+            ) from failure
+
+    def _note(self, process: Process | None, what: str, *words: object) -> None:
+        self._under_way = what
+        who = self.name if process is None else f"{self.name}:{process.pid}"
+        self._trace.note(who, what, words)
+
+    def _caller(self, process: Process) -> Caller:
+        return self._calls.kernel.new_caller()._replace(pid=process.pid + 1)
+
+    async def _request(self, make: Callable[[FileSystem], Any]) -> Any:
+        return await self._calls.request(make)
+
+    async def _complete(
+        self,
+        file: SharedFile,
+        act: Callable[[], Awaitable[None]],
+        *,
+        is_owed: bool = True,
+        shown: Shown | None = None,
+    ) -> None:
+        """A call that makes it so, or what it has now complete."""
+        file.told.begin(file.complete() if shown is None else shown, since=file.place)
+        await act()
+        file.told.end(is_owed=is_owed)
+        if shown is None:
+            file.is_modified = False
+
+    def _is_in_doubt(self, file: SharedFile) -> bool:
+        """Whether the daemon does not know yet of a close that it counts."""
+        return any(not one.wrote and self._is_closed(one) for one in file.opens)
+
+    def _is_closed(self, one: Open) -> bool:
+        return not self._table.has(one.opener, one)
+
+    # -- opening, and copies
+
+    async def _open(self, process: Process, chance: random.Random) -> None:
+        await self._open_file(process, chance, flags=os.O_WRONLY)
+
+    async def _truncate_and_open(self, process: Process, chance: random.Random) -> None:
+        await self._open_file(process, chance, flags=os.O_WRONLY | os.O_TRUNC)
+
+    async def _open_file(self, process: Process, chance: random.Random, flags: int) -> None:
+        file = chance.choice(self.files)
+        if any(
+            one.opener == process.pid or self._table.has(process.pid, one) for one in file.opens
+        ):
+            return  # of two opens of one process /proc tells less
+        if not file.is_there:
+            await self._create(process, file, chance)
+            return
+        self._note(process, "open", file.path, flags)
+        truncates = bool(flags & os.O_TRUNC) and bool(file.content)
+        access = flags if truncates else flags & ~os.O_TRUNC
+        caller = self._caller(process)
+
+        async def act() -> Any:
+            ino = await self._calls.ino(file.path)
+            return ino, await self._request(lambda fs: fs.open(ino, access, caller))
+
+        ino, opened = await by_path(act)
+        one = Open(ino, opened.handle, process.pid, wrote=truncates)
+        if truncates:
+            file.content, file.is_modified, file.is_half, file.place = b"", True, False, 0
+        file.opens.append(one)
+        process.files.append(one)
+
+    async def _create(self, process: Process, file: SharedFile, chance: random.Random) -> None:
+        self._note(process, "create", file.path)
+        caller = self._caller(process)
+        parent, name = await self._calls.place(file.path)
+        opened, attributes = await self._request(
+            lambda fs: fs.create(parent, name, 0o644, os.O_WRONLY, caller)
+        )
+        one = Open(attributes.ino, opened.handle, process.pid, wrote=True)
+        file.content, file.is_there, file.is_modified = b"", True, True
+        file.opens.append(one)
+        process.files.append(one)
+        await self._write_to(process, one, file, 0, chance.randbytes(LARGE))
+
+    async def _copy(self, process: Process, chance: random.Random) -> None:
+        if process.files:
+            process.files.append(chance.choice(process.files))
+
+    async def _fork(self, process: Process, chance: random.Random) -> None:
+        if len(self._processes) < PROCESSES_MAX:
+            child = self._table.fork(process) if chance.random() < 0.8 else self._table.start()
+            self._note(process, "fork", child.pid, len(child.files))
+            self._processes.append(child)
+
+    async def _exec(self, process: Process, chance: random.Random) -> None:
+        self._note(process, "exec")
+        if chance.random() < 0.5:  # close on exec
+            while process.files:
+                await self._close_one(process, process.files[0], Closing.CALL)
+        self._table.exec(process)
+
+    # -- writing
+
+    def _file_of(self, one: Description) -> SharedFile:
+        return next(file for file in self.files if one in file.opens)
+
+    async def _write(self, process: Process, chance: random.Random) -> None:
+        if not process.files:
+            return
+        one = chance.choice(process.files)
+        file = self._file_of(one)
+        assert isinstance(one, Open)
+        size = len(file.content)
+        at = chance.choice((0, chance.randrange(size + 1), size))
+        count = chance.choice(SIZES)
+        if at == size:
+            count = LARGE
+        await self._write_to(process, one, file, at, chance.randbytes(count))
+
+    async def _write_to(
+        self, process: Process, one: Open, file: SharedFile, at: int, data: bytes
+    ) -> None:
+        self._note(process, "write", file.path, at, data)
+        thread = process.pid + len(data) % 2
+        await self._request(lambda fs: fs.write(one.handle, at, data, thread, is_mapped=False))
+        file.content = file.content[:at] + data + file.content[at + len(data) :]
+        file.is_modified, file.is_half, one.wrote, file.place = True, False, True, 0
+        one.others_wrote |= process.pid != one.opener
+        one.writers.add(process.pid)
+        one.left = None
+
+    async def _sync(self, process: Process, chance: random.Random) -> None:
+        if not process.files:
+            return
+        one = chance.choice(process.files)
+        file = self._file_of(one)
+        assert isinstance(one, Open)
+        if file.is_half and not one.was_killed:
+            return
+        self._note(process, "fsync", file.path)
+        await self._complete(
+            file, lambda: self._request(lambda fs: fs.fsync(one.handle, datasync=False))
+        )
+        file.is_half = False
+        for other in file.opens:
+            other.is_fixed()
+
+    async def _truncate(self, process: Process, chance: random.Random) -> None:
+        file = chance.choice(self.files)
+        if not file.is_there or file.is_half or not file.content:
+            return
+        size = chance.choice((0, len(file.content) // 2, len(file.content) + 5000))
+        self._note(process, "truncate", file.path, size)
+        caller = self._caller(process)
+
+        async def act() -> None:
+            ino = await self._calls.ino(file.path)
+            change = AttributeChange(size=size)
+            await self._request(lambda fs: fs.setattr(ino, change, None, caller))
+
+        file.place = 0
+        file.content = file.content[:size] + bytes(max(0, size - len(file.content)))
+        file.is_modified = True
+        if file.is_anybody_at_it():
+            await by_path(act)
+        else:
+            await self._complete(file, lambda: by_path(act), is_owed=not self._is_in_doubt(file))
+
+    # -- closing
+
+    async def _close(self, process: Process, chance: random.Random) -> None:
+        if process.files:
+            await self._close_one(process, chance.choice(process.files), Closing.CALL)
+
+    async def _exit(self, process: Process, chance: random.Random) -> None:
+        await self._end(process, chance, Closing.END)
+
+    async def _kill(self, process: Process, chance: random.Random) -> None:
+        await self._end(process, chance, Closing.KILL)
+
+    async def _end(self, process: Process, chance: random.Random, how: Closing) -> None:
+        """All its descriptors are gone at once, and then closed one by one."""
+        self._note(process, how.value)
+        process.closing = how
+        files, process.files = process.files, []
+        self._processes.remove(process)
+        for at, one in enumerate(files):
+            await self._flush(process, one, how, is_last=one not in files[at + 1 :])
+        self._table.gone(process)
+
+    async def _close_one(self, process: Process, one: Description, how: Closing) -> None:
+        process.files.remove(one)
+        await self._flush(process, one, how, is_last=True)
+
+    async def _flush(
+        self, process: Process, description: Description, how: Closing, *, is_last: bool
+    ) -> None:
+        """`is_last`: of those that the process closes in one go; the first one has the place in the order."""
+        one, file = description, self._file_of(description)
+        assert isinstance(one, Open)
+        self._note(process, "close", file.path, how.value)
+        is_gone = not self._table.is_held(one)
+        opener_has_it = self._table.has(one.opener, one)
+
+        async def act() -> None:
+            await self._request(lambda fs: fs.flush(one.handle, process.pid))
+
+        may_be_half = (
+            how is Closing.KILL
+            and one.wrote
+            and file.is_modified
+            and not opener_has_it
+            and not file.is_half
+        )
+        is_half = may_be_half and process.pid in (one.writers or {one.opener})
+        if is_half:
+            file.is_half, one.was_killed = True, True
+            self._counts["halves"] += 1
+        is_close = is_gone or (not opener_has_it and not one.others_wrote)
+        if not is_close or file.is_half or not one.wrote:
+            file.place = file.place or file.told.event()
+            if one.wrote and file.is_modified and [o for o in file.opens if o.wrote] == [one]:
+                one.left = file.content
+            await act()
+            if may_be_half and not file.is_half:
+                file.is_half = one.was_killed = await self._is_interrupted(file)
+        elif may_be_half:
+            await self._flush_in_doubt(file, one, act)
+        else:
+            await self._flush_last(file, one, act, is_gone=is_gone)
+        if is_gone and file.is_half:
+            one.is_fixed()  # nobody goes on with it; what there is stays a half
+        if is_half and not await self._is_interrupted(file):
+            raise Finding("KILLED", f"{file.path} is no half, though its writer was killed")
+        if is_gone and is_last:
+            delay_s = self._choices.stream(self.name, "release", one.handle).choice(RELEASES_S)
+            self._releases.start_soon(self._release, file, one, delay_s)
+
+    async def _flush_last(
+        self, file: SharedFile, one: Open, act: Callable[[], Awaitable[None]], *, is_gone: bool
+    ) -> None:
+        """Who opened it, or wrote, has no copy any more."""
+        left = one.left
+        one.is_fixed()
+        if not is_gone:
+            self._counts["closes beside a copy"] += 1
+        if file.is_modified and not file.is_anybody_at_it():
+            beside = [other for other in file.opens if other is not one and self._is_closed(other)]
+            await self._complete(file, act, is_owed=is_gone and not beside)
+            return
+        self._counts["closes beside a writer"] += file.is_modified
+        if left is not None:  # others have come since
+            file.told.begin({file.path.encode(): left})
+            file.told.end(is_owed=False)
+        await act()
+
+    async def _flush_in_doubt(
+        self, file: SharedFile, one: Open, act: Callable[[], Awaitable[None]]
+    ) -> None:
+        """One that wrote nothing was killed, and was the last to have it: what others wrote is a half, or is not."""
+        one.is_fixed()
+        is_last = file.is_modified and not file.is_anybody_at_it()
+        if is_last:
+            file.told.begin(file.complete())
+        await act()
+        file.is_half = one.was_killed = await self._is_interrupted(file)
+        if is_last and file.is_half:
+            file.told.never()
+        elif is_last:
+            file.told.end(is_owed=False)
+            file.is_modified = False
+
+    async def _is_interrupted(self, file: SharedFile) -> bool:
+        """Whether acpfs says that it is a half."""
+
+        return await self._calls.kernel.is_interrupted(file.path.encode())
+
+    async def _release(self, file: SharedFile, one: Open, delay_s: float) -> None:
+        await trio.sleep(delay_s)
+        await self._request(lambda fs: fs.release(one.handle))
+        one.wrote = False
+        file.opens.remove(one)
+
+    # -- names
+
+    async def _rename(self, process: Process, chance: random.Random) -> None:
+        file = chance.choice(self.files)
+        if not file.is_there:
+            return
+        at_it = [one for one in file.opens if one.wrote]
+        is_own = all({one.opener, *one.writers} == {process.pid} for one in at_it)
+        is_anothers = any(
+            pid != process.pid and self._table.has(pid, one)
+            for one in at_it
+            for pid in (one.writers or {one.opener})
+        )
+        waits = [one for one in file.opens if not one.wrote and self._is_closed(one)]
+        if file.is_modified and not file.is_half and not is_anothers and (waits or not is_own):
+            return  # whether others are done is not known yet
+        if not file.told.moments[-1].is_owed:
+            return  # nor what the older version is
+        source = file.path
+        file.renames += 1
+        target = f"{file.path[: len(file.told.directory)]}{file.renames}"
+        self._note(process, "rename", source, target)
+
+        async def act() -> None:
+            here, there = await self._calls.place(source), await self._calls.place(target)
+
+            async def is_done() -> bool:
+                return target.encode() in await self._calls.tree(self.name)
+
+            await self._calls.kernel.request(
+                lambda fs: fs.rename(*here, *there, 0, process.pid), is_done
+            )
+
+        old = next(iter(file.told.now.values()), None)
+        file.path = target
+        if file.is_modified and not file.is_half and is_own:
+            # published first, and then renamed
+            file.told.begin({source.encode(): file.content})
+            file.told.end(is_owed=False)
+            await self._complete(file, lambda: by_path(act))
+            return
+        shown = {} if old is None else {target.encode(): old}
+        await self._complete(file, lambda: by_path(act), shown=shown)
+
+    # -- looking
+
+    async def _read(self, process: Process, chance: random.Random) -> None:
+        file = chance.choice(self.files)
+        if file.is_there:
+            self._note(process, "read", file.path)
+            got = {file.path.encode(): await self._calls.read(file.path)}
+            judge_shown("READ", got, file.complete())
+
+    async def _settle(self, process: Process, chance: random.Random) -> None:
+        """When all is known, and persisted: what is complete is there."""
+        self._note(None, "settles")
+        await trio.sleep(SETTLE_S)
+        is_persisted = await self._calls.kernel.persisted()
+        self._calls.kernel.answered()
+        if not is_persisted:
+            return
+        stored = self._calls.kernel.stored()
+        for file in self.files:
+            quiet = not file.is_half and not file.is_modified and not file.is_anybody_at_it()
+            if quiet and below(stored, file.told.directory) != file.told.now:
+                judge_shown("WITHHELD", below(stored, file.told.directory), file.told.now)
+
+    # -- a person
+
+    async def _decide(self, process: Process, chance: random.Random) -> None:
+        await self._decide_on(chance.choice(self.files), chance)
+
+    async def _decide_on(self, file: SharedFile, chance: random.Random) -> None:
+        """What becomes of a half."""
+        if not file.is_half:
+            return
+        path = file.path.encode()
+        if file.opens or chance.random() < 0.5:
+            self._note(None, "retry", file.path)
+
+            await self._complete(file, lambda: self._calls.kernel.decide(path, keeps=True))
+            file.is_half = False
+            return
+        self._note(None, "discard", file.path)
+
+        await self._calls.kernel.decide(path, keeps=False)
+        file.is_half = file.is_modified = False
+        shown = below(await self._calls.tree(self.name), file.told.directory)
+        if shown not in file.told.since_owed():
+            judge_shown("DISCARDED", shown, file.told.now)
+        # A close beside a copy through which somebody went on writing may count, or not.
+        file.told.begin(shown)
+        file.told.end(is_owed=False)
+        file.is_there = bool(shown)
+        file.content = next(iter(shown.values()), b"")

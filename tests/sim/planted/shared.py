@@ -1,0 +1,61 @@
+"""Known defects of files that several processes have open."""
+
+from __future__ import annotations
+
+from tests.sim.planted.bug import Bug
+
+OPEN_FILES, WRITERS, HANDLES = (
+    f"filesystem/{name}.py" for name in ("open_files", "file_writers", "kept_handles")
+)
+ONLY_SHARED = ("shared",)
+
+SHARED_BUGS = [
+    Bug(
+        "child-not-seen",
+        "who opened a file is taken for who writes it",
+        WRITERS,
+        "        if handle.wrote_by:\n            return handle.wrote_by != {process}\n",
+        "",
+        ONLY_SHARED,
+    ),
+    Bug(
+        "killed-child-ignored",
+        "a child that wrote is killed, and its parent's close counts",
+        HANDLES,
+        "        return process in (0, self.process) or not self.wrote_by.isdisjoint((process, UNTOLD))",
+        "        return process in (0, self.process)",
+        ONLY_SHARED,
+    ),
+    Bug(
+        "doubt-forgotten-early",
+        "a record says that a close is in doubt no more before that is committed",
+        HANDLES,
+        "        slots.set(slot, _TENTATIVE, late_tentative or tentative)",
+        "        slots.set(slot, _TENTATIVE, tentative)",
+        ONLY_SHARED,
+    ),
+    Bug(
+        "writers-not-counted",
+        "a close publishes while another open is being written",
+        OPEN_FILES,
+        "        if node.interrupted or (at_it(node) and not self.is_log(node)):",
+        "        if node.interrupted:",
+        ONLY_SHARED,
+    ),
+    Bug(
+        "copies-count",
+        "each close counts, also that of a copy",
+        "filesystem/last_close.py",
+        "        elif left is not Left.NONE:\n            return False\n",
+        "",
+        ONLY_SHARED,
+    ),
+    Bug(
+        "handed-on-never-counts",
+        "a close counts only when the last copy is gone",
+        OPEN_FILES,
+        "            if counts:\n",
+        "            if counts and False:\n",
+        ONLY_SHARED,
+    ),
+]
