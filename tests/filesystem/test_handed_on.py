@@ -177,3 +177,24 @@ def test_a_worker_that_dies_while_it_takes_a_close_back_publishes_no_half(
             assert await stored(w, "f") == FIRST + SECOND
 
     trio.run(main)
+
+
+@pytest.mark.clause("S181")
+def test_a_killed_writer_leaves_a_half_although_somebody_truncates_the_file_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """Its parent closed its copy, so that a version is in doubt, when another process opens the file to write it anew."""
+
+    async def scenario(w: World, file: OpenFile) -> None:
+        await w.do(w.fs.write(file.handle, 0, FIRST, CHILD))
+        await w.do(w.fs.flush(file.handle, PARENT))
+        ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+        caller = CALLER._replace(pid=STRANGER, unique=2)
+        other = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, caller))
+        await w.close(file, CHILD)
+        assert await stored(w, "f") == OLD
+        await w.do(w.fs.write(other.handle, 0, SECOND, STRANGER))
+        await w.close(other, STRANGER)
+        assert await stored(w, "f") == SECOND
+
+    run(tmp_path, KnownOpeners(Left.GONE), scenario, killed=CHILD)

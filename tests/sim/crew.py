@@ -73,12 +73,18 @@ class Open(Description):
     writers: set[int] = field(default_factory=set)
     """Processes that wrote that; none, where it was only made or truncated."""
 
+    lingers: bool = False
+    """A rename has published what was written through it, and whether more was is not known."""
     left: bytes | None = None
     """The file as it was when a copy was closed, since which nothing was written through it: that is what its last close publishes."""
 
+    left_at: int = 0
+    """The event with which that had its place."""
+
     def is_fixed(self) -> None:
         """All that was written through it is in a version."""
-        self.wrote, self.left = False, None
+        self.wrote = self.lingers = False
+        self.left = None
         self.writers.clear()
 
 
@@ -191,7 +197,7 @@ class Crew:
 
     def _is_in_doubt(self, file: SharedFile) -> bool:
         """Whether the daemon does not know yet of a close that it counts."""
-        return any(not one.wrote and self._is_closed(one) for one in file.opens)
+        return any(one.lingers or (not one.wrote and self._is_closed(one)) for one in file.opens)
 
     def _is_closed(self, one: Open) -> bool:
         return not self._table.has(one.opener, one)
@@ -367,12 +373,12 @@ class Crew:
 
         may_be_half = (
             how is Closing.KILL
-            and one.wrote
+            and (one.wrote or one.lingers)
             and file.is_modified
             and not opener_has_it
             and not file.is_half
         )
-        is_half = may_be_half and process.pid in (one.writers or {one.opener})
+        is_half = may_be_half and one.wrote and process.pid in (one.writers or {one.opener})
         if is_half:
             file.is_half, one.was_killed = True, True
             self._counts["halves"] += 1
@@ -380,7 +386,7 @@ class Crew:
         if not is_close or file.is_half or not one.wrote:
             file.place = file.place or file.told.event()
             if one.wrote and file.is_modified and [o for o in file.opens if o.wrote] == [one]:
-                one.left = file.content
+                one.left, one.left_at = file.content, file.told.event()
             await act()
             if may_be_half and not file.is_half:
                 file.is_half = one.was_killed = await self._is_interrupted(file)
@@ -404,14 +410,14 @@ class Crew:
         one.is_fixed()
         if not is_gone:
             self._counts["closes beside a copy"] += 1
+        if left is not None and left != file.content:  # changed by others since
+            file.told.begin({file.path.encode(): left}, since=one.left_at)
+            file.told.end(is_owed=False)
         if file.is_modified and not file.is_anybody_at_it():
-            beside = [other for other in file.opens if other is not one and self._is_closed(other)]
-            await self._complete(file, act, is_owed=is_gone and not beside)
+            beside = self._is_in_doubt(file) if is_gone else True
+            await self._complete(file, act, is_owed=not beside)
             return
         self._counts["closes beside a writer"] += file.is_modified
-        if left is not None:  # others have come since
-            file.told.begin({file.path.encode(): left})
-            file.told.end(is_owed=False)
         await act()
 
     async def _flush_in_doubt(
@@ -478,9 +484,12 @@ class Crew:
         file.path = target
         if file.is_modified and not file.is_half and is_own:
             # published first, and then renamed
-            file.told.begin({source.encode(): file.content})
+            file.told.begin({source.encode(): file.content}, since=file.place)
             file.told.end(is_owed=False)
             await self._complete(file, lambda: by_path(act))
+            for one in at_it:
+                one.is_fixed()
+                one.lingers = True
             return
         shown = {} if old is None else {target.encode(): old}
         await self._complete(file, lambda: by_path(act), shown=shown)
@@ -504,7 +513,8 @@ class Crew:
             return
         stored = self._calls.kernel.stored()
         for file in self.files:
-            quiet = not file.is_half and not file.is_modified and not file.is_anybody_at_it()
+            quiet = not (file.is_half or file.is_modified or file.is_anybody_at_it())
+            quiet = quiet and not any(one.lingers for one in file.opens)
             if quiet and below(stored, file.told.directory) != file.told.now:
                 judge_shown("WITHHELD", below(stored, file.told.directory), file.told.now)
 

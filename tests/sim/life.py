@@ -421,6 +421,7 @@ class Life:
         kept = self.inner.kept
         for slots in (kept.handles, kept.directories, kept.references, kept.backings, kept.calls):
             slots._view.release()
+            slots.close()
         for node in self.inner.table:
             if node.body.is_whole_in_ram and node.body.fd >= 0:
                 os.close(node.body.fd)

@@ -144,6 +144,7 @@ class Contents:
         body.writing = (
             Writing.WHOLE if node.size or node.body.writing is Writing.WHOLE else Writing.APPENDING
         )
+        body.last_writing = node.body.last_writing  # of a version that may be in doubt still
         self._versions.use(tier_id)
         node.size = node.blocks = 0
         self._put(node, body)
