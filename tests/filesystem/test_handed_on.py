@@ -160,8 +160,12 @@ def test_a_worker_that_dies_while_it_takes_a_close_back_publishes_no_half(
             await w.do(w.fs.flush(file.handle, PARENT))
             commit = w.state.commit
 
+            node = w.inner.open_files.handle(file.handle).node
+
             def picture() -> bool:
-                if not after.exists():
+                # Not of a commit of the steps before, which another thread may be at.
+                is_written = w.tier.stat(node.body.tier).st_size == len(FIRST + SECOND)
+                if is_written and not after.exists():
                     shutil.copytree(life, after)
                 return commit()
 
