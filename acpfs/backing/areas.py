@@ -163,7 +163,9 @@ class Areas:
         while directory and kind is None:
             try:
                 kind = self._kind(directory)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                # One that may not be entered now is opened for the commit alone. Where it is a file
+                # system of its own, that says EXDEV, and what is staged is brought near it then.
                 directory = directory[:-1]
         if kind is None or kind == top:
             return ()

@@ -142,6 +142,7 @@ chmod 555 "$BASE/mnt/d"
 mkdir -p "$BASE/mnt/above/below"
 exec 4>"$BASE/mnt/above/below/open"
 chmod 600 "$BASE/mnt/above"
+ctl "$BASE/mnt" flush >&2
 echo 4 >&4
 exec 4>&-
 echo 2 >"$BASE/mnt/d/rewritten"
