@@ -104,7 +104,7 @@ class WorkerSubject:
         self._view = CheckpointView(parts)
         self.metric_registry = Metrics(self.status)
         self._pace = DrainPace()
-        self._mapped = MappedPages()
+        self._mapped = MappedPages(parts.settings.mountpoint, parts.given.threads)
 
     # -- reading
 
@@ -293,9 +293,7 @@ class WorkerSubject:
         files = parts.fs.maybe_mapped(paths)
         if not files:
             return []
-        errors = await self._mapped.write_back(
-            parts.settings.mountpoint, files, parts.given.threads
-        )
+        errors = await self._mapped.write_back(files)
         # One that was renamed or closed meanwhile, or has no name any more, is another question.
         still = parts.fs.maybe_mapped(paths)
         return [
