@@ -142,6 +142,8 @@ class Changes:
         """Fix the file's content as it is now in the order of operations; None when there is nothing to fix.
 
         A half (`interrupted`, or with a write that failed) is not fixed by anything but a decision, whatever is done to its names.
+        Where somebody may have the file open, and says that it is good, `DoubtfulCloses.fix` calls it:
+        who wrote is at the file no more then.
         `quiet`: the kernel holds the inode's lock until the call is answered, so that nobody is writing in the passthrough lane.
         """
         body = node.body

@@ -268,7 +268,7 @@ class FileSystemParts:
             Reports(self.table, log, self.open_files, op_paths, runtime.clock),
         )
         self.interrupted = InterruptedFiles(
-            state, self.table, self.reports, self.changes, self.finish_outgrown
+            state, self.table, self.reports, self.changes, self.closes, self.finish_outgrown
         )
         self.space, self.descriptors = (
             BackingSpace(lower, calls, self.lock, self.files.learn_capacity, self.files.owed_bytes),
@@ -331,7 +331,7 @@ class FileSystemParts:
             opened,
             self.attributes,
             self.reads,
-            self.changes,
+            self.closes,
             self.contents,
             writable,
             self.outgrown,

@@ -4,6 +4,8 @@ The kernel tells at once of a close, and of the last one (RELEASE) a moment late
 (`Handle.tentative`). Whatever relies on it meanwhile decides here what it was: a write through the same descriptor, the last close, what
 /proc tells, or somebody who is about to do something to the file's names.
 
+What somebody says is good is fixed here, too: that version is not in doubt, and ends for all what they had begun.
+
 Knows handles, their records and the log's changes; what a close publishes is `OpenFiles`' business. Used under the file system's lock;
 the coroutine waits as described in `steps`.
 """
@@ -16,10 +18,11 @@ from acpfs.filesystem.kept_handles import UNTOLD, Handle, KeptHandles
 from acpfs.filesystem.last_close import Left, Openers
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.steps import unlocked
+from acpfs.writeback.log.ops import Op
 
 
 class DoubtfulCloses:
-    """Settles them."""
+    """Settles them, and fixes what is good whatever they were."""
 
     def __init__(
         self, writers: FileWriters, changes: Changes, kept: KeptHandles, openers: Openers
@@ -53,6 +56,28 @@ class DoubtfulCloses:
             if not others:
                 self._changes.confirm(op)
         self._kept.changed(handle)
+
+    def fix(self, node: Node, *, quiet: bool = False) -> Op | None:
+        """Fix the content as it is, whoever else is at it: somebody says that it is good, or it is at any moment.
+
+        Whatever anybody has written is in that version, and the version counts. So nobody is at the
+        file any more for what he wrote until now: who goes on is at it from his next write on, which
+        is seen (`FileWriters`). Not so who is in a call that changes the file: of that nothing is
+        told yet. `quiet`: as `Changes.freeze` has it.
+        """
+        op = None
+        if not node.interrupted:
+            op = self._changes.freeze(node, quiet=quiet)
+            self._changes.rely_on(node)
+        if node.modified:
+            return op  # a half: no version has what was written
+        for handle in self._writers.of(node):
+            if not handle.changing:
+                handle.wrote = False
+                handle.waits = False
+                handle.is_fixed()
+                self._kept.changed(handle)
+        return op
 
     async def before_names_change(self, node: Node, pid: int = 0) -> None:
         """Withdraw the version of a close that was that of a copy, before an operation on a name of the file relies on it.

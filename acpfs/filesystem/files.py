@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from acpfs.backing.lower import SpaceInfo
 from acpfs.config import FsyncMode
 from acpfs.filesystem.attribute_calls import AttributeCalls
-from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.reads import Reads
 from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.copy_range import copy_pieces
+from acpfs.filesystem.doubtful_closes import DoubtfulCloses
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -43,7 +43,7 @@ class Files:
         open_files: OpenFiles,
         attributes: AttributeCalls,
         reads: Reads,
-        changes: Changes,
+        closes: DoubtfulCloses,
         contents: Contents,
         writable: Writable,
         outgrown: OutgrownFiles,
@@ -55,7 +55,7 @@ class Files:
         self._open = open_files
         self._attributes = attributes
         self._reads = reads
-        self._changes = changes
+        self._closes = closes
         self._contents = contents
         self._writable = writable
         self._outgrown = outgrown
@@ -317,7 +317,7 @@ class Files:
         try:
             await self._contents.mark(node)
             if node.modified and not node.interrupted and self._open.is_log(node):
-                self._changes.freeze(node)
+                self._closes.fix(node)
         finally:
             self._open.closed(node)
 
@@ -337,7 +337,7 @@ class Files:
                 self._contents.kernel.look(node)
 
     def _freeze(self, nodes: Iterable[Node]) -> int:
-        return sum(self._changes.freeze(node) is not None for node in list(nodes))
+        return sum(self._closes.fix(node) is not None for node in list(nodes))
 
     def _changed(self) -> list[Node]:
         """Open files that hold something unfixed and can be fixed."""

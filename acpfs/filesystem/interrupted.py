@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.doubtful_closes import DoubtfulCloses
 from acpfs.filesystem.file_reports import Reports
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.state import StateDatabase
@@ -19,16 +20,16 @@ class InterruptedFiles:
         table: NodeTable,
         reports: Reports,
         changes: Changes,
+        closes: DoubtfulCloses,
         finish: Callable[[Node], None],
     ) -> None:
         """`finish`: has what did not fit into RAM follow in the background."""
-        self._state, self._table, self._reports, self._changes, self._finish = (
-            state,
-            table,
-            reports,
-            changes,
-            finish,
-        )
+        self._state = state
+        self._table = table
+        self._reports = reports
+        self._changes = changes
+        self._closes = closes
+        self._finish = finish
 
     def store(self, path: bytes) -> int:
         """Store those below a path as they are; returns how many."""
@@ -37,7 +38,7 @@ class InterruptedFiles:
             for node in nodes:
                 node.body.failed = node.body.failed_at = 0  # as it is
                 node.body.interrupted = False
-                self._changes.freeze(node)
+                self._closes.fix(node)
                 self._finish(node)
         return len(nodes)
 

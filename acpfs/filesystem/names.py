@@ -235,7 +235,7 @@ class Names:
         if node.kernel_writers:
             self._contents.kernel.look(node)
         if not self._writers.is_another_at_it(node, pid):
-            self._changes.freeze(node, quiet=True)
+            self._closes.fix(node, quiet=True)
 
     async def link(self, ino: Ino, parent_ino: Ino, name: bytes, pid: int = 0) -> Node:
         """Give a node another name; `pid`: the thread that does; 0: it cannot be told."""

@@ -614,24 +614,12 @@ class OpenFiles:
 
     def fix(self, handle: Handle) -> None:
         """Fix the content as it is, whoever else is at it: somebody says that it is good (fsync)."""
-        node = handle.node
         if not self._take_up(handle):
             return
-        if not node.interrupted:
-            self._changes.freeze(node, quiet=True)
-            self._changes.rely_on(node)
         handle.wrote = False
         handle.waits = False
         self._kept.changed(handle)
-        if node.modified:
-            return
-        handle.is_fixed()
-        for one in self._writers.beside(handle):  # what they have written is in the version
-            if not one.changing:
-                one.wrote = False
-                one.waits = False
-                one.is_fixed()
-                self._kept.changed(one)
+        self._closes.fix(handle.node, quiet=True)
 
     def complete(self, handle: Handle) -> Op | None:
         """Fix what was written through the handle, which was closed, if nobody else is at the file."""

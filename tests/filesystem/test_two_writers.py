@@ -30,6 +30,8 @@ REGIONS = {"A": 0, "B": 4}
 OPENER_STEPS = ("write", "close", "fsync", "kill", "child closes", "copy closes")
 PATH_STEPS = ("truncate", "rename", "A-renames", "unlink", "touch")
 STRANGER = 3
+WRITER = CALLER._replace(pid=7)
+OTHER = CALLER._replace(pid=8)
 
 
 @dataclass
@@ -160,6 +162,7 @@ class History:
             await w.do(w.fs.rename(ROOT, self.name, ROOT, there, 0, pid))
             if not (model.is_half or model.at_it - ({"A"} if pid != STRANGER else set())):
                 model.publish()
+                model.at_it.clear()
             await w.do(w.fs.rename(ROOT, there, ROOT, self.name, 0, pid))
         elif step == "unlink":
             await w.do(w.fs.unlink(ROOT, self.name))
@@ -304,6 +307,75 @@ def test_a_name_that_changes_takes_back_a_close_that_was_that_of_a_copy(
         await w.close(opened)
 
     run(tmp_path, scenario, openers=Known())
+
+
+async def publish(w: World, opened: OpenFile, by: str, killed: set[int]) -> str:
+    """Have what was written counted, by something else than a close; the name that the file has then."""
+    if by == "rename":
+        await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0, WRITER.pid))
+        return "g"
+    if by == "link":
+        [ino] = [node.ino for node in w.inner.table if node.names and node.names[0][1] == b"f"]
+        await w.do(w.fs.link(ino, ROOT, b"g", WRITER.pid))
+    elif by == "fsync":
+        await w.do(w.fs.fsync(opened.handle, datasync=False))
+    elif by == "age":
+        assert await w.freeze_old() == 1
+    else:
+        other, _attributes = await w.do(w.fs.create(ROOT, b"f", 0o644, os.O_WRONLY, OTHER))
+        await w.do(w.fs.write(other.handle, 0, b"one"))
+        killed.add(OTHER.pid)
+        await w.close(other, OTHER.pid)
+        with w.fs.lock:
+            assert w.inner.interrupted.store(b"f") == 1
+        killed.clear()
+    return "f"
+
+
+@pytest.mark.clause("S464")
+@pytest.mark.parametrize("lane", [Lane.DIRECT, Lane.LIBFUSE], ids=lambda one: one.value)
+@pytest.mark.parametrize("by", ["rename", "link", "fsync", "age", "retry"])
+@pytest.mark.parametrize("then", ["keeps it open", "is killed", "goes on"])
+def test_whose_writes_are_in_a_version_keeps_nothing_back_until_he_writes_again(
+    tmp_path: Path, lane: Lane, by: str, then: str
+) -> None:
+    killed: set[int] = set()
+
+    async def scenario(w: World) -> None:
+        w.inner.lanes.offer(lane, passthrough=False)
+        ino = await w.write(b"f", OLD)
+        await w.drained()
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_APPEND, WRITER))
+        await w.do(w.fs.write(opened.handle, len(OLD), b"one"))
+        path = w.backing / await publish(w, opened, by, killed)
+        await w.drained()
+        assert path.read_bytes() != OLD
+        before = path.read_bytes()
+
+        other = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, OTHER))
+        await w.do(w.fs.write(other.handle, 0, b"another"))
+        if then == "goes on":
+            await w.do(w.fs.write(opened.handle, 7, b" half"))
+        elif then == "is killed":
+            killed.add(WRITER.pid)
+            await w.close(opened, WRITER.pid)
+        await w.close(other, OTHER.pid)
+        await w.drained()
+        assert path.read_bytes() == (before if then == "goes on" else b"another")
+        if then == "goes on":
+            await w.do(w.fs.write(opened.handle, 12, b" whole"))
+            await w.close(opened, WRITER.pid)
+            await w.drained()
+            assert path.read_bytes() == b"another half whole"
+
+    closing = {True: Closing.KILL, False: Closing.CALL}
+    run(
+        tmp_path,
+        scenario,
+        openers=Known(),
+        closing=lambda pid: closing[pid in killed],
+        max_dirty_age_s=1e-9,
+    )
 
 
 @pytest.mark.clause("S468", "S180")

@@ -73,8 +73,6 @@ class Open(Description):
     writers: set[int] = field(default_factory=set)
     """Processes that wrote that; none, where it was only made or truncated."""
 
-    lingers: bool = False
-    """A rename has published what was written through it, and whether more was is not known."""
     left: bytes | None = None
     """The file as it was when a copy was closed, since which nothing was written through it: that is what its last close publishes."""
 
@@ -83,7 +81,7 @@ class Open(Description):
 
     def is_fixed(self) -> None:
         """All that was written through it is in a version."""
-        self.wrote = self.lingers = False
+        self.wrote = False
         self.left = None
         self.writers.clear()
 
@@ -197,7 +195,7 @@ class Crew:
 
     def _is_in_doubt(self, file: SharedFile) -> bool:
         """Whether the daemon does not know yet of a close that it counts."""
-        return any(one.lingers or (not one.wrote and self._is_closed(one)) for one in file.opens)
+        return any(not one.wrote and self._is_closed(one) for one in file.opens)
 
     def _is_closed(self, one: Open) -> bool:
         return not self._table.has(one.opener, one)
@@ -373,7 +371,7 @@ class Crew:
 
         may_be_half = (
             how is Closing.KILL
-            and (one.wrote or one.lingers)
+            and one.wrote
             and file.is_modified
             and not opener_has_it
             and not file.is_half
@@ -489,7 +487,6 @@ class Crew:
             await self._complete(file, lambda: by_path(act))
             for one in at_it:
                 one.is_fixed()
-                one.lingers = True
             return
         shown = {} if old is None else {target.encode(): old}
         await self._complete(file, lambda: by_path(act), shown=shown)
@@ -514,7 +511,6 @@ class Crew:
         stored = self._calls.kernel.stored()
         for file in self.files:
             quiet = not (file.is_half or file.is_modified or file.is_anybody_at_it())
-            quiet = quiet and not any(one.lingers for one in file.opens)
             if quiet and below(stored, file.told.directory) != file.told.now:
                 judge_shown("WITHHELD", below(stored, file.told.directory), file.told.now)
 
@@ -533,6 +529,8 @@ class Crew:
 
             await self._complete(file, lambda: self._calls.kernel.decide(path, keeps=True))
             file.is_half = False
+            for one in file.opens:
+                one.is_fixed()
             return
         self._note(None, "discard", file.path)
 
