@@ -92,9 +92,20 @@ class DoubtfulCloses:
             op = handle.tentative
             if op is None or not op.tentative or not handle.process:
                 continue
-            for process in sorted({handle.process, *handle.wrote_by} - {UNTOLD}):
-                left = await unlocked(self._openers.left, process, node.ino)
-                if left is Left.SOME and handle.tentative is op:
-                    handle.has_copies = True
-                    self.settle(handle, written=True)
-                    break
+            if await self._is_held(handle, pid) and handle.tentative is op:
+                handle.has_copies = True
+                self.settle(handle, written=True)
+
+    async def _is_held(self, handle: Handle, pid: int) -> bool:
+        """Whether who opened the file has it open still, or somebody who wrote through a copy."""
+        ino = handle.node.ino
+        writers = {handle.process, *handle.wrote_by} - {UNTOLD}
+        for process in sorted(writers):
+            if await unlocked(self._openers.left, process, ino) is Left.SOME:
+                return True
+        if UNTOLD not in handle.wrote_by:
+            return False
+        # An earlier worker knew who: it may be whoever has it by now, but for the one that calls,
+        # and says that it is good.
+        known = {*writers, self._openers.process_of(pid) if pid else 0}
+        return await unlocked(self._openers.has_any_but, known, ino)

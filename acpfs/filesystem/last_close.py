@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,17 +166,25 @@ class Openers:
                 return True
         return False
 
+    def has_any_but(self, processes: Collection[int], ino: Ino) -> bool:
+        """Whether some process that is seen has a descriptor of the file that can write, but for these."""
+        return next(self._others(processes, ino), 0) > 0
+
+    def _others(self, processes: Collection[int], ino: Ino) -> Iterator[int]:
+        for name in os.listdir(self._proc):
+            if not name.isdigit() or int(name) in processes:
+                continue
+            if self.left(int(name), ino) in (Left.SOME, Left.PERHAPS):
+                yield int(name)
+
     def _copies(self, process: int, ino: Ino) -> Copies:
         """Who else has a descriptor of the file that `process` opened."""
         own = _start_of_stack(self._proc / str(process))
         found = Copies.NONE_SEEN
-        for name in os.listdir(self._proc):
-            if not name.isdigit() or int(name) == process:
-                continue
-            if self.left(int(name), ino) in (Left.SOME, Left.PERHAPS):
-                if not own or _start_of_stack(self._proc / name) != own:
-                    return Copies.PROGRAM
-                found = Copies.BY_CHANCE
+        for other in self._others((process,), ino):
+            if not own or _start_of_stack(self._proc / str(other)) != own:
+                return Copies.PROGRAM
+            found = Copies.BY_CHANCE
         return found
 
 

@@ -12,7 +12,7 @@ import trio
 
 from acpfs.filesystem import open_files
 from acpfs.filesystem.closing import Closing
-from acpfs.filesystem.last_close import Left
+from acpfs.filesystem.last_close import Copies, Left
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, KnownOpeners, World, world
@@ -179,6 +179,35 @@ def test_a_worker_that_dies_while_it_takes_a_close_back_publishes_no_half(
             assert await stored(w, "f") == OLD
             await w.close(file, PARENT)
             assert await stored(w, "f") == FIRST + SECOND
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S477")
+@pytest.mark.parametrize("copies", [Copies.PROGRAM, Copies.NONE_SEEN], ids=lambda one: one.name)
+def test_whoever_has_a_file_may_be_who_wrote_it_when_only_an_earlier_worker_knew_that(
+    tmp_path: Path, copies: Copies
+) -> None:
+    """Who opened it closes it, and another process renames it."""
+    is_held = copies is Copies.PROGRAM
+    life, after = tmp_path / "life", tmp_path / "after"
+    life.mkdir()
+
+    async def main() -> None:
+        async with world(life, session="s", max_dirty_age_s=0) as w:
+            file = await opened(w)
+            await w.do(w.fs.write(file.handle, 0, FIRST, CHILD))
+            shutil.copytree(life, after)
+            await w.close(file, CHILD)
+        openers = KnownOpeners(Left.NONE, copies)
+        async with world(after, session="s", openers=openers, max_dirty_age_s=0) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+            await w.do(w.fs.flush(file.handle, PARENT))
+            await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0, STRANGER))
+            assert await stored(w, "g") == (OLD if is_held else FIRST)
+            await w.do(w.fs.write(file.handle, len(FIRST), SECOND, CHILD))
+            await w.close(file, CHILD)
+            assert await stored(w, "g") == FIRST + SECOND
 
     trio.run(main)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,9 @@ class KnownOpeners(Openers):
 
     def left(self, process: int, ino: Ino) -> Left:
         return self.answer
+
+    def has_any_but(self, processes: Collection[int], ino: Ino) -> bool:
+        return self.copies is not Copies.NONE_SEEN
 
     def _copies(self, process: int, ino: Ino) -> Copies:
         return self.copies

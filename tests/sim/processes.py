@@ -7,6 +7,7 @@ from the table before the daemon hears of its close, and all of a process that e
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from acpfs.filesystem.closing import Closing
@@ -114,6 +115,10 @@ class SeenProcesses(Openers):
         if found is None:
             return Left.GONE
         return Left.SOME if any(one.ino == ino for one in found.files) else Left.NONE
+
+    def has_any_but(self, processes: Collection[int], ino: Ino) -> bool:
+        others = (one for pid, one in self._table.living.items() if pid not in processes)
+        return any(file.ino == ino for one in others for file in one.files)
 
     def _copies(self, process: int, ino: Ino) -> Copies:
         opener = self._table.living.get(process)

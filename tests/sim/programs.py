@@ -48,6 +48,8 @@ PIECE_BYTES = 65536
 OPEN_MAX = 4
 EXCHANGE = 2
 READ_BYTES = 16 << 20
+DEATHS_IN_A_CALL_MAX = 3
+"""That are carried through by walking a path again."""
 PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
 DATA_SIZES = (1, 5000, 60_000)
 STILL, STILL_S = 0.1, 900.0
@@ -129,12 +131,16 @@ async def _never() -> bool:
 
 
 async def by_path(act: Callable[[], Awaitable[T]]) -> T:
-    """As Linux does: where a node is not known any more, the path is walked once more."""
-    try:
-        return await act()
-    except OSError as failure:
-        if failure.errno != errno.ESTALE:
-            raise
+    """As Linux does: where a node is not known any more, the path is walked once more.
+
+    Once for each death of a daemon in between: of two in one call a program would hear.
+    """
+    for _death in range(DEATHS_IN_A_CALL_MAX):
+        try:
+            return await act()
+        except OSError as failure:
+            if failure.errno != errno.ESTALE:
+                raise
     return await act()
 
 
