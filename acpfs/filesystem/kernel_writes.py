@@ -77,7 +77,7 @@ class KernelWrites:
         renewed: Callable[[Version], None],
         clock: Clock,
     ) -> None:
-        """`opened`: the descriptor of a content.
+        """`opened`: the descriptor of a content, to look at it and to set its times.
 
         `renewed`: called when a version had to become what its file is now.
         """

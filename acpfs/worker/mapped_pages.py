@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
+from acpfs.errors import wanted
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.runtime.threads import Event, Threads
@@ -32,8 +33,6 @@ PROCESSES_MAX = 4
 """Also those that were killed and have not ended."""
 AGAIN_S = 0.2
 """Between two tries to start one where the machine has no process, memory or descriptor left."""
-WANTS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-"""Of such a thing: a state of the machine, which passes."""
 
 log = get_logger(__name__)
 
@@ -71,7 +70,7 @@ class _Process:
         try:
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
         except OSError as error:
-            if error.errno in WANTS:
+            if error.errno == errno.EAGAIN or wanted(error):  # of processes, that is
                 return None
             raise
 

@@ -119,6 +119,8 @@ class Body:
     """How many are having the tier file marked, and do not know yet how it looks then."""
     fd: int = -1
     """Of the tier file or the staging file that has all bytes. Open while the file is; -1 otherwise."""
+    is_fd_to_read: bool = False
+    """It only reads, for a moment, or as long as the machine has no other: `Contents.opened` gives one that writes."""
     in_flight: int = 0
     """Reads and writes that use the descriptor without the lock: it is closed by the last of them."""
     closing: bool = False
@@ -266,7 +268,7 @@ class Body:
             self.closing = True
         elif self.fd >= 0:
             os.close(self.fd)
-            self.fd, self.closing = -1, False
+            self.fd, self.closing, self.is_fd_to_read = -1, False, False
 
     def call_when_idle(self, call: Callable[[], None]) -> None:
         """Instead of what was to be called so far: once, under the lock, by the last who is at work on the descriptor."""

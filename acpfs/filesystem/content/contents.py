@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
+from acpfs.errors import wanted
 from acpfs.filesystem.content.body import (
     COLD,
     UNSEEN,
@@ -89,7 +90,7 @@ class Contents:
         self._room, self._fills = room, fills
         self._aside = CopyAside(tier, versions, room, copies)
         self.kernel = KernelWrites(
-            tier, log, table, self.opened, marks, versions.tell_renewed, copies.clock
+            tier, log, table, self._opened_to_look, marks, versions.tell_renewed, copies.clock
         )
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
         self._read_on: dict[Ino, tuple[TierId, int]] = {}
@@ -231,6 +232,12 @@ class Contents:
 
     def opened(self, body: Body) -> int:
         """The content's descriptor, open from now until `closed`."""
+        self._opened_to_look(body)
+        self._to_write(body)
+        return body.fd
+
+    def _opened_to_look(self, body: Body) -> int:
+        """The same, which need not be one that writes."""
         assert body.tier, body.rest
         if body.fd < 0:
             body.fd = self._tier.open(body.tier)
@@ -241,21 +248,38 @@ class Contents:
         """Whether somebody may write to the tier file that the kernel has for the node, be it through a mapping alone.
 
         Such a mapping keeps nothing of the mount open: the kernel sends RELEASE when the descriptor is
-        closed. Where a thread is at work on the file that is not known now: then it is said to be so.
+        closed. Where a thread is at work on the file that is not known now, nor where the machine has
+        nothing left to look with: then it is said to be so.
         """
         tier_id, body = node.kernel_target, node.body
         if not tier_id or self._tier.is_lost(tier_id):
             return False
-        if body.tier != tier_id or body.fd < 0:
-            return self._tier.has_writers(tier_id)
-        if body.in_flight:
+        is_own = body.tier == tier_id and body.fd >= 0
+        if is_own and body.in_flight:
             return True
-        # Its number stays: an answer to open may be on its way that has the kernel take this file.
-        self._reopen(body, self._tier.open_to_read(tier_id))
         try:
-            return self._tier.has_writers(tier_id)
-        finally:
-            self._reopen(body, self._tier.open(tier_id))
+            if not is_own:
+                return self._tier.has_writers(tier_id)
+            # One that writes would count itself, so none can be ready meanwhile. Where it cannot be
+            # had again, this one stays, and `opened` tries again before anybody writes.
+            self._to_read(body)
+            has_writers = self._tier.has_writers(tier_id)
+            self._to_write(body)
+        except OSError as error:
+            if not wanted(error):
+                raise
+            return True
+        return has_writers
+
+    def _to_read(self, body: Body) -> None:
+        """Its number stays: an answer to open may be on its way that has the kernel take this file."""
+        self._reopen(body, self._tier.open_to_read(body.tier))
+        body.is_fd_to_read = True
+
+    def _to_write(self, body: Body) -> None:
+        if body.is_fd_to_read:
+            self._reopen(body, self._tier.open(body.tier))
+            body.is_fd_to_read = False
 
     @staticmethod
     def _reopen(body: Body, fd: int) -> None:
