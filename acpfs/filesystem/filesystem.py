@@ -170,6 +170,10 @@ class FileSystem:
         """Be told of open files that are given up without the kernel's RELEASE."""
         self._view.notices.pass_on_forgotten(forgotten)
 
+    def watch_mapped(self, mapped: Callable[[HandleId, Callable[[], int]], None]) -> None:
+        """Be told of open files that the kernel has released, each time before it is asked who has them mapped: `Notices.mapped`."""
+        self._view.notices.pass_on_mapped(mapped)
+
     # -- names
 
     async def lookup(self, parent: Ino, name: bytes, *, waits: bool = True) -> Attributes:

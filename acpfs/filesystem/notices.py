@@ -18,6 +18,7 @@ class Notices:
         self._lost: list[Callable[[Ino, bytes, Ino], None]] = []
         self._keep: list[Callable[[Ino, list[int]], None]] = []
         self._forgotten: list[Callable[[HandleId], None]] = []
+        self._mapped: list[Callable[[HandleId, Callable[[], int]], None]] = []
 
     def pass_on(
         self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]
@@ -34,6 +35,10 @@ class Notices:
         """To this one, from now on."""
         self._forgotten.append(forgotten)
 
+    def pass_on_mapped(self, mapped: Callable[[HandleId, Callable[[], int]], None]) -> None:
+        """To this one, from now on."""
+        self._mapped.append(mapped)
+
     def changed(self, ino: Ino) -> None:
         """Others changed a node that the kernel knows, or its bytes are not what they were."""
         for tell in self._changed:
@@ -48,6 +53,14 @@ class Notices:
         """An open file is given up without the kernel's RELEASE."""
         for tell in self._forgotten:
             tell(handle)
+
+    def mapped(self, handle: HandleId, reader: Callable[[], int]) -> None:
+        """The kernel has released an open file that is kept as long as its tier file may be mapped.
+
+        It is about to be asked whether it is. `reader` opens the tier file to read alone.
+        """
+        for tell in self._mapped:
+            tell(handle, reader)
 
     def keep(self, ino: Ino, fds: list[int]) -> None:
         """The supervisor is to keep descriptors of a node, instead of those that it has; may wait for it, so not under the lock."""

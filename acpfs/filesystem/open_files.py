@@ -13,6 +13,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.admission import Admission
@@ -702,7 +703,11 @@ class OpenFiles:
     async def settle_mappings(self) -> None:
         """Release what was mapped, and is not any more. Who has the file open to write still may be one who mapped it."""
         for handle in list(self._mapped.values()):
-            if handle.number in self._mapped and not self._contents.is_mapped(handle.node):
+            if handle.number not in self._mapped:
+                continue
+            reader = partial(self._contents.open_kernel_target, handle.node)
+            self._view.notices.mapped(handle.number, reader)
+            if not self._contents.is_mapped(handle.node):
                 # Before another open can give the node another file, which the kernel would not get.
                 self._view.notices.forgotten(handle.number)
                 await self.release(handle.number)

@@ -271,6 +271,15 @@ class Contents:
             return True
         return has_writers
 
+    def open_kernel_target(self, node: Node) -> int:
+        """A descriptor that only reads of the tier file that the kernel has for the node; the caller closes it.
+
+        Raises:
+            OSError: its bytes are lost, or the machine has no descriptor.
+        """
+        assert node.kernel_target
+        return self._tier.open_to_read(node.kernel_target)
+
     def _to_read(self, body: Body) -> None:
         """Its number stays: an answer to open may be on its way that has the kernel take this file."""
         self._reopen(body, self._tier.open_to_read(body.tier))

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import threading
+from collections.abc import Callable
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Lane, OpenFile
@@ -26,6 +27,8 @@ from acpfs.types import HandleId, Ino
 _KEEP_CACHE = int(OpenFlag.KEEP_CACHE)
 _DIRECT = int(OpenFlag.DIRECT_IO | OpenFlag.PARALLEL_DIRECT_WRITES)
 _PASSTHROUGH = int(OpenFlag.PASSTHROUGH)
+_NUMBER = 2
+"""Word of a record."""
 
 log = get_logger(__name__)
 
@@ -33,12 +36,16 @@ log = get_logger(__name__)
 class Backing:
     """A file that the kernel reads and writes itself, for one node."""
 
-    __slots__ = ("handles", "number")
+    __slots__ = ("handles", "is_former", "number", "released")
 
-    def __init__(self, number: int) -> None:
-        """`number`: the kernel's id."""
+    def __init__(self, number: int, *, is_former: bool = False) -> None:
+        """`number`: the kernel's id. `is_former`: the last worker registered it."""
         self.number = number
+        self.is_former = is_former
+        """It may be open to write: acpfs once registered what it had, and then counts as somebody who may write to the tier file."""
         self.handles = 0
+        self.released = set[HandleId]()
+        """Those that the kernel has released, and that are kept as they may be mapped."""
 
 
 class KernelLanes:
@@ -63,13 +70,22 @@ class KernelLanes:
 
     def _take_over(self) -> None:
         """Backing files that the last worker registered: used on as long as their files are open."""
-        for slot, (handle, ino, number) in self._kept.backings:
-            backing = self._by_node.setdefault(Ino(ino), Backing(number))
+        records = sorted(self._kept.backings, key=lambda one: one[1][_NUMBER])
+        newest = {Ino(ino): number for _slot, (_handle, ino, number) in records}
+        for slot, (handle, ino, number) in reversed(records):
+            backing = self._by_node.setdefault(Ino(ino), Backing(newest[Ino(ino)], is_former=True))
+            if number != backing.number:  # it died while it exchanged them
+                self._close(Backing(number))
+                self._kept.backings.set(slot, _NUMBER, backing.number)
+            if HandleId(handle) in self._by_handle:
+                self._kept.backings.free(slot)
+                continue
             backing.handles += 1
             self._by_handle[HandleId(handle)] = (Ino(ino), slot)
         for number in [n for n in self._by_handle if not self._fs.is_open(n)]:
             self.released(number)
         self._fs.watch_forgotten(self.released)
+        self._fs.watch_mapped(self.kept_mapped)
 
     def _close_lost(self, newest: int) -> None:
         """The backing file that the last worker registered and did not live to record, if there is one.
@@ -187,6 +203,7 @@ class KernelLanes:
         with self._lock:
             ino, slot = self._by_handle.pop(handle)
             backing = self._by_node[ino]
+            backing.released.discard(handle)
             backing.handles -= 1
             if not backing.handles:
                 del self._by_node[ino]
@@ -194,6 +211,53 @@ class KernelLanes:
             self._close(backing)
         if slot != NO_SLOT:
             self._kept.backings.free(slot)
+
+    def kept_mapped(self, handle: HandleId, reader: Callable[[], int]) -> None:
+        """An open file that the kernel has released is kept, as its tier file may be mapped.
+
+        What the last worker registered may count itself as one who maps it, and would do so for ever.
+        As soon as the kernel has no open file any more that goes by it, another can take its place.
+        """
+        with self._lock:
+            if handle not in self._by_handle:
+                return
+            ino, _slot = self._by_handle[handle]
+            backing = self._by_node[ino]
+            backing.released.add(handle)
+            if backing.is_former and len(backing.released) == backing.handles:
+                with contextlib.suppress(OSError):  # no descriptor, say: again in a second
+                    self._exchange(ino, backing, reader())
+
+    def _exchange(self, ino: Ino, backing: Backing, reader: int) -> None:
+        """One that only reads, of the same tier file: who opens the file meanwhile is to map that.
+
+        Both are recorded until the older one is closed: the next worker takes the newer one of two,
+        and closes the other.
+
+        Raises:
+            OSError: it stays as it is.
+        """
+        try:
+            new = Backing(self._device.backing_open(reader))
+        finally:
+            os.close(reader)
+        slots = dict[HandleId, int]()
+        try:
+            for handle in backing.released:
+                slots[handle] = self._kept.backings.add(handle, ino, new.number)
+        except OSError:
+            for slot in slots.values():
+                self._kept.backings.free(slot)
+            self._close(new)
+            raise
+        self._close(backing)
+        for handle, slot in slots.items():
+            _ino, older = self._by_handle[handle]
+            self._by_handle[handle] = (ino, slot)
+            if older != NO_SLOT:
+                self._kept.backings.free(older)
+        backing.number = new.number
+        backing.is_former = False
 
     def __len__(self) -> int:
         """Open files that have a backing id."""
