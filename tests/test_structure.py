@@ -145,7 +145,7 @@ TAKES_AN_INODE_LOCK = {
     "utime",
 }
 """System calls that take the inode lock of the file they change. On a tmpfs lseek does, too."""
-OUR_INODE_LOCKS = {"fallocate", "punch_hole", "mark_file", "write_all"}
+OUR_INODE_LOCKS = {"fallocate", "punch_hole", "mark_file", "write_all", "set_atime", "set_mtime"}
 INODE_LOCKS_OF = {
     "no file of the kernel's lane: a new one, or one of our own": {
         "filesystem/content/fill.py: *",
@@ -156,7 +156,7 @@ INODE_LOCKS_OF = {
         "ram/prefault.py: *",
         "ram/spill_directory.py: *",
         "ram/state_space.py: *",
-        "ram/tier.py: copy",
+        "ram/tier.py: _try_mapping, copy",
         "writeback/sources/spill.py: *",
     },
     "a staging file, in threads that may wait for the backing directory": {
@@ -174,7 +174,7 @@ INODE_LOCKS_OF = {
         "filesystem/pages_ahead.py: _take_piece",
     },
     "under the lock, and not of a file that is handed over": {
-        "filesystem/kernel_writes.py: expect",
+        "filesystem/kernel_writes.py: expect, expect_mappings",
         "filesystem/pages_ahead.py: _give_back, _punch_end, _punch_hole, _take, take",
         "ram/tier.py: _truncate, _unlink, punch_hole",
         "writeback/sources/source.py: _seek",

@@ -44,6 +44,8 @@ REACH_BYTES_MAX, REACH_SHARE = 256 << 20, 16
 LOOK_SHARE = 8
 """Of a reach: it is looked every 2 ms when little room is left, and a lock may take 30."""
 PLENTY_SHARE = 4
+MAPPED_SHARE = 2
+"""Of RAM, one that is opened to read and write is expected to take a half at most."""
 
 
 class Net(enum.Enum):
@@ -111,6 +113,8 @@ class Admission:
         if self._tier.calls.is_crowded() and not node.kernel_writers:
             return "the writers of many files stand still"
         path = self._table.path(node.ino)
+        if handle.may_map and (reason := self._refuse_to_map(path)):
+            return reason
         expected = self._expectations.expect(path)
         if (
             expected is None
@@ -124,8 +128,10 @@ class Admission:
             return self._refuse_unknown(handle, path)
         wanted = int(expected * MARGIN) + MARGIN_BYTES
         urgent = self._room.is_urgent(node)
-        if wanted > self._tier.most_bytes(urgent=urgent):
-            return "larger than RAM"
+        most = self._tier.most_bytes(urgent=urgent)
+        # What may be read cannot leave RAM before it is closed (`outgrown`).
+        if wanted > (most // MAPPED_SHARE if handle.may_map else most):
+            return "larger than RAM" if wanted > most else "read and written, and half of RAM"
         missing = wanted - self.unpromised(urgent=urgent)
         if missing > 0:
             self._tier.ladder.make_room(missing)
@@ -135,6 +141,18 @@ class Admission:
         if not refusal:
             self._promises[node.ino] = Promise(wanted, self._payers.pays_as_we_do)
         return refusal
+
+    def _refuse_to_map(self, path: bytes) -> str:
+        """Why a file that may be mapped to write may not have the lane; "": nothing so far.
+
+        Its writers are held like others, but nothing holds who stores through a mapping. So one that
+        is likely to do so takes the daemon's lane, and one of which no size is known.
+        """
+        if not self._expectations.is_only_written(path):
+            return "read and written: no earlier file like it was only written"
+        if self._expectations.expect(path) is None:
+            return "its size is not known from an earlier file"
+        return "" if self._tier.tells_of_mappings() else "the kernel does not tell of mappings here"
 
     def _refuse_unknown(self, handle: Handle, path: bytes) -> str:
         """A writer that appends is one of a log, and one of a file that was small goes on as it began: the daemon sees what they write."""
@@ -256,6 +274,13 @@ class Admission:
     def never(self, path: bytes) -> None:
         """Files like this one cannot be written in this lane."""
         self._expectations.learn(path, UNBOUNDED_BYTES)
+
+    def learn_use(self, handle: Handle) -> None:
+        """What became of a file that was opened to read and write, under the name that it had then."""
+        size = handle.node.size
+        if handle.begun_as and (size >= WORTH_LEARNING_BYTES or not handle.only_written):
+            self._expectations.learn(handle.begun_as, size)
+            self._expectations.learn_use(handle.begun_as, only_written=handle.only_written)
 
     def learn(self, node: Node) -> None:
         """The file is complete."""

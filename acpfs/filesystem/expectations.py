@@ -19,12 +19,23 @@ UNBOUNDED_BYTES = 1 << 60
 """Expected of a file that cannot be written in the passthrough lane."""
 
 _DIGITS = re.compile(rb"\d+")
-DDL = "CREATE TABLE IF NOT EXISTS expectation (pattern BLOB PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;"
+_RANDOM = re.compile(
+    rb"(?<=/)(?:(\.tmp)[A-Za-z0-9_]{6,8}|(tmp)[a-z0-9_]{8})(?=\.|$)"  # tempfile of Rust, of Python
+    rb"|(?<![0-9A-Za-z])(?=[0-9a-f-]*[0-9])(?=[0-9a-f-]*[a-f])[0-9a-f]{8}[0-9a-f-]*(?![0-9A-Za-z])"
+)
+"""What programs put into names that nobody is to guess."""
+DDL = """
+CREATE TABLE IF NOT EXISTS expectation (pattern BLOB PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS only_written (pattern BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
 
 
 def pattern_of(path: bytes) -> bytes:
-    """What a file's path has in common with those of the same file in other checkpoints."""
-    return _DIGITS.sub(b"#", path)
+    """What a file's path has in common with those of the same file in other checkpoints.
+
+    A temporary name that was made at random says where the file is, and of which kind the name is.
+    """
+    return _DIGITS.sub(b"#", _RANDOM.sub(rb"\1\2*", b"/" + path)[1:])
 
 
 class Expectations:
@@ -35,6 +46,10 @@ class Expectations:
         self._state = state
         state.create(DDL)
         self._sizes: dict[bytes, int] = dict(state.rows("SELECT pattern, size FROM expectation"))
+        self._only_written: dict[bytes, None] = dict.fromkeys(
+            pattern for (pattern,) in state.rows("SELECT pattern FROM only_written")
+        )
+        """Patterns of files that were opened to read and write, and neither read nor mapped."""
         self._learnt = 0
         """How many sizes."""
         self._largest = (-1, 0)
@@ -43,6 +58,23 @@ class Expectations:
     def expect(self, path: bytes) -> int | None:
         """Bytes that a file will probably have; None: nothing like it was seen."""
         return self._sizes.get(pattern_of(path))
+
+    def is_only_written(self, path: bytes) -> bool:
+        """Whether the last file like it that was opened to read and write was only written."""
+        return pattern_of(path) in self._only_written
+
+    def learn_use(self, path: bytes, *, only_written: bool) -> None:
+        """A file was opened to read and write, and is closed."""
+        pattern = pattern_of(path)
+        if only_written == (pattern in self._only_written):
+            return
+        if only_written:
+            self._only_written[pattern] = None
+            self._state.change("INSERT OR REPLACE INTO only_written VALUES (?)", (pattern,))
+        if not only_written or len(self._only_written) > PATTERNS_MAX:
+            gone = next(iter(self._only_written)) if only_written else pattern
+            del self._only_written[gone]
+            self._state.change("DELETE FROM only_written WHERE pattern = ?", (gone,))
 
     def newest(self, count: int) -> list[tuple[bytes, int]]:
         """Patterns and sizes that were learnt last, the oldest first; not those that no file is expected to have."""

@@ -123,7 +123,9 @@ class FileWriters:
     def may_have_written(self, handle: Handle) -> bool:
         """Whether the kernel may have written for it what is in no version; it does not tell for whom it writes."""
         node = handle.node
-        return handle.writes_unseen and (node.modified or self._kernel.look(node))
+        if handle.writes_unseen and not node.modified:
+            self._kernel.look(node)  # also without a trace: it may be mapped
+        return handle.writes_unseen and node.modified
 
     def mapped_beside(self, handle: Handle, offset: int, size: int) -> list[Handle]:
         """Who else may have written through a mapping what came through `handle`.

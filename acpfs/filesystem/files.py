@@ -170,7 +170,9 @@ class Files:
 
     async def read(self, number: HandleId, offset: int, size: int) -> bytes:
         """Bytes of the file."""
-        return await self._reads.read(self._open.handle(number), offset, size)
+        handle = self._open.handle(number)
+        handle.only_written = False
+        return await self._reads.read(handle, offset, size)
 
     def _begin(self, number: HandleId, end: int) -> Handle:
         """The open file, which is about to be changed up to `end`; until `changed` its writer is at it.
@@ -211,7 +213,7 @@ class Files:
         handle = self._begin(number, offset + len(data))
         node = handle.node
         try:
-            if node.open_writers > 1 and is_mapped is not False:
+            if is_mapped or (node.open_writers > 1 and is_mapped is None):
                 self._open.wrote_mapped(handle, offset, len(data))
             await self._ready(node)
             if pid not in (0, handle.writer):

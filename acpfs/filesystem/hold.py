@@ -293,6 +293,8 @@ class Hold:
         if self._room.when_full is WhenFull.ERROR and not self._helps_to_wait(node):
             self._refuse(node)
             return
+        if node.body.failed and node.kernel_mappers:
+            return  # nothing that is waited for helps it (`_go_beyond`)
         now = self._now()
         self._held[node.ino] = Held(node, self._room.reason(), now, now, self._event())
         self.holds += 1
@@ -429,13 +431,20 @@ class Hold:
             return
         if relief is Relief.LATE and self._now() - held.since <= PATIENCE_S:
             return
-        stays = held.node.kernel_handles > held.node.kernel_writers or held.node.daemon_mappers > 0
+        node = held.node
+        is_read = node.kernel_handles > node.kernel_writers or node.daemon_mappers > 0
+        stays = is_read or node.kernel_mappers > 0
         left = BEYOND_LEFT_BYTES * (2 if stays else 1)
         if self._tier.reserve_slack(BEYOND_BYTES, self._applicant(held.node), left):
             writer.granted_bytes, writer.has_grown = BEYOND_BYTES, False
             self._end(held)
-        elif stays:
+        elif is_read:
             held.reason = READ
+        elif stays:
+            # Only its writer's own close would help, who waits here: he meets the end of the tmpfs.
+            self._refuse(node)
+            self._admission.never(self._path(node.ino))
+            self._end(held)
 
     def _may_open(self, held: Held) -> bool:
         """Whether others may get in between: one file at a time, and not into a tmpfs that is full."""

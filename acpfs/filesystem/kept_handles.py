@@ -78,6 +78,10 @@ class Handle:
     """It changed the content since the last FLUSH, or is about to."""
     changing: int = 0
     """Calls through it that change the content and are under way."""
+    begun_as: bytes = b""
+    """Opened to read and write while it was empty: its path then, under which the next one like it is looked for."""
+    only_written: bool = True
+    """Nobody was seen to read through it, nor to map it."""
     is_released: bool = False
     """The kernel has sent RELEASE; it goes on as long as a mapping that was made through it."""
     waits: bool = False
@@ -124,6 +128,16 @@ class Handle:
     def writes_unseen(self) -> bool:
         """Whether the kernel may write for it without the daemon."""
         return self.unseen or (self.lane is Lane.PASSTHROUGH and self.writable)
+
+    @property
+    def maps_unseen(self) -> bool:
+        """Whether the kernel maps the tier file for it, so that it may be written to without the daemon, and without a trace."""
+        return self.writes_unseen and self.may_map
+
+    @property
+    def leaves_trace(self) -> bool:
+        """Whether a mapping that is made through it in the kernel sets the tier file's atime."""
+        return not self.flags & os.O_NOATIME
 
     @property
     def rewrites_unseen(self) -> bool:

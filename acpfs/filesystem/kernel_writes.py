@@ -23,7 +23,7 @@ from acpfs.filesystem.content.body import UNSEEN, Body, Writing
 from acpfs.filesystem.fullness import STAMPS, Fullness
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier
+from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, UNREAD_NS, Tier, set_atime, set_mtime
 from acpfs.runtime.clock import Clock
 from acpfs.types import TierId, VersionId
 from acpfs.writeback.log.log import OperationLog
@@ -48,7 +48,7 @@ def mark_file(fd: int) -> tuple[int, int]:
     """
     st = os.fstat(fd)
     mark = st.st_mtime_ns + 1 + next(_numbers) % STAMPS
-    os.utime(fd, ns=(st.st_atime_ns, mark))
+    set_mtime(fd, mark)
     st = os.fstat(fd)
     return (mark, st.st_size) if st.st_mtime_ns == mark else UNSEEN
 
@@ -101,6 +101,8 @@ class KernelWrites:
         if moment is not None:
             self._fullness.judge(node, st, moment)
         if (st.st_mtime_ns, st.st_size) == body.seen:
+            if self._may_store(node, st):
+                self.assume_changed(node)
             return False
         node.size = st.st_size
         node.blocks = self._blocks(node, st)
@@ -118,6 +120,18 @@ class KernelWrites:
             self._table.changed(node)
         self.assume_changed(node)
         return True
+
+    def _may_store(self, node: Node, st: os.stat_result) -> bool:
+        """Of a file that looks as it did: whether somebody may store to it through a mapping, at any moment.
+
+        Then it counts as changed until that is over. But no write was seen: the file is not marked for
+        it, which others would take for one, and a half stays a half. Not one of the daemon's lane: who
+        opened the file there beside a writer may have mapped it, too, and keeps back nothing before he
+        does.
+        """
+        if not node.kernel_mappers or node.daemon_mappers or node.interrupted:
+            return False
+        return st.st_atime_ns != UNREAD_NS
 
     @staticmethod
     def _blocks(node: Node, st: os.stat_result) -> int:
@@ -141,6 +155,27 @@ class KernelWrites:
             self._fullness.judge(node, os.fstat(self._opened(node.body)), moment)
         node.kernel_writers += 1
         self._tier.calls.hand_over(node.body.tier)
+
+    def expect_mappings(self, node: Node) -> None:
+        """From now on somebody may map the file to write, who is the first to have it open in the kernel.
+
+        Before `expect`: later an application may have the inode lock that this takes.
+        """
+        assert not node.in_kernel, node.ino
+        assert not self._tier.calls.is_handed_over(node.body.tier), node.ino
+        set_atime(self._opened(node.body), UNREAD_NS)
+
+    def may_be_mapped(self, node: Node) -> bool:
+        """Whether the kernel may have mapped the tier file since `expect_mappings`; or somebody has read it in the kernel.
+
+        mmap and read set the atime, and nothing else does: what the daemon reads leaves no trace.
+        """
+        tier_id = node.kernel_target
+        if not tier_id or self._tier.is_lost(tier_id):
+            return False
+        if not self._tier.tells_of_mappings():
+            return True
+        return self._tier.stat(tier_id).st_atime_ns != UNREAD_NS
 
     def left(self, node: Node) -> None:
         """One less may write unseen.
@@ -210,7 +245,7 @@ class KernelWrites:
         ):
             return
         fd = self._opened(body)
-        os.utime(fd, ns=(node.atime_ns, node.mtime_ns))
+        set_mtime(fd, node.mtime_ns)
         if node.kernel_writers:  # else whoever opens the file to write unseen finds the times that were set, and no others
             st = os.fstat(fd)
             self.note(node, (st.st_mtime_ns, st.st_size))

@@ -60,6 +60,7 @@ class LaneUse:
                 self._contents.kernel.expect(node)
                 handle.unseen = True
                 node.kernel_rewriters += 1
+                node.kernel_mappers += 1
             node.daemon_mappers += handle.may_map
             if not handle.bound:
                 node.daemon_opened_at = self._now()
@@ -67,6 +68,9 @@ class LaneUse:
         fd = self._descriptor(handle)
         if handle.writable:
             self._ahead.take(handle)
+            if handle.may_map:
+                self._contents.kernel.expect_mappings(node)
+                node.kernel_mappers += 1
             self._contents.kernel.expect(node)
             node.kernel_rewriters += handle.rewrites_unseen
             self._hold.add(node)
@@ -150,6 +154,7 @@ class LaneUse:
             self.look(handle)
             self._contents.kernel.left(node)
             node.kernel_rewriters -= handle.rewrites_unseen
+            node.kernel_mappers -= handle.maps_unseen
             if not node.kernel_writers:
                 self._admission.settle(node)
                 self._ahead.cut(node)
@@ -169,12 +174,15 @@ class LaneUse:
         if handle.writes_unseen:
             self._admission.restored(node)
             node.kernel_rewriters += handle.rewrites_unseen
+            node.kernel_mappers += handle.maps_unseen
             self._contents.kernel.restored(node)
             self._hold.add(node)
 
     def look(self, handle: Handle) -> None:
         """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is assumed."""
         self._contents.kernel.look(handle.node)
+        if handle.maps_unseen and self._contents.kernel.may_be_mapped(handle.node):
+            handle.unseen = True
         body = handle.node.body  # a stat meanwhile may have looked before: then the content is modified, by whichever handle
         handle.wrote = handle.wrote or body.modified
         if handle.unseen:

@@ -21,6 +21,13 @@ ARRIVAL_S = 2.0
 """So long after its answer an open may not have come to its end in the kernel: far beyond what a crowded machine has a process wait."""
 
 
+def _is_new(node: Node, flags: int) -> bool:
+    """Whether an open to read and write begins a file, to be written from its beginning to its end, and leaves a trace if it maps it."""
+    return not (
+        node.size or node.in_kernel or node.body.is_cold or flags & (os.O_APPEND | os.O_NOATIME)
+    )
+
+
 class Lanes:
     """The transport says what it can do; every open asks."""
 
@@ -48,7 +55,7 @@ class Lanes:
     def choose(self, node: Node, flags: int, refuse: Callable[[], str]) -> Lane:
         """The lane of one open. `refuse`: says why there is no room for a writer in the passthrough lane."""
         reason = self._against(node, flags)
-        if not reason and flags & os.O_ACCMODE == os.O_WRONLY:
+        if not reason and flags & os.O_ACCMODE != os.O_RDONLY:
             reason = refuse()
         self.reasons[reason or Lane.PASSTHROUGH.value] += 1
         return self._daemon_lane if reason else Lane.PASSTHROUGH
@@ -101,8 +108,8 @@ class Lanes:
             node.body.tier if not node.body.is_cold else 0
         ):
             return "open in the passthrough lane on an earlier content"
-        if access == os.O_RDWR:
-            return "may be mapped writable: the daemon must see those writes"
+        if access == os.O_RDWR and not _is_new(node, flags):
+            return "read and written, and not new: it may be mapped"
         if node.daemon_mappers:
             return "open in the daemon's lane, perhaps mapped"
         if self._is_being_opened(node):

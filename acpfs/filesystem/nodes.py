@@ -117,6 +117,8 @@ class Node:
     """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
     kernel_rewriters: int = 0
     """Those among them who may change what is there: that do not append, or write through a mapping."""
+    kernel_mappers: int = 0
+    """Handles through which the kernel's file can be mapped to write."""
     versions: int = 0
     """How often its content was fixed, without closes that turned out not to count; of this worker."""
     writer_pid: int = 0

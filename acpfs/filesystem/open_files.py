@@ -263,6 +263,8 @@ class OpenFiles:
         handle.place = opening.place
         if handle.writable:
             self._ready.give_back()
+        if handle.writable and handle.may_map and not node.size and node.names:
+            handle.begun_as = self._table.path(node.ino)
         try:
             backing_fd = await self._lane_use.take(handle)
         except BaseException:
@@ -601,7 +603,9 @@ class OpenFiles:
 
     def wrote_mapped(self, handle: Handle, offset: int, size: int) -> None:
         """What is about to be written through the handle may have been changed through a mapping of another one."""
+        handle.only_written = False
         for one in self._writers.mapped_beside(handle, offset, size):
+            one.only_written = False
             if one.tentative is not None:
                 self._closes.settle(one, written=True)
             self._wrote(one)
@@ -638,11 +642,17 @@ class OpenFiles:
         if handle.wrote:
             self._closes.settle(handle, written=True)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
+            self._learn_use(handle)
         return handle.wrote
 
     def at_it(self, node: Node) -> list[int]:
         """Processes of those who are, as far as they are known."""
         return self._writers.at_it(node)
+
+    def _learn_use(self, handle: Handle) -> None:
+        if handle.maps_unseen and self._contents.kernel.may_be_mapped(handle.node):
+            handle.only_written = False
+        self._admission.learn_use(handle)
 
     def is_anybody_at_it(self, node: Node) -> bool:
         """Whether somebody has the file open who has written to it, or may have, and is not done."""
@@ -688,7 +698,9 @@ class OpenFiles:
         written after that. The file stays open here until the mapping is gone (`settle_mappings`).
         """
         handle = self._handles.get(number)
-        if handle is None or not (handle.writes_unseen and handle.may_map):
+        if handle is None or not handle.maps_unseen:
+            return False
+        if handle.leaves_trace and not self._contents.kernel.may_be_mapped(handle.node):
             return False
         for delay_s in MAPPED_LOOKS_S:
             if delay_s:
@@ -724,6 +736,7 @@ class OpenFiles:
             self._loads.closed(handle.node, handle.opened_at, handle.place)
         if handle.writable:
             await self._mark(handle.node)
+        self._learn_use(handle)
         self._count(handle, -1)  # not before: until here it is one of those who may have written
         self._lane_use.leave(handle)
         self._closes.settle(handle, written=handle.wrote)

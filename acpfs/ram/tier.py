@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import signal
 from collections import Counter
@@ -31,6 +32,9 @@ BLOCK_BYTES = 512
 HUGE_PAGE_BYTES = 2 << 20
 UNCOUNTED_BYTES_MAX = 64 << 10
 """Small writes are not counted for turns: that would cost more than the bytes are worth (1 us of 24)."""
+UNREAD_NS = 1
+"""The atime of a tier file that was neither read nor mapped since it was set. So old a one is replaced by the first that comes, also
+where atimes are kept as rarely as with `relatime`."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -91,6 +95,7 @@ class Tier:
         self._peak_bytes = 0
         self._last_id = 0
         self._fulls = 0
+        self._tells_of_mappings: bool | None = None
         self._when_safe = when_safe
         self.calls = RamFileCalls(runtime.threads)
         """Those on files that applications may hold up."""
@@ -113,7 +118,7 @@ class Tier:
         tier_id = TierId(self._last_id)
         fd = os.open(
             str(tier_id),
-            os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,
+            os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOATIME | os.O_CLOEXEC | os.O_NOFOLLOW,
             0o600,
             dir_fd=self._dir_fd,
         )
@@ -121,13 +126,14 @@ class Tier:
         return tier_id, fd
 
     def open(self, tier_id: TierId) -> int:
-        """A read-write descriptor; the caller closes it. Thread-safe.
+        """A read-write descriptor, reading by which leaves no trace; the caller closes it. Thread-safe.
 
         Raises:
             OSError: EIO: its bytes are lost.
         """
         self._check(tier_id)
-        return os.open(str(tier_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd)
+        flags = os.O_RDWR | os.O_NOATIME | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(str(tier_id), flags, dir_fd=self._dir_fd)
 
     def open_to_read(self, tier_id: TierId) -> int:
         """A descriptor that only reads, and leaves no trace of that; the caller closes it. Thread-safe.
@@ -159,6 +165,33 @@ class Tier:
         finally:
             os.close(fd)
         return False
+
+    def tells_of_mappings(self) -> bool:
+        """Whether this kernel and this file system tell that a file was mapped, and when that is over; tried once."""
+        if self._tells_of_mappings is None:
+            self._tells_of_mappings = self._try_mapping()
+        return self._tells_of_mappings
+
+    def _try_mapping(self) -> bool:
+        tier_id, fd = self.create_open()
+        try:
+            os.ftruncate(fd, mmap.PAGESIZE)
+            os.close(fd)
+            fd = os.open(str(tier_id), os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dir_fd)
+            set_atime(fd, UNREAD_NS)
+            before = os.fstat(fd).st_atime_ns
+            with mmap.mmap(fd, mmap.PAGESIZE):
+                after = os.fstat(fd).st_atime_ns
+                os.close(fd)
+                fd = -1
+                was_told = self.has_writers(tier_id)
+            return before == UNREAD_NS != after and was_told and not self.has_writers(tier_id)
+        except (OSError, ValueError):
+            return False
+        finally:
+            if fd >= 0:
+                os.close(fd)
+            self.remove(tier_id)
 
     def stat(self, tier_id: TierId) -> os.stat_result:
         """Size, blocks and times of a tier file. Thread-safe."""
@@ -436,6 +469,33 @@ FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """Give back the pages of a range, which reads as zeros then; the file is as long as before."""
     fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, offset, length)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_UTIME_OMIT = (1 << 30) - 2
+
+
+def _set_times(fd: int, atime: tuple[int, int], mtime: tuple[int, int]) -> None:
+    times = (_Timespec * 2)(_Timespec(*atime), _Timespec(*mtime))
+    if _libc.futimens(fd, times) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def set_mtime(fd: int, time_ns: int) -> None:
+    """Set a tier file's mtime, and leave its atime alone, which tells whether it was read or mapped since.
+
+    `os.utime` sets both: what the kernel sets in between would be lost.
+    """
+    _set_times(fd, (0, _UTIME_OMIT), divmod(time_ns, 10**9))
+
+
+def set_atime(fd: int, time_ns: int) -> None:
+    """Set a tier file's atime alone."""
+    _set_times(fd, divmod(time_ns, 10**9), (0, _UTIME_OMIT))
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:

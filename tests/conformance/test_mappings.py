@@ -1,9 +1,11 @@
-"""Shared mappings that go on when every descriptor is closed: what is stored through them reaches the backing directory, as one whole."""
+"""Shared mappings, and files that may have some: what is stored reaches the backing directory, as one whole, also after the last close."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +40,8 @@ def store(address, letter):
 def say(word):
     print(word, flush=True)
     sys.stdin.readline()
-
+"""
+BESIDE = """
 # a writer that the kernel serves itself, where it does that, and beside it one who maps the file
 writer = os.open(path, os.O_WRONLY | os.O_CREAT)
 os.write(writer, b"w" * size)
@@ -49,17 +52,14 @@ os.close(writer)
 os.close(first)
 os.close(second)
 """
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 @contextmanager
-def program(mount: AcpfsMount, text: str) -> Iterator[subprocess.Popen[str]]:
-    command = [
-        sys.executable,
-        "-c",
-        dedent(PROGRAM) + dedent(text),
-        str(mount.path / NAME),
-        str(SIZE),
-    ]
+def program(mount: AcpfsMount, text: str, name: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Statements over the path `name`, of which nothing is there; "": over `NAME`, which has two mappings, and is closed."""
+    text = dedent(PROGRAM) + ("" if name else dedent(BESIDE)) + dedent(text)
+    command = [sys.executable, "-c", text, str(mount.path / (name or NAME)), str(SIZE)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as started:
@@ -88,15 +88,33 @@ def mounted(transport: str, make_mount: MakeMount, tmp_path: Path) -> AcpfsMount
     return mount
 
 
-def stored(mount: AcpfsMount) -> bytes:
-    file = mount.backing / NAME
+def stored(mount: AcpfsMount, name: str = NAME) -> bytes:
+    file = mount.backing / name
     return file.read_bytes() if file.exists() else b""
 
 
-def stored_at_last(mount: AcpfsMount) -> bytes:
+def stored_at_last(mount: AcpfsMount, name: str = NAME) -> bytes:
     """The kernel says that it was closed a moment after munmap, or the end of the process."""
-    mount.ctl("wait", str(mount.path / NAME))
-    return stored(mount)
+    mount.ctl("wait", str(mount.path / name))
+    return stored(mount, name)
+
+
+def taught(transport: str, make_mount: MakeMount, tmp_path: Path) -> AcpfsMount:
+    """A mount that has seen one file `step-#/state`, opened to read and write, and only written."""
+    mount = mounted(transport, make_mount, tmp_path)
+    (mount.path / "step-2").mkdir()
+    path = mount.path / "step-1/state"
+    fd = os.open(path, NEW)
+    assert os.write(fd, b"s" * SIZE) == SIZE
+    os.close(fd)
+    mount.ctl("wait", str(path))
+    return mount
+
+
+def in_passthrough(mount: AcpfsMount) -> int:
+    """How many opens had the lane so far."""
+    choices: dict[str, int] = mount.status()["lane_choices"]
+    return choices.get("passthrough", 0)
 
 
 @clause("S44", "S466", "S502")
@@ -138,7 +156,17 @@ def test_so_is_what_a_process_leaves_that_ends_with_its_mappings(
     transport: str, make_mount: MakeMount, tmp_path: Path
 ) -> None:
     mount = mounted(transport, make_mount, tmp_path)
-    with program(mount, 'say("closed"); store(two, "d")') as started:
+    text = """
+        writer = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.write(writer, b"w" * size)
+        fd = os.open(path, os.O_RDWR | os.O_NOATIME)  # which keeps the kernel from noting a mapping
+        one = mapped(fd)
+        os.close(writer)
+        os.close(fd)
+        say("closed")
+        store(one, "d")
+    """
+    with program(mount, text, NAME) as started:
         assert said(started) == "closed"
         go_on(started)
         assert not started.wait()
@@ -178,3 +206,118 @@ def test_who_opens_such_a_file_sees_what_is_stored_through_the_mapping(
         started.kill()
         started.wait()
         assert stored_at_last(mount) == b"ff" + b"e" * (SIZE - 2)
+
+
+# -- files that are opened to read and write, and are only written until one of them is mapped
+
+
+@clause("S503")
+def test_a_file_that_is_opened_to_read_and_write_has_passthrough_when_one_like_it_was_only_written(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    mount = mounted(transport, make_mount, tmp_path)
+    for step in range(1, 4):
+        directory = mount.path / f"step-{step}"
+        directory.mkdir(exist_ok=True)
+        # as safetensors: a name at random, its length before its bytes, a rename before the close
+        fd, name = tempfile.mkstemp(prefix=".tmp", dir=directory)
+        os.ftruncate(fd, SIZE)
+        os.write(fd, bytes([step]) * SIZE)
+        os.rename(name, directory / "model.safetensors")
+        os.close(fd)
+        assert stored_at_last(mount, f"step-{step}/model.safetensors") == bytes([step]) * SIZE
+        in_kernel = (step - 1) * (transport == "native-passthrough")
+        assert in_passthrough(mount) == in_kernel
+        assert (mount.path / f"step-{step}/model.safetensors").stat().st_size == SIZE
+    assert mount.status()["interrupted"] == 0
+
+
+@clause("S503", "S502", "S466")
+@pytest.mark.parametrize("kills", [False, True], ids=["", "worker-killed"])
+def test_where_it_is_mapped_all_the_same_nothing_is_published_before_the_mapping_is_gone(
+    transport: str, make_mount: MakeMount, tmp_path: Path, kills: bool
+) -> None:
+    if kills and transport == "libfuse":
+        pytest.skip("what is open is lost there")
+    mount = taught(transport, make_mount, tmp_path)
+    text = """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.ftruncate(fd, size)
+        one = mapped(fd)
+        ctypes.string_at(one, size)  # a store to a page that was read leaves no trace at all
+        os.close(fd)
+        say("closed")
+        store(one, "a")
+        say("stored")
+        store(one, "b")
+        unmap(one)
+        say("unmapped")
+    """
+    with program(mount, text, "step-2/state") as started:
+        assert said(started) == "closed"
+        if kills:
+            mount.kill_worker()
+        elif transport == "native-passthrough":
+            assert in_passthrough(mount) == 1
+        mount.flush()
+        assert stored(mount, "step-2/state") == b""
+        go_on(started)
+        assert said(started) == "stored"
+        if kills:
+            mount.kill_worker()
+        assert (mount.path / "step-2/state").read_bytes() == b"a" * SIZE
+        mount.flush()
+        assert stored(mount, "step-2/state") == b""
+        go_on(started)
+        assert said(started) == "unmapped"
+        assert stored_at_last(mount, "step-2/state") == b"b" * SIZE
+    assert mount.status()["interrupted"] == 0
+
+
+@clause("S503")
+def test_a_store_that_leaves_no_trace_is_found_when_the_last_copy_is_closed(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    mount = taught(transport, make_mount, tmp_path)
+    text = """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.write(fd, b"a" * size)
+        copy = os.dup(fd)
+        os.close(fd)
+        one = mapped(copy)
+        ctypes.string_at(one, size)
+        store(one, "b")
+        unmap(one)
+        os.close(copy)
+        say("closed")
+    """
+    with program(mount, text, "step-2/state") as started:
+        assert said(started) == "closed"
+        assert stored_at_last(mount, "step-2/state") == b"b" * SIZE
+        (mount.path / "step-3").mkdir()
+        os.close(os.open(mount.path / "step-3/state", NEW))
+        assert in_passthrough(mount) == (transport == "native-passthrough"), "the next one is not"
+
+
+@clause("S503", "S181")
+def test_a_writer_that_is_killed_with_its_mapping_leaves_a_half(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    mount = taught(transport, make_mount, tmp_path)
+    text = """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.write(fd, b"a" * size)
+        one = mapped(fd)
+        store(one, "b")
+        say("stored")
+    """
+    with program(mount, text, "step-2/state") as started:
+        assert said(started) == "stored"
+        started.kill()
+        started.wait()
+        mount.wait_status(lambda status: status["interrupted"] == 1)
+        mount.flush()
+        assert stored(mount, "step-2/state") == b""
+        assert (mount.path / "step-2/state").read_bytes() == b"b" * SIZE
+        mount.ctl("retry", str(mount.path))
+        assert stored_at_last(mount, "step-2/state") == b"b" * SIZE

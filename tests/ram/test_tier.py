@@ -131,3 +131,22 @@ def test_a_mapping_counts_as_somebody_who_has_the_file_open_to_write_until_it_is
     os.close(reader)
     os.close(tier.open(tier_id))
     assert not tier.has_writers(tier_id), "and the lease was given back"
+
+
+@pytest.mark.clause("S503")
+def test_it_is_tried_whether_mappings_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Tier(tmp_path, 10 * MIB, REAL)
+    before = os.listdir(tmp_path / "data")
+    assert told.tells_of_mappings()
+    assert os.listdir(tmp_path / "data") == before
+    assert told.used_bytes == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Tier, "has_writers", lambda _tier, _tier_id: False)
+        assert told.tells_of_mappings(), "once"
+        (tmp_path / "other").mkdir()
+        untold = Tier(tmp_path / "other", 10 * MIB, REAL)
+        assert not untold.tells_of_mappings(), "no leases"
+    told.close()
+    untold.close()

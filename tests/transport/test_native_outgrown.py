@@ -193,3 +193,52 @@ def largest(directory: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             sizes.append(file.stat().st_blocks * 512 if file.is_file() else 0)
     return max(sizes)
+
+
+@pytest.mark.clause("S504")
+@pytest.mark.parametrize("when_full", ["wait", "error"])
+def test_what_may_be_read_while_it_is_written_does_not_move_and_fails_loudly(
+    tmp_path: Path, disk: FaultFs, when_full: str
+) -> None:
+    """Opened to read and write, and expected to be small: its reader would find holes."""
+    new = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    where = tmp_path / "seen", tmp_path / "mnt", "native-passthrough"
+    with AcpfsMount(*where, ram=f"{BUDGET}", when_full=when_full) as mount:
+        for step in (1, 2, 3):
+            (mount.path / f"step-{step}").mkdir()
+        with os.fdopen(os.open(mount.path / "step-1/state", new), "wb", buffering=0) as file:
+            file.write(BLOCK)
+        mount.ctl("wait", str(mount.path / "step-1/state"))
+        wait_lock_taker(mount)
+        path = mount.path / "step-2/state"
+        with pytest.raises(OSError) as error:
+            grow(os.open(path, new), BUDGET + 2 * SLACK)
+        assert error.value.errno == errno.ENOSPC
+        assert mount.status()["lane_choices"]["passthrough"] == 1
+        mount.flush()
+        assert not (tmp_path / "disk/step-2/state").exists()
+        path.unlink()
+        digest = grow(os.open(mount.path / "step-3/state", new), BLOCK_COUNT * len(BLOCK))
+        assert mount.status()["lane_choices"]["passthrough"] == 1, (
+            "files like it are not expected to fit"
+        )
+        mount.flush()
+        assert stored(tmp_path, "step-3/state") == digest
+
+
+BLOCK_COUNT = 16
+
+
+def grow(fd: int, size: int) -> str:
+    """Write through a descriptor, read some of it, and close it; returns the checksum of what was written."""
+    digest = hashlib.sha256()
+    with os.fdopen(fd, "r+b", buffering=0) as file:
+        for done in paced(range(0, size, len(BLOCK))):
+            piece = memoryview(BLOCK)
+            while piece:
+                count = file.write(piece)
+                assert count
+                digest.update(piece[:count])
+                piece = piece[count:]
+            assert os.pread(file.fileno(), 16, done) == BLOCK[:16]
+    return digest.hexdigest()

@@ -147,6 +147,7 @@ class OutgrownFiles:
             and (body.is_outgrown or not body.in_flight)
             and node.kernel_handles == node.kernel_writers
             and not node.daemon_mappers
+            and not node.kernel_mappers
             and not self._contents.frozen_bytes(node)
         )
 
