@@ -130,6 +130,11 @@ class Handle:
         return self.unseen or (self.lane is Lane.PASSTHROUGH and self.writable)
 
     @property
+    def maps_in_kernel(self) -> bool:
+        """Whether it is one of the passthrough lane that can be mapped to write; its mappings leave a trace (`_is_new` in `lanes`)."""
+        return self.lane is Lane.PASSTHROUGH and self.writable and self.may_map
+
+    @property
     def maps_unseen(self) -> bool:
         """Whether the kernel maps the tier file for it, so that it may be written to without the daemon, and without a trace."""
         return self.writes_unseen and self.may_map

@@ -125,13 +125,16 @@ class KernelWrites:
         """Of a file that looks as it did: whether somebody may store to it through a mapping, at any moment.
 
         Then it counts as changed until that is over. But no write was seen: the file is not marked for
-        it, which others would take for one, and a half stays a half. Not one of the daemon's lane: who
-        opened the file there beside a writer may have mapped it, too, and keeps back nothing before he
-        does.
+        it, which others would take for one, and a half stays a half. Not where all who may map it are
+        of the daemon's lane, opened beside a writer: these keep back nothing before they write.
         """
-        if not node.kernel_mappers or node.daemon_mappers or node.interrupted:
+        if not node.kernel_mappers or node.interrupted:
             return False
-        return st.st_atime_ns != UNREAD_NS
+        return self._has_trace(st)
+
+    def _has_trace(self, st: os.stat_result) -> bool:
+        """Whether the tier file may have been mapped since `expect_mappings`; so it is, too, where the kernel tells no more."""
+        return st.st_atime_ns != UNREAD_NS or not self._tier.tells_of_mappings()
 
     @staticmethod
     def _blocks(node: Node, st: os.stat_result) -> int:
@@ -173,9 +176,7 @@ class KernelWrites:
         tier_id = node.kernel_target
         if not tier_id or self._tier.is_lost(tier_id):
             return False
-        if not self._tier.tells_of_mappings():
-            return True
-        return self._tier.stat(tier_id).st_atime_ns != UNREAD_NS
+        return self._has_trace(self._tier.stat(tier_id))
 
     def left(self, node: Node) -> None:
         """One less may write unseen.

@@ -60,7 +60,6 @@ class LaneUse:
                 self._contents.kernel.expect(node)
                 handle.unseen = True
                 node.kernel_rewriters += 1
-                node.kernel_mappers += 1
             node.daemon_mappers += handle.may_map
             if not handle.bound:
                 node.daemon_opened_at = self._now()
@@ -70,8 +69,8 @@ class LaneUse:
             self._ahead.take(handle)
             if handle.may_map:
                 self._contents.kernel.expect_mappings(node)
-                node.kernel_mappers += 1
             self._contents.kernel.expect(node)
+            node.kernel_mappers += handle.maps_in_kernel
             node.kernel_rewriters += handle.rewrites_unseen
             self._hold.add(node)
         node.kernel_handles += 1
@@ -154,7 +153,7 @@ class LaneUse:
             self.look(handle)
             self._contents.kernel.left(node)
             node.kernel_rewriters -= handle.rewrites_unseen
-            node.kernel_mappers -= handle.maps_unseen
+            node.kernel_mappers -= handle.maps_in_kernel
             if not node.kernel_writers:
                 self._admission.settle(node)
                 self._ahead.cut(node)
@@ -174,7 +173,7 @@ class LaneUse:
         if handle.writes_unseen:
             self._admission.restored(node)
             node.kernel_rewriters += handle.rewrites_unseen
-            node.kernel_mappers += handle.maps_unseen
+            node.kernel_mappers += handle.maps_in_kernel
             self._contents.kernel.restored(node)
             self._hold.add(node)
 

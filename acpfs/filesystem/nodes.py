@@ -118,7 +118,7 @@ class Node:
     kernel_rewriters: int = 0
     """Those among them who may change what is there: that do not append, or write through a mapping."""
     kernel_mappers: int = 0
-    """Handles through which the kernel's file can be mapped to write."""
+    """Handles in the passthrough lane that can be mapped to write; not those beside them in the daemon's lane (`daemon_mappers`)."""
     versions: int = 0
     """How often its content was fixed, without closes that turned out not to count; of this worker."""
     writer_pid: int = 0

@@ -150,8 +150,8 @@ class Tier:
 
         The kernel counts the open files of an inode that can write, and a mapping keeps the one that
         it was made through. It tells of that count only whether it is zero: to whoever asks for a
-        lease to read. What the caller himself has open to write counts, too. False where it cannot
-        be told (`fs.leases-enable=0`).
+        lease to read. What the caller himself has open to write counts, too. Where it cannot be told
+        (`fs.leases-enable=0`): False where it never could, and True where it was told before.
         """
         fd = self.open_to_read(tier_id)
         try:
@@ -161,16 +161,19 @@ class Tier:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as error:
-            return error.errno in (errno.EAGAIN, errno.ENOMEM)
+            return error.errno in (errno.EAGAIN, errno.ENOMEM) or bool(self._tells_of_mappings)
         finally:
             os.close(fd)
         return False
 
     def tells_of_mappings(self) -> bool:
-        """Whether this kernel and this file system tell that a file was mapped, and when that is over; tried once."""
+        """Whether this kernel and this file system tell that a file was mapped, and when that is over; tried once.
+
+        A person may mount the file system anew with `noatime` at any time, so that is asked each time.
+        """
         if self._tells_of_mappings is None:
             self._tells_of_mappings = self._try_mapping()
-        return self._tells_of_mappings
+        return self._tells_of_mappings and not os.fstatvfs(self._dir_fd).f_flag & os.ST_NOATIME
 
     def _try_mapping(self) -> bool:
         tier_id, fd = self.create_open()

@@ -233,7 +233,9 @@ def test_a_file_that_is_opened_to_read_and_write_has_passthrough_when_one_like_i
 
 
 @clause("S503", "S502", "S466")
-@pytest.mark.parametrize("kills", [False, True], ids=["", "worker-killed"])
+@pytest.mark.parametrize(
+    "kills", [pytest.param(False, marks=pytest.mark.long), True], ids=["", "worker-killed"]
+)
 def test_where_it_is_mapped_all_the_same_nothing_is_published_before_the_mapping_is_gone(
     transport: str, make_mount: MakeMount, tmp_path: Path, kills: bool
 ) -> None:
@@ -321,3 +323,35 @@ def test_a_writer_that_is_killed_with_its_mapping_leaves_a_half(
         assert (mount.path / "step-2/state").read_bytes() == b"b" * SIZE
         mount.ctl("retry", str(mount.path))
         assert stored_at_last(mount, "step-2/state") == b"b" * SIZE
+
+
+@clause("S503", "S475")
+def test_such_a_file_is_being_written_also_beside_a_reader_that_the_daemon_serves(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    mount = taught(transport, make_mount, tmp_path)
+    text = """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.write(fd, b"a" * size)
+        os.fsync(fd)
+        one = mapped(fd)
+        ctypes.string_at(one, size)
+        say("mapped")
+        store(one, "b")
+        say("stored")
+        unmap(one)
+        os.close(fd)
+        say("closed")
+    """
+    path = mount.path / "step-2/state"
+    with program(mount, text, "step-2/state") as started:
+        assert said(started) == "mapped"
+        reader = os.open(path, os.O_RDONLY | os.O_SYNC)  # which has no passthrough
+        go_on(started)
+        assert said(started) == "stored"
+        done = mount.run("acpfs-ctl", "wait", str(path), "--timeout", "2", check=False)
+        assert done.returncode == 4, done.stdout + done.stderr
+        go_on(started)
+        assert said(started) == "closed"
+        assert stored_at_last(mount, "step-2/state") == b"b" * SIZE
+        os.close(reader)

@@ -48,8 +48,9 @@ def test_what_files_were_used_for_is_known_until_one_was_used_otherwise(tmp_path
     known.learn_use(b"step-2/state", only_written=False)
     assert not known.is_only_written(b"step-3/state")
     assert not Expectations(state).is_only_written(b"step-3/state")
-    for number in range(PATTERNS_MAX + 10):
-        known.learn_use(b"x" * number, only_written=True)
+    with state.step():
+        for number in range(PATTERNS_MAX + 10):
+            known.learn_use(b"x" * number, only_written=True)
     assert not known.is_only_written(b"x" * 9)
     assert known.is_only_written(b"x" * 10)
     state.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,3 +152,43 @@ def test_it_is_tried_whether_mappings_are_told_of(
         assert not untold.tells_of_mappings(), "no leases"
     told.close()
     untold.close()
+
+
+@pytest.mark.clause("S503")
+def test_where_leases_are_turned_off_who_had_them_takes_any_file_for_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Tier(tmp_path, 10 * MIB, REAL)
+    tier_id = told.create()
+    (tmp_path / "other").mkdir()
+    untold = Tier(tmp_path / "other", 10 * MIB, REAL)
+    other_id = untold.create()
+    assert told.tells_of_mappings()
+    assert not told.has_writers(tier_id)
+
+    def refused(_fd: int, command: int, _value: int) -> None:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(fcntl, "fcntl", refused)
+    assert told.has_writers(tier_id)
+    assert not untold.has_writers(other_id)
+    assert not untold.tells_of_mappings()
+    told.close()
+    untold.close()
+
+
+@pytest.mark.clause("S503")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
+def test_a_file_system_that_is_mounted_anew_without_access_times_tells_nothing(
+    tmp_path: Path,
+) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(tmp_path)], check=True)
+    tier = Tier(tmp_path, 10 * MIB, REAL)
+    try:
+        assert tier.tells_of_mappings()
+        subprocess.run(["mount", "-o", "remount,noatime", str(tmp_path)], check=True)
+        assert not tier.tells_of_mappings()
+    finally:
+        tier.close()
+        subprocess.run(["umount", str(tmp_path)], check=True)

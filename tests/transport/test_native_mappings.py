@@ -26,7 +26,6 @@ pytestmark = [
     ),
 ]
 SIZE = 1 << 20
-STEPS = 80
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -57,8 +56,8 @@ class Story:
         self.files: list[File] = []
         self.made = 0
 
-    def run(self) -> None:
-        """All steps, and the end of all files."""
+    def run(self, steps: int) -> None:
+        """Some operations, and the end of all files."""
         chances = {
             self.write: 8.0,
             self.map: 4.0,
@@ -71,7 +70,7 @@ class Story:
             self.rename: 2.0,
             self.kill: 0.4,
         }
-        for _ in range(STEPS):
+        for _ in range(steps):
             if len(self.files) < 3:
                 self.make()
             file = self.random.choice(self.files)
@@ -183,11 +182,13 @@ class Story:
         assert found in file.whole, f"{file.name} is a half"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [40, pytest.param(400, marks=pytest.mark.long)])
 def test_nothing_is_published_before_it_is_whole_and_nothing_is_lost(
-    transport: str, tmp_path: Path, seed: int
+    transport: str, tmp_path: Path, seed: int, steps: int
 ) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     with AcpfsMount(backing, tmp_path / "mnt", transport, max_dirty_age=0) as mount:
-        Story(mount, Random(seed)).run()
+        Story(mount, Random(seed)).run(steps)
         assert mount.status()["interrupted"] == 0
