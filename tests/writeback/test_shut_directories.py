@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import stat
@@ -176,6 +177,37 @@ def test_what_lies_further_below_what_may_not_be_entered_any_more_is_carried_out
     assert world.lower.visible() == world.application_view()
     assert mode_of_d(world) == 0o600
     assert stat.S_IMODE(world.lower.inode("d/e").mode) == (SHUT if shut_too else 0o755)
+    assert left_open(world) == []
+    if what == "attributes":
+        assert stat.S_IMODE(world.lower.inode("d/e/one").mode) == 0o600
+
+
+@clause("S486", "S461", "S483")
+@pytest.mark.parametrize("what", [one for one in BELOW if one != "removed"])
+def test_so_is_what_a_server_forgets_of_that_before_it_was_flushed(
+    tmp_path: Path, run: Run, what: str
+) -> None:
+    world = World(tmp_path, OwnersLower())
+    world.mkdir("d")
+    world.mkdir("d/e")
+    world.store("d/e/one", b"1")
+    world.setattr("d", permissions=0o600)
+    run(world.drain)
+    flushed = copy.deepcopy(world.lower.root)
+    forgot = list[bool]()
+
+    def forget(label: str, _path: LowerPath) -> None:
+        if label.startswith("fsync ") and not forgot:
+            forgot.append(True)
+            world.lower.root = flushed
+            raise error(errno.EIO)
+
+    world.lower.fault = forget
+    BELOW[what](world)
+    run(world.drain)
+    assert forgot
+    assert world.lower.visible() == world.application_view()
+    assert mode_of_d(world) == 0o600
     assert left_open(world) == []
     if what == "attributes":
         assert stat.S_IMODE(world.lower.inode("d/e/one").mode) == 0o600

@@ -12,6 +12,7 @@ import errno
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from acpfs.backing import posix_acl
 from acpfs.backing.attributes import DIGEST_XATTR
@@ -34,6 +35,8 @@ from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.streams.equal import is_linked
 from acpfs.writeback.streams.noted import with_note
 from acpfs.writeback.streams.spares import Spares
+
+T = TypeVar("T")
 
 NO_NUMBER = 0
 """In place of an inode number: there is nothing."""
@@ -192,7 +195,11 @@ class Committer:
             outcome.entries[op.ino] = None
 
     def _carry_out(self, op: Op) -> LowerStat | None:
-        return self._shut.carry_out(lambda: self._attempt(op), lambda: self._directories(op))
+        return self.reaching(op, lambda: self._attempt(op))
+
+    def reaching(self, op: Op, action: Callable[[], T]) -> T:
+        """Do something where the operation does, also where its directories shut the daemon out by now."""
+        return self._shut.carry_out(action, lambda: self._directories(op))
 
     def _attempt(self, op: Op) -> LowerStat | None:
         self._before(op)

@@ -77,11 +77,10 @@ class Recheck:
             elif st is not None:  # else it removed something, or left something foreign alone
                 yield op, st
 
-    @staticmethod
-    def _tried(attempt: Callable[[Op, LowerStat], bool], op: Op, st: LowerStat) -> bool:
+    def _tried(self, attempt: Callable[[Op, LowerStat], bool], op: Op, st: LowerStat) -> bool:
         """What is refused for good must not hold up all that comes after it: others have changed what there was."""
         try:
-            return attempt(op, st)
+            return self._committer.reaching(op, lambda: attempt(op, st))
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise

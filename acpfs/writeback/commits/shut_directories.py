@@ -8,7 +8,8 @@ be entered any more, and a directory itself that moves to another. Which ones ar
 database before they are: the next worker shuts them before it carries out anything else.
 
 Not opened is what was shut by others than this mount, and what belongs to somebody else. What others
-change while it is open stays. Called in the commit thread.
+change while it is open stays. Called in the commit thread, and by the look after a flush that failed
+(`recheck`), while no commit is under way.
 """
 
 from __future__ import annotations
