@@ -41,6 +41,8 @@ KINDS = {
     "close": 1,
 }
 """How often each comes; a history may draw others (`Knobs.kinds`)."""
+NOT_IN_LANE = ("link", "delete open")
+"""Of files with several names others see later writes of the kernel one by one. What was deleted is for `SHORT`."""
 EVERYTHING = 0.4
 """Share of histories in which each kind of call comes as often as `KINDS` says."""
 
@@ -64,8 +66,17 @@ class Profile(enum.Enum):
     """Calls on the storage take long."""
     MEMBERS = "members"
     """Several daemons over one storage (`tests/sim/members`)."""
+    LANE = "lane"
+    """Programs write in the passthrough lane: the daemon does not see it, RAM is short, and whoever writes is held."""
     SHARED = "shared"
     """Several processes have the same files open, some have copies of descriptors, some are killed (`crew`)."""
+
+
+MAY_KEEP = (Profile.HANG, Profile.FULL, Profile.SHORT, Profile.LANE)
+"""Profiles in which a seed says whether the session outlives the daemon."""
+SIZES = (0, 1, 100, 5000, 60_000, 200_000)
+LANE_SIZES = (0, 100, 5000, 100_000, 300_000, 1_200_000)
+"""The last one outgrows RAM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +99,23 @@ class Choices:
         return random.Random(f"{self.seed}/{self.profile.value}/{name}")
 
 
+def _ram_bytes(choices: Choices, chance: random.Random) -> int:
+    if choices.profile is Profile.SHORT:
+        return chance.choice((160, 400)) << 10
+    if choices.profile is Profile.LANE:
+        return chance.choice((512, 768, 2048)) << 10
+    return 8 << 20
+
+
 def _kinds(choices: Choices) -> tuple[float, ...]:
     """Programs that do few things often come to places where those that do everything at times do not."""
     chance = choices.stream("kinds")
+    kinds = tuple(map(float, KINDS.values()))
+    if choices.profile is Profile.LANE:
+        kinds = tuple(often * (kind not in NOT_IN_LANE) for kind, often in KINDS.items())
     if chance.random() < EVERYTHING:
-        return tuple(map(float, KINDS.values()))
-    kinds = tuple(often * chance.choice((0, 1, 1, 5)) for often in KINDS.values())
+        return kinds
+    kinds = tuple(often * chance.choice((0, 1, 1, 5)) for often in kinds)
     return kinds if any(kinds) else (1.0,) * len(kinds)
 
 
@@ -131,6 +153,11 @@ class Knobs:
     """Programs that have files open do nothing for very long, now and then: nobody else may have to wait for that."""
     sees_writers: bool
     """The lane of files tells who writes."""
+    unknown_bytes: int | None
+    """That a file is taken for, like which none was seen; None: nobody says."""
+    slack_bytes: int
+    """Of the tmpfs, beyond RAM's budget."""
+    has_passthrough: bool
     is_tidied: bool
     """Another program removes staging files."""
     has_acls: bool
@@ -140,8 +167,8 @@ class Knobs:
     def drawn(cls, choices: Choices) -> Knobs:
         chance = choices.stream("knobs")
         profile = choices.profile
-        is_short = profile is Profile.SHORT
-        faulty = not choices.without_faults and not is_short
+        is_short, is_lane = profile is Profile.SHORT, profile is Profile.LANE
+        faulty = not (choices.without_faults or is_short or is_lane)
         lives = chance.randrange(1, LIVES_MAX + 1)
         return cls(
             programs=chance.choice((1, 1, 2, 3)),
@@ -156,14 +183,17 @@ class Knobs:
             fsync=FsyncMode.DURABLE if profile is Profile.DURABLE else FsyncMode.ORDERED,
             looks_for_power_loss=profile in (Profile.POWER, Profile.DURABLE),
             when_full=chance.choice((WhenFull.WAIT, WhenFull.NATIVE)),
-            ram_bytes=chance.choice((160, 400)) << 10 if is_short else 8 << 20,
+            ram_bytes=_ram_bytes(choices, chance),
             keeps_session=profile in (Profile.SESSION, Profile.SHARED)
-            or (profile in (Profile.HANG, Profile.FULL, Profile.SHORT) and chance.random() < 0.5),
+            or (profile in MAY_KEEP and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
             reuses_numbers=chance.random() < 0.5,
             has_coarse_times=chance.random() < 0.2,
             inherited_files=chance.choice((0, 0, 3)),
-            sizes=(0, 1, 100, 5000, 60_000, 200_000, *(300_000,) * is_short),
+            sizes=LANE_SIZES if is_lane else (*SIZES, *(300_000,) * is_short),
+            unknown_bytes=0 if is_lane else None,
+            slack_bytes=3 << 20,
+            has_passthrough=is_lane,
             kinds=_kinds(choices),
             outage_s=chance.choice((0.0, 0.0, 0.0, 0.3, 3.0)) * faulty,
             stands_still=is_short and choices.stream("still").random() < 0.5,

@@ -16,6 +16,7 @@ from tests.sim.crew import Crew, SharedFile
 from tests.sim.kernel import WAIT_S, Process, Serving
 from tests.sim.life import Life
 from tests.sim.oracles import Told, judge_order, judge_shown
+from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable
 from tests.sim.programs import Calls, Died, Program
 from tests.sim.scheduler import Killed
@@ -57,7 +58,9 @@ class History(Serving):
         self._status = choices.stream("status")
         self.storage.reuses_numbers = self.knobs.reuses_numbers
         self.storage.keep_times_to(10**9 if self.knobs.has_coarse_times else 1)
-        MACHINE.begin(choices.seed, self.storage)
+        MACHINE.begin(choices.seed, self.storage, stamps=self.knobs.has_passthrough)
+        if self.knobs.has_passthrough:
+            self.passthrough = Passthrough(self.storage, self.trace)
         self.counts: Counter[str] = Counter()
         self.processes = [Process(self) for _number in range(self.knobs.programs)]
         self.table = ProcessTable()
@@ -146,6 +149,7 @@ class History(Serving):
                 self.knobs,
                 self.trace,
                 processes=self.table,
+                passthrough=self.passthrough,
             )
             if number == self.knobs.lives - 1:
                 self.storage.fill(None)
@@ -161,6 +165,8 @@ class History(Serving):
             assert life.left is not None
             base = life.left
             self._count(life)
+            if self.passthrough is not None and not self.knobs.keeps_session:
+                self.passthrough.begin_anew()
             life.bury()
             self.storage.forget_descriptors()
             self.look()

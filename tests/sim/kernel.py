@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from typing import TypeVar
 
 import trio
 
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.records import Attributes, Caller
+from acpfs.filesystem.records import Attributes, Caller, OpenFile
 from acpfs.filesystem.steps import Call, wait
-from acpfs.types import Ino
+from acpfs.types import HandleId, Ino
 from tests.sim.choices import Knobs
 from tests.sim.life import Life
+from tests.sim.passthrough import GoneError, Passthrough
 from tests.sim.programs import Died
 from tests.sim.scheduler import Killed
 from tests.sim.shown import Shown
@@ -35,6 +37,8 @@ class Serving:
 
     def __init__(self, knobs: Knobs) -> None:
         self.knobs = knobs
+        self.passthrough: Passthrough | None = None
+        """None: the kernel has no such lane."""
         self.life: Life | None = None
         self._requests = 0
 
@@ -109,6 +113,8 @@ class Process:
         self._machine = machine
         self.mount = 0
         """The life in which the machine began: without a session no call reaches another one."""
+        self._locked: set[Ino] = set()
+        """Inodes whose lock it has: what looks at its answer does not wait for that."""
         self._known: Counter[Ino] = Counter()
         """How often each node was named in an answer."""
 
@@ -156,6 +162,51 @@ class Process:
         life.references.taken_back(given_back)
         with contextlib.suppress(Killed):  # FORGET has no answer
             life.fs.forget(given_back)
+
+    # -- the passthrough lane
+
+    def opened(self, ino: Ino, flags: int, opened: OpenFile) -> bool:
+        """See `Kernel`."""
+        passthrough = self._machine.passthrough
+        return passthrough is not None and passthrough.opened(ino, flags, opened)
+
+    def released(self, ino: Ino, handle: HandleId) -> None:
+        """See `Kernel`."""
+        if self._machine.passthrough is not None:
+            self._machine.passthrough.released(ino, handle)
+
+    @contextlib.asynccontextmanager
+    async def locked(self, ino: Ino) -> AsyncIterator[None]:
+        """See `Kernel`."""
+        if self._machine.passthrough is None or ino in self._locked:
+            yield
+            return
+        try:
+            async with self._machine.passthrough.locked(ino):
+                self._locked.add(ino)
+                yield
+        except GoneError:
+            raise Died(self.mount) from None
+        finally:
+            self._locked.discard(ino)
+
+    async def write(self, ino: Ino, at: int, data: bytes, chance: random.Random) -> None:
+        """See `Kernel`."""
+        assert self._machine.passthrough is not None
+        life = self._machine.life
+        if not self._machine.knobs.keeps_session and (
+            life is None or life.number != self.mount or life.turns.is_over
+        ):
+            raise Died(self.mount)
+        try:
+            await self._machine.passthrough.write(ino, at, data, chance)
+        except GoneError:
+            raise Died(self.mount) from None
+
+    def read(self, ino: Ino) -> bytes:
+        """See `Kernel`."""
+        assert self._machine.passthrough is not None
+        return self._machine.passthrough.read(ino)
 
     def answered(self) -> None:
         """See `Kernel`."""

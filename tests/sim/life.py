@@ -23,13 +23,14 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.health import Health
 from acpfs.backing.lower import Lower
 from acpfs.backing.member_records import NodeRecord, NodeRecords
-from acpfs.config import Settings
+from acpfs.config import Settings, WarmReads
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.records import Lane
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
-from acpfs.ram.tier import Tier
+from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.runtime.chance import Chance
 from acpfs.runtime.clock import Clock
 from acpfs.runtime.given import Runtime
@@ -44,11 +45,12 @@ from acpfs.writeback.members.cluster import Cluster
 from acpfs.writeback.parts import DrainParts
 from tests.sim.choices import Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
+from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable, SeenProcesses
 from tests.sim.scheduler import Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
 from tests.sim.storage import Storage, error
 from tests.sim.trace import Finding, Trace, causes
-from tests.sim.virtual import MACHINE
+from tests.sim.virtual import MACHINE, stamp
 
 POOLS = ("requests", "streams", "commits", "syncs", "fills", "verifies")
 THREADS = 8
@@ -87,10 +89,27 @@ class MortalTier(Tier):
     """Kills its life before or after it makes or removes a file."""
 
     life: Life | None = None
+    slack_bytes: int | None = None
+    """Of its tmpfs, beyond the budget; None: nobody looks how full that is."""
+
+    def space_left_bytes(self) -> int:
+        if self.slack_bytes is None:
+            return super().space_left_bytes()
+        there = self._allocated.keys() - self._lost
+        taken = sum(self.stat(tier_id).st_blocks for tier_id in there)
+        return self.budget_bytes + self.slack_bytes - taken * BLOCK_BYTES
+
+    def _truncate(self, tier_id: TierId, size: int) -> None:
+        super()._truncate(tier_id, size)
+        fd = self.open(tier_id)
+        stamp(fd)
+        os.close(fd)
 
     def create_open(self) -> tuple[TierId, int]:
         with self._change("makes"):
-            return super().create_open()
+            tier_id, fd = super().create_open()
+            stamp(fd)
+            return tier_id, fd
 
     def _unlink(self, tier_id: TierId) -> None:
         with self._change("removes"):
@@ -183,14 +202,20 @@ class Life:
         trace: Trace,
         seat: Seat | None = None,
         processes: ProcessTable | None = None,
+        passthrough: Passthrough | None = None,
     ) -> None:
-        """`base`: its RAM tier, as the life before left it. `seat`: None: there are no other members."""
+        """`base`: its RAM tier, as the life before left it. `seat`: None: there are no other members.
+
+        `passthrough`: None: the kernel has no such lane.
+        """
         is_last = number >= knobs.lives - 1
         self.number, self._base, self._trace = number, base, trace
         self._seat = seat
         self.who = f"{storage.node} " if seat else ""
         streams = (*((storage.node,) if seat else ()), number)
         self.death = Death() if is_last else Death.drawn(choices, *streams)
+        self._passthrough, self._keeps_session = passthrough, knobs.keeps_session
+        self._look, self._wants_look = trio.Event(), False
         self._processes, self.closes = processes or ProcessTable(), Counter[str]()
         self.commits = self.tier_changes = self.answered = 0
         self.is_serving = self._is_buried = False
@@ -199,7 +224,8 @@ class Life:
         self.died = trio.Event()
         self.turns = Turns(choices.stream("turns", *streams), in_order=choices.in_order)
         self.timers = Timers()
-        self.runtime = Runtime(self._clock(), NoThreads(), MACHINE, Chance(MACHINE.chance))
+        threads = NoThreads(self.turns, self.timers)
+        self.runtime = Runtime(self._clock(), threads, MACHINE, Chance(MACHINE.chance))
         self.settings = Settings(**(self._wanted(knobs) | dict(seat.settings if seat else {})))
         self._assemble(storage, knobs)
         rates = (0.0, 0.0) if is_last else (knobs.error_rate, knobs.hang_rate)
@@ -221,6 +247,7 @@ class Life:
             "backing_timeout_s": 5000,
             "max_dirty_age_s": 0,
             "scrub_ram_s": 0,
+            "warm_reads": WarmReads.OFF if knobs.has_passthrough else WarmReads.AUTO,
             "when_full": knobs.when_full,
             "fsync": knobs.fsync,
         }
@@ -241,7 +268,7 @@ class Life:
             directory, knobs.ram_bytes, self.runtime, when_safe=self.state.after_commit
         )
         self.tier.life = self
-        self.tier.calls = TurnFileCalls(self.runtime.threads)
+        self.tier.calls = TurnFileCalls(self.runtime.threads, self._is_written)
         self.log, tree = OperationLog(self.state, self.runtime.clock), LowerTree(self.state)
         health = Health(self.runtime.clock)
         self._nodes = TurnPool("nodes", THREADS, self.runtime, health)
@@ -259,13 +286,17 @@ class Life:
             calls.requests,
             TurnPool("copies", 2, self.runtime),
             limits=lambda _pid: [],
+            unknown_bytes=knobs.unknown_bytes,
             available=lambda: 1 << 62,
             closing=self._processes.closing,
             kept=Kept(directory / "session", "session") if knobs.keeps_session else None,
             openers=SeenProcesses(self._processes, self.closes),
         )
         self.fs = FileSystem(self.inner)
-        if knobs.sees_writers:
+        if self._passthrough is not None:
+            self.tier.slack_bytes = knobs.slack_bytes
+            self._passthrough.serve(self)
+        elif knobs.sees_writers:
             self.fs.offer_lanes(Lane.DIRECT, passthrough=False)
         self.references = References(self.inner.kept)
         parts = (self.fs.lock, self.inner.changes, calls, self.settings)
@@ -274,6 +305,9 @@ class Life:
             Manifest(self.state, lower, self.fs.lock, storage.node),
         )
         self.cluster = None if self._seat is None else self._member(storage, self._seat)
+
+    def _is_written(self, tier_id: TierId) -> bool:
+        return self._passthrough is not None and self._passthrough.is_written(tier_id)
 
     def _member(self, storage: Storage, seat: Seat) -> Cluster:
         directory = cast("BackingDirectory", storage)
@@ -327,6 +361,8 @@ class Life:
             nursery.start_soon(self._guarded, self.cluster.run)
         nursery.start_soon(self._guarded, self.engine.run)
         nursery.start_soon(self._guarded, self._look_after)
+        if self._passthrough is not None:
+            nursery.start_soon(self._guarded, self._watch_writers, self._passthrough)
         self.is_serving = True
 
     async def _join(self, cluster: Cluster) -> None:
@@ -348,7 +384,35 @@ class Life:
         Turns.current = self.turns
         did = self.turns.turn()
         self.timers.fire()
+        if self._wants_look:
+            self._wants_look = False
+            self._look.set()
         return did
+
+    # -- as `passthrough` knows it
+
+    @property
+    def hold(self) -> Hold:
+        return self.inner.hold
+
+    @property
+    def is_dead(self) -> bool:
+        return self.turns.is_over
+
+    def look_soon(self) -> None:
+        """See `passthrough.Worker`."""
+        self._wants_look = True
+
+    async def _watch_writers(self, passthrough: Passthrough) -> None:
+        """What a transport's thread does while the kernel writes."""
+        while True:
+            with self.fs.lock:
+                wait_s = self.fs.tick()
+            passthrough.wake()
+            with trio.move_on_after(wait_s):
+                await self._look.wait()
+            self._look = trio.Event()
+            passthrough.wake()
 
     async def _look_after(self) -> None:
         """What a worker does each second."""
@@ -378,6 +442,9 @@ class Life:
         if self.left is None:
             self.left = self._base.with_name(f"life-{self.number + 1}")
             copy_of_tier(self._base, self.left)
+            if self._passthrough is not None:
+                end_too = not self._keeps_session
+                self._passthrough.died(self._base, self.left, all_processes=end_too)
             self.turns.is_over = True
             self.state.is_abandoned = True  # steps of the dead end nowhere
             self._trace.note("world", f"KILL of {self.who}life {self.number}", (), where)
@@ -388,9 +455,14 @@ class Life:
     def discard_halves(self) -> None:
         """As an operator does."""
         with self.fs.lock:
-            for node in list(self.inner.table):
-                if node.is_file and node.body.interrupted:
-                    node.handles = 0
+            halves = [one for one in self.inner.table if one.is_file and one.body.interrupted]
+            for node in halves:
+                node.handles = 0
+                if self.log.unsealed_of(
+                    node.ino
+                ):  # what was synced is to stay, and it has no more (S478)
+                    self.inner.interrupted.store(self.inner.table.path(node.ino))
+                else:
                     self.inner.changes.discard(node)
             self.state.commit()
 
@@ -406,6 +478,8 @@ class Life:
             "retries": counters.retries,
             "repairs": counters.repairs,
             "overflowed files": sum(node.body.is_overflowed for node in files),
+            "holds": self.inner.hold.holds,
+            "files that outgrew RAM": self.inner.outgrown.files,
             **self.closes,
         }
 

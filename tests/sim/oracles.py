@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from tests.sim.shown import Shown, as_asked, bare, below, differences, expected
 from tests.sim.trace import Finding
 
+PAGE_BYTES = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -57,6 +59,8 @@ class Told:
         self.pending_was_shown = False
         self.durable_at = 0
         """The moment that a loss of power must not take any more."""
+        self.became: dict[bytes, list[bytes]] = {}
+        """A large content that was synced while the kernel went on writing it, and what came of it: exception X11."""
         self.may_remove_early = False
         """The storage is full: deletions make room, so they may pass what waits for that."""
 
@@ -93,7 +97,7 @@ class Told:
     def found(self, shown: Shown) -> None:
         """The storage shows this of the program's directory."""
         for at in range(self.at, len(self.moments)):
-            if self.moments[at].contents == shown:
+            if self._is_shown(self.moments[at], shown):
                 self.at = at
                 return
         if self._halfway_from(shown, self.at) >= 0:
@@ -117,6 +121,35 @@ class Told:
         ]
         return max(found, default=-1)
 
+    def _is_shown(self, moment: Moment, shown: Shown) -> bool:
+        """It is that moment, but for later writes of the kernel into what was synced."""
+        return moment.contents == shown or (
+            bool(self.became)
+            and shown.keys() == moment.contents.keys()
+            and all(
+                content == moment.contents[path]
+                or is_mixed(content, self.became.get(moment.contents[path], ()))
+                for path, content in shown.items()
+            )
+        )
+
+    def overwritten(self, shown: Shown, got: Shown) -> Shown:
+        """`shown` with later writes of the kernel, as far as `got` has them."""
+        return {
+            path: got[path]
+            if path in got and is_mixed(got[path], self.became.get(content, ()))
+            else content
+            for path, content in shown.items()
+        }
+
+    def overwrite(self, got: Shown) -> None:
+        """So it is from now on: who wrote has died."""
+        now = self.overwritten(self.now, got)
+        for path, content in now.items():
+            if content != self.now[path]:
+                self.became.setdefault(content, self.became[self.now[path]])
+        self.moments[-1] = replace(self.moments[-1], shown=now)
+
     def _lacks_only_removed(self, shown: Shown) -> bool:
         """It is a moment but for names that were removed at later ones."""
         later = [moment.contents for moment in self.moments[self.at :]]
@@ -134,7 +167,7 @@ class Told:
     def left(self, shown: Shown) -> None:
         """A loss of power would leave this."""
         moments = [*self.moments[self.durable_at :], *([self.pending] if self.pending else [])]
-        is_one = any(moment.contents == shown for moment in moments)
+        is_one = any(self._is_shown(moment, shown) for moment in moments)
         if not is_one and self._halfway_from(shown, self.durable_at) < 0:
             raise Finding(
                 "POWER",
@@ -147,7 +180,9 @@ class Told:
         if self.pending is not None and self.pending.contents == shown:
             return len(self.moments)
         found = [
-            at for at in range(self.at, len(self.moments)) if self.moments[at].contents == shown
+            at
+            for at in range(self.at, len(self.moments))
+            if self._is_shown(self.moments[at], shown)
         ]
         return found[-1] if found else self._halfway_from(shown, self.at)
 
@@ -164,6 +199,14 @@ class Told:
             f"nearest is moment {at} (before it showed {self.at}, now is {len(self.moments) - 1}):"
             f" {differences(shown, moments[at].contents)}"
         )
+
+
+def is_mixed(content: bytes, later: Sequence[bytes]) -> bool:
+    """Whether each page of it is one of what was there later, or was before that; its length is one of these."""
+    return any(len(content) == len(one) for one in later) and all(
+        any(one[at : at + PAGE_BYTES] == content[at : at + PAGE_BYTES] for one in later)
+        for at in range(0, len(content), PAGE_BYTES)
+    )
 
 
 def judge_order(programs: Sequence[Told], states: Iterable[Shown]) -> None:

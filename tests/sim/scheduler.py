@@ -298,9 +298,11 @@ class TurnPool(CallPool):
 class TurnFileCalls(RamFileCalls):
     """Calls on RAM files, in the order in which they came, each in a turn."""
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, threads: Threads, is_written: Callable[[TierId], bool]) -> None:
+        """`is_written`: whether a write of an application keeps others from the file."""
         super().__init__(threads)
         self._turns = Turns.current
+        self._is_written = is_written
 
     def submit(self, tier_id: TierId, function: Callable[..., T], *arguments: Any) -> Future[T]:
         turns = self._turns
@@ -311,6 +313,8 @@ class TurnFileCalls(RamFileCalls):
         def run() -> None:
             while waiting[0] is not answer:
                 turns.point()
+            while self._is_written(tier_id):
+                turns.wait(lambda: not self._is_written(tier_id))
             try:
                 if answer.set_running_or_notify_cancel():
                     answer.set_result(function(*arguments))
@@ -327,8 +331,34 @@ class TurnFileCalls(RamFileCalls):
         return answer
 
 
+class TurnEvent(threading.Event):
+    """Whoever waits for it has no turn before it comes, or his patience ends."""
+
+    def __init__(self, turns: Turns, start: Callable[[float, _Timer], None]) -> None:
+        """`start`: as `Timers.start`."""
+        super().__init__()
+        self._turns, self._start = turns, start
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `threading.Event`."""
+        over = _Alarm()
+        if timeout is not None and not self.is_set():
+            over.action = over.ring
+            self._start(timeout, over)
+        self._turns.until(lambda: self.is_set() or over.has_rung)
+        over.action = None
+        return self.is_set()
+
+
 class NoThreads(Threads):
     """A history has turns only."""
+
+    def __init__(self, turns: Turns, timers: Timers) -> None:
+        super().__init__()
+        self._turns, self._timers = turns, timers
+
+    def event(self) -> threading.Event:
+        return TurnEvent(self._turns, self._timers.start)
 
     def start(
         self, name: str, function: Callable[..., object], *arguments: Any, patience_s: float = 0.0
@@ -344,6 +374,10 @@ class _Timer(Protocol):
 class _Alarm:
     def __init__(self) -> None:
         self.action: Callable[[], None] | None = lambda: None
+        self.has_rung = False
+
+    def ring(self) -> None:
+        self.has_rung = True
 
 
 class Timers:

@@ -9,6 +9,7 @@ A history never runs in a process that does anything else (`tests/sim/__main__.p
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -17,6 +18,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 import trio._core._run as trio_run
+
+from acpfs.filesystem import kernel_writes
+from tests.sim import scale
 
 REAL_CLOCK = time.perf_counter
 """For how long a run took."""
@@ -38,6 +42,8 @@ DESCRIPTOR_CALLS = (
     "pwrite",
 )
 """What acpfs calls on descriptors of the storage past `Lower`."""
+CHANGING = ("pwrite", "ftruncate")
+"""Of these; `stamp`."""
 
 
 class Descriptors(Protocol):
@@ -53,9 +59,13 @@ class Machine:
         self.moment_s = START_S
         self.chance = random.Random(0)
         self.descriptors: Descriptors | None = None
+        self.stamps = False
+        """Files in RAM have times of this clock, too: the kernel writes them."""
 
-    def begin(self, seed: int, descriptors: Descriptors) -> None:
+    def begin(self, seed: int, descriptors: Descriptors, *, stamps: bool = False) -> None:
         """Another history."""
+        self.stamps = stamps
+        kernel_writes._numbers = itertools.count()
         self.moment_s = START_S
         self.chance = random.Random(seed)
         self.descriptors = descriptors
@@ -83,13 +93,23 @@ class Machine:
 MACHINE = Machine()
 
 
+def stamp(fd: int) -> None:
+    """A file in RAM was changed by the daemon, now."""
+    if MACHINE.stamps:
+        now_ns = MACHINE.wall_ns()
+        os.utime(fd, ns=(now_ns, now_ns))
+
+
 def _on_descriptor(name: str) -> Callable[..., Any]:
     """The call of the machine for its own descriptors, that of the storage for the storage's."""
-    real = getattr(os, name)
+    real, changes = getattr(os, name), name in CHANGING
 
     def call(fd: Any, *arguments: Any, **named: Any) -> Any:
         if not isinstance(fd, int) or fd < FIRST_FD:
-            return real(fd, *arguments, **named)
+            result = real(fd, *arguments, **named)
+            if changes:
+                stamp(fd)
+            return result
         return getattr(MACHINE.descriptors, name)(fd, *arguments)
 
     return call
@@ -99,6 +119,7 @@ def install() -> None:
     """Once in a process."""
     from tests.sim.scheduler import exception_in_turns, result_in_turns
 
+    scale.install()
     replaced: list[tuple[Any, str, Any]] = [
         # tasks that are ready at the same time take turns by `_r`, which is seeded
         (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),

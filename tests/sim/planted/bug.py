@@ -17,6 +17,8 @@ class Bug:
     old: str
     new: str
     profiles: tuple[str, ...] = ("plain", "session")
+    also: tuple[tuple[str, str], ...] = ()
+    """Other lines of the file that go with these: old ones, new ones."""
     everywhere: bool = False
     """Each time that the old lines are there, not only the first."""
     equivalent: str = ""
@@ -36,9 +38,9 @@ class Bug:
         """Whether the sources in the tree still have the place."""
         path = tree / "acpfs" / self.file
         text = path.read_text(encoding="utf-8")
-        if self.old not in text:
-            return False
-        path.write_text(
-            text.replace(self.old, self.new, -1 if self.everywhere else 1), encoding="utf-8"
-        )
+        for old, new in ((self.old, self.new), *self.also):
+            if old not in text:
+                return False
+            text = text.replace(old, new, -1 if self.everywhere else 1)
+        path.write_text(text, encoding="utf-8")
         return True

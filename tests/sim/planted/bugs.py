@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.planted.bug import Bug
+from tests.sim.planted.lane import LANE_BUGS
 from tests.sim.planted.members import MEMBER_BUGS
 from tests.sim.planted.shared import SHARED_BUGS
 
@@ -185,10 +186,11 @@ BUGS = [
     ),
     Bug(
         "half-published",
-        "a file whose writer died is published by another close",
+        "a file whose writer was killed is no half",
         "filesystem/open_files.py",
-        "            if handle.wrote and not handle.node.interrupted\n",
-        "            if handle.wrote\n",
+        "            self._contents.interrupt(node)\n            if node.kernel_writers:",
+        "            if node.kernel_writers:",
+        profiles=("shared",),
     ),
     Bug(
         "fsync-not-waited",
@@ -283,6 +285,7 @@ BUGS = [
         "",
         profiles=("short",),
     ),
+    *LANE_BUGS,
     *MEMBER_BUGS,
     *SHARED_BUGS,
 ]

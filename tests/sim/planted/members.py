@@ -69,7 +69,7 @@ MEMBER_BUGS = [
         "pointers-is-now",
         "a member says that no pointer of it is still to come",
         CLUSTER,
-        "            pointers=self._gate.pointers(now),",
+        "            pointers=pointers,",
         "            pointers=now,",
         ONLY_MEMBERS,
     ),

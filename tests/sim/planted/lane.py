@@ -1,0 +1,85 @@
+"""Known defects of the passthrough lane: of what the kernel writes, and of files that outgrow RAM."""
+
+from __future__ import annotations
+
+from tests.sim.planted.bug import Bug
+
+OUTGROWN, HOLD = "filesystem/content/outgrown.py", "filesystem/hold.py"
+KERNEL_WRITES, CONTENTS = "filesystem/kernel_writes.py", "filesystem/content/contents.py"
+ONLY_LANE = ("lane",)
+
+LANE_BUGS = [
+    Bug(
+        "piece-beside-the-rest",
+        "the rest of a file follows while a piece of it is on its way",
+        OUTGROWN,
+        "        done = body.busy = shared()\n        if not body.is_outgrown:",
+        "        done = shared()\n        if not body.is_outgrown:",
+        ONLY_LANE,
+        also=(("        assert body.busy is not None, body.staging\n", ""),),
+    ),
+    Bug(
+        "held-for-good",
+        "a held writer waits for what only other applications end",
+        HOLD,
+        "        if held.until is None or writer is None or not writer.has_grown:\n",
+        "        if True:\n",
+        ONLY_LANE,
+    ),
+    Bug(
+        "rewriting-unseen",
+        "the kernel is taken to have written only where the size is another",
+        KERNEL_WRITES,
+        "        if (st.st_mtime_ns, st.st_size) == body.seen:\n            return False\n        node.size",
+        "        if st.st_size == body.seen[1]:\n            return False\n        node.size",
+        ONLY_LANE,
+    ),
+    Bug(
+        "hole-before-its-row",
+        "a piece is gone before it is recorded that it is",
+        OUTGROWN,
+        "        is_new = not _is_gone(body, piece)\n",
+        "        is_new = not _is_gone(body, piece)\n        punch_hole(fd, piece * PIECE, PIECE)\n",
+        ONLY_LANE,
+    ),
+    Bug(
+        "gap-unseen",
+        "a piece goes that was written to in a gap of the hold",
+        OUTGROWN,
+        "                if held.gaps != gaps and os.pread",
+        "                if False and os.pread",
+        ONLY_LANE,
+    ),
+    Bug(
+        "synced-not-copied",
+        "what is synced shares its bytes with what the kernel goes on writing",
+        CONTENTS,
+        "        if node.kernel_writers and node.size <= COPY_AT_FREEZE_BYTES_MAX:\n",
+        "        if False:\n",
+        ONLY_LANE,
+    ),
+    Bug(
+        "writers-forgotten",
+        "the next worker does not know of who writes in the kernel",
+        KERNEL_WRITES,
+        "        written = self.look(node) or node.modified\n",
+        "        node.kernel_writers -= 1\n        written = self.look(node) or node.modified\n",
+        ONLY_LANE,
+    ),
+    Bug(
+        "close-looks-at-nothing",
+        "what the kernel has written is not looked at when the file is closed",
+        "filesystem/lane_use.py",
+        "        self._contents.kernel.look(handle.node)\n        body = handle.node.body",
+        "        body = handle.node.body",
+        ONLY_LANE,
+    ),
+    Bug(
+        "grant-never",
+        "a held writer is given nothing when there is room",
+        HOLD,
+        "        granted = self._granted(held)\n",
+        "        granted = 0\n",
+        ONLY_LANE,
+    ),
+]
