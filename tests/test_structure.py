@@ -470,6 +470,7 @@ def test_the_file_system_is_a_facade() -> None:
         "steps",
         "attributes_at_once",
         "entry_at_once",
+        "never_kept_at_once",
     }
     layers = {
         path.relative_to(PACKAGE).parts[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 
 from acpfs.config import Settings
-from acpfs.filesystem.attribute_calls import AttributeCalls
+from acpfs.filesystem.attribute_calls import NEVER_KEPT, AttributeCalls
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.names import NAME_BYTES_MAX
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -72,6 +72,14 @@ class AtOnce:
             found = self._of(node)
             node.lookups += found is not None
             return found
+
+    @staticmethod
+    def never_kept(name: bytes) -> int | None:
+        """As `FileSystem.getxattr` of an extended attribute that no file has (S269): an errno.
+
+        Where the kernel cannot leave set-uid bits to us (libfuse, Linux before 5.12) it asks for security.capability before each write.
+        """
+        return errno.EOPNOTSUPP if name in NEVER_KEPT else None
 
     def _of(self, node: Node) -> Attributes | None:
         """None: the kernel writes to it, and what it wrote is taken over first, which may change its row."""

@@ -88,7 +88,9 @@ class FileSystem:
         )
         self._open, self._files = parts.open_files, parts.files
         self._table, self._view, self._state = parts.table, parts.lower_view, parts.state
-        self.attributes_at_once, self.entry_at_once = parts.at_once.attributes, parts.at_once.entry
+        self.attributes_at_once = parts.at_once.attributes
+        self.entry_at_once = parts.at_once.entry
+        self.never_kept_at_once = parts.at_once.never_kept
 
     @property
     def has_acls(self) -> bool:

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyfuse3
 import trio
@@ -25,6 +25,7 @@ from acpfs.logger import get_logger
 from acpfs.ram.mounts import mounted_at
 from acpfs.runtime.threads import THREADS
 from acpfs.transport.invalidations import Invalidations
+from acpfs.transport.request_turns import taken_in_turns
 from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino
 
@@ -49,6 +50,17 @@ class Operations(pyfuse3.Operations):
         fs.follow_kernel_times()
         self._fs = fs
         self.enable_acl = fs.has_acls
+
+    def _at_once(self, answer: Callable[..., T | int | None], *arguments: Any) -> T | None:
+        """What is answered without a call (`filesystem.at_once`); None: it takes one."""
+        try:
+            found = answer(*arguments)
+        except Exception as error:
+            log.exception("request failed by a bug", request=getattr(answer, "__qualname__", "?"))
+            raise pyfuse3.FUSEError(errno.EIO) from error
+        if isinstance(found, int):
+            raise pyfuse3.FUSEError(found)
+        return found
 
     async def _run(self, call: Call[T]) -> T:
         try:
@@ -83,7 +95,10 @@ class Operations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        return self._entry(await self._run(self._fs.lookup(Ino(parent_inode), name)))
+        found = self._at_once(self._fs.entry_at_once, Ino(parent_inode), name)
+        if found is None:
+            found = await self._run(self._fs.lookup(Ino(parent_inode), name))
+        return self._entry(found)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         self._fs.forget([(Ino(inode), count) for inode, count in inode_list])
@@ -143,7 +158,10 @@ class Operations(pyfuse3.Operations):
     # -- attributes
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(await self._run(self._fs.getattr(Ino(inode))))
+        found = self._at_once(self._fs.attributes_at_once, Ino(inode))
+        if found is None:
+            found = await self._run(self._fs.getattr(Ino(inode)))
+        return self._entry(found)
 
     async def setattr(
         self,
@@ -169,6 +187,7 @@ class Operations(pyfuse3.Operations):
         )
 
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        self._at_once(self._fs.never_kept_at_once, name)  # the kernel asks before each write
         return await self._run(self._fs.getxattr(Ino(inode), name))
 
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
@@ -302,7 +321,8 @@ async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None]) -
     invalidations.start()
     try:
         ready()
-        await pyfuse3.main(min_tasks=WORKERS_MIN, max_tasks=WORKERS_MAX)
+        with taken_in_turns():
+            await pyfuse3.main(min_tasks=WORKERS_MIN, max_tasks=WORKERS_MAX)
     finally:
         invalidations.stop(0)
         with trio.CancelScope(shield=True):

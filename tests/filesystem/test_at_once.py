@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.filesystem.attribute_calls import NEVER_KEPT
 from acpfs.filesystem.records import Attributes
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run
@@ -111,5 +112,20 @@ def test_what_is_no_directory_or_not_known_goes_to_the_call(tmp_path: Path) -> N
         assert w.inner.at_once.entry(NO_SUCH_INO, b"below") is None
         assert w.inner.at_once.attributes(NO_SUCH_INO) is None
         await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+def test_attributes_that_no_file_has_are_refused_as_by_the_call(tmp_path: Path) -> None:
+    """The kernel asks for one of them before each write, where it cannot leave set-uid bits to us."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"bytes")
+        for name in NEVER_KEPT:
+            refused = w.fs.never_kept_at_once(name)
+            with pytest.raises(OSError) as caught:
+                await w.do(w.fs.getxattr(ino, name))
+            assert caught.value.errno == refused
+        assert w.fs.never_kept_at_once(b"user.mine") is None
 
     run(tmp_path, scenario)

@@ -431,6 +431,9 @@ class Calls:
         request.argument, _ = GETXATTR_IN.unpack_from(body)
         return self._fs.getxattr(Ino(request.ino), name_in(body, GETXATTR_IN.size))
 
+    def getxattr_at_once(self, request: Request) -> int | None:
+        return self._fs.never_kept_at_once(name_in(request.body(), GETXATTR_IN.size))
+
     def listxattr(self, request: Request) -> Call[list[bytes]]:
         request.argument, _ = GETXATTR_IN.unpack_from(request.body())
         return self._fs.listxattr(Ino(request.ino), request.uid)
@@ -518,7 +521,7 @@ def operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operatio
         Opcode.RELEASEDIR: Operation(calls.releasedir, nothing),
         Opcode.FSYNCDIR: Operation(calls.fsyncdir, nothing),
         Opcode.SETXATTR: Operation(calls.setxattr, nothing),
-        Opcode.GETXATTR: Operation(calls.getxattr, replies.xattr),
+        Opcode.GETXATTR: Operation(calls.getxattr, replies.xattr, at_once=calls.getxattr_at_once),
         Opcode.LISTXATTR: Operation(calls.listxattr, replies.xattr_names),
         Opcode.REMOVEXATTR: Operation(calls.removexattr, nothing),
         Opcode.STATFS: Operation(calls.statfs, space),
