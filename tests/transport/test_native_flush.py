@@ -1,4 +1,7 @@
-"""`acpfs-ctl flush` and a close that turns out not to have been the last one, with writes that only the kernel sees."""
+"""`acpfs-ctl flush` and a close that turns out not to have been the last one, with writes that only the kernel sees.
+
+And which closes the kernel tells of.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.transport.native.negotiate import ALL_FEATURES
+from acpfs.transport.native.protocol import InitFlag, Opcode
 from tests.rig.mounts import AcpfsMount
 from tests.rig.processes import Child
+from tests.transport.mounted import NativeMount
 
 pytestmark = [
     pytest.mark.mount,
@@ -62,3 +68,32 @@ def test_flush_covers_what_the_last_close_finds(tmp_path: Path) -> None:
         assert seen == [b"2" * SIZE]
         for end in (told, tell, go_on, go):
             os.close(end)
+
+
+@pytest.mark.clause("S495")
+@pytest.mark.parametrize("lacking", [InitFlag(0), InitFlag.PASSTHROUGH], ids=["all", "direct"])
+def test_to_close_what_only_reads_asks_nothing(tmp_path: Path, lacking: InitFlag) -> None:
+    with NativeMount(tmp_path, "--mask", str(ALL_FEATURES & ~int(lacking)), "--count") as mounted:
+        file = mounted.path / "f"
+        file.write_bytes(b"x" * 4096)  # one FLUSH
+        for _ in range(10):
+            assert file.read_bytes() == b"x" * 4096
+        os.close(os.open(file, os.O_RDWR))  # another: it may have written through a mapping
+        os.close(os.open(file, os.O_RDONLY | os.O_TRUNC))  # and this one has changed it
+        assert mounted.unmount() == 0
+        assert mounted.wait_for_server() == 0
+    assert f"opcode {int(Opcode.FLUSH)} came 3 times" in mounted.log()
+
+
+@pytest.mark.clause("S495")
+def test_a_reader_that_truncates_has_its_close_heard(tmp_path: Path) -> None:
+    """Also where a copy of the descriptor stays open, so that RELEASE does not come."""
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing/f").write_bytes(b"old")
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native-passthrough") as mount:
+        fd = os.open(mount.path / "f", os.O_RDONLY | os.O_TRUNC)
+        copy = os.dup(fd)
+        os.close(fd)
+        mount.flush()
+        assert (mount.backing / "f").read_bytes() == b""
+        os.close(copy)

@@ -22,6 +22,7 @@ from acpfs.transport.native.protocol import (
     STATX_BASIC_STATS,
     STATX_OUT,
     Opcode,
+    OpenFlag,
 )
 from acpfs.transport.native.references import References
 from acpfs.transport.native.request import Request
@@ -32,6 +33,9 @@ NS = 1_000_000_000
 BLOCK_SIZE_BYTES = 4096
 """st_blksize, as on tmpfs."""
 _READDIRPLUS = int(Opcode.READDIRPLUS)
+_NOFLUSH = int(OpenFlag.NOFLUSH)
+_CHANGES = os.O_ACCMODE | os.O_TRUNC
+"""Of the flags of an open: no bit of these, and nothing is changed through it, so that no close of it matters."""
 
 
 class Replies:
@@ -107,7 +111,14 @@ class Replies:
     # -- files
 
     def opened(self, request: Request, file: OpenFile) -> bytes:
+        """Of what only reads the kernel does not tell the closes (Linux 5.16), but the last one (RELEASE).
+
+        Where an open truncates, they are that of a change, whatever else it may do; and what CREATE answers is a new file nearly always.
+        Locks end by each close all the same: the kernel keeps them, and asks for none where they are refused.
+        """
         flags, backing_id = self._lanes.open_reply(Ino(request.ino), request.argument, file)
+        if not request.argument & _CHANGES:
+            flags |= _NOFLUSH
         return OPEN_OUT.pack(file.handle, flags, backing_id)
 
     def created(self, request: Request, value: tuple[OpenFile, Attributes]) -> bytes:
