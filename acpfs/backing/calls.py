@@ -116,6 +116,13 @@ class CallPool:
                 self._put(_Job(label, function, arguments, call))
         return call
 
+    def in_place(self, label: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Make the call in the calling thread, which nobody needs meanwhile, and which waits for as long as it takes."""
+        with self._lock:
+            self._calls[label] += 1
+        with self.health.call(self.name, label):
+            return function(*arguments)
+
     def close_later(self, fd: int) -> None:
         """Close a descriptor of the backing directory: that may hang, too."""
         self.later("close", os.close, fd)

@@ -130,6 +130,7 @@ class FileSystemParts:
             settings.backing_timeout_s,
             self.earlier_calls,
             runtime.chance,
+            self.steps.spare,
         )
         versions, self.urgent = (
             Versions(tier, log),

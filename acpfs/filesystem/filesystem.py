@@ -321,6 +321,10 @@ class FileSystem:
         opened, node = await self._open.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 
+    def writes_to_storage(self, handle: HandleId) -> bool:
+        """Whether what is written through it goes to the storage, which may keep it waiting. A hint: without the lock."""
+        return self._open.writes_to_storage(handle)
+
     def is_open(self, handle: HandleId) -> bool:
         """Whether there is an open file of that number."""
         return self._open.is_open(handle)

@@ -150,6 +150,11 @@ class OpenFiles:
         """The open file of a number, if there is one."""
         return self._handles.get(number)
 
+    def writes_to_storage(self, number: HandleId) -> bool:
+        """Whether what is written through it goes to its staging file."""
+        handle = self._handles.get(number)
+        return handle is not None and handle.node.body.is_overflowed
+
     def is_open(self, number: HandleId) -> bool:
         """Whether there is an open file of that number."""
         return number in self._handles

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import trio
 
+from acpfs.filesystem.spare_threads import SpareThreads
 from acpfs.ram.state import StateDatabase, is_answer
 from acpfs.runtime.clock import Clock
 
@@ -77,6 +78,8 @@ class Steps:
         """The database's transaction ends at the end of every step, before the lock is free."""
         self._now = clock.now
         self.lock = lock
+        self.spare = SpareThreads()
+        """Of those that run steps: where a call of the storage need not be handed to another one."""
         self._state = state
         self._withheld: dict[Call[Any], Future[Any] | BaseException] = {}
         """What a step came to whose changes are late, until they are recorded."""

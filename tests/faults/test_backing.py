@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from acpfs.errors import ExitCode
 from acpfs.worker.worker import ANCHOR_VARIABLE
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, wait_gone
+from tests.rig.processes import Child
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount]
@@ -323,6 +325,46 @@ def test_threads_that_hang_are_bounded_and_all_come_back(
     mount.flush()
     assert len(list(fault_fs.source.glob("f*"))) == 100
     mount.wait_status(lambda s: s["backing_health"]["state"] == "ok")
+
+
+@clause("S496")
+@pytest.mark.transports("native-direct", "libfuse")
+def test_writers_that_wait_for_the_storage_hold_up_nobody_else(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
+    """More of them than there are threads that take requests from the kernel."""
+    mount = make_mount(fault_fs.path, transport, **QUICK, ram="8M")
+    mib, count = 1 << 20, 2 + len(os.sched_getaffinity(0)) + 2
+    (mount.path / "other").write_bytes(b"o")
+    mount.flush()
+    with (mount.path / "big").open("wb", buffering=0) as file:
+        for number in range(16):
+            file.write(bytes([number]) * mib)
+        worker = mount.pid
+        fault_fs.freeze(["write"])
+
+        def write(number: int) -> None:
+            fd = os.open(mount.path / "big", os.O_WRONLY)
+            os.pwrite(fd, b"piece", number * mib + 5)
+            os.close(fd)
+
+        children = [Child(partial(write, number)) for number in range(count)]
+        fault_fs.wait_frozen()
+        if transport != "libfuse":
+            mount.wait_status(
+                lambda s: [one["call"] for one in s["waiting_calls"]].count("write") == count
+            )
+        assert (mount.path / "other").read_bytes() == b"o"
+        (mount.path / "new").write_bytes(b"n" * 4096)
+        assert os.stat(mount.path / "new").st_size == 4096
+        assert mount.pid == worker
+        fault_fs.thaw()
+        for child in children:
+            child.result()
+    mount.flush()
+    stored = (fault_fs.source / "big").read_bytes()
+    assert [stored[number * mib + 5 :][:5] for number in range(count)] == [b"piece"] * count
+    assert stored[:5] == bytes(5)
 
 
 @clause("S240")

@@ -16,6 +16,7 @@ import pytest
 import trio
 import trio.testing
 
+from acpfs.backing import filling
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.content import overflow, whole_reads
 from acpfs.filesystem.content.body import Body
@@ -625,5 +626,62 @@ def test_discarding_a_half_over_what_overflowed_shows_what_overflowed(tmp_path: 
         assert (w.backing / "big").read_bytes() == expected
         assert await w.read(ino, 16 * MIB) == expected
         assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+class SeatDouble:
+    """Of a thread that may be held up, or not."""
+
+    def __init__(self, *, may_be: bool) -> None:
+        self.may_be = may_be
+        self.asked = self.gone_on = 0
+
+    def hold(self) -> bool:
+        self.asked += 1
+        return self.may_be
+
+    def go_on(self) -> None:
+        self.gone_on += 1
+
+
+@pytest.mark.clause("S496")
+@pytest.mark.parametrize("may_be", [True, False])
+def test_small_writes_are_made_where_they_come_if_that_thread_may_wait(
+    tmp_path: Path, may_be: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(w: World) -> None:
+        opened, _attributes = await w.create(b"big")
+        for i in range(6):
+            await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
+        threads: list[int] = []
+
+        def seen(fd: int, data: bytes | memoryview, offset: int) -> int:
+            threads.append(threading.get_ident())
+            return filling.write_all(fd, data, offset)
+
+        monkeypatch.setattr(overflow, "write_all", seen)
+        seat, spare = SeatDouble(may_be=may_be), w.fs.steps.spare
+        assert w.fs.writes_to_storage(opened.handle)
+
+        def write() -> int:
+            spare.take(seat)
+            w.fs.steps.run(w.fs.write(opened.handle, MIB - 2, b"piece"))
+            spare.leave()
+            return threading.get_ident()
+
+        here = await trio.to_thread.run_sync(write)
+        assert (threads == [here]) is may_be
+        assert seat.asked == 1
+        assert seat.gone_on >= 1
+        await w.do(w.fs.write(opened.handle, 5, b"x"))  # from a thread that others need
+        assert threads[1:]
+        assert here not in threads[1:]
+        await w.close(opened)
+        await w.drained()
+        expected = bytearray(b"".join(map(block, range(6))))
+        expected[MIB - 2 : MIB + 3] = b"piece"
+        expected[5:6] = b"x"
+        assert (w.backing / "big").read_bytes() == expected
 
     run(tmp_path, scenario, budget_bytes=BUDGET)

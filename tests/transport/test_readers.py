@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from acpfs.filesystem.spare_threads import SpareThreads
 from acpfs.runtime.threads import THREADS
 from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
 from acpfs.transport.native.reader import BULK_BYTES_MIN, Readers
@@ -21,17 +22,32 @@ WAIT_S = 120.0
 
 
 class DispatchDouble:
-    """Says which thread handled which request; handling a bulk request takes until `go_on`."""
+    """Says which thread handled which request; handling a bulk request, or a write to the storage, takes until `go_on`."""
 
     def __init__(self) -> None:
         self.handled: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self.held: SimpleQueue[bool] = SimpleQueue()
+        """Of each write to the storage: whether its thread waits for that."""
         self.go_on = threading.Event()
+        self.spare = SpareThreads()
+
+    @staticmethod
+    def waits_for_storage(header: memoryview) -> bool:
+        """A short WRITE is one to the storage."""
+        length, opcode, *_rest = IN_HEADER.unpack_from(header)
+        return bool(opcode == Opcode.WRITE and length < BULK_BYTES_MIN)
 
     def handle(self, _fd: int, buffers: RequestBuffers, length: int) -> bool:
         opcode = IN_HEADER.unpack_from(buffers.header)[1]
         if opcode == Opcode.IOCTL:
             raise MemoryError
         self.handled.put((opcode, threading.get_ident()))
+        if self.waits_for_storage(buffers.header):
+            held = self.spare.hold()
+            self.held.put(held)
+            if held:
+                self.spare.call(self.go_on.wait, WAIT_S)
+            return False
         if opcode in (Opcode.READ, Opcode.WRITE):
             self.go_on.wait(WAIT_S)
         return False
@@ -65,9 +81,13 @@ class Kernel:
         assert found == opcode
         return thread
 
+    def end(self) -> None:
+        """The mount has ended."""
+        self._socket.close()
+
     def close(self) -> None:
         self.dispatch.go_on.set()
-        self._socket.close()
+        self.end()
         assert self.readers.join(WAIT_S)
         self._daemon.close()
 
@@ -101,6 +121,35 @@ def test_a_thread_that_moves_bytes_gives_the_turn_away(
     assert len({busy, also_busy} | others) == 3
     kernel.dispatch.go_on.set()
     assert kernel.ask(Opcode.GETATTR) in others
+
+
+@pytest.mark.clause("S496")
+def test_the_storage_holds_up_one_of_three_and_that_one_waits(kernel: Kernel) -> None:
+    dispatch, readers = kernel.dispatch, kernel.readers
+    held = kernel.ask(Opcode.WRITE)
+    assert dispatch.held.get(timeout=WAIT_S)
+    assert [call[:3] for call in readers.waiting()] == [("write", 1, 0)]
+    assert (
+        readers.current[readers.identities.index(held)] == 0
+    )  # it is not taken for one that hangs
+    assert held not in {kernel.ask(Opcode.GETATTR) for _ in range(5)}
+    for _ in range(4):
+        assert kernel.ask(Opcode.WRITE) != held
+        assert not dispatch.held.get(timeout=WAIT_S)
+    dispatch.go_on.set()
+    while readers.waiting():
+        assert kernel.ask(Opcode.GETATTR)
+    kernel.ask(Opcode.WRITE)
+    assert dispatch.held.get(timeout=WAIT_S)
+
+
+@pytest.mark.clause("S496")
+def test_a_mount_ends_though_the_storage_holds_one_up(kernel: Kernel) -> None:
+    kernel.ask(Opcode.WRITE)
+    assert kernel.dispatch.held.get(timeout=WAIT_S)
+    kernel.end()
+    assert kernel.ended.wait(WAIT_S)
+    assert kernel.readers.waiting()
 
 
 @pytest.mark.clause("S440")

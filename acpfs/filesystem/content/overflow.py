@@ -1,7 +1,8 @@
 """Files that do not fit into the RAM tier: written straight into a staging file on the backing directory, at its speed.
 
 The same staging file is renamed into place when the file's turn comes, so nothing is written twice and order and checksums are kept.
-Every system call on such a file may hang with the backing directory and is made on a thread of the pool, never under the lock.
+Every system call on such a file may hang with the backing directory, and is never made under the lock: a write in the caller's thread
+where that is spare, all else on a thread of the pool.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.body import Body, overflowed
 from acpfs.filesystem.earlier_calls import EarlierCalls
-from acpfs.filesystem.steps import broken_off, outlast, shared, wait
+from acpfs.filesystem.spare_threads import SpareThreads
+from acpfs.filesystem.steps import broken_off, outlast, shared, unlocked, wait
 from acpfs.ram.tier import Tier, fallocate
 from acpfs.runtime.chance import Chance
 from acpfs.types import TierId
@@ -45,14 +47,16 @@ class Overflow:
         patience_s: float,
         earlier: EarlierCalls,
         chance: Chance,
+        spare: SpareThreads,
     ) -> None:
         """`calls`: threads for calls on the backing directory; `lock`: the file system's; `patience_s`: how long a read waits for it.
 
-        `earlier`: what killed workers may still write.
+        `earlier`: what killed workers may still write. `spare`: callers' threads that may wait for the storage.
 
         A write waits as long as it takes, as it would without acpfs: one that was given up could still arrive, over newer bytes.
         """
         self._chance = chance
+        self._spare = spare
         self._patience_s = patience_s
         self._lower = lower
         self._calls = calls
@@ -177,6 +181,9 @@ class Overflow:
         try:
             while body.fd < 0:  # an earlier daemon made it
                 await self._answer(self._opened(body), patience_s)
+            if math.isinf(patience_s) and self._spare.hold():
+                here = self._calls.in_place
+                return await unlocked(self._spare.call, here, label, function, body.fd, *arguments)
             call = self._calls.submit(label, function, body.fd, *arguments)
             return await (
                 outlast(call) if math.isinf(patience_s) else self._answer(call, patience_s)

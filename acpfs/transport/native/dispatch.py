@@ -24,11 +24,12 @@ from acpfs.transport.native.continuations import DYING_CHECK_INTERVAL_S, Continu
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
 from acpfs.transport.native.hung_requests import HungRequests
 from acpfs.transport.native.operations import Calls, Operation, is_unlock, operations
-from acpfs.transport.native.protocol import INTERRUPT_IN, Opcode
+from acpfs.transport.native.protocol import IN_HEADER, INTERRUPT_IN, WRITE_IN, Opcode
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers, plain, resent
 from acpfs.transport.native.resent_requests import NOTED, ResentRequests
 from acpfs.transport.native.undo import Undo
+from acpfs.types import HandleId
 
 T = TypeVar("T")
 
@@ -45,6 +46,8 @@ class Dispatch:
         self, fs: FileSystem, kept: Kept, calls: Calls, replies: Replies, undo: Undo
     ) -> None:
         self._step = fs.steps.step
+        self._writes_to_storage = fs.writes_to_storage
+        self.spare = fs.steps.spare
         self._serving = kept.serving
         self._given_up = frozenset(resent(unique) for unique in kept.given_up)
         self.hung = HungRequests(kept)
@@ -55,6 +58,12 @@ class Dispatch:
         self.apart: dict[int, int] = {}
         """Threads that are with a request that hung a worker, and its number; 0: it waits."""
         self.continuations = Continuations(fs.steps, self._begin, self._finish, self._fail)
+
+    def waits_for_storage(self, header: memoryview) -> bool:
+        """Whether it is a WRITE whose bytes go to the storage: nobody may need the thread that handles it."""
+        return header[4] == _WRITE and self._writes_to_storage(
+            HandleId(WRITE_IN.unpack_from(header, IN_HEADER.size)[0])
+        )
 
     def handle(self, fd: int, buffers: RequestBuffers, length: int) -> bool:
         """Handle one request that was read from `fd`; returns True when it keeps the buffers for later."""

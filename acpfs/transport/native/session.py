@@ -188,7 +188,7 @@ class Session:
 
     def waiting_calls(self) -> int:
         """Calls that wait for the backing directory, for room, or to be persisted."""
-        return len(self._dispatch.continuations)
+        return len(self._dispatch.continuations) + len(self._readers.held)
 
     def waiting(self) -> list[tuple[str, Ino, int, float]]:
         """(call, inode, process, monotonic time since when) of the calls that wait."""
@@ -201,7 +201,7 @@ class Session:
                 one.since_s,
             )
             for one in waiting
-        ]
+        ] + self._readers.waiting()
 
     def current(self) -> list[int]:
         """Per thread: the number of the request that it serves, 0 when it waits for one."""
