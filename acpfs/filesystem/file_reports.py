@@ -67,7 +67,9 @@ class Reports:
 
     def being_written(self, limit: int) -> list[WrittenFile]:
         """Files that somebody writes, those first that have been so for longest."""
-        nodes = (one for one in self._open.open_nodes() if one.modified and not one.interrupted)
+        nodes = (
+            one for one in self._open.open_nodes() if one.modified and not self._open.is_half(one)
+        )
         oldest = heapq.nsmallest(limit, nodes, key=lambda one: one.body.modified_since)
         return [
             WrittenFile(self._table.path(one.ino), one.body.modified_since, self._open.at_it(one))
@@ -82,9 +84,8 @@ class Reports:
             return "backing"
         return "ram" if node.identity is None and not node.body.is_cold else "ram+backing"
 
-    @staticmethod
-    def _state(node: Node, op: Op | None) -> str:
-        if node.body.interrupted:
+    def _state(self, node: Node, op: Op | None) -> str:
+        if self._open.is_half(node):
             return "interrupted"
         if node.modified:
             return "writing" if node.handles else "complete"
@@ -106,7 +107,7 @@ class Reports:
                 continue
             path = self._named_below(node, paths)
             if path is not None:
-                is_half = node.interrupted or bool(node.body.failed and not node.handles)
+                is_half = self._open.is_half(node) or bool(node.body.failed and not node.handles)
                 is_stored_log = self._open.is_log(node) and not node.unlogged
                 versions = node.versions - in_doubt
                 writers = self._open.at_it(node)
@@ -173,9 +174,9 @@ class Reports:
         return self._paths.named(op)
 
     def interrupted(self, prefix: bytes) -> list[Node]:
-        """Files whose writer was lost with an earlier daemon."""
+        """Files whose writer was lost, and with which nobody goes on."""
         return [
             node
             for node in self._table.recorded()
-            if node.body.interrupted and below(self._table.path(node.ino), prefix)
+            if self._open.is_half(node) and below(self._table.path(node.ino), prefix)
         ]

@@ -55,6 +55,10 @@ class FileWriters:
         if not self._opening[node.ino]:
             del self._opening[node.ino]
 
+    def is_opening(self, node: Node) -> bool:
+        """Whether an open that makes or truncates the file is under way."""
+        return node.ino in self._opening
+
     def of(self, node: Node) -> list[Handle]:
         """All of a file."""
         return list(self._by_node.get(node.ino, ()))

@@ -277,6 +277,8 @@ class KernelWrites:
         self._tier.calls.hand_over(node.kernel_target)
         moment = self._fullness.moment()
         written = self.look(node) or node.modified
+        if node.interrupted:
+            self.note_as_is(node)  # what is written from now on shows that somebody goes on with it
         self._fullness.judge_found(node, moment, written=written)
 
     def watch_again(self, versions: Iterable[Version]) -> None:

@@ -67,8 +67,12 @@ class Opening:
     """Of the file; -1: it is made."""
     place: str = ""
     """Where its bytes were, which opening it may change."""
+    was_modified: bool = False
+    """Before it took any, somebody had written to it what is in no version."""
+    was_half: bool = False
+    """And it was a half then."""
     has_truncated: bool = False
-    """It has taken bytes from the file."""
+    """It has taken bytes from the file, which is a half from then until it has its handle."""
 
 
 class OpenFiles:
@@ -196,8 +200,8 @@ class OpenFiles:
         """Open an existing regular file; close-to-open: its attributes are renewed first.
 
         What truncates it and what makes the handle known to the next worker is one step: a worker that dies between them has done neither.
-        Only where others write to the file in the kernel it is not, and the request that comes
-        again truncates it again.
+        Where it is not (others have the file in the kernel, or the lane is waited for), the next one
+        finds a half, which is none as soon as the request comes again; it may not, where its caller is gone.
         """
         node = self._names.node(ino)
         opening = Opening(self._now())
@@ -222,6 +226,8 @@ class OpenFiles:
     async def _open_ready(
         self, node: Node, flags: int, caller: Caller, opening: Opening
     ) -> OpenFile:
+        if flags & os.O_TRUNC and node.kernel_writers:
+            self._contents.kernel.look(node)
         opening.size = node.size
         opening.place = self._loads.place(node)
         if flags & os.O_ACCMODE != os.O_RDONLY:
@@ -229,13 +235,20 @@ class OpenFiles:
         if flags & os.O_TRUNC:
             # what cannot be opened is not truncated
             await self._outgrown.closed_in_the_kernel(node)
-            await self._writable.truncate(node, 0)
-            opening.has_truncated = opening.size > 0
+            opening.was_modified = node.modified and not node.interrupted
+            opening.was_half = node.interrupted
+            await self._writable.truncate(node, 0, opens=True)
+            if opening.size > 0:
+                opening.has_truncated = True
+                self._leave_half(node)
         elif flags & os.O_ACCMODE != os.O_RDONLY:
             await self._writable.bring_up(node)
         else:
             await self._warming.before_reading(node)
-        return await self._opened(node, flags, caller, opening, wrote=bool(flags & os.O_TRUNC))
+        opened = await self._opened(node, flags, caller, opening, wrote=bool(flags & os.O_TRUNC))
+        if opening.has_truncated:
+            self._contents.go_on(node)
+        return opened
 
     async def _opened(
         self,
@@ -309,14 +322,37 @@ class OpenFiles:
         What it has truncated is nobody's finished work: where nobody writes to the file who goes on with it, it replaces nothing.
         """
         if opening.has_truncated and node.modified:
-            if not self._writers.is_anybody_writing(node):
-                self._contents.interrupt(node)
+            if self._is_written_on(node, opening):
+                self._contents.go_on(node)
+            else:
+                self._leave_half(node)
         elif isinstance(error, OSError) and node.modified:  # else the worker is about to end
+            if not opening.was_half:
+                self._contents.go_on(node)
             if not self._writers.is_anybody_at_it(node):
                 await self._mark(node)
             self.publish_if_done(node)
             self._outgrown.seal_taken_up(node)
         self.closed(node)
+
+    def _is_written_on(self, node: Node, opening: Opening) -> bool:
+        """Whether somebody else goes on with what a failed open has truncated.
+
+        In the kernel that is who has written since then, or before and is not done. Who only has the
+        file open there has not, though it has changed: it was changed here.
+        """
+        if node.kernel_writers:
+            self._contents.kernel.look(node)
+            if not node.interrupted:
+                return True
+        if self._writers.has_anybody_written(node):
+            return True
+        return opening.was_modified and self._writers.is_anybody_writing(node)
+
+    def _leave_half(self, node: Node) -> None:
+        self._contents.interrupt(node)
+        if node.kernel_writers:  # what others write from now on shows that somebody goes on
+            self._contents.kernel.note_as_is(node)
 
     async def _mark(self, node: Node) -> None:
         """Mark what the kernel writes for others, for somebody who must go on whatever becomes of that.
@@ -455,9 +491,7 @@ class OpenFiles:
                 "its writer was killed: not published, until it is written anew or `acpfs-ctl retry`",
                 path=shown(self._table.path(node.ino)),
             )
-            self._contents.interrupt(node)
-            if node.kernel_writers:  # what others write from now on shows that somebody goes on
-                self._contents.kernel.note_as_is(node)
+            self._leave_half(node)
             handle.killed = True
             self._kept.changed(handle)
         elif closing is Closing.CALL and handle.killed and await self._is_opener(handle, closer):
@@ -658,6 +692,10 @@ class OpenFiles:
         if handle.maps_unseen and self._contents.kernel.may_be_mapped(handle.node):
             handle.only_written = False
         self._admission.learn_use(handle)
+
+    def is_half(self, node: Node) -> bool:
+        """Whether nobody goes on with what its writer has left, as one would who is about to open it and truncates it."""
+        return node.interrupted and not self._writers.is_opening(node)
 
     def is_anybody_at_it(self, node: Node) -> bool:
         """Whether somebody has the file open who has written to it, or may have, and is not done."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import trio
 
 from acpfs.filesystem.closing import Closing
-from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino
@@ -97,6 +99,202 @@ def test_an_open_that_truncates_and_is_cut_off_changes_nothing(
         async with world(after, session=session, hold=False) as w:
             await w.drained()
             assert (w.backing / "f").read_bytes() == await shown(w) == OLD
+
+    trio.run(main)
+
+
+HALF = b"half of what is new" * 4096
+KILLED, OPENER, KEEPER = (CALLER._replace(pid=pid, unique=pid) for pid in (5, 6, 7))
+
+
+async def found(w: World, keeper: str, *, is_half: bool) -> tuple[Ino, OpenFile | None]:
+    """A file that the backing directory has, perhaps with a half in its place, and somebody who has that in the kernel."""
+    w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+    ino = await in_ram(w)
+    if is_half:
+        killed = await w.do(w.fs.open(ino, TRUNCATING, KILLED))
+        await w.do(w.fs.write(killed.handle, 0, HALF))
+        await w.close(killed, KILLED.pid)
+        assert w.fs.statistics().interrupted_files == 1
+    w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+    if not keeper:
+        return ino, None
+    kept = await w.do(w.fs.open(ino, os.O_RDONLY if keeper == "reader" else os.O_WRONLY, KEEPER))
+    assert kept.lane is Lane.PASSTHROUGH
+    return ino, kept
+
+
+WORLD: dict[str, Any] = {
+    "closing": lambda pid: Closing.KILL if pid == KILLED.pid else Closing.CALL,
+    "unknown_bytes": 4096,
+    "max_dirty_age_s": 0,
+}
+KEEPERS = pytest.mark.parametrize("keeper", ["", "reader", "writer"])
+HALVES = pytest.mark.parametrize("is_half", [False, True], ids=["whole", "half"])
+
+
+async def open_with_pictures(
+    w: World, ino: Ino, monkeypatch: pytest.MonkeyPatch, take: Callable[[str], None]
+) -> OpenFile:
+    """An open with O_TRUNC; `take` is told before the tier file is cut, after that, and when the open is about to be known."""
+    record, truncate = w.inner.open_files._kept.opened, os.ftruncate
+
+    def cut(fd: int, size: int) -> None:
+        take("before")
+        truncate(fd, size)
+        take("after")
+
+    def opened(handle: Any) -> None:
+        take("record")
+        record(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", cut)
+        patch.setattr(w.inner.open_files._kept, "opened", opened)
+        return await w.do(w.fs.open(ino, TRUNCATING, OPENER))
+
+
+async def write_anew(w: World, opened: OpenFile) -> bytes:
+    """Write and close."""
+    new = b"all that is new" * 4096
+    if opened.lane is Lane.PASSTHROUGH:
+        with w.fs.lock:
+            node = w.inner.open_files.handle(opened.handle).node
+            os.pwrite(w.inner.contents.opened(node.body), new, 0)
+    else:
+        await w.do(w.fs.write(opened.handle, 0, new))
+    await w.close(opened)
+    return new
+
+
+@pytest.mark.clause("S193", "S465")
+@HALVES
+@pytest.mark.parametrize(
+    ("keeper", "then"),
+    [
+        *itertools.product(["", "reader", "writer"], ["is gone", "comes again"]),
+        ("writer", "he writes on"),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "after", "record"])
+def test_nor_does_one_of_a_file_that_somebody_has_in_the_kernel_publish_anything(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keeper: str,
+    when: str,
+    then: str,
+    *,
+    is_half: bool,
+) -> None:
+    """The worker is killed, and the caller with it, or not."""
+    life, after = tmp_path / "life", tmp_path / "after"
+    life.mkdir()
+
+    def take(moment: str) -> None:
+        if moment in (when, "record") and not after.exists():
+            take_picture(life, after)
+
+    async def main() -> None:
+        async with world(life, session="s", **WORLD) as w:
+            ino, kept = await found(w, keeper, is_half=is_half)
+            await w.close(await open_with_pictures(w, ino, monkeypatch, take))
+            if kept is not None:
+                await w.close(kept)
+        async with world(after, session="s", hold=False, **WORLD) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            await w.drained()
+            new = b""
+            if then == "comes again":
+                ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+                new = await write_anew(w, await w.do(w.fs.open(ino, TRUNCATING, OPENER)))
+            elif then == "he writes on":
+                assert kept is not None
+                new = await write_anew(w, kept)
+            if kept is not None and then != "he writes on":
+                await w.close(kept)
+            await w.drained()
+            if new:
+                assert (w.backing / "f").read_bytes()[: len(new)] == new
+                assert w.fs.statistics().interrupted_files == 0
+            else:
+                assert (w.backing / "f").read_bytes() == OLD
+                is_kept = not keeper or when == "before"
+                assert await shown(w) == ((HALF if is_half else OLD) if is_kept else b"")
+                assert w.fs.statistics().interrupted_files == (is_half or bool(keeper))
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S465")
+@KEEPERS
+@pytest.mark.parametrize("size", [0, 1000])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_half_that_is_shortened_by_path_stays_one_until_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeper: str, size: int, when: str
+) -> None:
+    life, after = tmp_path / "life", tmp_path / "after"
+    life.mkdir()
+
+    async def main() -> None:
+        async with world(life, session="s", **WORLD) as w:
+            ino, kept = await found(w, keeper, is_half=True)
+            truncate = os.ftruncate
+
+            def cut(fd: int, length: int) -> None:
+                if when == "after":
+                    truncate(fd, length)
+                take_picture(life, after)
+                truncate(fd, length)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "ftruncate", cut)
+                await w.do(w.fs.setattr(ino, AttributeChange(size=size), None, OPENER))
+            if kept is not None:
+                await w.close(kept)
+        if not after.exists():
+            assert (keeper, size) == ("", 0)  # it gets another tier file
+            return
+        async with world(after, session="s", hold=False, **WORLD) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            if kept is not None:
+                await w.close(kept)
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == OLD
+            assert w.fs.statistics().interrupted_files == 1
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S193", "S465")
+@KEEPERS
+@HALVES
+@pytest.mark.parametrize("where", ["truncation", "record"])
+def test_nor_does_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeper: str, where: str, *, is_half: bool
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def main() -> None:
+        async with world(tmp_path, **WORLD) as w:
+            ino, kept = await found(w, keeper, is_half=is_half)
+            with monkeypatch.context() as patch:
+                if where == "truncation" and keeper:
+                    patch.setattr(os, "ftruncate", full)
+                elif where == "truncation":
+                    patch.setattr(w.inner.contents, "create", full)
+                else:
+                    patch.setattr(w.inner.open_files._kept, "opened", full)
+                with pytest.raises(OSError, match="No space"):
+                    await w.do(w.fs.open(ino, TRUNCATING, OPENER))
+            w.engine.hold(False)
+            if kept is not None:
+                await w.close(kept)
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == OLD
+            is_kept = where == "truncation"
+            assert await shown(w) == ((HALF if is_half else OLD) if is_kept else b"")
+            assert w.fs.statistics().interrupted_files == (is_half or not is_kept)
 
     trio.run(main)
 

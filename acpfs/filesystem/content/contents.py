@@ -7,6 +7,7 @@ system's lock; the coroutines wait as described in `steps`.
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 from collections.abc import Callable
@@ -51,6 +52,18 @@ from acpfs.writeback.log.ops import Op, Version
 from acpfs.writeback.log.stages import Step
 
 T = TypeVar("T")
+
+
+class Half(enum.Enum):
+    """Whether a content is a half as long as a change is under way, should the worker die in it."""
+
+    NO = "no"
+    """The next worker knows who changes it as one who is at the file, from before the change on."""
+    AS_BEFORE = "as before"
+    """It does not know the caller, who may be gone by then; what was a half stays one until that is done."""
+    YES = "yes"
+    """Nor that one, who takes the file's bytes to write others."""
+
 
 INLINE_WRITE_BYTES_MAX = 16 << 10
 """Up to here writing under the lock (about 4 us) costs less than letting it go and taking it again."""
@@ -340,6 +353,12 @@ class Contents:
         node.body.interrupted = True
         self._table.changed(node)
 
+    def go_on(self, node: Node) -> None:
+        """Somebody is at it, and is known: it is no half."""
+        if node.interrupted:
+            node.body.interrupted = False
+            self._table.changed(node)
+
     async def _to_overflow(self, node: Node) -> None:
         """Move a content out of the RAM tier; versions keep their tier file."""
         body = node.body
@@ -537,13 +556,16 @@ class Contents:
         node.size, node.blocks = size, -(-size // BLOCK_BYTES)
         self._table.changed(node)
 
-    async def truncate(self, node: Node, size: int) -> None:
-        """Change the length of a file whose content is in RAM."""
+    async def truncate(self, node: Node, size: int, *, opens: bool = False) -> None:
+        """Change the length of a file whose content is in RAM; `opens`: as `empty` has it."""
         if size == 0:
-            await self.empty(node)
+            await self.empty(node, opens=opens)
             return
         body = await self._before_change(
-            node, min(size, node.size), Writing.APPENDING if size == node.size else Writing.WHOLE
+            node,
+            min(size, node.size),
+            Writing.APPENDING if size == node.size else Writing.WHOLE,
+            Half.AS_BEFORE,
         )
         if body.is_overflowed:
             await self._overflow.truncate(body, node.size, size)
@@ -555,17 +577,25 @@ class Contents:
         if size <= body.failed_at:
             self._mended(node, body)
 
-    async def empty(self, node: Node) -> None:
-        """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so that nothing is copied."""
+    async def empty(self, node: Node, *, opens: bool = False) -> None:
+        """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so that nothing is copied.
+
+        `opens`: for somebody who opens the file, and is not known to the next worker before he has it.
+        The kernel's handles stay on their tier file, so there the bytes go before that. Then it is a
+        half from before that on; when this returns it is none, and whoever called says what it is.
+        """
         body = node.body
         if body.busy is not None:
             await wait(body.busy)
-            await self.empty(node)
+            await self.empty(node, opens=opens)
             return
         if node.in_kernel:
-            body = await self._before_change(
-                node, 0, Writing.WHOLE if node.size else Writing.APPENDING
-            )  # the kernel's handles stay on this tier file
+            half = Half.YES if opens and node.size else Half.AS_BEFORE
+            writing = Writing.WHOLE if node.size else Writing.APPENDING
+            body = await self._before_change(node, 0, writing, half)
+            if node.kernel_writers:
+                # What is taken from the file is seen meanwhile, and nobody who goes on with a half.
+                self.kernel.note(node, UNSEEN)
         if body.is_overflowed and not body.sealed and self._log.unsealed_of(node.ino):
             await self._overflow.truncate(body, node.size, 0)  # its place in the order has this one
             self._resized(node, 0)
@@ -573,10 +603,10 @@ class Contents:
             self._modified(node, body)
             return
         held_elsewhere = not body.is_whole_in_ram or self._tier.is_lost(body.tier)
-        if held_elsewhere or not body.modified or self._versions.frozen_bytes(body.tier) > 0:
-            self.create(
-                node
-            )  # clean bytes stay until it is recorded that they are not shown any more
+        is_found = not body.modified or (body.interrupted and not node.in_kernel)
+        if held_elsewhere or is_found or self._versions.frozen_bytes(body.tier) > 0:
+            # Clean bytes, and those of a half, stay until it is recorded that they are not shown any more.
+            self.create(node)
         else:
             body.writing = Writing.WHOLE if node.size else body.writing
             await self.locking(body, os.ftruncate, 0)
@@ -866,10 +896,13 @@ class Contents:
         """Nobody writes in passthrough any more: what versions see now stays as it is."""
         self.kernel.ended(node, self._versions.on(node.body.tier) if not node.body.is_cold else ())
 
-    async def _before_change(self, node: Node, start: int, writing: Writing) -> Body:
+    async def _before_change(
+        self, node: Node, start: int, writing: Writing, half: Half = Half.NO
+    ) -> Body:
         """Make bytes from `start` on free to change, and have that recorded, and how they are changed.
 
         A kill after the first changed byte must find the content dirty, and versions on their copies.
+        `half`: whether it must find a half.
         """
         while True:
             copied = self._aside.copied_bytes
@@ -878,15 +911,20 @@ class Contents:
             if not known:
                 body.writing = Writing.WHOLE
                 self._table.changed(node)
+            was_half = body.interrupted
             recorded = (
                 body.modified
                 and known
-                and not body.interrupted
+                and (half is Half.AS_BEFORE or was_half == (half is Half.YES))
                 and copied == self._aside.copied_bytes
             )
             if recorded or body.is_overflowed:
                 return body
             self._modified(node, body)
+            if half is Half.YES or (half is Half.AS_BEFORE and was_half):
+                self.interrupt(node)
+            if half is Half.YES:
+                half = Half.AS_BEFORE  # once: who writes to it meanwhile is known, and it is none
             await unlocked(int)  # ends the step: its transaction is committed
 
     def statistics(self) -> ContentStatistics:

@@ -153,8 +153,8 @@ class Writable:
         elif copy is not None:
             self._overflow.let_go(copy, remove=True)
 
-    async def truncate(self, node: Node, size: int) -> None:
-        """Change the file's length, whether the content is in RAM or not."""
+    async def truncate(self, node: Node, size: int, *, opens: bool = False) -> None:
+        """Change the file's length, whether the content is in RAM or not; `opens`: as `Contents.empty` has it."""
         if not node.in_kernel:
             await self._outgrown.whole(node, size)
         if size == 0 and node.body.is_cold:
@@ -163,7 +163,7 @@ class Writable:
             return
         if size:
             await self.ensure(node, size)
-        await self._contents.truncate(node, size)
+        await self._contents.truncate(node, size, opens=opens)
 
     async def persisted(self, node: Node) -> None:
         """Wait until all that was logged about the node is persisted."""
