@@ -28,13 +28,16 @@ CPU_BAR_S = 0.05
 """Of the daemon, for a GiB; while the save lasts."""
 
 
+def _python() -> str:
+    return os.environ.get("ACPFS_TORCH_PYTHON", sys.executable)
+
+
 class Writer:
     """A process that saves."""
 
     def __init__(self, mib: int) -> None:
-        python = os.environ.get("ACPFS_TORCH_PYTHON", sys.executable)
         self._process = subprocess.Popen(
-            [python, "-m", "bench.formats_writer", str(mib)],
+            [_python(), "-m", "bench.formats_writer", str(mib)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -49,6 +52,17 @@ class Writer:
         process.stdin.write(f"{name}\t{directory}\n")
         process.stdin.flush()
         return float(process.stdout.readline())
+
+    @staticmethod
+    def versions() -> str:
+        """What is installed there."""
+        return subprocess.run(
+            [_python(), "-m", "bench.formats_writer", "versions"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[1],
+        ).stdout.strip()
 
     def end(self) -> None:
         """No more saves."""
@@ -68,7 +82,12 @@ def choices(mount: AcpfsMount) -> Counter[str]:
 
 def shown(found: Counter[str]) -> str:
     """What a save's opens came to."""
-    return "; ".join(sorted(reason for reason, count in found.items() if count > 0)) or "-"
+    parts = (
+        f"{reason} (x {count})" if count > 1 else reason
+        for reason, count in sorted(found.items())
+        if count > 0
+    )
+    return "; ".join(parts) or "-"
 
 
 @dataclass
@@ -132,6 +151,7 @@ def measure(mib: int, rounds: int) -> Report:
                 report_one(report, name, mib, found_of(name, writer, mount, plain, rounds))
             else:
                 report.row(name, "not installed", *["-"] * (len(columns) - 2))
+    report.notes.append(f"installed: {writer.versions()}")
     report.notes.append(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
     return report
 

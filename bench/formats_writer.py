@@ -6,6 +6,7 @@ nothing of this project.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import mmap
 import os
@@ -22,7 +23,17 @@ NEEDS = {
     "safetensors save_file": "safetensors",
     "numpy.save": "numpy",
     "numpy.memmap": "numpy",
+    "HDF5": "h5py",
+    "zarr": "zarr",
+    "Arrow IPC": "pyarrow",
+    "Parquet": "pyarrow",
+    "LMDB": "lmdb",
+    "GGUF": "gguf",
+    "tensorstore": "tensorstore",
+    "orbax": "orbax",
 }
+PACKAGES = {"orbax": "orbax-checkpoint"}
+"""Their names, where they are others than those that are imported."""
 OF_TENSORS = {"torch.save", "safetensors save_file"}
 
 
@@ -74,6 +85,74 @@ def with_memmap(array: Any, path: str) -> None:
     target.flush()
 
 
+def with_hdf5(array: Any, path: str) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file["w"] = array
+
+
+def with_zarr(array: Any, path: str) -> None:
+    import zarr
+
+    zarr.save_array(path, array)
+
+
+def with_arrow(array: Any, path: str) -> None:
+    import pyarrow as pa
+
+    table = pa.table({"w": pa.array(array)})
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def with_parquet(array: Any, path: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {"w": pa.array(array.view("float32"))}
+    )  # it has no bytes: each would take four
+    pq.write_table(table, path, compression="none", use_dictionary=False)
+
+
+def with_lmdb(array: Any, path: str) -> None:
+    import lmdb
+
+    with lmdb.open(path, map_size=4 * array.nbytes) as env, env.begin(write=True) as change:
+        for number, start in enumerate(range(0, array.nbytes, PIECE)):
+            change.put(b"%d" % number, memoryview(array)[start : start + PIECE])
+
+
+def with_gguf(array: Any, path: str) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("w", array.view("float32"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def with_tensorstore(array: Any, path: str) -> None:
+    import tensorstore
+
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": path}}
+    shape = {"create": True, "dtype": tensorstore.uint8, "shape": array.shape}
+    store = tensorstore.open(
+        spec, chunk_layout=tensorstore.ChunkLayout(chunk_shape=[PIECE]), **shape
+    )
+    store.result().write(array).result()
+
+
+def with_orbax(array: Any, path: str) -> None:
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, {"w": array})
+
+
 def formats(size: int) -> dict[str, Callable[[str], None]]:
     """Those that are installed, by name."""
     content = os.urandom(PIECE) * (size // PIECE)
@@ -87,6 +166,14 @@ def formats(size: int) -> dict[str, Callable[[str], None]]:
         "safetensors save_file": with_safetensors,
         "numpy.save": with_numpy,
         "numpy.memmap": with_memmap,
+        "HDF5": with_hdf5,
+        "zarr": with_zarr,
+        "Arrow IPC": with_arrow,
+        "Parquet": with_parquet,
+        "LMDB": with_lmdb,
+        "GGUF": with_gguf,
+        "tensorstore": with_tensorstore,
+        "orbax": with_orbax,
     }
     there = {name for name in given if importlib.util.find_spec(NEEDS[name])}
     state = tensors(size) if OF_TENSORS & there else {}
@@ -101,7 +188,18 @@ def formats(size: int) -> dict[str, Callable[[str], None]]:
     return found
 
 
+def versions() -> str:
+    """Of what is installed."""
+    found = sorted({name for name in NEEDS.values() if importlib.util.find_spec(name)})
+    return ", ".join(
+        f"{name} {importlib.metadata.version(PACKAGES.get(name, name))}" for name in found
+    )
+
+
 def main() -> None:
+    if sys.argv[1] == "versions":
+        print(versions())
+        return
     known = formats(int(sys.argv[1]) * MIB)
     for line in sys.stdin:
         name, directory = line.rstrip("\n").split("\t")
