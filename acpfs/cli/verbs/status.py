@@ -16,6 +16,8 @@ WATCH_INTERVAL_S = 1.0
 QUEUE_ROWS_MAX = 15
 WAITING_LINES_MAX = 10
 LONG_WRITTEN_S = 60.0
+PASSTHROUGH = "passthrough"
+"""The lane in which the kernel serves files itself; each mount has one other."""
 """What is written for less is a save under way."""
 WITHHELD_TEXT = {
     "lost": "LOST what it may point at",
@@ -181,7 +183,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
             + _predecessor(worker),
         ),
         ("log", show.printable(worker.get("log_file") or "standard error (the journal)")),
-        ("lanes", _lanes(status)),
+        ("lanes", lanes_line(status)),
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
         *_urgent_facts(status),
         *_spill_fact(status),
@@ -290,10 +292,19 @@ def _why_withheld(one: show.Json) -> str:
     return show.printable(f"node {', '.join(who)} {what}{needs}")
 
 
-def _lanes(status: show.Json) -> str:
+def lanes_line(status: show.Json) -> str:
+    """How many files are open in each lane, and how many opens went which way and why, the most frequent reason first."""
     now = ", ".join(f"{lane} {count}" for lane, count in status["lanes"].items())
-    why = "; ".join(f"{reason}: {count}" for reason, count in status["lane_choices"].items())
-    return f"{now} open now" + (f"; opens so far: {why}" if why else "")
+    choices = sorted(status["lane_choices"].items(), key=lambda choice: -choice[1])
+    refused = [(reason, count) for reason, count in choices if reason != PASSTHROUGH and count > 0]
+    others = [lane for lane in status["lanes"] if lane != PASSTHROUGH]
+    parts = []
+    if status["lane_choices"].get(PASSTHROUGH):
+        parts.append(f"{PASSTHROUGH} {status['lane_choices'][PASSTHROUGH]}")
+    if refused:
+        why = "; ".join(f"{count}: {reason}" for reason, count in refused)
+        parts.append(f"{', '.join(others)} {sum(count for _reason, count in refused)} ({why})")
+    return f"{now} open now" + (f"; opens so far: {', '.join(parts)}" if parts else "")
 
 
 def unsafe_lines(status: show.Json) -> list[str]:
