@@ -152,6 +152,9 @@ def measure(mib: int, rounds: int) -> Report:
             else:
                 report.row(name, "not installed", *["-"] * (len(columns) - 2))
     report.notes.append(f"installed: {writer.versions()}")
+    report.notes.append(
+        "of a loaded machine only the lanes, and what stands in one row, say something"
+    )
     report.notes.append(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
     return report
 
