@@ -44,6 +44,7 @@ class Operations(pyfuse3.Operations):
 
     supports_dot_lookup = True
     enable_writeback_cache = False
+    """The kernel would keep what was written, and its size and time (request-costs.md)."""
 
     def __init__(self, fs: FileSystem) -> None:
         super().__init__()
