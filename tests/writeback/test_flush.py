@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 
 import pytest
 
@@ -155,9 +156,8 @@ def test_refusals_count_in_a_row(world: World, run: Run) -> None:
         world.mkdir(name)
     run(world.drain)
     world.lower.fault = deny
-    world.engine._flusher._recheck = lambda _group: (
-        True
-    )  # something was made again: all is flushed anew
+    # something was made again: all is flushed anew
+    world.engine._flusher._recheck = lambda group: setattr(group, "made_again", True)
     for name in ("run", "other"):
         world.mkdir(f"{name}/step")  # not a file, as above: they are to be one group
     run(world.drain)
@@ -217,3 +217,62 @@ def test_a_flush_that_a_file_system_refuses_which_has_become_read_only_is_not_le
     world.lower.fault = deny
     run(world.drain)
     assert denied == 20
+
+
+@clause("S24")
+def test_what_a_look_made_again_before_it_failed_is_flushed_again(world: World, run: Run) -> None:
+    """The flush of its directory may have reached a server that had forgotten it."""
+    flushed: list[LowerPath] = []
+    faults = ["flush", "look"]
+    for name in "pq":
+        world.mkdir(name)
+        world.symlink(b"target", f"{name}/old")
+    run(world.drain)
+    names = world.lower.inode("p").children
+
+    def forget(label: str, path: LowerPath) -> None:
+        if label == "fsync directory":
+            flushed.append(path)
+        if (label, path) == ("fsync directory", (b"q",)) and "flush" in faults:
+            faults.remove("flush")
+            names[b"old"] = names.pop(b"new")
+        elif (label, path) == ("lstat", (b"q", b"new")) and faults == ["look"]:
+            faults.remove("look")
+            assert b"new" in names, "moved again"
+            flushed.clear()
+        else:
+            return
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    world.lower.fault = forget
+    for name in "pq":
+        world.rename(f"{name}/old", f"{name}/new")
+    run(world.drain)
+    assert not faults
+    assert world.lower.visible() == world.application_view()
+    assert (b"p",) in flushed
+
+
+@clause("S24")
+def test_what_was_flushed_and_found_is_not_flushed_again(world: World, run: Run) -> None:
+    """Else a group ends only when the flush of all that it touches comes through at once."""
+    names = [str(number) for number in range(4)]
+    calls: Counter[LowerPath] = Counter()
+    for name in names:
+        world.mkdir(name)
+    run(world.drain)
+
+    def fail(label: str, path: LowerPath) -> None:
+        """Each of them comes through at another time, and only then."""
+        if label == "fsync directory":
+            calls[path] += 1
+            assert calls[path] <= len(names), "flushed, found, and flushed again"
+            if calls[path] != 1 + int(path[0]):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    world.lower.fault = fail
+    for name in names:
+        world.mkdir(f"{name}/new")
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+    assert [calls[name.encode(),] for name in names] == [1, 2, 3, 4]

@@ -52,7 +52,7 @@ class Flusher:
     """Flushes what commit groups touched."""
 
     def __init__(
-        self, parts: DrainParts, retry: RetryPolicy, recheck: Callable[[GroupOutcome], bool]
+        self, parts: DrainParts, retry: RetryPolicy, recheck: Callable[[GroupOutcome], None]
     ) -> None:
         """`recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
         self._parts, self._retry, self._recheck = parts, retry, recheck
@@ -85,27 +85,34 @@ class Flusher:
                 del self._unreached[ino]
                 self._untimed[ino] = True
         tries = Tries()
-        if group.is_doubtful:  # for the earlier worker's flush failed, and this one's may succeed
-            await self._look(group, tries)
         refusals: Counter[_Task] = Counter()
-        while tasks:
+        # An earlier worker's flush failed, and this one's may succeed with a server that has forgotten.
+        is_known = not group.is_doubtful or await self._look(group, tasks, tries)
+        while tasks or not is_known:
             failed, error = await self._attempt(tasks, group, refusals)
-            remade = False
+            group.unflushed = {task.ino for task in failed}
+            group.made_again = False
+            tasks = failed
             if error is not None:
                 await self._stand_back(group, error, tries)
-                remade = await self._look(group, tries)
-            tasks = (
-                all_tasks if remade else failed
-            )  # what was made again is flushed again, wherever it is
+            if error is not None or not is_known:
+                is_known = await self._look(group, failed, tries)
+                tasks = self._again(group, all_tasks)
 
-    async def _look(self, group: GroupOutcome, tries: Tries) -> bool:
-        """Until it is known what there is: a flush that succeeds before says nothing. Whether something was made again."""
-        while True:
-            looking = self._pool.submit("recheck", self._recheck, group)
-            error = await self._error(looking)
-            if error is None:
-                return looking.result()
+    @staticmethod
+    def _again(group: GroupOutcome, all_tasks: list[_Task]) -> list[_Task]:
+        """What was made again is flushed again, wherever it is."""
+        if group.made_again:
+            return all_tasks
+        return [task for task in all_tasks if task.ino in group.unflushed]
+
+    async def _look(self, group: GroupOutcome, failed: list[_Task], tries: Tries) -> bool:
+        """Whether it is known what there is; else some of it, and the rest is looked at again after the next flush."""
+        group.unflushed |= {task.ino for task in failed}
+        error = await self._error(self._pool.submit("recheck", self._recheck, group))
+        if error is not None:
             await self._stand_back(group, error, tries)
+        return error is None
 
     async def _stand_back(self, group: GroupOutcome, error: OSError, tries: Tries) -> None:
         tries.count += 1

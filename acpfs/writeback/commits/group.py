@@ -32,6 +32,15 @@ class GroupOutcome:
     undone: list[Op] = field(default_factory=list)
     """Contents that were committed, and are not there any more after a flush failed."""
 
+    unflushed: set[Ino] = field(default_factory=set)
+    """Of what is to be flushed: what was not yet, or was made again since."""
+    made_again: bool = False
+    """A look made something again, and not all was flushed since."""
+    given_again: set[Ino] = field(default_factory=set)
+    """Nodes that a look gave their attributes again. Only giving them tells whether they were there."""
+    safe: set[Seq] = field(default_factory=set)
+    """What a look found there after the flush of all that it touches: no server can forget it any more."""
+
     is_doubtful: bool = False
     """A flush of some of it failed when an earlier worker had committed it: what there is of it is not known."""
     missing: dict[Seq, int] = field(default_factory=dict)

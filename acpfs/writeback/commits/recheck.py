@@ -21,7 +21,7 @@ from functools import partial
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.errors import PERMANENT_ERRNOS, errno_name
 from acpfs.logger import get_logger, shown
-from acpfs.types import Ino
+from acpfs.types import Ino, Seq
 from acpfs.writeback.commits.commit import Committer
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.commits.placing import Placing
@@ -53,19 +53,29 @@ class Recheck:
             there,
         )
 
-    def look(self, group: GroupOutcome) -> bool:
-        """Put right what is missing; contents that are not there any more go to `group.undone`. True: all of it is to be flushed anew.
+    def look(self, group: GroupOutcome) -> None:
+        """Put right what is missing, and say so in `group`; contents that are not there any more go to `group.undone`.
 
         Raises:
-            OSError: the backing directory does not say, or refuses: what it has is not known.
+            OSError: the backing directory does not say, or refuses: of the rest it is not known what it has.
         """
-        known = list(self._made(group))
+        known = [(op, st) for op, st in self._made(group) if op.seq not in group.safe]
+        moved = set[Seq]()
+        for op, st in known:  # a directory that is moved comes first in its group
+            if self._tried(self._name, op, st):
+                group.made_again = True  # at once: the look may not come to its end
+                moved.add(op.seq)
         entry = partial(self._entry, group)
-        moved = [
-            op for op, st in known if self._tried(self._name, op, st)
-        ]  # a directory that is moved comes first in its group
-        made = [op for op, st in known if self._tried(entry, op, st)]
-        return bool(moved or made)
+        for op, st in known:
+            if self._tried(entry, op, st):
+                group.made_again = True
+            elif op.seq not in moved and not self._touches_unflushed(group, op):
+                group.safe.add(op.seq)
+
+    @staticmethod
+    def _touches_unflushed(group: GroupOutcome, op: Op) -> bool:
+        touched = {op.ino, *group.synced, *(directory for directory, _name in op.touches())}
+        return group.made_again or not touched.isdisjoint(group.unflushed)
 
     @staticmethod
     def _made(group: GroupOutcome) -> Iterator[tuple[Op, LowerStat]]:
@@ -162,11 +172,13 @@ class Recheck:
             return self._link(op, st, itertools.chain([first], paths))
         if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
             return self._special(group, op, st, first)
-        if op.kind is OpKind.MKDIR and self._parts.look(first) is None:
+        is_lost = op.kind is OpKind.MKDIR and self._parts.look(first) is None
+        if is_lost:
             self._placing.with_parents(first, lambda: self._placing.make(op, first))
             self._placing.repaired()
-        is_of_attributes = op.kind is OpKind.MKDIR or op.kind in ATTRIBUTES
-        return is_of_attributes and self._attributes(group, op, first)
+        if op.kind is OpKind.MKDIR or op.kind in ATTRIBUTES:
+            self._attributes(group, op, first)
+        return is_lost
 
     def _paths(self, ino: Ino) -> Iterator[LowerPath]:
         """Where a node lies; a file may have thousands of names, and most questions are about one."""
@@ -230,9 +242,10 @@ class Recheck:
         if present is None:
             self._placing.make_parents(path)
         self._placing.put_in_place(op, path)
-        return self._attributes(group, op, path)
+        self._attributes(group, op, path)
+        return True
 
-    def _attributes(self, group: GroupOutcome, op: Op, path: LowerPath) -> bool:
+    def _attributes(self, group: GroupOutcome, op: Op, path: LowerPath) -> None:
         """Of directories all but their times, which the flush gives them.
 
         With what later operations of the group say: a worker that is killed before their turn would leave the older ones there for good.
@@ -242,7 +255,24 @@ class Recheck:
             if later.ino == op.ino and later.seq > op.seq and later.kind in SAYING:
                 meta.merge(later.meta)
         with suppress(FileNotFoundError):  # taken away by others
-            if stat.S_ISDIR(self._lower.lstat(path).mode):
+            present = self._lower.lstat(path)
+            if stat.S_ISDIR(present.mode):
                 meta.atime_ns = meta.mtime_ns = None
-            self._lower.apply(path, meta)
-        return True
+            # Given by an earlier look and flushed since, it is as good as found: else a group with
+            # many of them would not end before a look and the flush of all come through at once.
+            is_flushed = op.ino in group.given_again and op.ino not in group.unflushed
+            if not (is_flushed and _shows(present, meta)):
+                self._lower.apply(path, meta)
+                group.given_again.add(op.ino)
+                group.unflushed.add(op.ino)
+
+
+def _shows(present: LowerStat, meta: Metadata) -> bool:
+    """Whether all of that is there, and could be seen."""
+    seen = (
+        (meta.permissions, stat.S_IMODE(present.mode)),
+        (meta.uid, present.uid),
+        (meta.gid, present.gid),
+        (meta.mtime_ns, present.mtime_ns),
+    )
+    return not meta.xattrs and all(wanted in (None, has) for wanted, has in seen)
