@@ -75,6 +75,8 @@ class Profile(enum.Enum):
 MAY_KEEP = (Profile.HANG, Profile.FULL, Profile.SHORT, Profile.LANE)
 """Profiles in which a seed says whether the session outlives the daemon."""
 SIZES = (0, 1, 100, 5000, 60_000, 200_000)
+DATA_SIZES = (1, 5000, 60_000)
+LANE_DATA_SIZES = (1, 5000, 60_000, 200_000)
 LANE_SIZES = (0, 100, 5000, 100_000, 300_000, 1_200_000)
 """The last one outgrows RAM."""
 
@@ -145,6 +147,10 @@ class Knobs:
     inherited_files: int
     """Of each program, on the storage before anybody mounts it."""
     sizes: tuple[int, ...]
+    data_sizes: tuple[int, ...]
+    """Of one write to a file that stays open."""
+    reads_on: bool
+    """A program reads what it writes, and keeps it open for that."""
     kinds: tuple[float, ...]
     """How often each kind of call comes."""
     outage_s: float
@@ -191,6 +197,8 @@ class Knobs:
             has_coarse_times=chance.random() < 0.2,
             inherited_files=chance.choice((0, 0, 3)),
             sizes=LANE_SIZES if is_lane else (*SIZES, *(300_000,) * is_short),
+            data_sizes=LANE_DATA_SIZES if is_lane else DATA_SIZES,
+            reads_on=is_lane and choices.stream("reads on").random() < 0.5,
             unknown_bytes=0 if is_lane else None,
             slack_bytes=3 << 20,
             has_passthrough=is_lane,

@@ -8,7 +8,8 @@ in turn. The file in RAM has another: a write(2) has that, too (`is_written`), a
 that need it wait in the file's own thread. Of a write there is left what a kernel leaves: bytes, which come page by page,
 the size, and the mtime, which is set before the first byte.
 
-Not doubled: pages that cannot be had (a full tmpfs), and an inode lock that somebody overtakes.
+Not doubled: pages that cannot be had (a full tmpfs), a write that its application holds up, and an
+inode lock that somebody overtakes.
 Everything but `died` is called by the main thread, or sees to it that `wake` is.
 """
 
@@ -41,7 +42,9 @@ PAGE_BYTES = 4096
 WAIT_MAX_S = 600.0
 """Virtual time in which each write is let go on, where no storage hangs for good."""
 PAUSES_S = (0.0, 0.0, 0.001, 0.005)
-"""Between two pages of one write, and between two writes."""
+"""Between two writes."""
+TURNS = (1, 10, 60)
+"""Of others, between two pages of one write. No time passes: as long as one is under way, a stream of the file is begun again and again."""
 
 
 class Worker(Protocol):
@@ -223,8 +226,8 @@ class Passthrough:
             for start, end in _pieces(at, len(data), chance):
                 _put(file.fd, at + start, data[start:end], set_ns)
                 self.written_bytes += end - start
-                if end < len(data):
-                    await trio.sleep(chance.choice(PAUSES_S))
+                for _turn in range(chance.choice(TURNS) if end < len(data) else 0):
+                    await trio.lowlevel.checkpoint()
                 if boots != self._boots:
                     raise GoneError
             file.is_written = False

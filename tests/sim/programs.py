@@ -52,7 +52,6 @@ READ_BYTES = 16 << 20
 DEATHS_IN_A_CALL_MAX = 3
 """That are carried through by walking a path again."""
 PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
-DATA_SIZES = (1, 5000, 60_000)
 STILL, STILL_S = 0.1, 900.0
 """Share of calls after which a program with open files does nothing for so long."""
 FORGETS = 0.3
@@ -147,6 +146,8 @@ class Opened:
     has_name: bool = True
     in_kernel: bool = False
     """The kernel writes it itself."""
+    reader: HandleId | None = None
+    """The same program reads it, too, until it closes it."""
     later: list[list[bytes]] = field(default_factory=list)
     """For each time that it was synced: what was in it since (exception X11)."""
 
@@ -241,7 +242,17 @@ class Calls:
             done += len(piece)
 
     async def close(self, file: Opened) -> None:
+        if file.reader is not None:
+            await self._close(file.ino, file.reader)
+            file.reader = None
         await self._close(file.ino, file.handle)
+
+    async def open_reader(self, file: Opened) -> None:
+        """One that reads the file while it is written: its bytes have to stay where they are (S480)."""
+        caller = self.kernel.new_caller()
+        opened = await self.request(lambda fs: fs.open(file.ino, os.O_RDONLY, caller))
+        self.kernel.opened(file.ino, os.O_RDONLY, opened)
+        file.reader = opened.handle
 
     async def _close(self, ino: Ino, handle: HandleId) -> None:
         async with self.kernel.locked(ino):
@@ -405,8 +416,10 @@ class Program:
         if self._has_frozen and self.open and chance.random() < 0.7:
             kind = "write on"  # at once into what was just frozen
         self._has_frozen = False
-        if self._knobs.stands_still and kind == "wait until persisted":
-            kind = "save"  # it may wait for an open file of another one (S18)
+        if kind == "wait until persisted" and (
+            self._knobs.stands_still or any(file.in_kernel for file in self.open.values())
+        ):
+            kind = "save"  # it may wait for an open file of another one (S18), or for its own close
         if kind in WITH_OPEN_FILE and not self.open:
             kind = "open new"
         if kind not in (*NEEDS_NONE, *WITH_OPEN_FILE) and not self._files():
@@ -720,6 +733,14 @@ class Program:
 
     # -- files that stay open
 
+    @property
+    def _reads_on(self) -> bool:
+        """One program does: the slack has room for what cannot move of one."""
+        return self.name == "p0" and self._knobs.reads_on
+
+    def _has_reader(self) -> bool:
+        return any(file.reader is not None for file in self.open.values())
+
     async def _open_new(self, chance: random.Random) -> None:
         if len(self.open) >= OPEN_MAX:
             return
@@ -729,7 +750,9 @@ class Program:
         file = await self._calls.create(path)
         file.is_changed = True  # it is shown, empty, and its close makes a file
         self.open[path] = file
-        await self._calls.write(file, 0, chance.randbytes(chance.choice(DATA_SIZES)))
+        if file.in_kernel and self._reads_on and not self._has_reader():
+            await self._calls.open_reader(file)
+        await self._calls.write(file, 0, chance.randbytes(chance.choice(self._knobs.data_sizes)))
 
     async def _open_old(self, chance: random.Random) -> None:
         if len(self.open) >= OPEN_MAX:
@@ -741,13 +764,14 @@ class Program:
         file = await self._calls.open(path, os.O_WRONLY, self.told.now[path.encode()])
         self.open[path] = file
         await self._look_at_names(path)
-        data = chance.randbytes(chance.choice(DATA_SIZES))
+        data = chance.randbytes(chance.choice(self._knobs.data_sizes))
         await self._calls.write(file, len(file.content), data)
 
     async def _write_on(self, chance: random.Random) -> None:
         file = self.open[chance.choice(sorted(self.open))]
         size = len(file.content)
-        at, data = chance.choice((size, chance.randrange(size + 1), 0)), chance.choice(DATA_SIZES)
+        at = chance.choice((size, chance.randrange(size + 1), 0))
+        data = chance.choice(self._knobs.data_sizes)
         content = chance.randbytes(data)
         if file.in_kernel and at < size:
             # What has left RAM may be overwritten in whole pieces, and not with zeros (S61).
