@@ -498,6 +498,12 @@ class LowerView:
         """Where the node lies on the backing directory now."""
         return self._tree.path(node.ino)
 
+    async def look(self, node: Node) -> LowerStat:
+        """At what lies there now, whatever a commit moves meanwhile."""
+        return await self.questions.at_place(
+            node, lambda path: self.questions.call("lstat", self._there.lstat, path)
+        )
+
     async def open_lower(self, node: Node) -> int:
         """A descriptor of the node's file on the backing directory."""
         while True:

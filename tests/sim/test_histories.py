@@ -52,6 +52,7 @@ def test_no_history_fails() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.clause("S491")
 def test_what_failed_once_does_not_fail() -> None:
     done = simulate("--corpus")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -76,20 +76,30 @@ class Writable:
             if not await self._room.reserve(wanted, node, Purpose.BRING_UP):
                 await self._bring_beside(node, wanted)
                 continue
+            moves = self._view.questions.moves
             try:
                 tier_id, st = await self._view.questions.at_place(
                     node, self._view.read_up, wanted, again=False
                 )
             finally:
                 self._tier.release(wanted)
-            if not self._adopt(node, st, wanted, partial(self._contents.adopt, node, tier_id)):
+            overtaken = self._view.questions.overtaken(moves)
+            take = partial(self._contents.adopt, node, tier_id)
+            if not self._adopt(node, st, wanted, take, overtaken=overtaken):
                 self._tier.remove(tier_id)
+                if overtaken:
+                    await self._look_again(node)
 
     async def _bring_beside(self, node: Node, size: int) -> None:
         """Copy the content to a staging file: RAM has no room for it."""
+        moves = self._view.questions.moves
         body, st = await self._view.questions.at_place(node, self._copy_beside, size, again=False)
-        if not self._adopt(node, st, size, partial(self._contents.adopt_overflow, node, body)):
+        overtaken = self._view.questions.overtaken(moves)
+        take = partial(self._contents.adopt_overflow, node, body)
+        if not self._adopt(node, st, size, take, overtaken=overtaken):
             self._overflow.let_go(body, remove=True)
+            if overtaken:
+                await self._look_again(node)
 
     async def _copy_beside(self, path: LowerPath, size: int) -> tuple[Body, LowerStat]:
         progress, found = Progress(), []
@@ -98,22 +108,36 @@ class Writable:
         )
         return body, found[0]
 
-    def _adopt(self, node: Node, st: LowerStat, size: int, take: Callable[[], None]) -> bool:
-        """Take over a content that was read, unless another caller was quicker (and may have written) or the file is another one by now."""
+    def _adopt(
+        self, node: Node, st: LowerStat, size: int, take: Callable[[], None], *, overtaken: bool
+    ) -> bool:
+        """Take over a content that was read, unless another caller was quicker (and may have written) or the file is another one by now.
+
+        `overtaken`: a commit moved things meanwhile. Then what was read may be another file's, which lies
+        at this one's former place: of that nothing is learnt.
+        """
         if not node.body.is_cold:
             return False
-        if st.identity() != node.identity:
-            self._view.compare(node, st)
-            if self._view.held(node):  # its attributes are ours, its content is not
-                self._table.bind_lower(node, st)
-                same, node.size = node.size == st.size, st.size
-                if not same:
-                    return False
-            else:
-                return False
+        if st.identity() != node.identity and (overtaken or not self._learn(node, st)):
+            return False
         node.size = size
         take()
         return True
+
+    def _learn(self, node: Node, st: LowerStat) -> bool:
+        """It is another one on the backing directory by now; whether what was read of it is its content all the same."""
+        self._view.compare(node, st)
+        if not self._view.held(node):
+            return False
+        self._table.bind_lower(node, st)  # its attributes are ours, its content is not
+        same, node.size = node.size == st.size, st.size
+        return same
+
+    async def _look_again(self, node: Node) -> None:
+        """What is there, when no commit moves anything: if it is another file indeed, that one is read then."""
+        st = await self._view.look(node)
+        if node.body.is_cold and st.identity() != node.identity:
+            self._learn(node, st)
 
     async def ensure(self, node: Node, size: int | None = None) -> None:
         """Have the content, or its first `size` bytes, where it can be changed.
