@@ -82,4 +82,12 @@ LANE_BUGS = [
         "        granted = 0\n",
         ONLY_LANE,
     ),
+    Bug(
+        "overtaken-adopted",
+        "what was read while a commit moved things is taken for the file that it was asked of",
+        "filesystem/content/writable.py",
+        "(overtaken or not self._learn(node, st))",
+        "not self._learn(node, st)",
+        ONLY_LANE,
+    ),
 ]
