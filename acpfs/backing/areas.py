@@ -180,6 +180,16 @@ class Areas:
         finally:
             os.close(fd)
 
+    def can_enter(self, root: LowerPath) -> bool:
+        """Whether the daemon may enter it now, and all above it."""
+        try:
+            os.close(self._opener.open((*root, OWN), os.O_PATH))
+        except PermissionError:
+            return False
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return True
+
     def is_area(self, directory: LowerPath) -> bool:
         """Whether the `.acpfs` in a directory is a staging area, of whichever node."""
         return self._has(directory, MARK)

@@ -503,8 +503,14 @@ class BackingDirectory(OwnFiles):
         return self._entries.areas.is_own(path)
 
     def stage_near(self, name: str, directory: LowerPath) -> str:
+        root = self._entries.areas.root_of(directory)
+        if root and not self._entries.areas.can_enter(root):
+            # Below what may not be entered now. The commit opens that, and finds another file system.
+            return staging_name(name, ())
+        return self._stage_in(root, name, directory)
+
+    def _stage_in(self, root: LowerPath, name: str, directory: LowerPath) -> str:
         areas = self._entries.areas
-        root = areas.root_of(directory)
         if not root:
             return staging_name(name, ())
         try:
@@ -529,7 +535,7 @@ class BackingDirectory(OwnFiles):
                     "another file system than the staging directory beside it: it cannot be renamed there",
                 )
             areas.give_own(directory)
-        near = self.stage_near(name, directory)
+        near = self._stage_in(areas.root_of(directory), name, directory)
         self._copy_to(self.staging_path(name), near)
         return near
 

@@ -157,6 +157,29 @@ acpfs umount "$BASE/mnt" >&2
 """
 
 
+OTHER_FILE_SYSTEM = """
+set -eu
+acpfs() { "$PYTHON" -c 'import sys; from acpfs.cli.main import main; sys.exit(main())' "$@"; }
+ctl() { "$PYTHON" -c 'import sys; from acpfs.cli.ctl import main; sys.exit(main())' "$@"; }
+acpfs mount "$BASE/backing" "$BASE/mnt" --ram 64M --transport "$TRANSPORT" >&2
+trap 'fusermount3 -u -z "$BASE/mnt" 2>/dev/null || true' EXIT
+mkdir "$BASE/mnt/above/below"
+exec 3>"$BASE/mnt/above/below/first" 4>"$BASE/mnt/above/below/second"
+chmod 600 "$BASE/mnt/above"
+ctl "$BASE/mnt" flush >&2
+echo 1 >&3
+exec 3>&-
+ctl "$BASE/mnt" flush --timeout 60 >&2
+echo 2 >&4
+exec 4>&-
+ctl "$BASE/mnt" flush --timeout 60 >&2
+stat -c %a "$BASE/backing/above"
+acpfs umount "$BASE/mnt" >&2
+chmod 700 "$BASE/backing/above"
+cat "$BASE/backing/above/below/first" "$BASE/backing/above/below/second"
+"""
+
+
 @pytest.fixture
 def base() -> Iterator[Path]:
     """A directory that others can reach."""
@@ -239,6 +262,28 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
 def test_what_a_user_may_write_in_a_read_only_directory_is_stored(base: Path, wish: str) -> None:
     done = as_user(base, READ_ONLY, TRANSPORT=wish)
     assert done.stdout.split() == ["2", "3", "555", "600", "4"]
+
+
+@pytest.fixture
+def above(base: Path) -> Iterator[Path]:
+    """A file system of its own in the backing directory."""
+    path = base / "backing/above"
+    path.mkdir()
+    options = f"mode=755,uid={USER},gid={USER}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], check=True)
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+@pytest.mark.usefixtures("above")
+@pytest.mark.clause("S461", "S486")
+@pytest.mark.parametrize("wish", ["native", "libfuse"])
+def test_so_it_is_where_the_directory_that_may_not_be_entered_is_another_file_system(
+    base: Path, wish: str
+) -> None:
+    """On which it lies cannot be asked: the rename says so, and where it was staged next lies below the same directory."""
+    done = as_user(base, OTHER_FILE_SYSTEM, TRANSPORT=wish)
+    assert done.stdout.split() == ["600", "1", "2"]
 
 
 @pytest.mark.clause("S424")
