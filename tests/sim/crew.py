@@ -425,7 +425,7 @@ class Crew:
         one.is_fixed()
         is_last = file.is_modified and not file.is_anybody_at_it()
         if is_last:
-            file.told.begin(file.complete())
+            file.told.begin(file.complete(), since=file.place)
         await act()
         file.is_half = one.was_killed = await self._is_interrupted(file)
         if is_last and file.is_half:
