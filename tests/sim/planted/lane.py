@@ -70,8 +70,8 @@ LANE_BUGS = [
         "close-looks-at-nothing",
         "what the kernel has written is not looked at when the file is closed",
         "filesystem/lane_use.py",
-        "        self._contents.kernel.look(handle.node)\n        body = handle.node.body",
-        "        body = handle.node.body",
+        "        self._contents.kernel.look(handle.node)\n        if handle.maps_unseen",
+        "        if handle.maps_unseen",
         ONLY_LANE,
     ),
     Bug(
