@@ -188,8 +188,8 @@ BUGS = [
         "half-published",
         "a file whose writer was killed is no half",
         "filesystem/open_files.py",
-        "            self._contents.interrupt(node)\n            if node.kernel_writers:",
-        "            if node.kernel_writers:",
+        "        self._contents.interrupt(node)\n        if node.kernel_writers:",
+        "        if node.kernel_writers:",
         profiles=("shared",),
     ),
     Bug(
