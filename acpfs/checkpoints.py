@@ -1,9 +1,10 @@
 """What is a checkpoint: recognition by path, for retention, the guard, preload and the view.
 
-A checkpoint is a directory of a well-known shape (`iter_0001000`, `checkpoint-500`) directly under a *save_dir*, or one file of such a
-shape, or several files that differ in one placeholder only. Shapes are patterns: globs with placeholders, described at
-`DEFAULT_PATTERNS`. Pure: looks at paths relative to the mount point and at nothing else, so it cannot tell whether a checkpoint is
-whole. Thread-safe.
+A checkpoint is a directory of a well-known shape (`iter_0001000`, `checkpoint-500`) directly under
+a *save_dir*, or one file of such a shape, or several files that differ in one placeholder only.
+Shapes are patterns: globs with placeholders, described at `DEFAULT_PATTERNS`. Pure: looks at paths
+relative to the mount point and at nothing else, so it cannot tell whether a checkpoint is whole.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -62,14 +63,17 @@ DEFAULT_PATTERNS = (
     "{part}-{epoch}_{step}.safetensors",
     "{step}/",
 )
-"""Shapes of Megatron, Transformers, DeepSpeed, Lightning, MindSpore, NeMo, TorchTitan, Ray, TensorFlow, Orbax and home-made loops.
+"""Shapes of Megatron, Transformers, DeepSpeed, Lightning, MindSpore, NeMo, TorchTitan, Ray,
+TensorFlow, Orbax and home-made loops.
 
-`*`, `?` and `[-_]` as in globs, never across `/`. `{step}`, `{epoch}`: a number, by which checkpoints are ordered. `{suffix}`: an ending
-such as `.pt`. `{a|b}`: one of these texts; `{part}`: any text. What stands in these two tells the files of one checkpoint apart and is not
-part of its name. A pattern with `/` has that many directories in a row; one that ends in `/` is for directories only. Upper and lower case
-are the same. Where several match, the outermost directory counts, and then the order here; a pattern of nothing but a number
-counts only where no other matches, and not for the chunks of an array store: below a directory named `c` (Zarr 3), or anywhere below one
-that ends in `.zarr` or `.n5`. What looks like a temporary file (`.tmp` and the like) never matches.
+`*`, `?` and `[-_]` as in globs, never across `/`. `{step}`, `{epoch}`: a number, by which
+checkpoints are ordered. `{suffix}`: an ending such as `.pt`. `{a|b}`: one of these texts; `{part}`:
+any text. What stands in these two tells the files of one checkpoint apart and is not part of its
+name. A pattern with `/` has that many directories in a row; one that ends in `/` is for directories
+only. Upper and lower case are the same. Where several match, the outermost directory counts, and
+then the order here; a pattern of nothing but a number counts only where no other matches, and not
+for the chunks of an array store: below a directory named `c` (Zarr 3), or anywhere below one that
+ends in `.zarr` or `.n5`. What looks like a temporary file (`.tmp` and the like) never matches.
 """
 
 _PLACEHOLDER = re.compile(r"\{([^{}/]*)\}")
@@ -97,11 +101,18 @@ class Checkpoint:
     """One checkpoint, by name; whatever is said to belong to it gives an equal one."""
 
     save_dir: bytes
-    """Path of the directory that the checkpoints of one run lie in, relative to the mount point; b"" is the mount point."""
+    """Path of the directory that the checkpoints of one run lie in, relative to the mount point;
+    b"" is the mount point.
+    """
     name: bytes
-    """Below `save_dir`; with `*` for what tells its files apart. Contains `/` where the pattern does."""
+    """Below `save_dir`; with `*` for what tells its files apart.
+
+    Contains `/` where the pattern does.
+    """
     step: int | None
-    """By which checkpoints of one epoch are ordered; the epoch where the name has no other number, None where it has none."""
+    """By which checkpoints of one epoch are ordered; the epoch where the name has no other number,
+    None where it has none.
+    """
     epoch: int = 0
     """Comes before the step in the order; 0 where the name has none."""
 
@@ -112,7 +123,9 @@ class Checkpoint:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Newer ones of a save_dir are larger; those that are equal are ordered by when they were closed."""
+        """Newer ones of a save_dir are larger; those that are equal are ordered by when they were
+        closed.
+        """
         return self.epoch, -1 if self.step is None else self.step
 
 
@@ -147,7 +160,9 @@ class Checkpoints:
         self._remembered = lru_cache(_REMEMBERED_PATHS)(self._of)
 
     def of(self, path: bytes, *, directory: bool = False) -> Checkpoint | None:
-        """The checkpoint that the path, relative to the mount point, is or lies in; `directory`: the path is a directory's."""
+        """The checkpoint that the path, relative to the mount point, is or lies in; `directory`:
+        the path is a directory's.
+        """
         return self._remembered(path, directory)
 
     def _of(self, path: bytes, directory: bool) -> Checkpoint | None:
@@ -192,10 +207,14 @@ class _Shapes:
             parts: _any_of(shape.regex for shape in alike)
             for parts, alike in self._by_parts.items()
         }
-        """One regular expression that says no quickly: most paths are of nothing like a checkpoint."""
+        """One regular expression that says no quickly: most paths are of nothing like a
+        checkpoint.
+        """
 
     def outermost(self, components: list[bytes], *, directory: bool) -> Checkpoint | None:
-        """The match that begins first; of several there, the longest, then the first one in the order of the patterns."""
+        """The match that begins first; of several there, the longest, then the first one in the
+        order of the patterns.
+        """
         for start in range(len(components)):
             for parts in sorted(self._by_parts, reverse=True):
                 end = start + parts
@@ -239,7 +258,10 @@ def _any_of(patterns: Iterable[re.Pattern[bytes]]) -> re.Pattern[bytes]:
 
 
 def _checkpoint(save_dir: bytes, match: re.Match[bytes]) -> Checkpoint:
-    step, epoch, name, at = None, None, b"", 0
+    step = None
+    epoch = None
+    name = b""
+    at = 0
     for group, text in match.groupdict().items():
         if text is not None and group.startswith("part"):
             name += match.string[at : match.start(group)] + b"*"
@@ -255,7 +277,10 @@ def _checkpoint(save_dir: bytes, match: re.Match[bytes]) -> Checkpoint:
 
 def _shape(pattern: str) -> _Shape:
     directory = pattern.endswith("/")
-    text, regex, at, parts = pattern.rstrip("/"), "", 0, 0
+    text = pattern.rstrip("/")
+    regex = ""
+    at = 0
+    parts = 0
     if not text or text.startswith("/"):
         raise ConfigError(
             f"{pattern!r} is not a pattern for checkpoints: a pattern is relative and not empty"

@@ -1,7 +1,8 @@
-"""The checksum of a file's content: xxh3-128, as 32 lower-case hex digits, which is what `xxh128sum` prints.
+"""The checksum of a file's content: xxh3-128, as 32 lower-case hex digits, which is what
+`xxh128sum` prints.
 
-Whatever is recorded of contents, noted at files or compared with either is made here. Others hash names and records as they like.
-Threading: an object belongs to one thread; hashing lets others run.
+Whatever is recorded of contents, noted at files or compared with either is made here. Others hash
+names and records as they like. Threading: an object belongs to one thread; hashing lets others run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def of_reads(
 
     `before` each read: how many bytes are wanted; `passed` after it: how many came.
     """
-    checksum, position = Checksum(), 0
+    checksum = Checksum()
+    position = 0
     while size is None or position < size:
         piece = buffer if size is None else buffer[: size - position]
         before(len(piece))

@@ -1,7 +1,8 @@
 """Settings: one validated schema, one place for defaults, units in the names.
 
-Precedence: command line, then TOML file, then the defaults here. Keys in the file are the field names; the command line's
-options are the same names with dashes and without unit suffix. An unknown key or a nonsense value is a `ConfigError` that names it.
+Precedence: command line, then TOML file, then the defaults here. Keys in the file are the field
+names; the command line's options are the same names with dashes and without unit suffix. An unknown
+key or a nonsense value is a `ConfigError` that names it.
 """
 
 import math
@@ -65,7 +66,9 @@ def _parse_ram(value: object) -> int | str:
 
 
 def share_of(wanted: int | str, whole: int) -> int:
-    """Bytes of a setting that is a number of bytes or a share such as `50%`; never more than the whole."""
+    """Bytes of a setting that is a number of bytes or a share such as `50%`; never more than the
+    whole.
+    """
     return min(
         whole, int(whole * float(wanted.rstrip("%")) / 100) if isinstance(wanted, str) else wanted
     )
@@ -138,7 +141,8 @@ def _number(value: object) -> float:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("must be text")  # noqa: TRY004 - a wrong type is a wrong value, in a file that people write
+        # a wrong type is a wrong value, in a file that people write
+        raise ValueError("must be text")  # noqa: TRY004
     return value
 
 
@@ -173,7 +177,9 @@ def _one_of(kind: type[Enum]) -> Callable[[object], Enum]:
 
 
 class Check(NamedTuple):
-    """How a setting's value is made of what was given, and what must be so then; beside its type, where the type does not say it."""
+    """How a setting's value is made of what was given, and what must be so then; beside its type,
+    where the type does not say it.
+    """
 
     parse: Callable[[Any], Any]
     must: Any = None
@@ -226,7 +232,10 @@ class WhenKilled(str, Enum):
     """What becomes of a file whose writer is killed before it has closed it."""
 
     KEEP = "keep"
-    """It is `interrupted`: in the mount as far as it was written, and not published. A log is published."""
+    """It is `interrupted`: in the mount as far as it was written, and not published.
+
+    A log is published.
+    """
     PUBLISH = "publish"
     """It is published as far as it was written."""
 
@@ -237,7 +246,9 @@ class SpillMode(str, Enum):
     MOVE = "move"
     """Complete files that wait for the drain, when RAM is short."""
     MIRROR = "mirror"
-    """Each complete file as soon as it can be, as a copy, with a journal: what is there survives a reboot of the node."""
+    """Each complete file as soon as it can be, as a copy, with a journal: what is there survives a
+    reboot of the node.
+    """
 
 
 class WarmReads(str, Enum):
@@ -275,7 +286,8 @@ DEFAULT_POINTER_PATTERNS = (
 )
 
 
-REMEMBERED_VOLUME, ANY_VOLUME = "remembered", "any"
+REMEMBERED_VOLUME = "remembered"
+ANY_VOLUME = "any"
 
 
 _BY_TYPE: dict[Any, Callable[[Any], Any]] = {str: _text, bool: to_bool, Path: _path}
@@ -311,9 +323,12 @@ def _given(settings: "Settings", attribute: "Attribute[Any]", value: Any) -> Any
 
 @define(init=False, kw_only=True, slots=False, eq=False, repr=False, field_transformer=_with_checks)
 class Settings:
-    """Everything that a mount can be told. Whatever sets a value checks it: the constructor, and an assignment.
+    """Everything that a mount can be told.
 
-    Fields and their types say what is right; the text below each is its description (`descriptions`).
+    Whatever sets a value checks it: the constructor, and an assignment.
+
+    Fields and their types say what is right; the text below each is its description
+    (`descriptions`).
     """
 
     def __init__(self, **given: Any) -> None:
@@ -334,68 +349,107 @@ class Settings:
     ram: RamSize = "25%"
     """Budget of the RAM tier: bytes, or percent of what the machine or cgroup has."""
     numa: Annotated[str, Check(_text, matches_re(_NUMA))] = "default"
-    """Memory nodes of the RAM tier: default, local, interleave, interleave:NODES, bind:NODES or prefer:NODE; NODES as 0-3 or 0,2."""
+    """Memory nodes of the RAM tier: default, local, interleave, interleave:NODES, bind:NODES or
+    prefer:NODE; NODES as 0-3 or 0,2.
+    """
     spill: Path | None = None
-    """A directory on a local disk for complete files that wait for the drain and have no room in RAM, or are to survive a reboot."""
+    """A directory on a local disk for complete files that wait for the drain and have no room in
+    RAM, or are to survive a reboot.
+    """
     spill_budget: Share = "80%"
     """Most bytes that acpfs takes there: bytes, or percent of what is free there at the mount."""
     spill_mode: SpillMode = SpillMode.MOVE
-    """move: files go there when RAM is short; mirror: each is copied there at once, and survives a reboot of the node."""
+    """move: files go there when RAM is short; mirror: each is copied there at once, and survives a
+    reboot of the node.
+    """
     prefault: PrefaultSize = AUTO
-    """Memory to get ready before a save needs it, while nobody writes: bytes, or percent of the budget; 0: none.
+    """Memory to get ready before a save needs it, while nobody writes: bytes, or percent of the
+    budget; 0: none.
 
     auto: a quarter of the budget on a virtual machine, of memory that nobody uses; none elsewhere.
     """
     reserve: Reserve = 0
-    """The last part of the budget, only for files below paths that were declared urgent: bytes, or percent of the budget; 0: none."""
+    """The last part of the budget, only for files below paths that were declared urgent: bytes, or
+    percent of the budget; 0: none.
+    """
     transport: Transport = Transport.AUTO
-    """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the fastest that works here."""
+    """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the
+    fastest that works here.
+    """
     fsync: FsyncMode = FsyncMode.ORDERED
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
     locks: LockMode = LockMode.LOCAL
-    """flock and fcntl locks: local (they keep out programs of this mount only, no other node's) or refuse (ENOLCK; native transport)."""
+    """flock and fcntl locks: local (they keep out programs of this mount only, no other node's) or
+    refuse (ENOLCK; native transport).
+    """
     node_id: Annotated[
         str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))
     ] = None
-    """This mount's identity among all that share the backing directory; default: made up at the first mount on a mount point."""
+    """This mount's identity among all that share the backing directory; default: made up at the
+    first mount on a mount point.
+    """
     expect_volume: Annotated[
         str, Check(_text, matches_re(rf"({REMEMBERED_VOLUME}|{ANY_VOLUME}|[0-9a-f]{{32}})"))
     ] = REMEMBERED_VOLUME
-    """The volume that must lie at the backing directory: remembered (that of the last mount), its id (in .acpfs/volume), or any."""
+    """The volume that must lie at the backing directory: remembered (that of the last mount), its
+    id (in .acpfs/volume), or any.
+    """
     new_volume: bool = False
-    """Take what lies there now for the volume from now on: another one, an empty directory, or another file system."""
+    """Take what lies there now for the volume from now on: another one, an empty directory, or
+    another file system.
+    """
     nested: bool = False
-    """Mount also where a directory above is the backing directory of other mounts: there is no order between the two."""
+    """Mount also where a directory above is the backing directory of other mounts: there is no
+    order between the two.
+    """
     streams: Annotated[int, Check(_whole, and_(ge(1), le(256)))] = 8
     """Files copied to the backing directory at the same time."""
     bandwidth: Size = 0
     """Most bytes per second that streams may write together; 0: no limit."""
     stagger_s: Seconds = 0.0
-    """Nodes of one backing directory begin to drain a save one after the other, the last one at most so much later; 0: all at once."""
+    """Nodes of one backing directory begin to drain a save one after the other, the last one at
+    most so much later; 0: all at once.
+    """
     when_full: WhenFull = WhenFull.WAIT
     """What a writer meets when the RAM tier is full of dirty bytes."""
     when_killed: WhenKilled = WhenKilled.KEEP
-    """What becomes of a file whose writer is killed in the middle: keep (not published before someone decides), or publish (as it is)."""
+    """What becomes of a file whose writer is killed in the middle: keep (not published before
+    someone decides), or publish (as it is).
+    """
     warm_reads: WarmReads = WarmReads.AUTO
-    """Whether a file that is read from the backing directory comes to RAM: auto (where RAM is free), on (clean files make room), off."""
+    """Whether a file that is read from the backing directory comes to RAM: auto (where RAM is
+    free), on (clean files make room), off.
+    """
     verify_reads: bool = False
     """Also large files are compared with their checksum before an open for reading returns."""
     preload: str | None = None
-    """Brought to RAM behind the mount: latest (the newest checkpoint that is there), or paths below the mount point, a:b:c."""
+    """Brought to RAM behind the mount: latest (the newest checkpoint that is there), or paths below
+    the mount point, a:b:c.
+    """
     on_failure: OnFailure = OnFailure.NATIVE
-    """What applications meet when acpfs cannot go on: native (the backing directory itself, at the same path) or stop (errors)."""
+    """What applications meet when acpfs cannot go on: native (the backing directory itself, at the
+    same path) or stop (errors).
+    """
     keeper_wait_s: Seconds = 300.0
-    """How long a keeper holds the mount for the next daemon when all its processes were killed; then `on_failure` holds. 0: for ever."""
+    """How long a keeper holds the mount for the next daemon when all its processes were killed;
+    then `on_failure` holds. 0: for ever.
+    """
     max_dirty_age_s: Seconds = 30.0
-    """A log that stays open (a file that only grows, S12) is committed as of now this often; 0: never."""
+    """A log that stays open (a file that only grows, S12) is committed as of now this often; 0:
+    never.
+    """
     verify_after_write: bool = False
     """Read every stream back and compare checksums before it counts as done."""
     scrub_ram_s: Seconds = 43200.0
-    """What RAM has of files is compared with their checksums about once in so long, in the background; 0: never."""
+    """What RAM has of files is compared with their checksums about once in so long, in the
+    background; 0: never.
+    """
     attr_timeout_s: Seconds = 1.0
     """How old knowledge about the backing directory may be."""
     patience_s: Seconds = 1.0
-    """How long a request waits for the backing directory when there is older knowledge to go on with."""
+    """How long a request waits for the backing directory when there is older knowledge to go on
+    with.
+    """
     backing_timeout_s: Annotated[float, Check(_number, gt(0))] = 120.0
     """How long a request waits for the backing directory when there is not; then EIO."""
     drain_timeout_s: Seconds = 600.0
@@ -405,25 +459,48 @@ class Settings:
     retry_delay_max_s: Annotated[float, Check(_number, gt(0))] = 60.0
     """Longest such delay."""
     pointer_patterns: Patterns = DEFAULT_POINTER_PATTERNS
-    """Names of files that point at other files; committed only when all that precedes them is flushed. In options: a:b:c."""
+    """Names of files that point at other files; committed only when all that precedes them is
+    flushed. In options: a:b:c.
+    """
     cluster_order: ClusterOrder = ClusterOrder.POINTERS
-    """What waits until all other nodes have persisted what they had closed before: pointers (files and directories), all, or off."""
+    """What waits until all other nodes have persisted what they had closed before: pointers (files
+    and directories), all, or off.
+    """
     heartbeat_s: Annotated[float, Check(_number, and_(ge(0.1), le(60)))] = 2.0
-    """How often this node tells the others how far it is; at most two small writes in that time. Longer with more than 1,024 nodes."""
+    """How often this node tells the others how far it is; at most two small writes in that time.
+
+    Longer with more than 1,024 nodes.
+    """
     clock_bound_s: Seconds = 0.5
-    """The most that clocks of two nodes differ by. It is checked all the time; where a larger difference was measured, that counts."""
+    """The most that clocks of two nodes differ by.
+
+    It is checked all the time; where a larger difference was measured, that counts.
+    """
     node_timeout_s: Annotated[float, Check(_number, ge(1))] = 30.0
-    """A node that was not heard for so long is missing: pointers that wait for it are withheld, and said to be."""
+    """A node that was not heard for so long is missing: pointers that wait for it are withheld, and
+    said to be.
+    """
     node_forget_after_s: Seconds = 0.0
-    """A missing node is forgotten after so long, and pointers do not wait for it any more; 0: only an operator forgets."""
+    """A missing node is forgotten after so long, and pointers do not wait for it any more; 0: only
+    an operator forgets.
+    """
     wait_for_peers_s: Annotated[float, Check(_number, and_(ge(0), le(3600)))] = 0.0
-    """How long an open waits for a file that is not there yet, but that another node has closed and is draining; 0: ENOENT at once."""
+    """How long an open waits for a file that is not there yet, but that another node has closed and
+    is draining; 0: ENOENT at once.
+    """
     keep_checkpoints: Annotated[int, Check(_whole, ge(0))] = 2
-    """Newest checkpoints of each save_dir that stay in RAM as long as there is room without them."""
+    """Newest checkpoints of each save_dir that stay in RAM as long as there is room without
+    them.
+    """
     checkpoint_patterns: CheckpointPatterns = DEFAULT_PATTERNS
-    """Shapes of checkpoints, as globs with {step}, {epoch}, {part}, {suffix}, {a|b}; see below. In options: a:b:c."""
+    """Shapes of checkpoints, as globs with {step}, {epoch}, {part}, {suffix}, {a|b}; see below.
+
+    In options: a:b:c.
+    """
     keep_last_persisted: bool = True
-    """Leave a deleted checkpoint on the backing directory while no newer one of its save_dir is persisted; see SEMANTICS.md."""
+    """Leave a deleted checkpoint on the backing directory while no newer one of its save_dir is
+    persisted; see SEMANTICS.md.
+    """
     guard_time_s: Seconds = 1800.0
     """… but at most for so long after its deletion."""
     allow_other: bool = True
@@ -431,17 +508,25 @@ class Settings:
     control_group: str | None = None
     """Group that may use the control socket besides its owner."""
     runtime_dir: Path | None = None
-    """Where sockets and RAM tiers live; default /run/acpfs for root, else $XDG_RUNTIME_DIR/acpfs."""
+    """Where sockets and RAM tiers live; default /run/acpfs for root, else
+    $XDG_RUNTIME_DIR/acpfs.
+    """
     log_level: Annotated[str, Check(_text, in_(("debug", "info", "warning", "error")))] = "info"
     """debug, info, warning or error."""
     log_file: Path | None = None
-    """Rotating log file (10 MB × 5); default: stderr in the foreground (for the journal), else a file named after the mount point."""
+    """Rotating log file (10 MB × 5); default: stderr in the foreground (for the journal), else a
+    file named after the mount point.
+    """
     metrics_port: Annotated[int, Check(_whole, and_(ge(0), le(65535)))] = 0
     """Serve Prometheus metrics over HTTP on this port; 0: only through `acpfs-ctl metrics`."""
     metrics_address: Annotated[str, Check(_address)] = LOOPBACK
-    """The address of this machine at which it does: 127.0.0.1, a pod's own, or 0.0.0.0 or :: for all; whoever reaches it may read them."""
+    """The address of this machine at which it does: 127.0.0.1, a pod's own, or 0.0.0.0 or :: for
+    all; whoever reaches it may read them.
+    """
     metrics_file: Path | None = None
-    """Write Prometheus metrics into this file every 15 s, for a node exporter's textfile collector."""
+    """Write Prometheus metrics into this file every 15 s, for a node exporter's textfile
+    collector.
+    """
 
     def __attrs_post_init__(self) -> None:
         if self.retry_delay_min_s > self.retry_delay_max_s:
@@ -478,7 +563,10 @@ FIELDS: dict[str, "Attribute[Any]"] = fields_dict(Settings)
 
 
 def descriptions() -> dict[str, str]:
-    """What each setting is, for people: the text below it in this file. Read when somebody asks, which a mount does not."""
+    """What each setting is, for people: the text below it in this file.
+
+    Read when somebody asks, which a mount does not.
+    """
     import ast
     import inspect
 
@@ -510,12 +598,16 @@ CHANGEABLE = (
 
 
 def option_name(field: str) -> str:
-    """`max_dirty_age_s` → `max-dirty-age`: a setting's name on the command line and in mount options."""
+    """`max_dirty_age_s` → `max-dirty-age`: a setting's name on the command line and in mount
+    options.
+    """
     return field.removesuffix("_s").replace("_", "-")
 
 
 def field_named(option: str) -> str | None:
-    """Inverse of `option_name`, tolerant of underscores and of the unit suffix; None for an unknown name."""
+    """Inverse of `option_name`, tolerant of underscores and of the unit suffix; None for an unknown
+    name.
+    """
     wanted = option_name(option.replace("-", "_"))
     return next((field for field in FIELDS if option_name(field) == wanted), None)
 
@@ -524,7 +616,8 @@ def load_settings(overrides: Mapping[str, Any], file: Path | None = None) -> Set
     """Settings from a TOML file (if any) and from the command line, which wins.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, or a value makes no sense; the message names it.
+        ConfigError: the file cannot be read, a key is unknown, or a value makes no sense; the
+            message names it.
     """
     values = {} if file is None else _read_toml(file)
     return validated({**values, **overrides}, "" if file is None else f" (command line and {file})")

@@ -1,4 +1,6 @@
-"""Waiting for a descriptor, whatever its number: `select.select` takes none beyond 1023, and a training process, or a worker, has more."""
+"""Waiting for a descriptor, whatever its number: `select.select` takes none beyond 1023, and a
+training process, or a worker, has more.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ class HasDescriptor(Protocol):
 
 
 def readable(descriptor: int | HasDescriptor, timeout_s: float | None) -> bool:
-    """Whether there is something to read, or an end, within that time; None: wait for ever. For a pidfd: whether the process has ended."""
+    """Whether there is something to read, or an end, within that time; None: wait for ever.
+
+    For a pidfd: whether the process has ended.
+    """
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(None if timeout_s is None else timeout_s * 1000))

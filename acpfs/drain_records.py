@@ -1,7 +1,9 @@
-"""Records that the drain makes and control hands out as they are: a part of the JSON contracts of docs/OPERATIONS.md (`control.reports`).
+"""Records that the drain makes and control hands out as they are: a part of the JSON contracts of
+docs/OPERATIONS.md (`control.reports`).
 
-Times are seconds (wall clock where the name ends in `_at` or is `next_attempt`), sizes bytes, absent values None, paths as in a shell: what
-is no UTF-8 in them as surrogate escapes. A field is never removed or given another meaning; new ones may come. Plain data.
+Times are seconds (wall clock where the name ends in `_at` or is `next_attempt`), sizes bytes,
+absent values None, paths as in a shell: what is no UTF-8 in them as surrogate escapes. A field is
+never removed or given another meaning; new ones may come. Plain data.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ class QueueEntry:
     operation: str
     size: int
     state: str
-    """complete, streaming, staged (files), queued (others), committing, held (waits for a parked one), parked, interrupted (its writer
-    was lost), or guarded (a deletion that is held back; only in what an unmount leaves)."""
+    """complete, streaming, staged (files), queued (others), committing, held (waits for a parked
+    one), parked, interrupted (its writer was lost), or guarded (a deletion that is held back; only
+    in what an unmount leaves).
+    """
     age_s: float
     tries: int = 0
     last_error: str | None = None
@@ -39,13 +43,17 @@ class ConflictReport:
     """What is there natively, untouched."""
     operation: str
     kept_as: str | None
-    """Where what the mount had went instead; None: the operation (a deletion, a rename) was not carried out."""
+    """Where what the mount had went instead; None: the operation (a deletion, a rename) was not
+    carried out.
+    """
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedReport:
-    """A checkpoint that was deleted in the mount and stays on the backing directory until a newer one is persisted."""
+    """A checkpoint that was deleted in the mount and stays on the backing directory until a newer
+    one is persisted.
+    """
 
     path: str
     """With `*` for what tells several files of one checkpoint apart."""
@@ -65,9 +73,11 @@ class Verification:
 
     path: str
     status: str
-    """ok, mismatch, missing (recorded, but not there), unknown (there, but never recorded) or unreadable; of repair also repaired.
+    """ok, mismatch, missing (recorded, but not there), unknown (there, but never recorded) or
+    unreadable; of repair also repaired.
 
-    Of RAM: ok, unknown, repaired (a bad copy has left RAM) or damaged."""
+    Of RAM: ok, unknown, repaired (a bad copy has left RAM) or damaged.
+    """
     size: int = 0
     expected: str | None = None
     found: str | None = None

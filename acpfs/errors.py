@@ -1,7 +1,8 @@
-"""One error family for what a user can cause, one exit-code table, one classification of backing errors.
+"""One error family for what a user can cause, one exit-code table, one classification of backing
+errors.
 
-Inside the file system and the backing layer an error is an `OSError` with its errno, because that is what travels to
-the kernel; the family here is for everything a person reads.
+Inside the file system and the backing layer an error is an `OSError` with its errno, because that
+is what travels to the kernel; the family here is for everything a person reads.
 """
 
 import errno
@@ -16,7 +17,9 @@ class ExitCode(IntEnum):
     FAILED = 1
     """Something was not persisted, not verified, or a checksum differs; the output says what."""
     USAGE = 2
-    """Bad option, unknown configuration key, nonsense value, no word which of several mounts is meant."""
+    """Bad option, unknown configuration key, nonsense value, no word which of several mounts is
+    meant.
+    """
     NOT_MOUNTED = 3
     """No acpfs answers for that mount point."""
     TIMEOUT = 4
@@ -24,7 +27,9 @@ class ExitCode(IntEnum):
     REFUSED = 5
     """In use, wrong RAM tier, second mount of one identity."""
     ENVIRONMENT = 6
-    """The machine does not offer what is needed: /dev/fuse, permission, memory, backing directory."""
+    """The machine does not offer what is needed: /dev/fuse, permission, memory, backing
+    directory.
+    """
 
 
 class AcpfsError(Exception):
@@ -52,7 +57,10 @@ class SeveralMountsError(AcpfsError):
 
 
 class DeadlineError(AcpfsError, TimeoutError):
-    """Not done in time; nothing was lost. What a program that knows nothing of acpfs catches as `TimeoutError`."""
+    """Not done in time; nothing was lost.
+
+    What a program that knows nothing of acpfs catches as `TimeoutError`.
+    """
 
     exit_code = ExitCode.TIMEOUT
 
@@ -88,7 +96,10 @@ PERMANENT_ERRNOS = frozenset(
         errno.EILSEQ,
     }
 )
-"""Refusals that retrying does not mend. Everything else (EIO, ENOSPC, EDQUOT, ESTALE, ENOTCONN, ETIMEDOUT …) is retried for ever."""
+"""Refusals that retrying does not mend.
+
+Everything else (EIO, ENOSPC, EDQUOT, ESTALE, ENOTCONN, ETIMEDOUT …) is retried for ever.
+"""
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 """There is no room; the same may succeed when something was removed."""
 
@@ -106,7 +117,9 @@ class NoThreadError(BlockingIOError):
 
 
 def is_no_thread(error: BaseException) -> bool:
-    """Whether an error says that no thread could be started, also where a library has started it."""
+    """Whether an error says that no thread could be started, also where a library has started
+    it.
+    """
     if isinstance(error, NoThreadError):
         return True
     return isinstance(error, RuntimeError) and str(error) == NO_THREAD
@@ -117,13 +130,18 @@ WANTS = {
     errno.EMFILE: "descriptors",
     errno.ENFILE: "descriptors",
 }
-"""What the machine had not got → its name. EAGAIN is not among them: where it means threads, `NoThreadError` says so."""
+"""What the machine had not got → its name.
+
+EAGAIN is not among them: where it means threads, `NoThreadError` says so.
+"""
 
 
 def wanted(error: BaseException | None) -> str:
-    """Of which resource of the machine the want has led to this error: memory, descriptors or threads; "" where it was no want of any.
+    """Of which resource of the machine the want has led to this error: memory, descriptors or
+    threads; "" where it was no want of any.
 
-    Looks into groups, and at causes: an error that people read is raised from the one of the machine.
+    Looks into groups, and at causes: an error that people read is raised from the one of the
+    machine.
     """
     if error is None:
         return ""

@@ -1,9 +1,10 @@
-"""Who holds a lock file of this machine: a mount that lives, or what is left of one that was killed.
+"""Who holds a lock file of this machine: a mount that lives, or what is left of one that was
+killed.
 
 A killed process one of whose threads waits uninterruptibly for the storage does not end, and keeps
-its descriptors and so its locks. Whoever wants such a lock is told of that: nothing can be done here
-until that call returns. Reads /proc and nothing else; knows nothing of mounts. Needs no lock, and
-waits for nothing.
+its descriptors and so its locks. Whoever wants such a lock is told of that: nothing can be done
+here until that call returns. Reads /proc and nothing else; knows nothing of mounts. Needs no lock,
+and waits for nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ class LockHolder:
     hangs: bool
     """Whether it was killed, and is still in a call that does not come back."""
     since: float | None
-    """Seconds since the epoch: when that thread last ran; None: it does not hang, or the kernel does not say."""
+    """Seconds since the epoch: when that thread last ran; None: it does not hang, or the kernel
+    does not say.
+    """
 
 
 def holders(fd: int, helpers: Container[str]) -> list[LockHolder]:
     """Other processes that have the file of a descriptor open, those that hang first.
 
-    Those of other users are seen by root alone. `helpers`: file names of programs that are left out:
-    they have it from the process that they help, and end with that one.
+    Those of other users are seen by root alone. `helpers`: file names of programs that are left
+    out: they have it from the process that they help, and end with that one.
     """
     wanted = os.readlink(f"/proc/self/fd/{fd}")
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
@@ -86,7 +89,9 @@ def _is_killed(pid: int) -> bool:
 
 
 def _last_ran_at(task: Path) -> float | None:
-    """By the scheduler's clock, which runs since the machine was started, as the monotonic one does."""
+    """By the scheduler's clock, which runs since the machine was started, as the monotonic one
+    does.
+    """
     with contextlib.suppress(OSError):
         found = _LAST_RAN_MS.search((task / "sched").read_text())
         if found is not None:

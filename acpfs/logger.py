@@ -1,7 +1,8 @@
 """What everything logs through: one event in plain words, and its fields by name.
 
-Over the standard logging, so that the lines of libraries come along, and imported in a millisecond. `worker.logs` says where lines go
-and how they look; until it has, warnings go to stderr. Thread-safe.
+Over the standard logging, so that the lines of libraries come along, and imported in a millisecond.
+`worker.logs` says where lines go and how they look; until it has, warnings go to stderr.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Logger:
 
 
 def shown(path: bytes | tuple[bytes, ...]) -> str:
-    """A path, or its names, as log and messages show it; bytes that are no text by their numbers."""
+    """A path, or its names, as log and messages show it; bytes that are no text by their
+    numbers.
+    """
     return (path if isinstance(path, bytes) else b"/".join(path)).decode(
         "utf-8", "backslashreplace"
     )

@@ -1,8 +1,10 @@
-"""Which process of /proc makes a call; that this cannot always be told, and then nothing may be read. And what a task is at.
+"""Which process of /proc makes a call; that this cannot always be told, and then nothing may be
+read. And what a task is at.
 
-The kernel reports a caller by its number in the PID namespace of the mount. It reports 0 for one that has no number there: the daemon
-runs in a container, and the caller in another one. A /proc that was mounted in another namespace counts differently: the same number
-is somebody else there. Thread-safe.
+The kernel reports a caller by its number in the PID namespace of the mount. It reports 0 for one
+that has no number there: the daemon runs in a container, and the caller in another one. A /proc
+that was mounted in another namespace counts differently: the same number is somebody else there.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -17,11 +19,17 @@ GONE = "X"
 """The state of a task that has ended, as the kernel calls it while it ends."""
 _KILL = 1 << 8
 _HARMLESS = sum(1 << (number - 1) for number in (17, 18, 19, 20, 21, 22, 23, 28))
-"""SIGCHLD, SIGCONT, the four that stop, SIGURG, SIGWINCH: they end nobody. Signals of real time, from 32 on, are deadly as well."""
+"""SIGCHLD, SIGCONT, the four that stop, SIGURG, SIGWINCH: they end nobody.
+
+Signals of real time, from 32 on, are deadly as well.
+"""
 
 
 def directory_of(pid: int, proc: Path = PROC) -> Path | None:
-    """Where /proc tells of a caller; None: it cannot be told which process that is. The directory may be hidden, or gone."""
+    """Where /proc tells of a caller; None: it cannot be told which process that is.
+
+    The directory may be hidden, or gone.
+    """
     return proc / str(pid) if pid and _counts_like_us(proc, os.getpid()) else None
 
 
@@ -35,7 +43,8 @@ def _counts_like_us(proc: Path, own: int) -> bool:
 
 
 def stat_of(task: Path) -> list[str]:
-    """What /proc/PID/stat says of a process or a thread behind its name, the state first; of one that has ended, that alone.
+    """What /proc/PID/stat says of a process or a thread behind its name, the state first; of one
+    that has ended, that alone.
 
     Raises:
         OSError: /proc does not show it.
@@ -58,10 +67,12 @@ def tasks_in_calls(process: Path) -> list[Path]:
 
 
 def is_ended_by_signal(thread: Path, *, own: bool = False) -> bool:
-    """Whether a signal waits for the process of a thread that ends it; `own`: or for the thread itself, which an exit of another one sends.
+    """Whether a signal waits for the process of a thread that ends it; `own`: or for the thread
+    itself, which an exit of another one sends.
 
-    A deadly signal reaches every thread as SIGKILL, but for one case: the only thread of a process sleeps, and has a signal already that
-    it catches. Then what comes next only waits beside that one, and the kernel does not call it deadly before the thread runs again.
+    A deadly signal reaches every thread as SIGKILL, but for one case: the only thread of a process
+    sleeps, and has a signal already that it catches. Then what comes next only waits beside that
+    one, and the kernel does not call it deadly before the thread runs again.
 
     Raises:
         OSError: it is gone, or /proc does not show it.

@@ -1,1 +1,3 @@
-"""Measurements: each program here prints a table and saves it, with its command, under bench/results."""
+"""Measurements: each program here prints a table and saves it, with its command, under
+bench/results.
+"""

@@ -1,8 +1,10 @@
-"""Four writers, together five times the budget, over a backing directory limited to 200 MB/s: does RAM stay bounded, and is waiting fair?
+"""Four writers, together five times the budget, over a backing directory limited to 200 MB/s: does
+RAM stay bounded, and is waiting fair?
 
-Usage: python -m bench.budget [--mib BUDGET] [--lanes L,…] [--quick]. In each lane once with files larger than the budget (one per
-writer), and once with many that fit. Sampled all the time: what the tmpfs holds (10 ms), what status says (200 ms), how far each
-writer is. A plot of each run goes to bench/results, where matplotlib is installed (extra `bench`).
+Usage: python -m bench.budget [--mib BUDGET] [--lanes L,…] [--quick]. In each lane once with files
+larger than the budget (one per writer), and once with many that fit. Sampled all the time: what the
+tmpfs holds (10 ms), what status says (200 ms), how far each writer is. A plot of each run goes to
+bench/results, where matplotlib is installed (extra `bench`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ LANES = ("libfuse", "native-direct", "native-passthrough")
 PASSTHROUGH = "native-passthrough"
 DAEMON_SLACK_BYTES = WRITERS * 2 * MIB
 """Where the daemon sees every write: a huge page for each that is under way."""
-LOOK_S, ASK_S = 0.01, 0.2
+LOOK_S = 0.01
+ASK_S = 0.2
 ROOT = Path(__file__).parents[1]
 
 
@@ -60,7 +63,8 @@ class Sampler(threading.Thread):
 
     def __init__(self, mount: AcpfsMount, progress: Path) -> None:
         super().__init__(daemon=True)
-        self._mount, self._progress = mount, progress
+        self._mount = mount
+        self._progress = progress
         self._data = Path(mount.status()["ram"]["directory"]) / "data"
         self._ended = threading.Event()
         self.samples = Samples()
@@ -102,7 +106,9 @@ class Outcome:
     """Per writer, from the common start."""
     longest_s: float
     least: float
-    """How much the slowest had written when the fastest was done, as a share of what each had to."""
+    """How much the slowest had written when the fastest was done, as a share of what each had
+    to.
+    """
     wrong: list[str]
     """Files on the backing directory that are not what was written."""
 
@@ -220,7 +226,8 @@ def measure(budget: int, lanes: list[str], many: int) -> tuple[Report, list[Outc
     """Every lane, both shapes."""
     report = Report(
         "budget",
-        f"{WRITERS} writers, {TIMES} × the budget of {budget / MIB:.0f} MiB, backing directory limited to {BANDWIDTH / MB:.0f} MB/s",
+        f"{WRITERS} writers, {TIMES} × the budget of {budget / MIB:.0f} MiB, backing directory "
+        f"limited to {BANDWIDTH / MB:.0f} MB/s",
         [
             "lane and files",
             "MB/s",
@@ -262,7 +269,8 @@ def measure(budget: int, lanes: list[str], many: int) -> tuple[Report, list[Outc
         "nothing killed for memory", f"{oom_kills() - killed} processes", met=oom_kills() == killed
     )
     report.notes.append(
-        "slack: a huge page per write that is under way; in passthrough, what the tmpfs is larger than the budget (S60)"
+        "slack: a huge page per write that is under way; in passthrough, what the tmpfs is "
+        "larger than the budget (S60)"
     )
     return report, outcomes
 

@@ -1,8 +1,10 @@
-"""One of several writers that together have far more than the RAM tier holds: says how far it is at any time, and what it wrote.
+"""One of several writers that together have far more than the RAM tier holds: says how far it is at
+any time, and what it wrote.
 
-Usage: python -m bench.budget_writer PREFIX FILES BYTES_EACH PROGRESS_FILE NUMBER. Writes FILES files, 4 MiB a call, no two blocks
-alike. Bytes written so far are a 64-bit number at place NUMBER of the progress file, which others map. Prints when it started and
-ended (`time.monotonic`), how far everybody was then, its longest call in seconds, and the checksum of each file, as JSON.
+Usage: python -m bench.budget_writer PREFIX FILES BYTES_EACH PROGRESS_FILE NUMBER. Writes FILES
+files, 4 MiB a call, no two blocks alike. Bytes written so far are a 64-bit number at place NUMBER
+of the progress file, which others map. Prints when it started and ended (`time.monotonic`), how far
+everybody was then, its longest call in seconds, and the checksum of each file, as JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def main(prefix: str, files: int, size: int, progress: str, number: int) -> None
     digests = {
         Path(f"{prefix}-{n}").name: writer.write(f"{prefix}-{n}", size) for n in range(files)
     }
-    end, everybody = time.monotonic(), writer.everybody()
+    end = time.monotonic()
+    everybody = writer.everybody()
     print(
         json.dumps(
             {

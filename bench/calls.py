@@ -1,9 +1,12 @@
-"""What the file system's own calls cost a thread, without FUSE, transport and drain: processor time in microseconds per call, as JSON.
+"""What the file system's own calls cost a thread, without FUSE, transport and drain: processor time
+in microseconds per call, as JSON.
 
-Usage: python -m bench.calls [--files N] [--rounds N]. One process, the real parts over directories below $TMPDIR, engine held. A thread's
-processor time hardly depends on who else uses the machine, so this tells two builds apart where nothing else can. `bench.compiled` runs it.
-With --count: how many Python functions of acpfs are called, in how many modules, for a write of 1 MiB and for a small file, which nobody
-else who uses the machine changes; until a small file is persisted, which takes threads that find more or less to do at a time, hardly.
+Usage: python -m bench.calls [--files N] [--rounds N]. One process, the real parts over directories
+below $TMPDIR, engine held. A thread's processor time hardly depends on who else uses the machine,
+so this tells two builds apart where nothing else can. `bench.compiled` runs it. With --count: how
+many Python functions of acpfs are called, in how many modules, for a write of 1 MiB and for a small
+file, which nobody else who uses the machine changes; until a small file is persisted, which takes
+threads that find more or less to do at a time, hardly.
 """
 
 from __future__ import annotations
@@ -36,14 +39,17 @@ class Calls:
     """The same files again and again; nanoseconds of this thread by call."""
 
     def __init__(self, w: World, files: int) -> None:
-        self._fs, self._run = w.fs, w.fs.steps.run
+        self._fs = w.fs
+        self._run = w.fs.steps.run
         self._files = files
         self.spent: dict[str, list[float]] = {}
 
     def _timed(self, name: str, count: int, work: Callable[[], None]) -> None:
-        before, start = resource.getrusage(resource.RUSAGE_THREAD), time.thread_time_ns()
+        before = resource.getrusage(resource.RUSAGE_THREAD)
+        start = time.thread_time_ns()
         work()
-        spent, after = time.thread_time_ns() - start, resource.getrusage(resource.RUSAGE_THREAD)
+        spent = time.thread_time_ns() - start
+        after = resource.getrusage(resource.RUSAGE_THREAD)
         system = after.ru_stime - before.ru_stime
         self.spent.setdefault(name, []).append(spent / count / 1000)
         self.spent.setdefault(f"{name}, system", []).append(system / count * 1e6)
@@ -57,7 +63,8 @@ class Calls:
         self._timed("unlink", self._files, lambda: self._unlink(directory, names))
 
     def _create(self, directory: Ino, names: list[bytes], inos: list[Ino]) -> None:
-        run, fs = self._run, self._fs
+        run = self._run
+        fs = self._fs
         for name in names:
             opened, attributes = run(fs.create(directory, name, 0o644, os.O_WRONLY, CALLER))
             run(fs.write(opened.handle, 0, CONTENT))
@@ -66,12 +73,14 @@ class Calls:
             inos.append(attributes.ino)
 
     def _stat(self, inos: list[Ino]) -> None:
-        run, fs = self._run, self._fs
+        run = self._run
+        fs = self._fs
         for ino in inos:
             run(fs.getattr(ino))
 
     def _unlink(self, directory: Ino, names: list[bytes]) -> None:
-        run, fs = self._run, self._fs
+        run = self._run
+        fs = self._fs
         for name in names:
             run(fs.unlink(directory, name))
 
@@ -81,7 +90,8 @@ class Counted:
 
     def __init__(self) -> None:
         self._called = itertools.count()  # one call of C: threads lose none
-        self._before, self.modules = 0, set[str]()
+        self._before = 0
+        self.modules = set[str]()
 
     @property
     def calls(self) -> int:
@@ -109,12 +119,15 @@ class Counted:
 
 
 def count_persisted(files: int) -> dict[str, float]:
-    """Per small file, from create until it is persisted: all threads, the engine's and those of the pools too."""
+    """Per small file, from create until it is persisted: all threads, the engine's and those of the
+    pools too.
+    """
     seen = Counted()
 
     async def scenario(base: Path) -> dict[str, float]:
         async with world(base, budget_bytes=1 << 30) as w:
-            run, fs = w.fs.steps.run, w.fs
+            run = w.fs.steps.run
+            fs = w.fs
             for names in ([b"first"], [b"f%d" % number for number in range(files)]):
                 seen.begin_again()
                 for name in names:
@@ -145,7 +158,8 @@ def count() -> dict[str, dict[str, float]]:
     async def scenario(base: Path) -> dict[str, dict[str, float]]:
         counts: dict[str, dict[str, float]] = {}
         async with world(base, budget_bytes=1 << 30) as w:
-            fs, run = w.fs, w.fs.steps.run
+            fs = w.fs
+            run = w.fs.steps.run
             for name in (b"first", b"second", b"third"):
                 with Counted() as life:
                     opened, attributes = run(fs.create(ROOT, name, 0o644, os.O_WRONLY, CALLER))

@@ -1,4 +1,6 @@
-"""Runs worker processes together and times them: from the first one's start to the last one's end."""
+"""Runs worker processes together and times them: from the first one's start to the last one's
+end.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ WORKER_TIMEOUT_S = 300.0
 
 
 def torch_python() -> str:
-    """The interpreter that has torch: ACPFS_TORCH_PYTHON, else the one that tools/test makes, else this one."""
+    """The interpreter that has torch: ACPFS_TORCH_PYTHON, else the one that tools/test makes, else
+    this one.
+    """
     made = ROOT / ".venv/frameworks/bin/python"
     return os.environ.get("ACPFS_TORCH_PYTHON", str(made) if made.exists() else sys.executable)
 
@@ -21,7 +25,10 @@ def torch_python() -> str:
 def together(
     operation: str, paths: list[Path], size: int, before: Callable[[], None] | None = None
 ) -> float:
-    """Seconds that all workers needed; one worker per path, `size` bytes each. `before` is called when all are ready, before they begin."""
+    """Seconds that all workers needed; one worker per path, `size` bytes each.
+
+    `before` is called when all are ready, before they begin.
+    """
     start, end = span(operation, paths, size, before)
     return end - start
 

@@ -1,8 +1,10 @@
-"""The first saves of a fresh mount when nothing has used the memory lately: with `prefault = auto` and without it, in turns.
+"""The first saves of a fresh mount when nothing has used the memory lately: with `prefault = auto`
+and without it, in turns.
 
-Usage: python -m bench.cold_memory [--mib M] [--rounds N] [--idle S]. A virtual machine's host has not backed free memory yet, or takes it
-back (free page reporting). A job loads its model for a while before its first save, so each mount is left alone for `--idle` seconds. Each
-save is two files, drained before the next begins. Best and lower quartile, because others can only disturb.
+Usage: python -m bench.cold_memory [--mib M] [--rounds N] [--idle S]. A virtual machine's host has
+not backed free memory yet, or takes it back (free page reporting). A job loads its model for a
+while before its first save, so each mount is left alone for `--idle` seconds. Each save is two
+files, drained before the next begins. Best and lower quartile, because others can only disturb.
 """
 
 from __future__ import annotations
@@ -64,16 +66,19 @@ def measure(size: int, rounds: int, idle_s: float) -> Report:
         ["save", "prefault = 0", "prefault = auto", "0 ÷ auto (best)"],
     )
     for number in range(1, SAVES + 1):
-        without, with_ = samples[f"0_{number}_s"], samples[f"auto_{number}_s"]
+        without = samples[f"0_{number}_s"]
+        with_ = samples[f"auto_{number}_s"]
         cells = [f"{lower_quartile(found):.3f} s ({min(found):.3f})" for found in (without, with_)]
         report.row(
             str(number),
             *cells,
-            f"{lower_quartile(without) / lower_quartile(with_):.2f} ({min(without) / min(with_):.2f})",
+            f"{lower_quartile(without) / lower_quartile(with_):.2f} "
+            f"({min(without) / min(with_):.2f})",
         )
     report.samples = samples
     report.notes.append(
-        f"{size // MIB} MiB in {FILES} files, {rounds} mounts each, in turns, left alone for {idle_s:g} s: lower quartile (best)"
+        f"{size // MIB} MiB in {FILES} files, {rounds} mounts each, in turns, left alone for "
+        f"{idle_s:g} s: lower quartile (best)"
     )
     report.notes.append(f"auto here: {choose(read_memory().cgroup_bytes).reason}")
     return report

@@ -1,17 +1,20 @@
-"""Files of 16 KiB drained to a tmpfs: commits per second when all is staged, while streams run, and of the drain as a whole.
+"""Files of 16 KiB drained to a tmpfs: commits per second when all is staged, while streams run, and
+of the drain as a whole.
 
-Usage: python -m bench.commit_rate [--files N] [--rounds N] [--transport native|libfuse]. The daemon is a real one in a process of its own;
-its streams and commits are switched on and off there, since nothing outside can tell one from the other. Three ways, in turns, the first
-round warms up:
+Usage: python -m bench.commit_rate [--files N] [--rounds N] [--transport native|libfuse]. The daemon
+is a real one in a process of its own; its streams and commits are switched on and off there, since
+nothing outside can tell one from the other. Three ways, in turns, the first round warms up:
 
 * staged first: all files are staged, then committed with nobody else at work;
-* beside streams: the first half is staged, then committed while the second half streams; the rate is of the first half;
+* beside streams: the first half is staged, then committed while the second half streams; the rate
+  is of the first half;
 * whole drain: all files wait in RAM, then both begin.
 
-In the first two, streams may go ahead of commits as far as they like: as users have it they stop after some thousand small files.
+In the first two, streams may go ahead of commits as far as they like: as users have it they stop
+after some thousand small files.
 
-Files are written and closed before the clock begins, so that no request is measured. tmpfs, because there nothing waits for a device: the
-interpreter and the lock are all that is left.
+Files are written and closed before the clock begins, so that no request is measured. tmpfs, because
+there nothing waits for a device: the interpreter and the lock are all that is left.
 """
 
 from __future__ import annotations
@@ -54,23 +57,24 @@ SETTLE_TIMEOUT_S = 300.0
 
 
 class Switches:
-    """In the daemon: streams and commits on and off, and a clock that stops when so many operations are persisted."""
+    """In the daemon: streams and commits on and off, and a clock that stops when so many operations
+    are persisted.
+    """
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
         self.off = {"streams": False, "commits": False, "bound": False}
-        self.wanted, self.done = 0, 0
+        self.wanted = 0
+        self.done = 0
         self.reached = threading.Event()
         self.stopped_at = 0.0
 
     def install(self) -> None:
         """Before the file system is made."""
-        init, group, following, persisted = (
-            Engine.__init__,
-            Order.group,
-            StreamQueue.next,
-            Changes.persisted,
-        )
+        init = Engine.__init__
+        group = Order.group
+        following = StreamQueue.next
+        persisted = Changes.persisted
         is_enough = Staged.is_enough
 
         def made(engine: Engine, *arguments: Any, **options: Any) -> None:
@@ -125,10 +129,15 @@ class Switches:
         return self.engine.statistics().staged_bytes // BYTES
 
     def measure(self, count: str) -> dict[str, Any]:
-        """Switch everything on; seconds until so many more are persisted, and the processor that all threads used for it."""
+        """Switch everything on; seconds until so many more are persisted, and the processor that
+        all threads used for it.
+        """
         self.reached.clear()
-        self.done, self.wanted = 0, int(count)
-        cpu, threads, begun = time.process_time(), thread_cpu_s(), time.perf_counter()
+        self.done = 0
+        self.wanted = int(count)
+        cpu = time.process_time()
+        threads = thread_cpu_s()
+        begun = time.perf_counter()
         for which in ("streams", "commits"):
             self.switch(which, "on")
         if not self.reached.wait(SETTLE_TIMEOUT_S):
@@ -182,7 +191,8 @@ class Served:
     def __init__(
         self, base: Path, transport: str, with_program: Callable[[list[str]], list[str]] = list
     ) -> None:
-        self.base, self.directories = base, 0
+        self.base = base
+        self.directories = 0
         for name in ("backing", "mnt", "run"):
             (base / name).mkdir()
         command = [
@@ -266,7 +276,9 @@ class Served:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Rounds in turn; the first warms up."""
-    files, rates, cpu_us = arguments.files, {way: [] for way in WAYS}, {way: [] for way in WAYS}  # type: ignore[var-annotated]
+    files = arguments.files
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    cpu_us: dict[str, list[float]] = {way: [] for way in WAYS}
     threads: dict[str, Counter[str]] = {way: Counter() for way in WAYS}
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
@@ -322,7 +334,8 @@ def reported(
             f"{min(cpu_us[way]):.0f}",
             most,
         )
-        report.samples[f"{way} files/s"], report.samples[f"{way} cpu us"] = rates[way], cpu_us[way]
+        report.samples[f"{way} files/s"] = rates[way]
+        report.samples[f"{way} cpu us"] = cpu_us[way]
     share = best["beside streams"] / best["staged first"]
     report.bar(
         f"commits beside streams ≥ {SHARE} of those alone (upper quartiles)",

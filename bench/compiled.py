@@ -1,13 +1,17 @@
-"""The same daemon compiled to machine code, or on other interpreters: processor time per create, stat and unlink, and parallel stats.
+"""The same daemon compiled to machine code, or on other interpreters: processor time per create,
+stat and unlink, and parallel stats.
 
-Usage: python -m bench.compiled NAME=PYTHON[:TREE] NAME=PYTHON[:TREE] … [--files N] [--rounds N] [--transport T] [--calls-only] [--keep].
-The first is the yardstick. PYTHON is an interpreter with acpfs's dependencies; TREE is a directory with another `acpfs` in it and nothing
-else, for example one that mypyc has compiled (default: this one). All daemons run side by side on one tmpfs and are measured in turns.
-`--calls-only` leaves the daemons out and measures the file system alone (`bench.calls`): that works on the most crowded machine.
+Usage: python -m bench.compiled NAME=PYTHON[:TREE] NAME=PYTHON[:TREE] … [--files N] [--rounds N]
+[--transport T] [--calls-only] [--keep]. The first is the yardstick. PYTHON is an interpreter with
+acpfs's dependencies; TREE is a directory with another `acpfs` in it and nothing else, for example
+one that mypyc has compiled (default: this one). All daemons run side by side on one tmpfs and are
+measured in turns. `--calls-only` leaves the daemons out and measures the file system alone
+(`bench.calls`): that works on the most crowded machine.
 
-Processor time is the daemon's own, user and system. It depends less on others than wall time does, but it does: with a load of 30 on two
-cores a daemon took ten times as much per file as with one of 7, and then only `--calls-only` tells builds apart. A stat is asked of the
-daemon each time (AT_STATX_FORCE_SYNC), so that no cache of the kernel answers it.
+Processor time is the daemon's own, user and system. It depends less on others than wall time does,
+but it does: with a load of 30 on two cores a daemon took ten times as much per file as with one of
+7, and then only `--calls-only` tells builds apart. A stat is asked of the daemon each time
+(AT_STATX_FORCE_SYNC), so that no cache of the kernel answers it.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ from tests.rig.mounts import AcpfsMount
 
 ROOT = Path(__file__).parents[1]
 TICKS_S = os.sysconf("SC_CLK_TCK")
-AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF
+AT_FDCWD = -100
+AT_STATX_FORCE_SYNC = 0x2000
+STATX_BASIC_STATS = 0x7FF
 PROCESSES = 4
 STARTS = 5
 """Mounts that are timed, of each."""
@@ -118,7 +124,8 @@ def create(directory: Path, files: int) -> None:
 
 
 def stat(directory: Path, files: int) -> None:
-    statx, answer = ctypes.CDLL(None, use_errno=True).statx, ctypes.create_string_buffer(256)
+    statx = ctypes.CDLL(None, use_errno=True).statx
+    answer = ctypes.create_string_buffer(256)
     for number in range(files):
         path = os.fsencode(directory / f"f{number}")
         if statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, answer) != 0:
@@ -167,7 +174,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     if not arguments.calls_only:
         add_daemons(made, variants, arguments)
     made.notes.append(
-        f"lower quartile (and best) of {arguments.rounds} rounds in turn after a warm-up; times are under load as the machine was"
+        f"lower quartile (and best) of {arguments.rounds} rounds in turn after a warm-up; times "
+        "are under load as the machine was"
     )
     return made
 
@@ -186,7 +194,8 @@ def add_calls(made: Report, variants: list[Variant], files: int, rounds: int) ->
             [(variant.name, by_name[variant.name]) for variant in variants],
         )
     made.notes.append(
-        f"file system alone: a thread's processor time by `bench.calls`, {CALL_ROUNDS} samples a round"
+        f"file system alone: a thread's processor time by `bench.calls`, {CALL_ROUNDS} samples a "
+        "round"
     )
 
 
@@ -226,7 +235,8 @@ def add_daemons(made: Report, variants: list[Variant], arguments: argparse.Names
     made.samples |= {f"acpfs mount {name} s": samples for name, samples in starts.items()}
     made.notes.append(f"the daemons' transport: {arguments.transport}")
     made.notes.append(
-        f"user and system: the daemon's, until the last call returned; until drained: until all was persisted; mount: best of {STARTS}"
+        "user and system: the daemon's, until the last call returned; until drained: until all "
+        f"was persisted; mount: best of {STARTS}"
     )
 
 
@@ -258,11 +268,14 @@ def start_s(variant: Variant, base: Path, transport: str) -> float:
 def one_round(mount: AcpfsMount, number: int, files: int) -> dict[tuple[str, str], float]:
     """Microseconds per file by work and measure."""
     found: dict[tuple[str, str], float] = {}
-    pid, directory = mount.pid, mount.path / f"round-{number}"
+    pid = mount.pid
+    directory = mount.path / f"round-{number}"
     for work, go in WORKS.items():
-        before, started = user_and_system(pid), time.perf_counter()
+        before = user_and_system(pid)
+        started = time.perf_counter()
         go(directory, files)
-        wall, after = time.perf_counter() - started, user_and_system(pid)
+        wall = time.perf_counter() - started
+        after = user_and_system(pid)
         mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
         drained = user_and_system(pid)
         each = files * (PROCESSES if go is stat_in_parallel else 1)

@@ -1,4 +1,6 @@
-"""What people write who have no acpfs: save to a tmpfs, let `cp` take each checkpoint to the storage in the background."""
+"""What people write who have no acpfs: save to a tmpfs, let `cp` take each checkpoint to the
+storage in the background.
+"""
 
 from __future__ import annotations
 

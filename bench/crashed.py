@@ -1,4 +1,6 @@
-"""What a loss of power left of a series of checkpoints: which are whole, and whether the pointer names one of them."""
+"""What a loss of power left of a series of checkpoints: which are whole, and whether the pointer
+names one of them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A backing directory whose throughput falls with the clients that write at the same time, as many a parallel file system's does.
+"""A backing directory whose throughput falls with the clients that write at the same time, as many
+a parallel file system's does.
 
-The tests' pass-through file system with a bandwidth, times (best / clients) ** 0.7 where more than `best` files are being written.
+The tests' pass-through file system with a bandwidth, times (best / clients) ** 0.7 where more than
+`best` files are being written.
 
 Usage: python -m bench.crowded_storage SOURCE MOUNTPOINT BYTES_PER_S BEST
 """
@@ -29,7 +31,8 @@ class Crowded(FaultyOperations):
 
     def __init__(self, source: str, faults: Faults, bytes_per_s: int, best: int) -> None:
         super().__init__(source, faults, None, page_cache=False, sync=False)
-        self._bytes_per_s, self._best = bytes_per_s, best
+        self._bytes_per_s = bytes_per_s
+        self._best = best
         self._written: dict[int, float] = {}
 
     def write(self, fh: int, off: int, buf: bytes, *more: Any) -> Awaitable[int]:  # type: ignore[override]

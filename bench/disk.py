@@ -1,9 +1,12 @@
-"""An ext4 on a loop device that can be limited, frozen, and lose its power, so that nobody's processor pays for being slow storage.
+"""An ext4 on a loop device that can be limited, frozen, and lose its power, so that nobody's
+processor pays for being slow storage.
 
-`Disk` is the file system. `Limit` is the kernel's block throttle of a control group. `kept_back` bounds how much that is not written the
-page cache may hold, as the clients of parallel file systems do: a page cache that takes all hides what storage costs until it is full.
-Losing power is ext4's own: it stops at once, nothing that waits in memory or in the journal is written, and the next mount replays the
-journal. Everything is undone in the reverse order, also after a failure; `release_loops` of tools/environment.sh undoes it after kill -9.
+`Disk` is the file system. `Limit` is the kernel's block throttle of a control group. `kept_back`
+bounds how much that is not written the page cache may hold, as the clients of parallel file systems
+do: a page cache that takes all hides what storage costs until it is full. Losing power is ext4's
+own: it stops at once, nothing that waits in memory or in the journal is written, and the next mount
+replays the journal. Everything is undone in the reverse order, also after a failure;
+`release_loops` of tools/environment.sh undoes it after kill -9.
 """
 
 from __future__ import annotations
@@ -20,16 +23,22 @@ from pathlib import Path
 SECTOR_BYTES = 512
 ROOM_BYTES = 256 << 20
 """For the file system's own structures, its journal first of all."""
-FREEZE, THAW, SHUT_DOWN = 0xC0045877, 0xC0045878, 0x8004587D
+FREEZE = 0xC0045877
+THAW = 0xC0045878
+SHUT_DOWN = 0x8004587D
 WITHOUT_THE_JOURNAL = struct.pack("I", 2)
 PROBE_BYTES = 32 << 20
 IN_FLIGHT_S = 0.5
-"""What had been given to the device when the power went has arrived by then: at most what is kept back."""
+"""What had been given to the device when the power went has arrived by then: at most what is kept
+back.
+"""
 TOOLS = ("losetup", "mkfs.ext4")
 
 
 class NoThrottleError(Exception):
-    """No control group of this machine limits block devices, or none that this process may write to."""
+    """No control group of this machine limits block devices, or none that this process may write
+    to.
+    """
 
 
 class NoDiskError(Exception):
@@ -43,13 +52,17 @@ def _run(*words: str) -> str:
 
 
 class Disk:
-    """A file system in an image of its own below `scratch`, with room for `size` bytes; a context manager."""
+    """A file system in an image of its own below `scratch`, with room for `size` bytes; a context
+    manager.
+    """
 
     def __init__(self, scratch: Path, size: int, name: str = "disk") -> None:
         self.path = scratch / name
-        self._image, self._size = scratch / f"{name}.img", size
+        self._image = scratch / f"{name}.img"
+        self._size = size
         self._undo = contextlib.ExitStack()
-        self.device, self.number = Path(), ""
+        self.device = Path()
+        self.number = ""
 
     def __enter__(self) -> Disk:
         """Make and mount it.
@@ -114,7 +127,10 @@ class Disk:
             os.close(fd)
 
     def lose_power(self) -> None:
-        """From now on every call fails; what was not on the device is lost. `come_back` mounts what is left."""
+        """From now on every call fails; what was not on the device is lost.
+
+        `come_back` mounts what is left.
+        """
         fd = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, SHUT_DOWN, WITHOUT_THE_JOURNAL)
@@ -122,9 +138,11 @@ class Disk:
             os.close(fd)
 
     def come_back(self, path: Path, timeout_s: float = 60.0) -> None:
-        """Mount what a loss of power left at `path`, by a device of its own, with its journal replayed.
+        """Mount what a loss of power left at `path`, by a device of its own, with its journal
+        replayed.
 
-        The image is what the disk had. Whoever still holds what lost its power, as other mount name spaces do, does not matter.
+        The image is what the disk had. Whoever still holds what lost its power, as other mount name
+        spaces do, does not matter.
         """
         deadline = time.monotonic() + timeout_s
         while subprocess.run(
@@ -160,7 +178,9 @@ class Disk:
 
 @contextlib.contextmanager
 def kept_back(disk: Disk, size: int) -> Iterator[bool]:
-    """The page cache keeps at most `size` bytes of this disk that are not written; yields whether the kernel can (Linux 6.2)."""
+    """The page cache keeps at most `size` bytes of this disk that are not written; yields whether
+    the kernel can (Linux 6.2).
+    """
     place = Path(f"/sys/class/bdi/{disk.number}")
     try:
         try:
@@ -177,7 +197,8 @@ def kept_back(disk: Disk, size: int) -> Iterator[bool]:
 
 
 def _limits(number: str, reads: int, writes: int) -> list[tuple[Path, str]]:
-    """(file, words) for this process' control groups, and for what the kernel writes by itself; 0: no limit.
+    """(file, words) for this process' control groups, and for what the kernel writes by itself; 0:
+    no limit.
 
     Raises:
         NoThrottleError: no control group of this machine limits block devices.
@@ -205,7 +226,8 @@ def _limits(number: str, reads: int, writes: int) -> list[tuple[Path, str]]:
                 found[below / "io.max"] = f"{number} rbps={reads or 'max'} wbps={writes or 'max'}"
     if not found:
         raise NoThrottleError(
-            "no control group limits block devices here (blkio.throttle of version 1, io.max of version 2)"
+            "no control group limits block devices here (blkio.throttle of version 1, io.max of "
+            "version 2)"
         )
     return list(found.items())
 
@@ -229,7 +251,8 @@ def limited(disk: Disk, reads: int, writes: int = 0) -> Iterator[None]:
             undo.callback(file.write_text, none)
         if writes and (speed := _written_per_s(disk)) > 2 * writes:
             raise NoThrottleError(
-                f"the control group's limit does not hold for what the page cache writes ({speed / 1e6:.0f} MB/s)"
+                "the control group's limit does not hold for what the page cache writes "
+                f"({speed / 1e6:.0f} MB/s)"
             )
         yield
 

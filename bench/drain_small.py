@@ -1,9 +1,12 @@
-"""A burst of 2,000 files of 16 KiB: how fast the mount drains it, against a serial copy + fsync + rename to the same backing file system.
+"""A burst of 2,000 files of 16 KiB: how fast the mount drains it, against a serial copy + fsync +
+rename to the same backing file system.
 
-Usage: python -m bench.drain_small [--backing ext4|latency|gluster|DIRECTORY] [--rounds N]. `ext4` (default) is a real ext4 on a loop
-device whose flush takes 5 ms. `latency` is a pass-through file system whose fsync takes 5 ms, any number at a time, as over a network;
-it is a Python program, and every call costs processor time that the drain then lacks. `gluster` is a real GlusterFS volume, replica 3,
-with all its servers on this machine: there processors are the limit and not the wait, which the table's last line shows.
+Usage: python -m bench.drain_small [--backing ext4|latency|gluster|DIRECTORY] [--rounds N]. `ext4`
+(default) is a real ext4 on a loop device whose flush takes 5 ms. `latency` is a pass-through file
+system whose fsync takes 5 ms, any number at a time, as over a network; it is a Python program, and
+every call costs processor time that the drain then lacks. `gluster` is a real GlusterFS volume,
+replica 3, with all its servers on this machine: there processors are the limit and not the wait,
+which the table's last line shows.
 """
 
 from __future__ import annotations
@@ -32,11 +35,14 @@ THREADS = 16
 
 @contextlib.contextmanager
 def ext4(scratch: Path) -> Iterator[Path]:
-    """An ext4 whose device takes FSYNC_S to flush: its image lies on the slow pass-through file system."""
+    """An ext4 whose device takes FSYNC_S to flush: its image lies on the slow pass-through file
+    system.
+    """
     with places.served(
         "bench.slow_storage", scratch / "source", scratch / "slow", str(FSYNC_S)
     ) as slow:
-        image, mount = slow / "image", scratch / "ext4"
+        image = slow / "image"
+        mount = scratch / "ext4"
         mount.mkdir()
         with open(image, "wb") as file:
             file.truncate(IMAGE_BYTES)
@@ -136,7 +142,8 @@ def measure(kind: str, rounds: int) -> Report:
         met=ratio >= FASTER,
     )
     report.notes.append(
-        "the loops flush no directory and keep no order; the drain does both, and writes checksums and a manifest"
+        "the loops flush no directory and keep no order; the drain does both, and writes "
+        "checksums and a manifest"
     )
     return report
 

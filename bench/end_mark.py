@@ -1,9 +1,12 @@
-"""What it costs a step that parameters are looked at behind each update: the mark, a copy, and a digest of a `state=` that gives copies.
+"""What it costs a step that parameters are looked at behind each update: the mark, a copy, and a
+digest of a `state=` that gives copies.
 
-    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.end_mark [--layers 12] [--rounds 9] [--no-keep]
+    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.end_mark [--layers 12] [--rounds
+    9] [--no-keep]
 
-A transformer with Adam on processors. All parts are timed in each step, in one process; shares are of the step without them. A step on
-processors is long: on a device that does it in less, the share is as much larger, and a copy from the device comes to it.
+A transformer with Adam on processors. All parts are timed in each step, in one process; shares are
+of the step without them. A step on processors is long: on a device that does it in less, the share
+is as much larger, and a copy from the device comes to it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ def measure(arguments: argparse.Namespace) -> Report:
         check=True,
     )
     told = json.loads(done.stdout)
-    times, size = told["times"], told["parameters"]
+    times = told["times"]
+    size = told["parameters"]
     report = Report(
         "end_mark",
         "What looking at the end of an update costs",

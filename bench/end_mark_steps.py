@@ -1,8 +1,11 @@
-"""What one step costs with and without the look at the end of its update. Started by `bench.end_mark` with torch's interpreter.
+"""What one step costs with and without the look at the end of its update.
+
+Started by `bench.end_mark` with torch's interpreter.
 
     TORCH_PYTHON -m bench.end_mark_steps LIBRARIES CONFIG
 
-CONFIG is JSON: `layers`, `width`, `sequence`, `rounds`. The result is JSON on stdout: milliseconds by kind, and `parameters`.
+CONFIG is JSON: `layers`, `width`, `sequence`, `rounds`. The result is JSON on stdout: milliseconds
+by kind, and `parameters`.
 """
 
 from __future__ import annotations
@@ -75,7 +78,8 @@ def main() -> None:
         step = timed(loop.gradients)
         look = timed(mark.look)
         step += timed(loop.optimizer.step)
-        changed._kept_for = 1  # noqa: SLF001  # as behind an update of a loop that changes parameters
+        # as behind an update of a loop that changes parameters
+        changed._kept_for = 1  # noqa: SLF001
         parts = {
             "mark": look + timed(mark.note),
             "mark_and_copy": timed(changed.note),

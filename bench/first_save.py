@@ -1,7 +1,9 @@
-"""The first save of a job, when the page cache has all memory, with and without `prefault`; beside it the second, into memory just freed.
+"""The first save of a job, when the page cache has all memory, with and without `prefault`; beside
+it the second, into memory just freed.
 
-Usage: python -m bench.first_save [--gib G] [--rounds N]. Takes all free memory for page cache (of a sparse file) for a moment: for a quiet
-machine. Memory that the host has not backed yet is slow once per boot, and is not measured here.
+Usage: python -m bench.first_save [--gib G] [--rounds N]. Takes all free memory for page cache (of a
+sparse file) for a moment: for a quiet machine. Memory that the host has not backed yet is slow once
+per boot, and is not measured here.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def measure(size: int, rounds: int) -> Report:
     )
     ratios = {}
     for name in ("without", "with"):
-        first, second = median(samples[f"{name}_first_s"]), median(samples[f"{name}_second_s"])
+        first = median(samples[f"{name}_first_s"])
+        second = median(samples[f"{name}_second_s"])
         ratios[name] = second / first
         report.row(name, f"{first:.3f} s", f"{second:.3f} s", f"{ratios[name]:.2f}")
     report.samples = samples

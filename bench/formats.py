@@ -1,7 +1,9 @@
-"""Which lane the files of programs take that save in one format or another, and how long a save takes beside a tmpfs.
+"""Which lane the files of programs take that save in one format or another, and how long a save
+takes beside a tmpfs.
 
-Usage: ACPFS_TORCH_PYTHON=… python -m bench.formats [--mib M] [--rounds N] [--no-keep]. As root. Formats that are not installed get a row
-that says so. Saves go to mount and tmpfs in turns, each into a directory of its own (`step-N`); the first one teaches, and is shown apart.
+Usage: ACPFS_TORCH_PYTHON=… python -m bench.formats [--mib M] [--rounds N] [--no-keep]. As root.
+Formats that are not installed get a row that says so. Saves go to mount and tmpfs in turns, each
+into a directory of its own (`step-N`); the first one teaches, and is shown apart.
 """
 
 from __future__ import annotations
@@ -103,12 +105,14 @@ class Found:
 
 def found_of(name: str, writer: Writer, mount: AcpfsMount, plain: Path, rounds: int) -> Found:
     """The first save of a format, and as many as there are rounds."""
-    found, pid = Found(), mount.status()["worker"]["pid"]
+    found = Found()
+    pid = mount.status()["worker"]["pid"]
     for number in range(rounds + 1):
         step = f"{name.split(maxsplit=1)[0].strip(',')}-step-{number}"
         for place in (mount.path, plain):
             (place / step).mkdir()
-        before, used = choices(mount), cpu_s(pid)
+        before = choices(mount)
+        used = cpu_s(pid)
         found.in_mount.append(writer.ask(name, str(mount.path / step)))
         found.used.append(cpu_s(pid) - used)
         found.lanes.append(shown(choices(mount) - before))
@@ -121,8 +125,10 @@ def found_of(name: str, writer: Writer, mount: AcpfsMount, plain: Path, rounds: 
 
 def report_one(report: Report, name: str, mib: int, found: Found) -> None:
     gib = mib * MIB / GIB
-    best, limit = min(found.in_mount[1:]), min(found.on_tmpfs[1:])
-    ratio, used = limit / best, min(found.used[1:]) / gib
+    best = min(found.in_mount[1:])
+    limit = min(found.on_tmpfs[1:])
+    ratio = limit / best
+    used = min(found.used[1:]) / gib
     speeds = [f"{gib / took:.2f}" for took in (found.in_mount[0], best, limit)]
     report.row(name, found.lanes[0], found.lanes[-1], *speeds, f"{ratio:.2f}", f"{used:.3f}")
     report.samples[f"{name}: mount, s"] = found.in_mount

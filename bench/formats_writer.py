@@ -1,7 +1,8 @@
-"""Saves in one format after the other, as it is asked: for `bench.formats`, in the interpreter that has the frameworks.
+"""Saves in one format after the other, as it is asked: for `bench.formats`, in the interpreter that
+has the frameworks.
 
-Reads lines `FORMAT DIRECTORY`, and answers each with the seconds that the save took; `FORMAT -` with whether it is installed. Imports
-nothing of this project.
+Reads lines `FORMAT DIRECTORY`, and answers each with the seconds that the save took; `FORMAT -`
+with whether it is installed. Imports nothing of this project.
 """
 
 from __future__ import annotations

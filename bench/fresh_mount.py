@@ -1,8 +1,10 @@
-"""The first save of a fresh mount beside the fourth: plain writes of 1 MiB, memory that the host has backed, nobody else's page cache.
+"""The first save of a fresh mount beside the fourth: plain writes of 1 MiB, memory that the host
+has backed, nobody else's page cache.
 
-Usage: python -m bench.fresh_mount [--mib M] [--mounts N]. Each mount is a new one over a new backing directory, and its saves are drained
-before the next begins. Ratios within one mount; of the mounts the best and the lower quartile, because others can only disturb.
-Then 4 KiB files: what one costs the daemon's processors, which must not rise because large files are looked for.
+Usage: python -m bench.fresh_mount [--mib M] [--mounts N]. Each mount is a new one over a new
+backing directory, and its saves are drained before the next begins. Ratios within one mount; of the
+mounts the best and the lower quartile, because others can only disturb. Then 4 KiB files: what one
+costs the daemon's processors, which must not rise because large files are looked for.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def save(path: Path, size: int) -> float:
 
 
 def warm_up(size: int) -> None:
-    """Have the host back the memory that a save is about to take; a virtual machine gives what is free back to it within seconds."""
+    """Have the host back the memory that a save is about to take; a virtual machine gives what is
+    free back to it within seconds.
+    """
     with places.scratch() as scratch, places.tmpfs(scratch / "warm", huge="always") as memory:
         save(memory / "step" / "file", size)
 
@@ -109,7 +113,8 @@ def measure(size: int, mounts: int) -> Report:
         )
     report.samples = samples
     report.notes.append(
-        f"{mounts} mounts; ratio of the lower quartiles {lower_quartile(samples['first_s']) / lower_quartile(samples['fourth_s']):.2f}"
+        f"{mounts} mounts; ratio of the lower quartiles "
+        f"{lower_quartile(samples['first_s']) / lower_quartile(samples['fourth_s']):.2f}"
     )
     return report
 

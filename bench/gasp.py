@@ -1,13 +1,16 @@
-"""What a gasp costs, through a real mount: from a rank's death to the published checkpoint, and what protection costs without one.
+"""What a gasp costs, through a real mount: from a rank's death to the published checkpoint, and
+what protection costs without one.
 
-    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.gasp [--mib 1024] [--rounds 9] [--no-keep]
+    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.gasp [--mib 1024] [--rounds 9]
+    [--no-keep]
 
-Four ranks of torch (gloo, CPU), HSDP: two copies of the state. The last rank is killed behind the gate of update 3. Times are from the
-kill on: `updated`, the survivors' update 3 is done; `parked`, all survivors out of their collectives; `settled`, all at step S;
-`published`, the checkpoint has its name. Beside each large gasp in a mount stand a plain save of the same state to tmpfs in the same job,
-and a gasp straight to the mount's storage.
-The storage takes --rate bytes per second, by the kernel's block throttle where that can be set; where not, that gasp is not measured, and
-the least that it takes is said (bytes through the rate).
+Four ranks of torch (gloo, CPU), HSDP: two copies of the state. The last rank is killed behind the
+gate of update 3. Times are from the kill on: `updated`, the survivors' update 3 is done; `parked`,
+all survivors out of their collectives; `settled`, all at step S; `published`, the checkpoint has
+its name. Beside each large gasp in a mount stand a plain save of the same state to tmpfs in the
+same job, and a gasp straight to the mount's storage. The storage takes --rate bytes per second, by
+the kernel's block throttle where that can be set; where not, that gasp is not measured, and the
+least that it takes is said (bytes through the rate).
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ STEPS_ROUNDS_MAX = 5
 """Processor time of a step varies little; gasps need the machine for longer."""
 JOB_TIMEOUT_S = 400.0
 ROUNDS_BESIDE = 3
-"""So much more than all rounds the storage has room for: the gasp straight to it, and what is being written."""
+"""So much more than all rounds the storage has room for: the gasp straight to it, and what is being
+written.
+"""
 Times = dict[str, Any]
 
 
@@ -51,12 +56,16 @@ class Bench:
     """Runs jobs; owns the scratch directory."""
 
     def __init__(self, scratch: Path, torch_python: str, mib: float) -> None:
-        self._scratch, self._python, self._mib, self._jobs = scratch, torch_python, mib, 0
+        self._scratch = scratch
+        self._python = torch_python
+        self._mib = mib
+        self._jobs = 0
 
     def job(self, directory: Path, runtime_dir: Path | None = None, **config: Any) -> Times:
         """One job."""
         self._jobs += 1
-        scratch, save = self._scratch / f"job-{self._jobs}", directory / f"run-{self._jobs}"
+        scratch = self._scratch / f"job-{self._jobs}"
+        save = directory / f"run-{self._jobs}"
         scratch.mkdir()
         wanted = {
             "directory": str(save),
@@ -96,7 +105,8 @@ class Bench:
 def storage(scratch: Path, mib: float, rate: int, rounds: int) -> Iterator[tuple[Path, str]]:
     """A directory that takes so many bytes per second, and why it does not, where it does not.
 
-    It has room for all rounds: what a job left in the mount is removed, and the guard keeps it there for half an hour (S143).
+    It has room for all rounds: what a job left in the mount is removed, and the guard keeps it
+    there for half an hour (S143).
     """
     with ExitStack() as stack:
         try:
@@ -112,12 +122,17 @@ def storage(scratch: Path, mib: float, rate: int, rounds: int) -> Iterator[tuple
 
 
 def wait_ready(mount: AcpfsMount) -> None:
-    """Until the mount makes no more memory ready: a job trains for hours before a rank dies, so that users find it ready."""
-    ready, calm, deadline = -1, 0, time.monotonic() + READY_TIMEOUT_S
+    """Until the mount makes no more memory ready: a job trains for hours before a rank dies, so
+    that users find it ready.
+    """
+    ready = -1
+    calm = 0
+    deadline = time.monotonic() + READY_TIMEOUT_S
     while calm < READY_LOOKS and time.monotonic() < deadline:
         time.sleep(0.5)
         now = int(mount.status()["ram"]["prefaulted_bytes"])
-        ready, calm = now, calm + 1 if now == ready else 0
+        calm = calm + 1 if now == ready else 0
+        ready = now
 
 
 def told(samples: list[float], unit: str = "s") -> str:
@@ -173,7 +188,8 @@ def report_gasps(
     report: Report, found: dict[str, list[Times]], mib: float, rate: int, why_not: str
 ) -> None:
     """Rows 1 to 6 of the design's table."""
-    small, large = found["small"], found["large"]
+    small = found["small"]
+    large = found["large"]
 
     def row(name: str, samples: list[float], bar: str, *, met: bool) -> None:
         report.samples[f"{name}, s"] = samples
@@ -197,7 +213,8 @@ def report_gasps(
         "≤ 0.5 s",
         met=min(o["published"] for o in small) <= 0.5,
     )
-    published, plain = [one["published"] for one in large], [one["plain"][0] for one in large]
+    published = [one["published"] for one in large]
+    plain = [one["plain"][0] for one in large]
     limit = 1 + 1.3 * min(plain)
     row(
         f"SIGKILL → published, {mib:g} MiB",
@@ -209,7 +226,8 @@ def report_gasps(
     if why_not:
         least = large[0]["bytes"] / rate
         report.notes.append(
-            f"straight to the storage: not measured, {why_not}; {large[0]['bytes'] / MB:.0f} MB take {least:.1f} s at least"
+            f"straight to the storage: not measured, {why_not}; {large[0]['bytes'] / MB:.0f} MB "
+            f"take {least:.1f} s at least"
         )
     else:
         straight = [one["published"] for one in found["straight"]]
@@ -303,10 +321,12 @@ def main() -> int:
     report_gasps(report, found, given.mib, given.rate, why_not)
     report_steps(report, found)
     report.notes.append(
-        f"load average before {before:.1f}, after {os.getloadavg()[1]:.1f}, of {os.cpu_count()} processors; 4 ranks on them"
+        f"load average before {before:.1f}, after {os.getloadavg()[1]:.1f}, of {os.cpu_count()} "
+        "processors; 4 ranks on them"
     )
     report.notes.append(
-        "not measured here: replacement: bench.replace; 1,000 members: bench.gasp_members; advisor: tests/training/test_interval.py"
+        "not measured here: replacement: bench.replace; 1,000 members: bench.gasp_members; "
+        "advisor: tests/training/test_interval.py"
     )
     return report.finish(keep=not given.no_keep)
 

@@ -1,10 +1,12 @@
-"""A thousand simulated members and one coordinator: from a rank's death to the decision, and to the published name. Not in CI.
+"""A thousand simulated members and one coordinator: from a rank's death to the decision, and to the
+published name. Not in CI.
 
     python -m bench.gasp_members [--members 1000] [--processes 4] [--rounds 20] [--no-keep]
 
-*Simulated members*: no torch and no tensors, but a connection with TLS each, and what a member says. What is measured is the coordinator,
-TLS and the sockets, with all members on the same machine. The decision is the moment when the last member has been told SAVE: who writes
-what, and at which step. `detected` is the first STOP that any member got.
+*Simulated members*: no torch and no tensors, but a connection with TLS each, and what a member
+says. What is measured is the coordinator, TLS and the sockets, with all members on the same
+machine. The decision is the moment when the last member has been told SAVE: who writes what, and at
+which step. `detected` is the first STOP that any member got.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pathlib import Path
 from bench.record import Report, lower_quartile, median
 from tests.training.gasp_job import GaspJob
 
-DECISION_S, MEMORY_MB = 2.0, 200
+DECISION_S = 2.0
+MEMORY_MB = 200
 
 
 def one(members: int, processes: int, directory: Path) -> dict[str, float]:
@@ -97,7 +100,8 @@ def report_all(report: Report, rounds: list[dict[str, float]]) -> None:
     report.row(
         "memory of the coordinator, at most", f"{max(found['coordinator MB']):.0f} MB", "", ""
     )
-    decision, memory = median(found["decision"]), max(found["coordinator MB"])
+    decision = median(found["decision"])
+    memory = max(found["coordinator MB"])
     report.bar(
         f"SIGKILL → decision: ≤ {DECISION_S:g} s", f"{decision:.3g} s", met=decision <= DECISION_S
     )
@@ -115,7 +119,8 @@ def main() -> int:
     parser.add_argument("--no-keep", action="store_true", help="do not write bench/results")
     given = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    before, rounds = os.getloadavg()[0], []
+    before = os.getloadavg()[0]
+    rounds = []
     for _ in range(given.rounds):
         directory = Path(tempfile.mkdtemp(prefix="acpfs-gasp-"))
         try:
@@ -126,7 +131,8 @@ def main() -> int:
     report = Report("gasp_members", title, ["what", "median", "best", "lower quartile"])
     report_all(report, rounds)
     report.notes.append(
-        f"{given.rounds} rounds; members in {given.processes} processes, TLS; load average before {before:.1f}, "
+        f"{given.rounds} rounds; members in {given.processes} processes, TLS; load average "
+        f"before {before:.1f}, "
         f"after {os.getloadavg()[0]:.1f}, of {os.cpu_count()} processors"
     )
     return report.finish(keep=not given.no_keep)

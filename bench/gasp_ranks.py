@@ -1,9 +1,12 @@
-"""One job of four torch ranks whose last one is killed: who was where when. Started by `bench.gasp` with torch's interpreter.
+"""One job of four torch ranks whose last one is killed: who was where when.
+
+Started by `bench.gasp` with torch's interpreter.
 
     TORCH_PYTHON -m bench.gasp_ranks LIBRARIES CONFIG
 
-CONFIG is JSON: `directory` (to save in), `scratch`, `kind` (hsdp, ddp), `mib` (of state), `steps`; with `plain` a plain save to that
-directory is timed, too. Without `kill` all steps are timed, protected and not, and nobody dies. The result is JSON on stdout.
+CONFIG is JSON: `directory` (to save in), `scratch`, `kind` (hsdp, ddp), `mib` (of state), `steps`;
+with `plain` a plain save to that directory is timed, too. Without `kill` all steps are timed,
+protected and not, and nobody dies. The result is JSON on stdout.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from torch.nn.parallel import DistributedDataParallel
 from acpfs.training import protect
 from tests.training.ranks.forked import Ranks, join_group
 
-WORLD, DIES, WIDTH = 4, 3, 2048
+WORLD = 4
+DIES = 3
+WIDTH = 2048
 STATE_BYTES = 12
 """Of a parameter: itself and Adam's moments."""
 
@@ -99,14 +104,16 @@ def timed(rank: int, config: dict[str, Any], scratch: Path) -> None:
         for warm in (True, False):
             times = []
             for _ in range(config["steps"]):
-                begun, before = time.perf_counter(), time.thread_time()
+                begun = time.perf_counter()
+                before = time.thread_time()
                 step(model, optimizer)
                 times.append((time.perf_counter() - begun, time.thread_time() - before))
             found[name] = found.get(name, []) + ([] if warm else times)
 
     def idle() -> float:
         dist.barrier()
-        begun, before = time.monotonic(), time.process_time()
+        begun = time.monotonic()
+        before = time.process_time()
         time.sleep(config["idle_s"])
         return (time.process_time() - before) / (time.monotonic() - begun)
 

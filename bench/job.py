@@ -22,11 +22,16 @@ class OrderError(Exception):
 
 
 class Job:
-    """Processes of a training job; a context manager. They can be restarted, as a job that begins again."""
+    """Processes of a training job; a context manager.
+
+    They can be restarted, as a job that begins again.
+    """
 
     def __init__(self, scratch: Path, size: int, ranks: int = RANKS, python: str = "") -> None:
-        self.size, self.ranks = size, ranks
-        self._scratch, self._python = scratch, python or torch_python()
+        self.size = size
+        self.ranks = ranks
+        self._scratch = scratch
+        self._python = python or torch_python()
         self._processes: list[subprocess.Popen[str]] = []
         self._log: IO[bytes] | None = None
 

@@ -1,4 +1,6 @@
-"""Names in the checkpoints that `bench.rank` saves; apart, because its interpreter has torch and others have not."""
+"""Names in the checkpoints that `bench.rank` saves; apart, because its interpreter has torch and
+others have not.
+"""
 
 MODEL = "model.pt"
 POINTER = "latest"

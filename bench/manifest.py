@@ -1,7 +1,8 @@
 """Bytes that keeping the manifest costs the storage: 100,000 files saved, then single changes.
 
-Usage: python -m bench.manifest [--files N] [--changes N]. Below transports: only the manifest, in parts as it is written and, for
-comparison, as one file that is written whole each time. The storage is a directory of its own on the machine's temporary file system.
+Usage: python -m bench.manifest [--files N] [--changes N]. Below transports: only the manifest, in
+parts as it is written and, for comparison, as one file that is written whole each time. The storage
+is a directory of its own on the machine's temporary file system.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def measure(files: int, changes: int) -> Report:
         "in parts",
     ]
     report = Report("manifest", f"Bytes written for the manifest of {files:,} files", columns)
-    in_parts, whole = phases(files, changes, PART_LINES), phases(files, changes, files)
+    in_parts = phases(files, changes, PART_LINES)
+    whole = phases(files, changes, files)
     for phase, (size, count, seconds) in in_parts.items():
         before, _count, before_s = whole[phase]
         report.row(
@@ -113,7 +115,8 @@ def measure(files: int, changes: int) -> Report:
         met=ratio >= LIMIT,
     )
     report.notes.append(
-        f"saving: a writing after every {SAVED_AT_ONCE:,} files; single changes: {changes}, a writing after each"
+        f"saving: a writing after every {SAVED_AT_ONCE:,} files; single changes: {changes}, a "
+        "writing after each"
     )
     return report
 

@@ -1,8 +1,10 @@
-"""Why a mapped read through the mount is slower than from tmpfs: page faults, huge mappings and addresses, counted.
+"""Why a mapped read through the mount is slower than from tmpfs: page faults, huge mappings and
+addresses, counted.
 
-Usage: python -m bench.mapped_reads [--mib M] [--rounds N]. One file on a tmpfs with pages of 4 KiB, on one with huge pages, and in mounts,
-written in pieces of a size and by a lane; and the tier file behind it. Each is mapped in turn by a process of its own, as
-torch.load(mmap=True) does it, which reads a byte of every page. Counts do not depend on what else the machine does; times do.
+Usage: python -m bench.mapped_reads [--mib M] [--rounds N]. One file on a tmpfs with pages of 4 KiB,
+on one with huge pages, and in mounts, written in pieces of a size and by a lane; and the tier file
+behind it. Each is mapped in turn by a process of its own, as torch.load(mmap=True) does it, which
+reads a byte of every page. Counts do not depend on what else the machine does; times do.
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def measure(size: int, rounds: int) -> Report:
                 if number:  # the first one warms up
                     found[name].append(answer)
     for name, answers in found.items():
-        last, touched = answers[-1], [answer["touch_s"] * 1000 for answer in answers]
+        last = answers[-1]
+        touched = [answer["touch_s"] * 1000 for answer in answers]
         huge = f"{last['huge_kib'] / 1024:.0f} of {last['rss_kib'] / 1024:.0f} MiB"
         beyond = ", ".join(
             sorted({f"{int(answer['past_2_mib']) // 1024} KiB" for answer in answers})

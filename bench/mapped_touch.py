@@ -1,4 +1,6 @@
-"""Maps a file and reads a byte of each page: what that took, as a line of JSON. For `bench.mapped_reads`; the standard library only.
+"""Maps a file and reads a byte of each page: what that took, as a line of JSON.
+
+For `bench.mapped_reads`; the standard library only.
 
 Usage: python -m bench.mapped_touch FILE.
 """
@@ -24,7 +26,8 @@ def touch(path: str) -> None:
     with open(path, "rb") as file:
         area = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE)
     address = ctypes.addressof(ctypes.c_ubyte.from_buffer(area))
-    view, opened = memoryview(area), time.perf_counter()
+    view = memoryview(area)
+    opened = time.perf_counter()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     total = sum(view[::PAGE])
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults

@@ -1,10 +1,12 @@
 """Names and small files: the mount beside libfuse's `passthrough_ll`, on one tmpfs, in turns.
 
-Usage: python -m bench.metadata [--rounds N] [--scale S] [--only ROW…]. Takes root, gcc and Debian's libfuse3-dev, whose example (a C
-program that hands every call on) is built here and not kept. `--scale 0.1` has a tenth of the files.
+Usage: python -m bench.metadata [--rounds N] [--scale S] [--only ROW…]. Takes root, gcc and Debian's
+libfuse3-dev, whose example (a C program that hands every call on) is built here and not kept.
+`--scale 0.1` has a tenth of the files.
 
-Each figure is the best of its rounds and their lower quartile; ratios go by the best, because others can only disturb. The daemon's
-processor time stands beside it: it says more than seconds do where others use the machine.
+Each figure is the best of its rounds and their lower quartile; ratios go by the best, because
+others can only disturb. The daemon's processor time stands beside it: it says more than seconds do
+where others use the machine.
 """
 
 from __future__ import annotations
@@ -32,12 +34,17 @@ from tests.rig.mounts import AcpfsMount
 SMALL_BYTES = 4096
 FILES = 10_000
 MANY_FILES = 30_000
-TREE_DIRECTORIES, TREE_FILES = 300, 3000
+TREE_DIRECTORIES = 300
+TREE_FILES = 3000
 EXAMPLE = Path("/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c")
 DESCRIPTORS_BESIDE = 1000
-"""The example has a descriptor for each name that the kernel knows, and says EBADF at a close where it gets no more."""
+"""The example has a descriptor for each name that the kernel knows, and says EBADF at a close where
+it gets no more.
+"""
 FORGOTTEN_S = 1.2
-"""After so long both file systems ask anew for what they knew: the time for which attributes hold is a second, in either."""
+"""After so long both file systems ask anew for what they knew: the time for which attributes hold
+is a second, in either.
+"""
 
 BARS = {"create": 1.0, "stat": 1 / 0.9, "untar": 2.0, "rm -rf": 2.0}
 """Row → how many times as long as the example the mount may take."""
@@ -61,7 +68,9 @@ class Place:
 
 @dataclass
 class Samples:
-    """Seconds, and the daemon's seconds of processor, by row and place; not those of the warm-up."""
+    """Seconds, and the daemon's seconds of processor, by row and place; not those of the
+    warm-up.
+    """
 
     wall: dict[tuple[str, str], list[float]]
     processor: dict[tuple[str, str], list[float]]
@@ -69,7 +78,9 @@ class Samples:
     warm: bool = False
 
     def take(self, row: str, place: Place, work: Callable[[], object]) -> None:
-        """Do it, and note what it took; also where nobody wants to know, for later rows need its files."""
+        """Do it, and note what it took; also where nobody wants to know, for later rows need its
+        files.
+        """
         before = cpu_s(place.pid)
         seconds = timed(work)
         if self.warm and row in self.only:
@@ -98,7 +109,9 @@ def build(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def example(program: Path, source: Path, path: Path) -> Iterator[Place]:
-    """A directory as the example shows it, with its defaults: several threads, names and attributes hold for a second."""
+    """A directory as the example shows it, with its defaults: several threads, names and attributes
+    hold for a second.
+    """
     source.mkdir()
     path.mkdir()
     process = subprocess.Popen(
@@ -142,22 +155,28 @@ def command(*words: str | Path) -> None:
 
 
 def archive(path: Path, scale: float) -> None:
-    """A tree like a repository's: small files, most below a few kilobytes, in nested directories. The same each time."""
+    """A tree like a repository's: small files, most below a few kilobytes, in nested directories.
+
+    The same each time.
+    """
     directories = max(1, int(TREE_DIRECTORIES * scale))
     with tarfile.open(path, "w") as tar:
         for number in range(max(1, int(TREE_FILES * scale))):
             place = number % directories
             size = 200 + number * 7919 % 8000
             found = tarfile.TarInfo(f"tree/package{place % 20}/module{place}/file{number}.py")
-            found.size, found.mtime = size, 1_700_000_000 + number
+            found.size = size
+            found.mtime = 1_700_000_000 + number
             tar.addfile(found, io.BytesIO(b"%d" % number * size))
 
 
 def work(samples: Samples, place: Place, number: int, tar: Path, scale: float) -> None:
     """One round at one place; nothing of it is left."""
-    files, many = int(FILES * scale), int(MANY_FILES * scale)
+    files = int(FILES * scale)
+    many = int(MANY_FILES * scale)
     home = place.directory / f"round{number}"
-    small, deep = home / "small", home / "many"
+    small = home / "small"
+    deep = home / "many"
     small.mkdir(parents=True)
     if samples.only & {"create", "stat", "stat again", "rm"}:
         samples.take("create", place, lambda: create(small, files))
@@ -191,7 +210,8 @@ def measure(rounds: int, scale: float, only: list[str]) -> Report:
     if names * scale + DESCRIPTORS_BESIDE > descriptors:
         most = (descriptors - DESCRIPTORS_BESIDE) / names
         raise SystemExit(
-            f"passthrough_ll has a descriptor for each name, and may have {descriptors} here: --scale {most:.2f} at most"
+            f"passthrough_ll has a descriptor for each name, and may have {descriptors} here: "
+            f"--scale {most:.2f} at most"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     samples = Samples({}, {}, frozenset(only))
@@ -219,15 +239,14 @@ def _table(samples: Samples, rounds: int, scale: float) -> Report:
             continue
         cells: list[str] = []
         for name in ("acpfs", "passthrough_ll"):
-            seconds, processor = samples.wall[row, name], samples.processor[row, name]
+            seconds = samples.wall[row, name]
+            processor = samples.processor[row, name]
             cells += [
                 f"{min(seconds):.3f} s ({lower_quartile(seconds):.3f})",
                 f"{min(processor):.2f} s",
             ]
-            report.samples[f"{row}, {name}_s"], report.samples[f"{row}, {name}, processor_s"] = (
-                seconds,
-                processor,
-            )
+            report.samples[f"{row}, {name}_s"] = seconds
+            report.samples[f"{row}, {name}, processor_s"] = processor
         ratio = min(samples.wall[row, "acpfs"]) / min(samples.wall[row, "passthrough_ll"])
         report.row(row, *cells, f"{ratio:.1f}")
         if row in BARS:
@@ -237,10 +256,12 @@ def _table(samples: Samples, rounds: int, scale: float) -> Report:
                 met=ratio <= BARS[row],
             )
     report.notes.append(
-        f"{rounds} rounds in turn after a warm-up: best and lower quartile; {scale:g} of the files; all on one tmpfs"
+        f"{rounds} rounds in turn after a warm-up: best and lower quartile; {scale:g} of the "
+        "files; all on one tmpfs"
     )
     report.notes.append(
-        f"{FILES:,} files of 4 KiB; {TREE_FILES:,} in {TREE_DIRECTORIES} directories; rm -rf of {MANY_FILES:,}, drained"
+        f"{FILES:,} files of 4 KiB; {TREE_FILES:,} in {TREE_DIRECTORIES} directories; rm -rf of "
+        f"{MANY_FILES:,}, drained"
     )
     return report
 

@@ -1,10 +1,13 @@
-"""The native transport against what it stands on: tmpfs, the backing directory, pyfuse3's example, and the libfuse transport.
+"""The native transport against what it stands on: tmpfs, the backing directory, pyfuse3's example,
+and the libfuse transport.
 
-Usage: python -m bench.native [--gib G] [--rounds N] [--only SECTION…]. The first round warms up, and teaches the mount how large such
-files are: before that no writer is admitted to the passthrough lane. What is read was persisted before, so that no drain disturbs it.
+Usage: python -m bench.native [--gib G] [--rounds N] [--only SECTION…]. The first round warms up,
+and teaches the mount how large such files are: before that no writer is admitted to the passthrough
+lane. What is read was persisted before, so that no drain disturbs it.
 
-Each figure is the best of its rounds and their lower quartile. What disturbs a round only makes it slower, so the fast end is what the
-program can do, and a quartile beside the best says that it was no lucky one. Ratios and bars go by the quartiles.
+Each figure is the best of its rounds and their lower quartile. What disturbs a round only makes it
+slower, so the fast end is what the program can do, and a quartile beside the best says that it was
+no lucky one. Ratios and bars go by the quartiles.
 """
 
 from __future__ import annotations
@@ -43,10 +46,12 @@ class Samples:
     """A directory on a tmpfs with huge pages."""
 
     def warm_memory(self, size: int) -> None:
-        """Use so many bytes and free them, before a sample: a virtual machine gives pages that stay free for a while back to its host,
-        and the next one to touch them pays for that with three times the time of the write itself, whichever file system it is.
+        """Use so many bytes and free them, before a sample: a virtual machine gives pages that stay
+        free for a while back to its host, and the next one to touch them pays for that with three
+        times the time of the write itself, whichever file system it is.
 
-        Bytes are written: allocating alone (posix_fallocate) takes the pages of a tmpfs and touches none of them.
+        Bytes are written: allocating alone (posix_fallocate) takes the pages of a tmpfs and touches
+        none of them.
         """
         assert self.huge is not None
         places.warm(self.huge / "warmth", size)
@@ -101,8 +106,9 @@ def cpu_s(pid: int) -> float:
 
 
 def in_turn(where: list[Place], number: int) -> list[Place]:
-    """The places in another order each round: whoever comes after a place that left work behind (the kernel frees and discards what was
-    deleted) is slower, and that shall not always be the same one.
+    """The places in another order each round: whoever comes after a place that left work behind
+    (the kernel frees and discards what was deleted) is slower, and that shall not always be the
+    same one.
     """
     return random.Random(number).sample(where, len(where))
 
@@ -158,7 +164,8 @@ def reads(samples: Samples, where: list[Place], size: int, count: int) -> None:
 
 def cold_reads(samples: Samples, mount: Place, plain: Path, size: int, count: int) -> None:
     """A file that only the backing directory has, and whose pages nobody has."""
-    under, over = plain / "cold.bin", mount.directory / "cold.bin"
+    under = plain / "cold.bin"
+    over = mount.directory / "cold.bin"
     together("write8", [under], size)
     os.sync()
     for _ in rounds(samples, count):
@@ -199,7 +206,8 @@ def persisted(
 def processor(samples: Samples, place: Place, size: int, count: int) -> None:
     """The daemon's processor time while a file is open and written in passthrough."""
     assert place.mount is not None
-    pid, chunk = place.mount.pid, os.urandom(CHUNK)
+    pid = place.mount.pid
+    chunk = os.urandom(CHUNK)
     for _ in rounds(samples, count):
         before = cpu_s(pid)
         fd = os.open(place.directory / "one-1.bin", os.O_WRONLY | os.O_CREAT)
@@ -214,7 +222,8 @@ def processor(samples: Samples, place: Place, size: int, count: int) -> None:
 def names(samples: Samples, where: list[Place], count: int) -> None:
     """Small files, stat, readdir; `many` has ENTRIES files already.
 
-    The example lists once: it asks for all attributes again at each request, which takes it 100 s for one listing.
+    The example lists once: it asks for all attributes again at each request, which takes it 100 s
+    for one listing.
     """
     for number in rounds(samples, count):
         for place in where:
@@ -341,17 +350,22 @@ def names_in_turn(samples: Samples, stack: contextlib.ExitStack, scratch: Path, 
 
 
 def judged(samples: Samples, size: int, count: int) -> Report:
-    """The table and the bars. All samples are seconds, so a ratio of speeds is the other's seconds by ours."""
+    """The table and the bars.
+
+    All samples are seconds, so a ratio of speeds is the other's seconds by ours.
+    """
     report = Report(
         "native",
         "The native transport",
         ["work", "native", "compared with", "ratio", "bar", "goal"],
     )
     for work, other, bar, goal, label in BARS:
-        ours, theirs = samples.figure(work, "native"), samples.figure(work, other)
+        ours = samples.figure(work, "native")
+        theirs = samples.figure(work, other)
         if ours is not None and theirs is not None:
             compare(report, label, (ours, theirs), (bar, goal))
-    direct, libfuse = samples.figure("write", "native-direct"), samples.figure("write", "libfuse")
+    direct = samples.figure("write", "native-direct")
+    libfuse = samples.figure("write", "libfuse")
     if direct is not None and libfuse is not None:
         compare(
             report,
@@ -399,7 +413,8 @@ def compare(
 ) -> None:
     """One row and its bar."""
     ours, theirs = seconds
-    ratio, of_best = theirs.quartile / ours.quartile, theirs.best / ours.best
+    ratio = theirs.quartile / ours.quartile
+    of_best = theirs.best / ours.best
     report.row(
         label, ours, theirs, f"{ratio:.2f} ({of_best:.2f})", f"{limits[0]:g}", f"{limits[1]:g}"
     )

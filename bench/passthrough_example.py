@@ -1,9 +1,11 @@
-"""The yardstick: a pass-through file system with the same costs as the example that pyfuse3's documentation comes with.
+"""The yardstick: a pass-through file system with the same costs as the example that pyfuse3's
+documentation comes with.
 
-The example is not part of pyfuse3's wheel, so this is an equivalent of its own: one inode-to-path table, no attribute or name
-caching in the kernel (timeouts of 0), the kernel's write-back cache on, one lstat per answered name, lseek before each read and write,
-everything in trio's main task. Only what the benchmarks call is there. It must stay as simple as that: no cleverness here may make
-acpfs look worse, and no clumsiness better.
+The example is not part of pyfuse3's wheel, so this is an equivalent of its own: one inode-to-path
+table, no attribute or name caching in the kernel (timeouts of 0), the kernel's write-back cache on,
+one lstat per answered name, lseek before each read and write, everything in trio's main task. Only
+what the benchmarks call is there. It must stay as simple as that: no cleverness here may make acpfs
+look worse, and no clumsiness better.
 
 Usage: python -m bench.passthrough_example SOURCE MOUNTPOINT
 """
@@ -221,7 +223,8 @@ class Passthrough(pyfuse3.Operations):
             self._paths.setdefault(inode, full)
 
     async def statfs(self, _ctx: RequestContext) -> pyfuse3.StatvfsData:
-        space, answer = os.statvfs(self._paths[int(pyfuse3.ROOT_INODE)]), pyfuse3.StatvfsData()
+        space = os.statvfs(self._paths[int(pyfuse3.ROOT_INODE)])
+        answer = pyfuse3.StatvfsData()
         for name in (
             "f_bsize",
             "f_frsize",

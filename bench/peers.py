@@ -1,10 +1,13 @@
-"""acpfs beside what else people put before slow storage, each over a storage of its own: stalls, and what is left when things go wrong.
+"""acpfs beside what else people put before slow storage, each over a storage of its own: stalls,
+and what is left when things go wrong.
 
-Usage: python -m bench.peers [--mib M] [--saves N] [--freeze S] [--places NAME…] [--look]. As root, with torch as for the other benchmarks.
-Peers that are not installed are left out with a word: rclone (Debian: rclone), JuiceFS (`juicefs` on the path). `--look` keeps nothing.
+Usage: python -m bench.peers [--mib M] [--saves N] [--freeze S] [--places NAME…] [--look]. As root,
+with torch as for the other benchmarks. Peers that are not installed are left out with a word:
+rclone (Debian: rclone), JuiceFS (`juicefs` on the path). `--look` keeps nothing.
 
-Each place: a first save, later ones, later ones with fsync, when the last is safe on the storage, torch.load by a job that was restarted,
-a save while the storage stands still, loss of power after a burst of saves; in a second life, kill -9 of what serves it in mid-save.
+Each place: a first save, later ones, later ones with fsync, when the last is safe on the storage,
+torch.load by a job that was restarted, a save while the storage stands still, loss of power after a
+burst of saves; in a second life, kill -9 of what serves it in mid-save.
 """
 
 from __future__ import annotations
@@ -35,9 +38,11 @@ from tests.rig.mounts import AcpfsMount
 BANDWIDTH = 300 * MB
 ROOM = 12
 PART = 4
-WARMTH, WARM = Path(f"/dev/shm/acpfs-bench-{os.getpid()}"), 2
+WARMTH = Path(f"/dev/shm/acpfs-bench-{os.getpid()}")
+WARM = 2
 """A file that memory is warmed with, and how many times a save."""
-BURST_S, BURST_EVERY_S = 3.0, 0.5
+BURST_S = 3.0
+BURST_EVERY_S = 0.5
 START_TIMEOUT_S = 60.0
 SAFE_TIMEOUT_S = 180.0
 NOTHING = "–"
@@ -68,7 +73,9 @@ class Outcome:
 
 
 def wait_stored(stored: Path, storage: Storage, size: int) -> Callable[[int], None]:
-    """For peers without a way to ask: look until as many bytes are in the files on the storage, then flush it."""
+    """For peers without a way to ask: look until as many bytes are in the files on the storage,
+    then flush it.
+    """
 
     def safe(_number: int) -> None:
         deadline = time.monotonic() + SAFE_TIMEOUT_S
@@ -147,7 +154,8 @@ def served(command: list[str], path: Path, log: Path) -> Iterator[Callable[[], i
 
 @contextlib.contextmanager
 def rclone(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
-    stored, path = storage.path / "rclone", scratch / "mnt"
+    stored = storage.path / "rclone"
+    path = scratch / "mnt"
     stored.mkdir()
     words = [
         "rclone",
@@ -172,11 +180,9 @@ def rclone(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def juicefs(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
-    bucket, path, meta = (
-        storage.path / "bucket",
-        scratch / "mnt",
-        f"sqlite3://{scratch / 'meta.db'}",
-    )
+    bucket = storage.path / "bucket"
+    path = scratch / "mnt"
+    meta = f"sqlite3://{scratch / 'meta.db'}"
     bucket.mkdir()
     options = subprocess.run(
         ["juicefs", "format", "--help"], check=True, capture_output=True, text=True, timeout=60
@@ -201,7 +207,8 @@ def juicefs(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
         str(path),
     ]
     with served(words, path, scratch / "juicefs.log") as pid:
-        # objects, not files, are on the storage: nothing to look at without JuiceFS and its metadata
+        # objects, not files, are on the storage: nothing to look at without JuiceFS and its
+        # metadata
         yield Place(
             path,
             None,
@@ -244,7 +251,10 @@ def a_life(name: str, size: int) -> Iterator[tuple[Place, Storage, Job]]:
 
 
 def timings(place: Place, job: Job, saves: int, outcome: Outcome) -> None:
-    """First, later, fsync, safe, reload. Memory is warmed before each save, for every place: the host takes back what lies free."""
+    """First, later, fsync, safe, reload.
+
+    Memory is warmed before each save, for every place: the host takes back what lies free.
+    """
     found: dict[str, list[float]] = {"first": [], "later": [], "fsync": [], "safe": []}
     for number in range(1, 2 * saves + 2):
         kind = "first" if number == 1 else "later" if number <= saves + 1 else "fsync"
@@ -304,7 +314,8 @@ def kill(name: str, size: int, outcome: Outcome) -> None:
     """kill -9 of what serves the place, in the middle of a save."""
     with a_life(name, size) as (place, _storage, job):
         assert place.served is not None
-        victim, path = place.served(), place.path / "step-1" / MODEL
+        victim = place.served()
+        path = place.path / "step-1" / MODEL
         job.tell(0, "save", path=str(place.path), step=1)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not path.exists() and time.monotonic() < deadline:
@@ -385,13 +396,16 @@ def measure(size: int, saves: int, freeze_s: float, names: list[str]) -> Report:
         report.row(name, *(outcome.cells.get(kind, NOTHING) for kind in COLUMNS))
         report.samples |= {f"{name} {kind}": values for kind, values in outcome.samples.items()}
     report.notes.append(
-        f"{saves} saves a column, lower quartile; load average {os.getloadavg()[0]:.1f} at the end; frozen for {freeze_s:.0f} s"
+        f"{saves} saves a column, lower quartile; load average {os.getloadavg()[0]:.1f} at the "
+        f"end; frozen for {freeze_s:.0f} s"
     )
     report.notes.append(
-        f"`storage`: its page cache keeps back {KEPT_BACK_BYTES // MIB} MiB, as clients of shared storage do; `ext4's page cache`: all"
+        f"`storage`: its page cache keeps back {KEPT_BACK_BYTES // MIB} MiB, as clients of "
+        "shared storage do; `ext4's page cache`: all"
     )
     report.notes.append(
-        "rclone and JuiceFS keep a cache on the node's disk, which may survive the power; the column says what the storage has"
+        "rclone and JuiceFS keep a cache on the node's disk, which may survive the power; the "
+        "column says what the storage has"
     )
     return report
 

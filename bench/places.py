@@ -1,4 +1,5 @@
-"""Directories to measure: a scratch directory on disk, a tmpfs, a limited backing directory, pyfuse3's example, a mount of acpfs.
+"""Directories to measure: a scratch directory on disk, a tmpfs, a limited backing directory,
+pyfuse3's example, a mount of acpfs.
 
 Each is a context manager that leaves nothing behind.
 """
@@ -26,7 +27,9 @@ CHUNK = 8 << 20
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty directory on the disk that $TMPDIR lies on; on a tmpfs /tmp, that of the repository."""
+    """An empty directory on the disk that $TMPDIR lies on; on a tmpfs /tmp, that of the
+    repository.
+    """
     base = os.environ.get("TMPDIR", "/tmp")
     kind = subprocess.run(
         ["stat", "-f", "-c", "%T", base], capture_output=True, text=True, check=True
@@ -57,7 +60,9 @@ def tmpfs(path: Path, huge: str = "never") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def served(program: str, source: Path, path: Path, *arguments: str) -> Iterator[Path]:
-    """A source directory as one of the file systems here shows it: `bench.passthrough_example` or `bench.slow_storage`."""
+    """A source directory as one of the file systems here shows it: `bench.passthrough_example` or
+    `bench.slow_storage`.
+    """
     source.mkdir(exist_ok=True)
     path.mkdir()
     command = [sys.executable, "-m", program, str(source), str(path), *arguments]
@@ -77,14 +82,18 @@ def served(program: str, source: Path, path: Path, *arguments: str) -> Iterator[
 
 @contextlib.contextmanager
 def acpfs(backing: Path, path: Path, transport: str = "libfuse") -> Iterator[AcpfsMount]:
-    """acpfs with 40 % of memory as its RAM tier; transports, and `prefault = 0`, as `tests.rig.mounts` has them."""
+    """acpfs with 40 % of memory as its RAM tier; transports, and `prefault = 0`, as
+    `tests.rig.mounts` has them.
+    """
     backing.mkdir(exist_ok=True)
     with AcpfsMount(backing, path, transport, ram="40%", watchdog_s=WATCHDOG_S) as mount:
         yield mount
 
 
 def warm(path: Path, size: int) -> None:
-    """Write so many bytes to a new file on a tmpfs, and free them: what comes next finds memory that the host has backed."""
+    """Write so many bytes to a new file on a tmpfs, and free them: what comes next finds memory
+    that the host has backed.
+    """
     chunk = memoryview(bytes(CHUNK))
     with open(path, "wb", buffering=0) as file:
         file.writelines(chunk[: size - offset] for offset in range(0, size, CHUNK))

@@ -1,4 +1,6 @@
-"""Figures over time, drawn by matplotlib where that is installed (extra `bench`); benchmarks go without a picture where it is not."""
+"""Figures over time, drawn by matplotlib where that is installed (extra `bench`); benchmarks go
+without a picture where it is not.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ Part = TypeVar("Part")
 Series = list[tuple[float, float]]
 """Seconds, value."""
 POINTS_MAX = 600
-"""More would make a file of megabytes and no better picture; of each group of points the highest is kept, or a peak would not be seen."""
+"""More would make a file of megabytes and no better picture; of each group of points the highest is
+kept, or a peak would not be seen.
+"""
 
 
 @dataclass(frozen=True)

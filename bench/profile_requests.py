@@ -1,9 +1,11 @@
-"""What a request of the native transport costs the daemon: microseconds per opcode, and per file created, written and closed.
+"""What a request of the native transport costs the daemon: microseconds per opcode, and per file
+created, written and closed.
 
-Usage: python -m bench.profile_requests [--files N] [--lane passthrough|direct] [--readers N] [--interval S] [--functions N]. The daemon is
-a real one with its write-back engine, in a process of its own, in which `Dispatch.handle` is timed; this process makes the files. Wall
-time of a request includes its system calls, and whatever took the interpreter meanwhile; `--functions` adds cProfile's view, which
-makes everything slower and is only good for proportions.
+Usage: python -m bench.profile_requests [--files N] [--lane passthrough|direct] [--readers N]
+[--interval S] [--functions N]. The daemon is a real one with its write-back engine, in a process of
+its own, in which `Dispatch.handle` is timed; this process makes the files. Wall time of a request
+includes its system calls, and whatever took the interpreter meanwhile; `--functions` adds
+cProfile's view, which makes everything slower and is only good for proportions.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ SETTLE_TIMEOUT_S = 60.0
 
 
 class Tally:
-    """Requests and their wall time by opcode; written by several threads, so each counts for itself."""
+    """Requests and their wall time by opcode; written by several threads, so each counts for
+    itself.
+    """
 
     def __init__(self) -> None:
         self._threads: list[tuple[Counter[int], Counter[int]]] = []
@@ -65,7 +69,9 @@ class Tally:
 
 
 def instrument(tally: Tally) -> None:
-    """Time every request; the table is written to standard error's place in the file of `--serve` when SIGTERM ends the daemon."""
+    """Time every request; the table is written to standard error's place in the file of `--serve`
+    when SIGTERM ends the daemon.
+    """
     handle = Dispatch.handle
 
     def timed(self: Dispatch, fd: int, buffers: RequestBuffers, length: int) -> bool:
@@ -81,7 +87,9 @@ def instrument(tally: Tally) -> None:
 
 
 def profile_readers(count: int) -> None:
-    """Profile the threads that read requests, and print the most expensive functions when they end."""
+    """Profile the threads that read requests, and print the most expensive functions when they
+    end.
+    """
     run = threading.Thread.run
 
     def profiled(self: threading.Thread) -> None:
@@ -133,7 +141,8 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
 def burst(directory: Path, files: int) -> list[float]:
     """Make files; seconds spent in open, write and close."""
     directory.mkdir()
-    content, spent = os.urandom(SMALL_BYTES), [0.0, 0.0, 0.0]
+    content = os.urandom(SMALL_BYTES)
+    spent = [0.0, 0.0, 0.0]
     for number in range(files):
         a = time.perf_counter()
         fd = os.open(directory / f"f{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -188,7 +197,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     for name, (count, spent_us) in sorted(requests.items(), key=lambda item: -item[1][1]):
         report.row(name, f"{count / arguments.files / ROUNDS:.2f}", f"{spent_us / count:.1f}")
     report.notes.append(
-        "requests: mean wall time in `Dispatch.handle`, over all rounds, the drain of earlier ones included"
+        "requests: mean wall time in `Dispatch.handle`, over all rounds, the drain of earlier "
+        "ones included"
     )
     return report
 

@@ -1,8 +1,10 @@
-"""One rank of a training job that saves and loads with plain torch: what tools/quickstart and bench.peers measure.
+"""One rank of a training job that saves and loads with plain torch: what tools/quickstart and
+bench.peers measure.
 
-Usage: python -m bench.rank RANK RANKS RENDEZVOUS BYTES. Takes one order per line as JSON, answers each with a line of JSON; times are
-of `time.monotonic`, which all processes of a machine share. Rank 0 holds BYTES for torch.save; for torch.distributed.checkpoint every
-rank holds its part of them. Every checkpoint differs: the number of the step stands in each tensor. Needs no acpfs.
+Usage: python -m bench.rank RANK RANKS RENDEZVOUS BYTES. Takes one order per line as JSON, answers
+each with a line of JSON; times are of `time.monotonic`, which all processes of a machine share.
+Rank 0 holds BYTES for torch.save; for torch.distributed.checkpoint every rank holds its part of
+them. Every checkpoint differs: the number of the step stands in each tensor. Needs no acpfs.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Rank:
     """What it is told, it does."""
 
     def __init__(self, rank: int, ranks: int, size: int) -> None:
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._size = size
         generator = torch.Generator().manual_seed(1)
         self._tensors = {
             f"layer.{n}": torch.rand(size // TENSORS // 4, generator=generator)
@@ -51,8 +54,11 @@ class Rank:
     # -- orders
 
     def save(self, path: str, step: int, size: int = 0, fsync: bool = False) -> dict[str, Any]:
-        """torch.save into a directory of the step, then the pointer in place, as DeepSpeed and Megatron do."""
-        state, directory = self._at(step, size), Path(path, f"step-{step}")
+        """torch.save into a directory of the step, then the pointer in place, as DeepSpeed and
+        Megatron do.
+        """
+        state = self._at(step, size)
+        directory = Path(path, f"step-{step}")
         begun = time.monotonic()
         directory.mkdir()
         with open(directory / MODEL, "wb") as file:
@@ -72,7 +78,8 @@ class Rank:
     ) -> dict[str, Any]:
         """Saves into each path, again and again, until a time or an error; what each took."""
         saves: list[dict[str, Any]] = []
-        error, step = "", first
+        error = ""
+        step = first
         try:
             while time.monotonic() < until:
                 begun = time.monotonic()
@@ -118,7 +125,8 @@ class Rank:
                 "equal": False,
                 "error": _line(error),
             }
-        ended, wanted = time.monotonic(), self._at(step, size)
+        ended = time.monotonic()
+        wanted = self._at(step, size)
         equal = found.keys() == wanted.keys() and all(
             torch.equal(found[name], wanted[name]) for name in wanted
         )

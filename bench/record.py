@@ -1,7 +1,9 @@
-"""What a benchmark found: a table, bars that were met or missed, and where it was measured; printed and saved.
+"""What a benchmark found: a table, bars that were met or missed, and where it was measured; printed
+and saved.
 
-Owns bench/results/NAME.json and NAME.md. Knows nothing of what is measured. Figures are ratios of things measured side by side in
-one run wherever that is possible; absolute ones are only worth something beside their neighbours.
+Owns bench/results/NAME.json and NAME.md. Knows nothing of what is measured. Figures are ratios of
+things measured side by side in one run wherever that is possible; absolute ones are only worth
+something beside their neighbours.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ class Report:
         self.bars.append(Bar(promise, found, met))
 
     def finish(self, *, keep: bool = True) -> int:
-        """Print, save (a quick look is not to be kept); the exit code says whether all bars were met."""
-        where, command = (
-            machine(),
-            f"python -m bench.{self.program or self.name} {' '.join(sys.argv[1:])}".strip(),
-        )
+        """Print, save (a quick look is not to be kept); the exit code says whether all bars were
+        met.
+        """
+        where = machine()
+        command = f"python -m bench.{self.program or self.name} {' '.join(sys.argv[1:])}".strip()
         self._print(Console(width=140 if not sys.stdout.isatty() else None))
         if not keep:
             return 0 if all(bar.met for bar in self.bars) else 1

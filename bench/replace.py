@@ -1,23 +1,29 @@
-"""What a fault costs a job that goes on, and what it costs one that is started again: from the fault to the first good step of all ranks.
+"""What a fault costs a job that goes on, and what it costs one that is started again: from the
+fault to the first good step of all ranks.
 
-    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.replace [--mib 1024] [--frozen 3072] [--rounds 20] [--minutes M]
+    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.replace [--mib 1024] [--frozen
+    3072] [--rounds 20] [--minutes M]
 
 Four ranks of torch (gloo, CPU), HSDP: two copies of the state; `acpfs-run` starts them.
 
-* *Replaced*: a random rank is killed at a random moment, and a spare takes its place; small state, and --mib. Each is one job with many
-  faults.
-* *Restarted*: a random rank is killed, and all start anew and load the snapshot of step 2: out of the RAM tier, by a real mount, and
-  straight from a storage that gives --rate bytes per second and of which nothing is in the page cache. With processes forked from one that
-  has torch imported, as spares are, and a few times with new ones, most of whose time is importing. What ranks read and what the device
-  gave is counted, and two steps later the state is, bit for bit, that of the same job before the fault.
+* *Replaced*: a random rank is killed at a random moment, and a spare takes its place; small state,
+  and --mib. Each is one job with many faults.
+* *Restarted*: a random rank is killed, and all start anew and load the snapshot of step 2: out of
+  the RAM tier, by a real mount, and straight from a storage that gives --rate bytes per second and
+  of which nothing is in the page cache. With processes forked from one that has torch imported, as
+  spares are, and a few times with new ones, most of whose time is importing. What ranks read and
+  what the device gave is counted, and two steps later the state is, bit for bit, that of the same
+  job before the fault.
 * *Repaired*: a rank's tensors are overwritten with NaN, and it says so; the same processes go on.
-* *Short steps*: replaced and restarted once more, with --frozen MiB of parameters that no step touches. On two processors a step with a
-  large state takes longer than all that acpfs does; on an accelerator it takes a tenth of a second.
+* *Short steps*: replaced and restarted once more, with --frozen MiB of parameters that no step
+  touches. On two processors a step with a large state takes longer than all that acpfs does; on an
+  accelerator it takes a tenth of a second.
 * *Coordinator*: the active one is killed; until another one commands.
 
-With --minutes each part has its share of that time, and ends early where it needs more; `n` says how many rounds there were.
-The first good step counts in all of them, and takes what it takes: `a step by itself` is beside it, and so is `the transfer by itself`,
-half of the state sent from one rank to another.
+With --minutes each part has its share of that time, and ends early where it needs more; `n` says
+how many rounds there were. The first good step counts in all of them, and takes what it takes: `a
+step by itself` is beside it, and so is `the transfer by itself`, half of the state sent from one
+rank to another.
 """
 
 from __future__ import annotations
@@ -44,7 +50,9 @@ from bench.replace_job import WORLD, Job, status_of
 from tests.rig.mounts import AcpfsMount
 
 PHASES = ("begun", "imported", "left", "entered", "grouped", "built", "restored", "step")
-"""`begun`: the first line of the process that takes the place; `left`: the last survivor is out of its loop; the others: the last rank."""
+"""`begun`: the first line of the process that takes the place; `left`: the last survivor is out of
+its loop; the others: the last rank.
+"""
 SPARE = "--on-fault replace --spares 1 --template-import bench.replace_imports,torch"
 SMALL_MIB = 0.05
 PAUSE_S = 0.3
@@ -52,7 +60,10 @@ ROUNDS_MIN = 3
 PARTS = 11
 SNAPSHOT_STEP = 2
 """As `replace_ranks` has it."""
-REPLACED_S, REPAIRED_S, COMMANDS_S, TIMES_FASTER = 1.0, 1.0, 3.0, 3.0
+REPLACED_S = 1.0
+REPAIRED_S = 1.0
+COMMANDS_S = 3.0
+TIMES_FASTER = 3.0
 
 
 @dataclass
@@ -114,15 +125,21 @@ class Clock:
 
 @dataclass(frozen=True)
 class Restarted:
-    """What rows of restarts need: a whole snapshot before the first fault, and proof that it was loaded."""
+    """What rows of restarts need: a whole snapshot before the first fault, and proof that it was
+    loaded.
+    """
 
     settle: Callable[[], object]
-    """Return when all that was saved is on the storage: else writing it takes time from the first rounds."""
+    """Return when all that was saved is on the storage: else writing it takes time from the first
+    rounds.
+    """
     device_bytes: Callable[[], int]
     """What the storage's device has given so far."""
 
     def wait(self, job: Job) -> None:
-        """Until the snapshot is whole, and two more steps are done: what later eras are compared with."""
+        """Until the snapshot is whole, and two more steps are done: what later eras are compared
+        with.
+        """
         job.until(
             lambda: (
                 len(job.numbers("saved", (0, 0))) == WORLD
@@ -140,7 +157,8 @@ class Restarted:
         job.until(lambda: len(job.numbers("loaded", era)) == WORLD)
         if set(begun := job.numbers("restored", era).values()) != {SNAPSHOT_STEP}:
             raise RuntimeError(
-                f"ranks did not begin at the snapshot of step {SNAPSHOT_STEP} but at {sorted(begun)}"
+                f"ranks did not begin at the snapshot of step {SNAPSHOT_STEP} but at "
+                f"{sorted(begun)}"
             )
         return sum(job.numbers("loaded", era).values())
 
@@ -181,8 +199,12 @@ class Bench:
         names: tuple[str, ...] = PHASES,
         restarted: Restarted | None = None,
     ) -> Found:
-        """`fault(rank)` happens so often, when all have stepped in peace for a while; it says when."""
-        found, era, ends_at = Found(), (-1, -1), self.clock.part()
+        """`fault(rank)` happens so often, when all have stepped in peace for a while; it says
+        when.
+        """
+        found = Found()
+        era = (-1, -1)
+        ends_at = self.clock.part()
         with job:
             if restarted is not None:
                 restarted.wait(job)
@@ -228,7 +250,9 @@ class Bench:
         return hurt
 
     def coordinator(self, job: Job, rounds: int) -> tuple[list[float], str]:
-        """From the death of the active coordinator until another one commands; and why the job ended badly, if it did."""
+        """From the death of the active coordinator until another one commands; and why the job
+        ended badly, if it did.
+        """
         found: list[float] = []
         try:
             self._coordinators_die(job, rounds, found)
@@ -268,7 +292,9 @@ def other_commands(job: Job, dead: int) -> bool:
 
 @contextmanager
 def storage(scratch: Path, mib: float, rate: int) -> Iterator[tuple[Path, Disk | None, str]]:
-    """A directory on a disk that gives so many bytes per second, that disk, and why there is none, where there is none."""
+    """A directory on a disk that gives so many bytes per second, that disk, and why there is none,
+    where there is none.
+    """
     with ExitStack() as stack:
         try:
             disk = stack.enter_context(Disk(scratch, int(6 * mib * (1 << 20)) + 2 * GIB, "storage"))
@@ -403,7 +429,8 @@ def report_all(
             report.row(f"  … {name}", *told(samples), "")
         if one.loaded:
             report.notes.append(
-                f"{title}: all four ranks together read {median(one.loaded) / MB:.0f} MB while they restored, "
+                f"{title}: all four ranks together read {median(one.loaded) / MB:.0f} MB while "
+                "they restored, "
                 f"and the storage's device gave {median(one.device) / MB:.0f} MB meanwhile"
             )
         if key in ("small", "large", "frozen"):
@@ -411,16 +438,15 @@ def report_all(
             report.row("  the transfer by itself", *told(one.transfer_s), "")
     report.row("coordinator killed → another one commands", *told(commands), len(commands))
     report.samples["coordinator killed, s"] = commands
-    small, large = median(found["small"].total), median(found["large"].total)
+    small = median(found["small"].total)
+    large = median(found["large"].total)
     report.notes.append(
         f"{mib:g} MiB: the spare has as much memory touched (--spare-memory) when a rank is killed"
     )
     report.bar(f"small state: ≤ {REPLACED_S:g} s", f"{small:.3g} s", met=small <= REPLACED_S)
     for key, size in (("large", mib), ("frozen", bench.frozen)):
-        took, limit = (
-            median(found[key].total),
-            REPLACED_S + median(found[key].transfer_s) + median(found[key].step_s),
-        )
+        took = median(found[key].total)
+        limit = REPLACED_S + median(found[key].transfer_s) + median(found[key].step_s)
         title = TITLES[key].format(mib=mib, frozen=size)
         report.bar(
             f"{title}: ≤ {REPLACED_S:g} s + transfer + a step",
@@ -435,7 +461,8 @@ def report_all(
         met=median(commands) <= COMMANDS_S,
     )
     report.bar(
-        f"a job of which {len(commands)} coordinators die, one after the other, ends as its script does",
+        f"a job of which {len(commands)} coordinators die, one after the other, ends as its "
+        "script does",
         ended or "it did",
         met=not ended,
     )
@@ -468,17 +495,24 @@ def report_ratios(report: Report, found: dict[str, Found], why_not: str, large: 
         ]
         report.bar(
             f"loading alone is {TIMES_FASTER:g} times faster from the RAM tier",
-            f"{loading[0]:.3g} s, {loading[1]:.3g} s from the storage: {loading[1] / loading[0]:.2f} times",
+            f"{loading[0]:.3g} s, {loading[1]:.3g} s from the storage: "
+            f"{loading[1] / loading[0]:.2f} times",
             met=loading[1] >= TIMES_FASTER * loading[0],
         )
-        begins, whole = median(found["ram"].phases["built"]), median(found["ram"].total)
+        begins = median(found["ram"].phases["built"])
+        whole = median(found["ram"].total)
         report.notes.append(
-            f"of a restart from the RAM tier {begins:.3g} of {whole:.3g} s pass before anything is loaded: "
-            "where starting takes most of it, no storage can make it 3 times slower; only a larger state can"
+            f"of a restart from the RAM tier {begins:.3g} of {whole:.3g} s pass before anything "
+            "is loaded: "
+            "where starting takes most of it, no storage can make it 3 times slower; only a "
+            "larger state can"
         )
     pairs.append(
         (
-            "replaced is 3 times faster than restarted with new processes, as torchrun does, from the RAM tier",
+            (
+                "replaced is 3 times faster than restarted with new processes, as torchrun does, "
+                "from the RAM tier"
+            ),
             large,
             found["executed ram"].total,
         )
@@ -509,7 +543,9 @@ def report_short_steps(report: Report, found: dict[str, Found]) -> None:
 
 
 def report_restored(report: Report, found: dict[str, Found]) -> None:
-    """The same without the first step: it is the script's, takes as long everywhere, and on few processors most of the time."""
+    """The same without the first step: it is the script's, takes as long everywhere, and on few
+    processors most of the time.
+    """
     there: dict[str, float] = {
         key: median(found[key].phases["restored"])
         for key in ("large", "ram", "straight", "executed ram")
@@ -567,7 +603,8 @@ def main() -> int:
     ]
     report = Report("replace", "A rank is lost: replaced, repaired, or all restarted", columns)
     with places.scratch() as scratch:
-        before, begun = os.getloadavg()[1], time.monotonic()
+        before = os.getloadavg()[1]
+        begun = time.monotonic()
         bench = Bench(
             scratch,
             given.torch,
@@ -580,7 +617,8 @@ def main() -> int:
         took = time.monotonic() - begun
     report_all(report, bench, found, succeeded, why_not, given.rate)
     report.notes.append(
-        f"{took:.0f} s; load average before {before:.1f}, after {os.getloadavg()[1]:.1f}, of {os.cpu_count()} processors"
+        f"{took:.0f} s; load average before {before:.1f}, after {os.getloadavg()[1]:.1f}, of "
+        f"{os.cpu_count()} processors"
     )
     return report.finish(keep=not given.no_keep)
 

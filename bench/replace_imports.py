@@ -1,4 +1,6 @@
-"""What the template of `bench.replace` imports: torch comes from its interpreter, and what acpfs needs from the one that measures."""
+"""What the template of `bench.replace` imports: torch comes from its interpreter, and what acpfs
+needs from the one that measures.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A job of four ranks under `acpfs-run` that `bench.replace` does things to, and what its ranks tell. No torch here.
+"""A job of four ranks under `acpfs-run` that `bench.replace` does things to, and what its ranks
+tell. No torch here.
 
-Ranks append to a file who was where when; times are of the monotonic clock, which all processes of a machine share.
+Ranks append to a file who was where when; times are of the monotonic clock, which all processes of
+a machine share.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ import xxhash
 from acpfs.control.runtime import ENVIRONMENT_VARIABLE
 from tests.rig.mounts import REPOSITORY
 
-WORLD, COPIES = 4, 2
+WORLD = 4
+COPIES = 2
 EVENT_TIMEOUT_S = 240.0
 LOOK_AGAIN_S = 0.005
 END_TIMEOUT_S = 120.0
@@ -62,8 +65,10 @@ class Job:
     ) -> None:
         """`options`: of acpfs-run. `directory`: to save in."""
         scratch.mkdir()
-        self.scratch, self.directory = scratch, directory
-        self._events, self._offset = scratch / "events", 0
+        self.scratch = scratch
+        self.directory = directory
+        self._events = scratch / "events"
+        self._offset = 0
         self.events: list[Event] = []
         (scratch / "hurt").mkdir()
         wanted = {
@@ -136,7 +141,9 @@ class Job:
                     self._process.wait()
 
     def said(self) -> str:
-        """What the launcher and the ranks wrote last, for whoever has to find out what went wrong."""
+        """What the launcher and the ranks wrote last, for whoever has to find out what went
+        wrong.
+        """
         logs = sorted(
             (self.scratch / "logs").rglob("stderr.log"), key=lambda path: path.stat().st_mtime
         )
@@ -174,7 +181,9 @@ class Job:
     def stepped(
         self, steps: int = 1, after: float = 0.0, since: tuple[int, int] = (-1, -1)
     ) -> tuple[int, int] | None:
-        """The newest era, from this one on, in which all ranks have told so many steps in eras that they entered behind this moment."""
+        """The newest era, from this one on, in which all ranks have told so many steps in eras that
+        they entered behind this moment.
+        """
         found: dict[tuple[int, int], dict[int, int]] = {}
         for event in self.events:
             if event.name == "step" and event.era >= since and self._began(event.era) > after:
@@ -209,7 +218,8 @@ class Job:
         }
 
     def check_digests(self, *, restarted: bool) -> None:
-        """Both copies of all state were equal bit for bit in each era; `restarted`: and it was that of the era without a fault.
+        """Both copies of all state were equal bit for bit in each era; `restarted`: and it was that
+        of the era without a fault.
 
         Raises:
             RuntimeError: they were not.
@@ -239,7 +249,9 @@ class Job:
         )
 
     def await_spare(self, size: int) -> None:
-        """Until one has so much memory, as `--spare-memory` gives it; where all processors have work, it takes its time."""
+        """Until one has so much memory, as `--spare-memory` gives it; where all processors have
+        work, it takes its time.
+        """
         ranks = {event.pid for event in self.events if event.name == "begun"}
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         self.until(
@@ -251,7 +263,9 @@ class Job:
         )
 
     def step_s(self) -> list[float]:
-        """How long undisturbed steps took: the third of each era in each rank; the first two make buffers and moments."""
+        """How long undisturbed steps took: the third of each era in each rank; the first two make
+        buffers and moments.
+        """
         begun = {(e.rank, e.era, e.number): e.at for e in self.events if e.name == "begun-step"}
         restored = {(e.rank, e.era): e.number for e in self.events if e.name == "restored"}
         return [

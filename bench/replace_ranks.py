@@ -1,9 +1,12 @@
-"""The training script of `bench.replace`: `-m bench.replace_ranks CONFIG` under `acpfs-run`, with torch's interpreter.
+"""The training script of `bench.replace`: `-m bench.replace_ranks CONFIG` under `acpfs-run`, with
+torch's interpreter.
 
-CONFIG is JSON: `directory` (to save in), `events` (a file), `mib` (of state), `frozen` (MiB of parameters that no step touches: the state
-is large and the step is short, as on an accelerator), `snapshot` (whether one is written behind update 2), `hurt`
-(a directory: a rank that finds its number there loses its memory). Each line of `events` says who was where when, on the clock of all;
-that of `loaded` how many bytes this rank has read while it restored, and that of `digest` what all of its state is, by two steps later.
+CONFIG is JSON: `directory` (to save in), `events` (a file), `mib` (of state), `frozen` (MiB of
+parameters that no step touches: the state is large and the step is short, as on an accelerator),
+`snapshot` (whether one is written behind update 2), `hurt` (a directory: a rank that finds its
+number there loses its memory). Each line of `events` says who was where when, on the clock of all;
+that of `loaded` how many bytes this rank has read while it restored, and that of `digest` what all
+of its state is, by two steps later.
 """
 
 from __future__ import annotations
@@ -32,10 +35,19 @@ from acpfs.training import resilient
 from acpfs.training.torch.device import DeviceMemoryError
 from acpfs.training.torch.digest import digest_of
 
-COPIES, WIDTH, STATE_BYTES, PARAMETER_BYTES, TOLD_STEPS = 2, 2048, 12, 4, 3
-"""Of a parameter: itself and Adam's moments; the first steps of a generation are told one by one."""
-SNAPSHOT_STEP, DIGEST_AFTER = 2, 2
-"""So many steps behind the start of an era its state is compared; where there is a snapshot, behind that."""
+COPIES = 2
+WIDTH = 2048
+STATE_BYTES = 12
+PARAMETER_BYTES = 4
+TOLD_STEPS = 3
+"""Of a parameter: itself and Adam's moments; the first steps of a generation are told one by
+one.
+"""
+SNAPSHOT_STEP = 2
+DIGEST_AFTER = 2
+"""So many steps behind the start of an era its state is compared; where there is a snapshot, behind
+that.
+"""
 DIGEST_DIGITS = 15
 """Of hexadecimal: a number as all others are."""
 
@@ -45,10 +57,8 @@ class Events:
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._rank, self._attempt = (
-            int(os.environ["RANK"]),
-            int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
-        )
+        self._rank = int(os.environ["RANK"])
+        self._attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
     def tell(
         self, name: str, generation: int = -1, number: int = 0, at: float | None = None
@@ -57,7 +67,8 @@ class Events:
         moment = time.monotonic() if at is None else at
         os.write(
             self._file,
-            f"{name} {self._rank} {os.getpid()} {self._attempt} {generation} {number} {moment}\n".encode(),
+            f"{name} {self._rank} {os.getpid()} {self._attempt} {generation} {number} "
+            f"{moment}\n".encode(),
         )
 
 
@@ -88,7 +99,10 @@ def layers(parameters: float) -> list[Any]:
 
 
 def built(mib: float, frozen_mib: float) -> tuple[Any, Any]:
-    """Model and optimizer with so much state, in two copies. Its values are set at once: what a restart would load over them anyway."""
+    """Model and optimizer with so much state, in two copies.
+
+    Its values are set at once: what a restart would load over them anyway.
+    """
     with torch.device("meta"):
         model = Model(mib, frozen_mib)
     world = dist.get_world_size()
@@ -146,9 +160,12 @@ def train(run: Any, config: dict[str, Any], events: Events) -> None:
         number = run.restore(model=model, optimizer=optimizer)
         events.tell("restored", run.generation, number)
         events.tell("loaded", run.generation, read_bytes() - before)
-        hurt, end, told = Path(config["hurt"]) / os.environ["RANK"], torch.zeros(1), 0
+        hurt = Path(config["hurt"]) / os.environ["RANK"]
+        end = torch.zeros(1)
+        told = 0
         while not end.item():
-            number, begun = number + 1, time.monotonic()
+            number = number + 1
+            begun = time.monotonic()
             if hurt.exists():
                 hurt.unlink()
                 events.tell("hurt", run.generation, number)
@@ -173,7 +190,9 @@ def train(run: Any, config: dict[str, Any], events: Events) -> None:
 
 
 def sent(events: Events, mib: float) -> None:
-    """What a lost rank needs is sent once more, by itself: half of the state, from the rank with the other copy."""
+    """What a lost rank needs is sent once more, by itself: half of the state, from the rank with
+    the other copy.
+    """
     data = torch.zeros(max(1, int(mib * (1 << 20) / 2)), dtype=torch.uint8)
     for _ in range(3):
         dist.barrier()

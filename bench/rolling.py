@@ -1,14 +1,18 @@
-"""A roll-out while a job saves: each round another daemon takes the mount over in the middle of a torch.save of --mib.
+"""A roll-out while a job saves: each round another daemon takes the mount over in the middle of a
+torch.save of --mib.
 
-    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.rolling [--mib 2048] [--rounds 20] [--no-keep]
+    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.rolling [--mib 2048] [--rounds
+    20] [--no-keep]
 
-Every daemon runs as in a pod: in the foreground, in a mount name space of its own that propagates both ways, with an instance of its own,
-and is ended by SIGTERM when the next one has the mount. The job runs in a mount name space that only receives, in a PID name space and in
-a memory control group of its own. What a job sees is the longest of its small writes while a save is under way; `pause` is how long
-nobody served. The next save begins when the storage has the last one, as in a training that saves no more often than the storage can take:
-each take-over has what was being copied copied again, so one every few seconds would fill RAM, and the writes would wait for room. Whoever
-waits for room all the same is counted, and fails the bar. At the end every byte is compared: by the job with what it saved, and the backing
-directory with the job's checksums.
+Every daemon runs as in a pod: in the foreground, in a mount name space of its own that propagates
+both ways, with an instance of its own, and is ended by SIGTERM when the next one has the mount. The
+job runs in a mount name space that only receives, in a PID name space and in a memory control group
+of its own. What a job sees is the longest of its small writes while a save is under way; `pause` is
+how long nobody served. The next save begins when the storage has the last one, as in a training
+that saves no more often than the storage can take: each take-over has what was being copied copied
+again, so one every few seconds would fill RAM, and the writes would wait for room. Whoever waits
+for room all the same is counted, and fails the bar. At the end every byte is compared: by the job
+with what it saved, and the backing directory with the job's checksums.
 """
 
 from __future__ import annotations
@@ -80,12 +84,12 @@ class Pods:
     """The daemons, one after the other."""
 
     def __init__(self, scratch: Path, ram: str) -> None:
-        self.scratch, self._ram, self._number = scratch, ram, 0
-        self.mountpoint, self.backing, self.runtime = (
-            scratch / "mnt",
-            scratch / "backing",
-            scratch / "run",
-        )
+        self.scratch = scratch
+        self._ram = ram
+        self._number = 0
+        self.mountpoint = scratch / "mnt"
+        self.backing = scratch / "backing"
+        self.runtime = scratch / "run"
         self.current: subprocess.Popen[bytes] | None = None
 
     @property
@@ -136,14 +140,16 @@ class Pods:
             new = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        old, self.current = self.current, new
+        old = self.current
+        self.current = new
         until(
             lambda: new.poll() is not None or self.supervisor == new.pid,
             "the new daemon does not serve",
         )
         if new.poll() is not None:
             raise RoundError(
-                f"the new daemon ended with {new.returncode}: {(self.scratch / 'log').read_text()[-2000:]}"
+                f"the new daemon ended with {new.returncode}: "
+                f"{(self.scratch / 'log').read_text()[-2000:]}"
             )
         if old is not None:
             old.terminate()
@@ -221,7 +227,8 @@ class RoomWatch:
     def __init__(self, pods: Pods) -> None:
         self.seen: set[str] = set()
         """What they wrote to."""
-        self._pods, self._end = pods, threading.Event()
+        self._pods = pods
+        self._end = threading.Event()
         self._thread = threading.Thread(target=self._look, name="room")
 
     def __enter__(self) -> RoomWatch:
@@ -239,7 +246,9 @@ class RoomWatch:
 
 
 def one_round(pods: Pods, job: Job, mib: int) -> tuple[float, dict[str, Any]]:
-    """A save, and a take-over when a quarter of it is in RAM; how long nobody served, and what the job says of the save."""
+    """A save, and a take-over when a quarter of it is in RAM; how long nobody served, and what the
+    job says of the save.
+    """
     until(lambda: pods.status()["queue_bytes"] == 0, "what was saved before is not persisted")
     before = pods.status()["ram"]["dirty_bytes"]
     job.tell("save")
@@ -263,7 +272,9 @@ def run(report: Report, torch_python: str, mib: int, rounds: int) -> int:
         pods.roll()
         job = Job(pods.mountpoint, torch_python, mib, group)
         stack.callback(job.kill)
-        pauses, lines, waited = [], [], set()
+        pauses = []
+        lines = []
+        waited = set()
         for number in range(rounds):
             with RoomWatch(pods) as room:
                 pause, line = one_round(pods, job, mib)

@@ -1,10 +1,11 @@
-"""A training process for `bench.rolling`: saves with torch when it is told to, and a thread looks how long a small write takes.
+"""A training process for `bench.rolling`: saves with torch when it is told to, and a thread looks
+how long a small write takes.
 
     python -m bench.rolling_saver DIRECTORY MIB
 
-A line `save` on standard input begins a save; a line of JSON says that it has ended, {"save": n, "s": seconds, "longest_s": seconds}. Any
-other line ends the process, with the checksum of each file as it ought to be. In a process (and a container) of its own, with torch's
-interpreter.
+A line `save` on standard input begins a save; a line of JSON says that it has ended, {"save": n,
+"s": seconds, "longest_s": seconds}. Any other line ends the process, with the checksum of each file
+as it ought to be. In a process (and a container) of its own, with torch's interpreter.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Ticker:
     """Writes a little all the time: what a job sees of a pause."""
 
     def __init__(self, path: Path) -> None:
-        self.longest_s, self.written = 0.0, 0
+        self.longest_s = 0.0
+        self.written = 0
         self._stop = threading.Event()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT)
         self._thread = threading.Thread(target=self._tick, name="ticker")
@@ -58,7 +60,8 @@ def main(directory: Path, mib: int) -> None:
     import torch  # bench.rolling imports this module without it
 
     weights = torch.arange(mib << 18, dtype=torch.float32)
-    ticker, number = Ticker(directory / "ticks"), 0
+    ticker = Ticker(directory / "ticks")
+    number = 0
     while sys.stdin.readline().strip() == "save":
         weights[:1024] = number
         begun = time.monotonic()
@@ -72,7 +75,8 @@ def main(directory: Path, mib: int) -> None:
         ticker.longest_s = 0.0
         number += 1
     ticker.end()
-    right, sums = True, {}
+    right = True
+    sums = {}
     for path in sorted(directory.glob("step-*.pt")):
         state = torch.load(path)
         weights[:1024] = state["step"]

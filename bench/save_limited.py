@@ -1,8 +1,10 @@
-"""torch.save of 1 GiB: the mount against its own backing directory, limited to 300 MB/s, and against a tmpfs.
+"""torch.save of 1 GiB: the mount against its own backing directory, limited to 300 MB/s, and
+against a tmpfs.
 
-Usage: python -m bench.save_limited [--gib G] [--rounds N]. The limit is a pass-through file system that lets 300 MB/s pass, a typical
-share of a shared file system for one node. Memory is warmed before each sample, when its process has made its tensors and is about to
-begin: what is warmed earlier, the tensors take, and the file gets what the host has taken back.
+Usage: python -m bench.save_limited [--gib G] [--rounds N]. The limit is a pass-through file system
+that lets 300 MB/s pass, a typical share of a shared file system for one node. Memory is warmed
+before each sample, when its process has made its tensors and is about to begin: what is warmed
+earlier, the tensors take, and the file gets what the host has taken back.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ def judged(report: Report, samples: dict[str, list[float]], drain_s: float, size
         f"{len(samples['acpfs'])} rounds in turn after a warm-up; a tmpfs of huge pages: see native"
     )
     report.notes.append(
-        f"from the start of a save through the mount until it was persisted: {drain_s:.1f} s, {size / drain_s / MB:,.0f} MB/s"
+        f"from the start of a save through the mount until it was persisted: {drain_s:.1f} s, "
+        f"{size / drain_s / MB:,.0f} MB/s"
     )
     return report
 

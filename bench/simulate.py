@@ -1,7 +1,8 @@
 """Scale on paper: N nodes over one backing directory, from 8 to 16,384. Run through tools/simulate.
 
-Reports time to persisted, the pointer's delay, RAM, bytes at risk and the load of acpfs' own records; `--keep` saves table and curves in
-bench/results. What the model is, and how far it was compared with real mounts: docs/SCALE.md and `bench.simulate_check`.
+Reports time to persisted, the pointer's delay, RAM, bytes at risk and the load of acpfs' own
+records; `--keep` saves table and curves in bench/results. What the model is, and how far it was
+compared with real mounts: docs/SCALE.md and `bench.simulate_check`.
 """
 
 from __future__ import annotations
@@ -102,15 +103,17 @@ def report(outcomes: list[Outcome]) -> Report:
         ]
     for design in DESIGNS:
         bound = [one for one in outcomes if one.design == design]
-        soon, light = (
-            up_to(bound, lambda one: one.pointer_delay_s <= one.bound_s),
-            up_to(bound, lambda one: one.own_share <= LIGHT),
-        )
+        soon = up_to(bound, lambda one: one.pointer_delay_s <= one.bound_s)
+        light = up_to(bound, lambda one: one.own_share <= LIGHT)
         found.notes.append(
             f"{design.name}: pointers within heartbeat + clock bound up to {soon} nodes, "
             f"records below a quarter of the metadata server up to {light}"
         )
     return found
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 def by_save(scenario: Scenario) -> str:
@@ -123,9 +126,7 @@ def by_save(scenario: Scenario) -> str:
             max(one.persisted_at for one in save) - max(one.closed_at for one in save)
             for save in saves
         ]
-        lines.append(
-            f"--stagger {window_s:g}: {', '.join(f'{seconds:.0f}' if seconds >= 100 else f'{seconds:.3g}' for seconds in took)} s"
-        )
+        lines.append(f"--stagger {window_s:g}: {', '.join(_shown(seconds) for seconds in took)} s")
     return "; ".join(lines)
 
 
@@ -137,7 +138,8 @@ def up_to(outcomes: list[Outcome], good: Callable[[Outcome], bool]) -> int:
 def describe(scenario: Scenario) -> str:
     """In one line."""
     return (
-        f"{scenario.bytes_per_node / GB:g} GB in {scenario.files_per_node} files per node every {scenario.interval_s:g} s, "
+        f"{scenario.bytes_per_node / GB:g} GB in {scenario.files_per_node} files per node every "
+        f"{scenario.interval_s:g} s, "
         f"storage {scenario.bandwidth / GB:g} GB/s, node {scenario.client_bandwidth / GB:g} GB/s, "
         f"metadata {scenario.metadata_rate:g} op/s of {scenario.latency_s * 1000:g} ms"
     )
@@ -188,7 +190,8 @@ def main() -> int:
     paced = staggered(base)
     for (nodes, without_s), (_nodes, with_s) in zip(*paced.values(), strict=True):
         found.notes.append(
-            f"storage that is best with {CLIENTS_AT_BEST} clients, {nodes:g} nodes: persisted after {without_s:.1f} s, "
+            f"storage that is best with {CLIENTS_AT_BEST} clients, {nodes:g} nodes: persisted "
+            f"after {without_s:.1f} s, "
             f"with --stagger {STAGGERED_S:g} after {with_s:.1f} s"
         )
     if arguments.keep and not charts(drawn(outcomes, paced), RESULTS / "simulate.svg"):
@@ -198,7 +201,8 @@ def main() -> int:
 
 def drawn(outcomes: list[Outcome], paced: dict[str, list[tuple[float, float]]]) -> list[Chart]:
     """Curves over the number of nodes."""
-    delays, loads = {}, {}
+    delays = {}
+    loads = {}
     for design in DESIGNS:
         mine = [one for one in outcomes if one.design == design]
         delays[design.name] = [

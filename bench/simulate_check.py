@@ -1,9 +1,11 @@
-"""The model of bench.scale beside real mounts: 2, 4 and 8 of them over one limited backing directory.
+"""The model of bench.scale beside real mounts: 2, 4 and 8 of them over one limited backing
+directory.
 
-Usage: python -m bench.simulate_check [--quick | --stagger]. Compared: seconds to persisted, the pointer's delay after the slowest node,
-operations that acpfs' own records cost the backing directory; with `--stagger` instead, what that does where many clients are in each
-other's way. Everything is seen on the backing directory's source, past all mounts: a shard, and then the pointer, is there under its
-name, or it is not.
+Usage: python -m bench.simulate_check [--quick | --stagger]. Compared: seconds to persisted, the
+pointer's delay after the slowest node, operations that acpfs' own records cost the backing
+directory; with `--stagger` instead, what that does where many clients are in each other's way.
+Everything is seen on the backing directory's source, past all mounts: a shard, and then the
+pointer, is there under its name, or it is not.
 """
 
 from __future__ import annotations
@@ -38,10 +40,13 @@ SIZE = 24 * MIB
 LOOK_S = 0.005
 SAVE_TIMEOUT_S = 120.0
 IDLE_S = 10.0
-CROWD, CROWDED_BANDWIDTH = 4, 48 * MB
+CROWD = 4
+CROWDED_BANDWIDTH = 48 * MB
 POINTER = "latest"
 UNCACHED = dataclasses.replace(LANDED, publish_operations=28.0, read_operations=14.0)
-"""Counted: the limited file system's client remembers neither names nor attributes, and all requests count, not only metadata."""
+"""Counted: the limited file system's client remembers neither names nor attributes, and all
+requests count, not only metadata.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +129,8 @@ def compare(report: Report, scratch: Path, nodes: int, saves: int, idle_s: float
     ):
         seen = [save(stand, limited.source, number) for number in range(1, saves + 1)]
         time.sleep(SETTLE_S)
-        before, began = calls(limited), time.monotonic()
+        before = calls(limited)
+        began = time.monotonic()
         time.sleep(idle_s)
         asked = (calls(limited) - before) / (time.monotonic() - began)
     model = scenario(nodes)
@@ -203,7 +209,8 @@ def pace(report: Report, scratch: Path, saves: int) -> None:
             found[window_s][-4:],
         )
         report.samples[f"crowded storage, {name}, every save, s"] = found[window_s]
-    with_s, without_s = median(found[60.0][-4:]), median(found[0.0][-4:])
+    with_s = median(found[60.0][-4:])
+    without_s = median(found[0.0][-4:])
     report.bar(
         "staggered saves are persisted sooner",
         f"{with_s:.1f} s instead of {without_s:.1f}",

@@ -1,7 +1,9 @@
-"""A directory as a network file system shows it: fsync costs milliseconds, any number at a time, and the kernel may keep what it was told.
+"""A directory as a network file system shows it: fsync costs milliseconds, any number at a time,
+and the kernel may keep what it was told.
 
-The tests' pass-through file system without faults, but with names and attributes cached for a second: without that, every look at a path
-would cost this program's processor time, which no network file system asks for.
+The tests' pass-through file system without faults, but with names and attributes cached for a
+second: without that, every look at a path would cost this program's processor time, which no
+network file system asks for.
 
 Usage: python -m bench.slow_storage SOURCE MOUNTPOINT FSYNC_SECONDS
 """

@@ -1,7 +1,9 @@
-"""1,000 files of 4 KiB, create + write + close: the mount against pyfuse3's own pass-through example, round by round.
+"""1,000 files of 4 KiB, create + write + close: the mount against pyfuse3's own pass-through
+example, round by round.
 
-Usage: python -m bench.small_files [--rounds N] [--source DIRECTORY]. Both stand on the same file system (default: one tmpfs, which is
-best for the example; the mount drains there in the background while it is measured).
+Usage: python -m bench.small_files [--rounds N] [--source DIRECTORY]. Both stand on the same file
+system (default: one tmpfs, which is best for the example; the mount drains there in the background
+while it is measured).
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def measure(rounds: int, source: Path | None) -> Report:
     ratio = median(samples[names[1]]) / yardstick
     report.bar(f"at most {LIMIT:g} times the example", f"{ratio:.2f} times", met=ratio <= LIMIT)
     report.notes.append(
-        f"all on {'one tmpfs' if source is None else 'one directory'}; {rounds} rounds in turn after a warm-up, medians"
+        f"all on {'one tmpfs' if source is None else 'one directory'}; {rounds} rounds in turn "
+        "after a warm-up, medians"
     )
     return report
 

@@ -1,7 +1,9 @@
-"""Several writers of small pieces whose files outgrow RAM: the daemon's processor time per piece, and bytes per second.
+"""Several writers of small pieces whose files outgrow RAM: the daemon's processor time per piece,
+and bytes per second.
 
-Usage: python -m bench.small_pieces [--writers N] [--piece BYTES] [--file-mib N] [--ram-mib N]. The backing directory is on a tmpfs, so what
-is measured is acpfs. A file begins in RAM and goes on in its staging file; what is reported is the whole of it.
+Usage: python -m bench.small_pieces [--writers N] [--piece BYTES] [--file-mib N] [--ram-mib N]. The
+backing directory is on a tmpfs, so what is measured is acpfs. A file begins in RAM and goes on in
+its staging file; what is reported is the whole of it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ ROUNDS = 3
 
 
 def write(path: Path, size: int, piece: int) -> None:
-    """One writer: in a process of its own, as its interpreter's lock would else be what is measured."""
+    """One writer: in a process of its own, as its interpreter's lock would else be what is
+    measured.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     content = os.urandom(piece)
     for _ in range(size // piece):
@@ -53,7 +57,8 @@ def together(directory: Path, writers: int, size: int, piece: int) -> float:
 def measure(arguments: argparse.Namespace) -> Report:
     report = Report(
         "small_pieces",
-        f"{arguments.writers} writers of {arguments.piece} bytes at a time, {arguments.file_mib} MiB each, "
+        f"{arguments.writers} writers of {arguments.piece} bytes at a time, {arguments.file_mib} "
+        "MiB each, "
         f"through {arguments.ram_mib} MiB of RAM",
         ["round", "MB/s", "daemon's processor time per piece"],
     )

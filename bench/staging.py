@@ -1,7 +1,9 @@
-"""Ways to bring a tier file's bytes into a staging file, hashed on the way: what `acpfs.backing.filling` chose from.
+"""Ways to bring a tier file's bytes into a staging file, hashed on the way: what
+`acpfs.backing.filling` chose from.
 
-Usage: python -m bench.staging [--mib M] [--rounds N]. Four files at once, one thread each, as streams do it; all ways in turn. Mapped ways
-are the cheapest and not used: a file that is truncated while its mapping is hashed kills the process (SIGBUS).
+Usage: python -m bench.staging [--mib M] [--rounds N]. Four files at once, one thread each, as
+streams do it; all ways in turn. Mapped ways are the cheapest and not used: a file that is truncated
+while its mapping is hashed kills the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ def copied(
     allocate: bool = False,
 ) -> None:
     """preadv into a buffer, hash it, pwrite it."""
-    size, buffer, position = source.stat().st_size, memoryview(mmap.mmap(-1, piece)), 0
-    read_fd, fd, hasher = (
-        os.open(source, os.O_RDONLY),
-        _created(target, direct=direct),
-        xxhash.xxh3_128(),
-    )
+    size = source.stat().st_size
+    buffer = memoryview(mmap.mmap(-1, piece))
+    position = 0
+    read_fd = os.open(source, os.O_RDONLY)
+    fd = _created(target, direct=direct)
+    hasher = xxhash.xxh3_128()
     if allocate:
         os.posix_fallocate(fd, 0, size)
     while position < size:
@@ -58,11 +60,9 @@ def copied(
 def mapped(source: Path, target: Path, *, piece: int, direct: bool) -> None:
     """Hash and pwrite straight from the mapped tier file."""
     size = source.stat().st_size
-    read_fd, fd, hasher = (
-        os.open(source, os.O_RDONLY),
-        _created(target, direct=direct),
-        xxhash.xxh3_128(),
-    )
+    read_fd = os.open(source, os.O_RDONLY)
+    fd = _created(target, direct=direct)
+    hasher = xxhash.xxh3_128()
     with mmap.mmap(read_fd, size, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as view:
         for position in range(0, size, piece):
             with view[position : position + piece] as part:
@@ -73,12 +73,12 @@ def mapped(source: Path, target: Path, *, piece: int, direct: bool) -> None:
 
 def sent(source: Path, target: Path, *, piece: int) -> None:
     """Hash from a buffer, copy inside the kernel."""
-    size, buffer, position = source.stat().st_size, memoryview(mmap.mmap(-1, piece)), 0
-    read_fd, fd, hasher = (
-        os.open(source, os.O_RDONLY),
-        _created(target, direct=False),
-        xxhash.xxh3_128(),
-    )
+    size = source.stat().st_size
+    buffer = memoryview(mmap.mmap(-1, piece))
+    position = 0
+    read_fd = os.open(source, os.O_RDONLY)
+    fd = _created(target, direct=False)
+    hasher = xxhash.xxh3_128()
     while position < size:
         hasher.update(buffer[: os.preadv(read_fd, [buffer], position)])
         os.lseek(fd, position, os.SEEK_SET)
@@ -133,7 +133,8 @@ def measure(size: int, rounds: int) -> Report:
             (tier / str(number)).write_bytes(os.urandom(8 * MIB) * (size // (8 * MIB)))
         for number in range(rounds + 1):
             for name, way in WAYS.items():
-                used, start = cpu_s(), time.monotonic()
+                used = cpu_s()
+                start = time.monotonic()
                 threads = [
                     threading.Thread(target=way, args=(tier / str(n), scratch / str(n)))
                     for n in range(FILES)
@@ -154,13 +155,15 @@ def measure(size: int, rounds: int) -> Report:
     )
     plain = median(samples["dd conv=fsync_s"])
     for name in WAYS:
-        seconds, used = median(samples[f"{name}_s"]), median(samples[f"{name}_cpu_s"])
+        seconds = median(samples[f"{name}_s"])
+        used = median(samples[f"{name}_cpu_s"])
         report.row(
             name, f"{seconds:.3f}", f"{used * GIB / size / FILES:.2f}", f"{plain / seconds:.2f}"
         )
     report.samples = samples
     report.notes.append(
-        f"{FILES} files of {size // MIB} MiB at once, hashed (xxh3-128) and fsynced; medians of {rounds} rounds in turn"
+        f"{FILES} files of {size // MIB} MiB at once, hashed (xxh3-128) and fsynced; medians of "
+        f"{rounds} rounds in turn"
     )
     report.notes.append("copy_file_range between tmpfs and another file system: EXDEV")
     return report

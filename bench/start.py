@@ -1,8 +1,11 @@
-"""What the start costs: `acpfs mount`, `acpfs-ctl status`, the first `ls -lR`, and a takeover with all these nodes known.
+"""What the start costs: `acpfs mount`, `acpfs-ctl status`, the first `ls -lR`, and a takeover with
+all these nodes known.
 
-Usage: python -m bench.start [--files N] [--mounts N]. Each mount is a new one, in turns over an empty directory and over one with N files.
-Wall time, and user and system time of all processes: of the command by its usage, of the daemon's by /proc, until the command returns. On a
-machine that does other work trust processor time. The bytecode is warm, in a place of its own: PYTHONDONTWRITEBYTECODE does not hold here.
+Usage: python -m bench.start [--files N] [--mounts N]. Each mount is a new one, in turns over an
+empty directory and over one with N files. Wall time, and user and system time of all processes: of
+the command by its usage, of the daemon's by /proc, until the command returns. On a machine that
+does other work trust processor time. The bytecode is warm, in a place of its own:
+PYTHONDONTWRITEBYTECODE does not hold here.
 """
 
 from __future__ import annotations
@@ -23,13 +26,11 @@ from bench.record import Report, lower_quartile, median
 from tests.rig.mounts import AcpfsMount
 
 FILES_PER_DIRECTORY = 1000
-MOUNT_S_MAX, STATUS_S_MAX, LISTING_RATIO_MAX, TAKEOVER_S_MAX, FULL_RATIO_MAX = (
-    0.5,
-    0.15,
-    2.0,
-    0.1,
-    1.1,
-)
+MOUNT_S_MAX = 0.5
+STATUS_S_MAX = 0.15
+LISTING_RATIO_MAX = 2.0
+TAKEOVER_S_MAX = 0.1
+FULL_RATIO_MAX = 1.1
 
 
 def fill(directory: Path, files: int) -> None:
@@ -67,11 +68,10 @@ def takeover(mount: AcpfsMount) -> float:
 
 def one_mount(backing: Path, base: Path, found: dict[str, list[float]], *, full: bool) -> None:
     environment = {"PYTHONPYCACHEPREFIX": str(base / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
-    mount, which = (
-        AcpfsMount(backing, base / "mnt", "native", environment=environment),
-        "full" if full else "empty",
-    )
-    used, start = children_s(), time.perf_counter()
+    mount = AcpfsMount(backing, base / "mnt", "native", environment=environment)
+    which = "full" if full else "empty"
+    used = children_s()
+    start = time.perf_counter()
     with mount:
         found.setdefault(f"mount, {which}, s", []).append(time.perf_counter() - start)
         of_daemon = sum(processor_s(pid) for pid in mount.living())
@@ -81,7 +81,8 @@ def one_mount(backing: Path, base: Path, found: dict[str, list[float]], *, full:
         found.setdefault("status, s", []).append(time.perf_counter() - start)
         if not full:
             return
-        used, start = processor_s(mount.pid), time.perf_counter()
+        used = processor_s(mount.pid)
+        start = time.perf_counter()
         listing_s = timed_listing(mount.path)
         found.setdefault("first ls -lR, daemon's processor s", []).append(
             processor_s(mount.pid) - used

@@ -1,6 +1,8 @@
-"""Slow shared storage for measurements: a limited disk where the kernel can limit one, else the tests' pass-through file system.
+"""Slow shared storage for measurements: a limited disk where the kernel can limit one, else the
+tests' pass-through file system.
 
-It can be frozen and lose its power. `how` says in words what it is, because it decides what the figures are worth.
+It can be frozen and lose its power. `how` says in words what it is, because it decides what the
+figures are worth.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ class Storage:
     """`path` is a directory on it."""
 
     def __init__(self, path: Path, how: str, disk: Disk | None, process: FaultFs | None) -> None:
-        self.path, self.how = path, how
-        self._disk, self._process = disk, process
+        self.path = path
+        self.how = how
+        self._disk = disk
+        self._process = process
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -49,7 +53,9 @@ class Storage:
         self._disk.lose_power()
 
     def come_back(self, path: Path) -> Path:
-        """What was left is mounted at `path`, without limit; returns where in it the storage's directory is."""
+        """What was left is mounted at `path`, without limit; returns where in it the storage's
+        directory is.
+        """
         assert self._disk is not None
         if self._process is None:
             self._disk.come_back(path)
@@ -95,7 +101,8 @@ def slow_storage(scratch: Path, size: int, bytes_per_s: int) -> Iterator[Storage
                 )
                 yield Storage(
                     disk.path,
-                    f"an ext4 of its own that the kernel holds to {speed}; {kept}, as for shared storage",
+                    f"an ext4 of its own that the kernel holds to {speed}; {kept}, as for shared "
+                    "storage",
                     disk,
                     None,
                 )
@@ -106,5 +113,8 @@ def slow_storage(scratch: Path, size: int, bytes_per_s: int) -> Iterator[Storage
                 source, scratch / "storage", bandwidth=bytes_per_s, sync=True, watchdog_s=WATCHDOG_S
             )
         )
-        how = f"a process that passes {speed} on and takes the same cores as everything else (which makes all rows worse): {why}"
+        how = (
+            f"a process that passes {speed} on and takes the same cores as everything else "
+            f"(which makes all rows worse): {why}"
+        )
         yield Storage(process.path, how, disk, process)

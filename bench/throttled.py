@@ -1,7 +1,8 @@
-"""A disk that reads no faster than so many bytes per second, and that nobody's processor pays for: the kernel's block throttle.
+"""A disk that reads no faster than so many bytes per second, and that nobody's processor pays for:
+the kernel's block throttle.
 
-A backing directory that a pass-through file system limits takes the very processors that readers copy with, which the storage of a
-training job does not.
+A backing directory that a pass-through file system limits takes the very processors that readers
+copy with, which the storage of a training job does not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ __all__ = ["NoThrottleError", "throttled_disk"]
 def throttled_disk(
     scratch: Path, size: int, bytes_per_s: int
 ) -> Iterator[tuple[Path, Callable[[], int]]]:
-    """Yields a directory with room for `size` bytes, and what tells how many bytes were ever read from its device.
+    """Yields a directory with room for `size` bytes, and what tells how many bytes were ever read
+    from its device.
 
     Raises:
         NoThrottleError: this machine has no such limit.

@@ -1,8 +1,10 @@
-"""Reading checkpoints: a restart from RAM, many readers of one cold file, preloading, and what stays in RAM while a loop saves.
+"""Reading checkpoints: a restart from RAM, many readers of one cold file, preloading, and what
+stays in RAM while a loop saves.
 
-Usage: python -m bench.warm_reads [--gib G] [--rounds N] [--transport T] [--quick]. The limited backing directory is a
-pass-through file system that lets 300 MB/s pass, caches nothing and counts what is read from it. It takes the processors that the readers
-copy with, which storage does not do: many readers are measured on a disk that the kernel throttles to the same speed, too.
+Usage: python -m bench.warm_reads [--gib G] [--rounds N] [--transport T] [--quick]. The limited
+backing directory is a pass-through file system that lets 300 MB/s pass, caches nothing and counts
+what is read from it. It takes the processors that the readers copy with, which storage does not do:
+many readers are measured on a disk that the kernel throttles to the same speed, too.
 """
 
 from __future__ import annotations
@@ -24,9 +26,15 @@ from tests.rig.mounts import AcpfsMount
 
 BANDWIDTH = 300 * MB
 READERS = 8
-FASTER, AT_MOST, OF_DD = 5.0, 1.3, 0.9
-LOCAL, LIMITED, THROTTLED = "local disk", "limited backing directory", "throttled disk"
-RETAINED, SAVES, SAVE_EVERY_S = 3, 8, 2.0
+FASTER = 5.0
+AT_MOST = 1.3
+OF_DD = 0.9
+LOCAL = "local disk"
+LIMITED = "limited backing directory"
+THROTTLED = "throttled disk"
+RETAINED = 3
+SAVES = 8
+SAVE_EVERY_S = 2.0
 
 
 def write(path: Path, size: int) -> None:
@@ -44,10 +52,13 @@ def again(mount: AcpfsMount, *names: str) -> None:
 
 
 def restart(report: Report, limited: FaultFs, mount: AcpfsMount, size: int, rounds: int) -> None:
-    """The same file read through the mount, where RAM has it, and natively from the limited backing directory."""
+    """The same file read through the mount, where RAM has it, and natively from the limited backing
+    directory.
+    """
     together("write", [mount.path / "run/model.pt"], size)
     mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
-    ram, backing = [], []
+    ram = []
+    backing = []
     for _ in range(rounds):
         ram.append(size / together("read", [mount.path / "run/model.pt"], size) / MB)
         backing.append(size / together("read", [limited.path / "run/model.pt"], size) / MB)
@@ -77,11 +88,16 @@ def many_readers(
     where: str,
     read_bytes: Callable[[], int],
 ) -> None:
-    """Eight processes read one cold file at the same time; beside it one reads it natively. `read_bytes`: from the storage, ever."""
+    """Eight processes read one cold file at the same time; beside it one reads it natively.
+
+    `read_bytes`: from the storage, ever.
+    """
     native = mount.backing / "cold"
     write(native if where == THROTTLED else mount.backing.with_name("source") / "cold", size)
     subprocess.run(["sync"], check=True)
-    many, one, read = [], [], []
+    many = []
+    one = []
+    read = []
     for _ in range(rounds):
         again(mount, "cold")
         before = read_bytes()
@@ -116,7 +132,9 @@ def many_readers(
 
 
 def preload(report: Report, mount: AcpfsMount, size: int, rounds: int, where: str) -> None:
-    """dd into a tmpfs against preload into the RAM tier, which is one, with checksums; who is first changes from round to round."""
+    """dd into a tmpfs against preload into the RAM tier, which is one, with checksums; who is first
+    changes from round to round.
+    """
     write((mount.backing if where == LOCAL else mount.backing.with_name("source")) / "big", size)
     subprocess.run(["sync"], check=True)
     took: dict[str, list[float]] = {"dd": [], "preload": []}

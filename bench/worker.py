@@ -1,7 +1,9 @@
-"""One measured process: gets ready, says so, waits for the word, does one thing, prints the seconds from start to end.
+"""One measured process: gets ready, says so, waits for the word, does one thing, prints the seconds
+from start to end.
 
-Usage: python -m bench.worker OPERATION PATH BYTES, operations as in WORK. Imports nothing of acpfs, so that any interpreter can run it.
-`write` and `read` move 16 MiB a call, `save` and `load` are torch's with a state_dict of 64 MiB tensors. No fsync anywhere.
+Usage: python -m bench.worker OPERATION PATH BYTES, operations as in WORK. Imports nothing of acpfs,
+so that any interpreter can run it. `write` and `read` move 16 MiB a call, `save` and `load` are
+torch's with a state_dict of 64 MiB tensors. No fsync anywhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Options, markers and fixtures that all tests share; the order in which tests begin.
 
-`--targets` says on what the suites that take a directory run: `plain` (the disk), `tmpfs`, `libfuse`, `native`, `native-direct`,
-`native-passthrough` (acpfs by transport and lane), or a path. Without it each directory of tests has targets of its own, and a test that
-makes its own mounts runs on one or two of them: a mount costs most of a second of processor time, and most subjects lie below the lanes.
-`--backing` (btrfs, glusterfs, moosefs, cephfs) says what lies below every acpfs.
+`--targets` says on what the suites that take a directory run: `plain` (the disk), `tmpfs`,
+`libfuse`, `native`, `native-direct`, `native-passthrough` (acpfs by transport and lane), or a path.
+Without it each directory of tests has targets of its own, and a test that makes its own mounts runs
+on one or two of them: a mount costs most of a second of processor time, and most subjects lie below
+the lanes. `--backing` (btrfs, glusterfs, moosefs, cephfs) says what lies below every acpfs.
 """
 
 from __future__ import annotations
@@ -34,22 +35,29 @@ from tests.rig.targets import TRANSPORTS, Target, open_target
 SUITES = ("conformance", "model", "ordering")
 LANES = "libfuse,native-direct,native-passthrough"
 TARGETS = dict.fromkeys(SUITES, f"plain,tmpfs,{LANES}")
-"""What a directory of tests runs on where `--targets` does not say, by the `target` fixture: one mount for all tests of a worker."""
+"""What a directory of tests runs on where `--targets` does not say, by the `target` fixture: one
+mount for all tests of a worker.
+"""
 OWN_MOUNTS = {
     "conformance": "native",
     "model": LANES,
     "ordering": "native-direct,native-passthrough",
     "frameworks": "native",
 }
-"""The same by the `transport` fixture, with which a test makes its own mounts. `every_lane` marks where the lanes are the subject."""
+"""The same by the `transport` fixture, with which a test makes its own mounts.
+
+`every_lane` marks where the lanes are the subject.
+"""
 OTHER_TARGETS = "libfuse"
 """The subject of the others lies below the transports."""
 TRANSPORT_NAMES = frozenset(TRANSPORTS)
 HAS_FAILED = pytest.StashKey[bool]()
 SEED = pytest.StashKey[int]()
 trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-"""Tasks that may run take turns in any order, which the seed says, and not only as they came or the other way round. hypothesis wants it
-so in each process that imports it: CI's, which collect all tests, and not those of one directory, where what fails by it never did."""
+"""Tasks that may run take turns in any order, which the seed says, and not only as they came or the
+other way round. hypothesis wants it so in each process that imports it: CI's, which collect all
+tests, and not those of one directory, where what fails by it never did.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,9 +91,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "every_lane: the `transport` fixture is each transport and lane, where --targets does not say",
+        "every_lane: the `transport` fixture is each transport and lane, where --targets does "
+        "not say",
     )
-    # hypothesis has limits in time, for an example and for its making: a machine that stands still for a moment exceeds them
+    # hypothesis has limits in time, for an example and for its making: a machine that stands still
+    # for a moment exceeds them
     with_a_seed = config.getoption("--seed") is not None
     settings.register_profile(
         "acpfs",
@@ -108,7 +118,9 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """What a failed test left open is collected here, unheard: a later test would be blamed for it, since warnings are errors."""
+    """What a failed test left open is collected here, unheard: a later test would be blamed for it,
+    since warnings are errors.
+    """
     done = yield
     if item.stash.get(HAS_FAILED, False):
         for name in (
@@ -150,10 +162,12 @@ def pytest_collection_modifyitems(
 
 
 def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """The order in which checks and what is marked `slow` begin first, so that none of it is what all others wait for at the end.
+    """The order in which checks and what is marked `slow` begin first, so that none of it is what
+    all others wait for at the end.
 
-    xdist's `worksteal` gives each worker a run of neighbours to begin with, and moves only what stands at a run's end. So the slow ones
-    stand at the beginning of each run, in turns; the others stay neighbours, since they share mounts.
+    xdist's `worksteal` gives each worker a run of neighbours to begin with, and moves only what
+    stands at a run's end. So the slow ones stand at the beginning of each run, in turns; the others
+    stay neighbours, since they share mounts.
     """
     slow = [item for item in items if _is_slow(item)]
     others = [item for item in items if not _is_slow(item)]
@@ -229,7 +243,9 @@ def _parameter(target: str) -> object:
 
 @pytest.fixture(scope="session")
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """A directory on one of the file systems under test; not below pytest's own directory, which other users may not enter."""
+    """A directory on one of the file systems under test; not below pytest's own directory, which
+    other users may not enter.
+    """
     base = Path(tempfile.mkdtemp(prefix="acpfs-target-"))
     base.chmod(0o755)
     lifeline.arm(base)
@@ -246,7 +262,9 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 @pytest.fixture
 def make_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeMount]:
-    """Make acpfs mounts that are taken down at the end; `make_mount(backing, transport, name=…, **options)`, started already."""
+    """Make acpfs mounts that are taken down at the end; `make_mount(backing, transport, name=…,
+    **options)`, started already.
+    """
     if "fault_fs" in request.fixturenames:
         request.getfixturevalue(
             "fault_fs"
@@ -286,7 +304,9 @@ def _backing_elsewhere(request: pytest.FixtureRequest, _no_mounts_left: None) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_mounts_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """At the end of the session no mount below this session's own directory is left, even if the session is killed."""
+    """At the end of the session no mount below this session's own directory is left, even if the
+    session is killed.
+    """
     base = tmp_path_factory.getbasetemp().resolve()
     for directory in (base, *base.parents):
         if directory.name.startswith(("pytest-", "popen-")):

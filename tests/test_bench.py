@@ -27,7 +27,8 @@ def written_bytes() -> int:
 
 def test_memory_is_warmed_by_touching_it(tmp_path: Path) -> None:
     """Pages of a tmpfs that were allocated and not written are as cold as before."""
-    size, before = CHUNK + 4096, written_bytes()
+    size = CHUNK + 4096
+    before = written_bytes()
     Samples(huge=tmp_path).warm_memory(size)
     assert written_bytes() - before >= size
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,6 @@
-"""Recognition of checkpoints: the layouts that frameworks write (docs/OPERATIONS.md), and what only looks like them."""
+"""Recognition of checkpoints: the layouts that frameworks write (docs/OPERATIONS.md), and what only
+looks like them.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,34 @@ LAYOUTS = [
     ("run1/iter_0001000/__0_0.distcp", "run1", "iter_0001000", 0, 1000),
     ("out/checkpoint-500/model-00001-of-00002.safetensors", "out", "checkpoint-500", 0, 500),
     ("out/checkpoint-500/rng_state_0.pth", "out", "checkpoint-500", 0, 500),
-    ("out/checkpoint-500/global_step500/zero_pp_rank_0_mp_rank_00_optim_states.pt", "out", "checkpoint-500", 0, 500),
+    (
+        "out/checkpoint-500/global_step500/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "out",
+        "checkpoint-500",
+        0,
+        500,
+    ),
     ("out/global_step10/mp_rank_00_model_states.pt", "out", "global_step10", 0, 10),
     ("checkpoints/checkpoint_0/optimizer.bin", "checkpoints", "checkpoint_0", 0, 0),
     ("checkpoint_000001/.metadata", "", "checkpoint_000001", 0, 1),
     ("outputs/checkpoint/step-1000/__3_0.distcp", "outputs/checkpoint", "step-1000", 0, 1000),
     ("a/step_100", "a", "step_100", 0, 100),
-    ("lightning_logs/version_0/checkpoints/epoch=3-step=100.ckpt", "lightning_logs/version_0/checkpoints", "epoch=3-step=100.ckpt", 3, 100),
+    (
+        "lightning_logs/version_0/checkpoints/epoch=3-step=100.ckpt",
+        "lightning_logs/version_0/checkpoints",
+        "epoch=3-step=100.ckpt",
+        3,
+        100,
+    ),
     ("l/epoch=3-step=100-v1.ckpt", "l", "epoch=3-step=100-v1.ckpt", 3, 100),
     ("l/epoch=03-val_loss=0.32.ckpt", "l", "epoch=03-val_loss=0.32.ckpt", 3, 3),
-    ("nemo/megatron_gpt--val_loss=2.34-step=1000-consumed_samples=8000.0/weights/common.pt", "nemo",
-     "megatron_gpt--val_loss=2.34-step=1000-consumed_samples=8000.0", 0, 1000),
+    (
+        "nemo/megatron_gpt--val_loss=2.34-step=1000-consumed_samples=8000.0/weights/common.pt",
+        "nemo",
+        "megatron_gpt--val_loss=2.34-step=1000-consumed_samples=8000.0",
+        0,
+        1000,
+    ),
     ("ckpt/NETWORK-1_10.ckpt", "ckpt", "*-1_10.ckpt", 1, 10),
     ("ckpt/rank_3/llama_7b_rank_3-2_10.ckpt", "ckpt", "rank_*/*-2_10.ckpt", 2, 10),
     ("x/model_1000.pt", "x", "*_1000.pt", 0, 1000),
@@ -34,7 +53,7 @@ LAYOUTS = [
     ("orbax/12/default/ocdbt.process_0/d/abc", "orbax", "12", 0, 12),
     ("orbax/12/params.zarr/c/0/1", "orbax", "12", 0, 12),
     ("runs/17/checkpoint-500/model.safetensors", "runs/17", "checkpoint-500", 0, 500),
-]  # fmt: skip
+]
 
 OTHERS = [
     "run1/latest_checkpointed_iteration.txt",

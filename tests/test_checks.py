@@ -1,4 +1,5 @@
-"""The checks of the tree as tests, so that one runner does all: format, lint, types, shell, documents, package, the demonstration.
+"""The checks of the tree as tests, so that one runner does all: format, lint, types, shell,
+documents, package, the demonstration.
 
 `tools/test NAME` runs one of them.
 """
@@ -60,7 +61,8 @@ def test_package(tmp_path: Path) -> None:
 @pytest.mark.frameworks
 @pytest.mark.timeout(1800)
 def test_quickstart(tmp_path: Path) -> None:
-    """The README's first command, with less to save: whole after the kill and after the loss of power, whatever the times.
+    """The README's first command, with less to save: whole after the kill and after the loss of
+    power, whatever the times.
 
     Where PyTorch is there already, as in CI, it is not installed once more for this.
     """

@@ -119,7 +119,9 @@ def test_arming_again_moves_the_deadline() -> None:
 
 
 def test_a_process_that_has_the_number_of_one_that_has_ended_is_left_alone(tmp_path: Path) -> None:
-    """Numbers come again while a test runs: there are 32,768 on a small machine, and each thread takes one."""
+    """Numbers come again while a test runs: there are 32,768 on a small machine, and each thread
+    takes one.
+    """
     mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt")
     with subprocess.Popen(["sleep", "600"]) as other:
         try:

@@ -1,6 +1,8 @@
-"""What holds the tree in shape: import direction, idioms, and that contract and tests cite each other.
+"""What holds the tree in shape: import direction, idioms, and that contract and tests cite each
+other.
 
-One test per rule, which names each file that breaks it: a test per rule and file was a third of all tests, most of its time the runner's.
+One test per rule, which names each file that breaks it: a test per rule and file was a third of all
+tests, most of its time the runner's.
 """
 
 from __future__ import annotations
@@ -119,16 +121,22 @@ HOMONYMS = {
     r"\bmemory nodes?\b": "NUMA node",
     r"\bas it is installed\b": "the installed code",
 }
-"""In comments, docstrings and the documents on the code: words that mean something else here → what to say."""
+"""In comments, docstrings and the documents on the code: words that mean something else here → what
+to say.
+"""
 MEMBERS_ARE_NODES = {"config.py", "cli", "client", "control", "training", "compatible"}
-"""There a node is what users know: a machine of the job, or a member by the name that commands and SEMANTICS give it."""
+"""There a node is what users know: a machine of the job, or a member by the name that commands and
+SEMANTICS give it.
+"""
 
 VALUES = re.compile(
     r"^(bool|int|float|str|bytes|Path|Exception|BaseException|(dict|list|set|tuple)\b.*)$"
 )
 """State, and no part of anything: whoever knows it may say it."""
 PUT_IN_LATER = {
-    "writeback/engine.py: stream.following": "the stream that comes next is there when this one is under way",
+    "writeback/engine.py: stream.following": (
+        "the stream that comes next is there when this one is under way"
+    ),
 }
 """Objects that others put in after construction → why. Only shorter from here."""
 
@@ -164,7 +172,10 @@ INODE_LOCKS_OF = {
         "filesystem/content/overflow.py: *",
     },
     "here, or in the file's own thread: `Contents.locking`": {
-        "filesystem/content/contents.py: _allocate_piece, _beyond, allocate, empty, truncate, write",
+        (
+            "filesystem/content/contents.py: _allocate_piece, _beyond, allocate, empty, truncate, "
+            "write"
+        ),
         "filesystem/content/outgrown.py: _has_data",
         "filesystem/copy_range.py: _copy_range",
         "filesystem/files.py: lseek",
@@ -313,7 +324,9 @@ def test_contents_have_one_checksum() -> None:
 
 
 def test_only_the_verbs_say_where_bytes_are() -> None:
-    """`tier`, `here` and `rest` of a body are set by its own methods; a node gets its body from `Contents`, or before there is one."""
+    """`tier`, `here` and `rest` of a body are set by its own methods; a node gets its body from
+    `Contents`, or before there is one.
+    """
     placed: set[str] = set()
     given: set[str] = set()
     for path in sorted((PACKAGE / "filesystem").rglob("*.py")):
@@ -453,7 +466,9 @@ def test_a_module_has_its_name_alone() -> None:
 
 
 def test_the_file_system_is_a_facade() -> None:
-    """It shows calls, and how they are made; its parts go through constructors to who needs them, and only the worker has them to give."""
+    """It shows calls, and how they are made; its parts go through constructors to who needs them,
+    and only the worker has them to give.
+    """
     tree = tree_of(PACKAGE / "filesystem" / "filesystem.py")
     facade = next(
         node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "FileSystem"
@@ -518,7 +533,8 @@ def _of_callables(tree: ast.Module) -> set[str]:
 
 
 def _slots_filled(path: Path, callables: set[str]) -> Iterator[str]:
-    """What is to be called, and is assigned by others than the constructor, or than `follow`, by which one asks to be told.
+    """What is to be called, and is assigned by others than the constructor, or than `follow`, by
+    which one asks to be told.
 
     A record and its keeper may share a module.
     """
@@ -552,7 +568,9 @@ def test_collaborators_come_through_constructors() -> None:
 
 
 def _declared_empty(path: Path) -> Iterator[str]:
-    """Names of attributes of an object of ours that a constructor declares with nothing in them, or with None."""
+    """Names of attributes of an object of ours that a constructor declares with nothing in them, or
+    with None.
+    """
     for made in (node for node in functions(path) if node.name == "__init__"):
         for node in ast.walk(made):
             if (
@@ -569,7 +587,8 @@ def _declared_empty(path: Path) -> Iterator[str]:
 
 
 def _objects_put_in(path: Path, empty: dict[str, set[str]]) -> Iterator[str]:
-    """What a module assigns to an attribute of another's object, which a module that it imports has declared empty.
+    """What a module assigns to an attribute of another's object, which a module that it imports has
+    declared empty.
 
     A record and its keeper may share a module.
     """
@@ -601,7 +620,9 @@ def test_objects_are_not_put_in_later() -> None:
 
 
 def test_only_steps_change_where_an_operation_is() -> None:
-    """`Op.take` and `Op.put` look into the tables of `log.stages`; whoever assigned would pass them by."""
+    """`Op.take` and `Op.put` look into the tables of `log.stages`; whoever assigned would pass them
+    by.
+    """
     wrong = []
     for path in SOURCES:
         if path.relative_to(PACKAGE) != Path("writeback/log/ops.py"):
@@ -645,7 +666,10 @@ LINK_COUNTS = {
     },
     "directory_links": {"filesystem/nodes.py": "counted only where the storage counts"},
 }
-"""Where a link count is read. Everywhere else it would decide something, and it is a hint of the storage (S410)."""
+"""Where a link count is read.
+
+Everywhere else it would decide something, and it is a hint of the storage (S410).
+"""
 
 
 def test_no_link_count_decides_anything() -> None:
@@ -669,7 +693,10 @@ COMMITS = {
     "writeback/members/incarnation.py": "at the start, before anybody else is there",
     "writeback/sources/spill.py": "the same",
 }
-"""Where a transaction is ended by a word. Everywhere else it is a step's, which a bug does not commit (S412)."""
+"""Where a transaction is ended by a word.
+
+Everywhere else it is a step's, which a bug does not commit (S412).
+"""
 
 
 def test_transactions_end_with_steps() -> None:
@@ -686,7 +713,9 @@ def test_transactions_end_with_steps() -> None:
 
 
 def test_what_has_happened_to_an_operation_is_said_once() -> None:
-    """`let_go` and `delayed` are no states: one place says each, and nobody takes the first one back."""
+    """`let_go` and `delayed` are no states: one place says each, and nobody takes the first one
+    back.
+    """
     found: dict[str, set[str]] = {"let_go": set(), "delayed": set()}
     for path in sorted((PACKAGE / "writeback").rglob("*.py")):
         for node in nodes_of(path):
@@ -756,7 +785,10 @@ def _banned(path: Path, *, library: bool) -> Iterator[str]:
             if called == "select.select" and any(
                 ast.unparse(waited) != "[]" for waited in node.args[:3]
             ):
-                yield f"{line}: select takes no descriptor beyond 1023; acpfs.descriptors.readable, or poll"
+                yield (
+                    f"{line}: select takes no descriptor beyond 1023; "
+                    "acpfs.descriptors.readable, or poll"
+                )
             if called == "print" and library and "cli" not in path.parts:
                 yield f"{line}: print in a library"
         if (
@@ -781,7 +813,9 @@ def _sleeps(path: Path) -> Iterator[str]:
 
 
 def test_no_thread_of_a_pool_sleeps() -> None:
-    """Threads of pools wait for the backing directory, or for futures: one that sleeps keeps others from theirs."""
+    """Threads of pools wait for the backing directory, or for futures: one that sleeps keeps others
+    from theirs.
+    """
     layers = ("filesystem", "writeback", "ram", "backing")
     paths = [path for layer in layers for path in sorted((PACKAGE / layer).rglob("*.py"))]
     assert [place for path in paths for place in _sleeps(path)] == []
@@ -800,9 +834,13 @@ def _threads_started(path: Path) -> Iterator[str]:
 
 
 def test_threads_are_started_in_one_place() -> None:
-    """Where the machine has none left, `acpfs.runtime.threads` waits; anybody else's RuntimeError would end the worker."""
+    """Where the machine has none left, `acpfs.runtime.threads` waits; anybody else's RuntimeError
+    would end the worker.
+    """
     own = {PACKAGE / "runtime" / "threads.py", PACKAGE / "transport" / "native" / "hold_process.py"}
-    """The second is a program of its own, which imports nothing of the package, and catches that error."""
+    """The second is a program of its own, which imports nothing of the package, and catches that
+    error.
+    """
     paths = [
         path
         for path in SOURCES
@@ -812,19 +850,28 @@ def test_threads_are_started_in_one_place() -> None:
 
 
 HAVE_A_RUNTIME = ("backing", "ram", "writeback", "filesystem", "worker", "control")
-"""Layers whose parts get clock, threads and chance through their constructors. Only longer from here."""
+"""Layers whose parts get clock, threads and chance through their constructors.
+
+Only longer from here.
+"""
 TAKES_OF_THE_MACHINE = {
     "worker/daemon.py: real_runtime": "a worker's process has one, made here",
     "control/client.py: time.monotonic": "in the processes of commands and clients",
     "control/client.py: threading.Event": "the same",
-    "control/metric_table.py: time.time": "a gauge knows a status only, in which times are the wall clock's",
+    "control/metric_table.py: time.time": (
+        "a gauge knows a status only, in which times are the wall clock's"
+    ),
 }
 """Why they may all the same."""
 TOUCHES_THE_KERNEL = {
     "transport/invalidations.py": "a thread that waits in the kernel for locks of requests",
     "transport/libfuse.py": "unmounts in a thread",
-    "transport/native/continuations.py": "how long callers have been waiting, and which died, by /proc",
-    "transport/native/dispatch.py": "a request that hung a worker is carried out in a thread of its own",
+    "transport/native/continuations.py": (
+        "how long callers have been waiting, and which died, by /proc"
+    ),
+    "transport/native/dispatch.py": (
+        "a request that hung a worker is carried out in a thread of its own"
+    ),
     "transport/native/hold_process.py": "is a process of its own, with nothing of acpfs",
     "transport/native/holding.py": "the process that holds writers, over a socket",
     "transport/native/hung_requests.py": "readers that stand in the kernel",
@@ -843,13 +890,19 @@ TOUCHES_THE_KERNEL = {
     "mounting/doctor.py": "the same",
     "mounting/starting.py": "the same; waits for another daemon's socket",
 }
-"""Files of the other layers that have real clocks and threads, and why. No history of `tests/sim` runs them."""
+"""Files of the other layers that have real clocks and threads, and why.
+
+No history of `tests/sim` runs them.
+"""
 OF_THE_MACHINE = re.compile(
     r"time\.(monotonic|time|perf_counter|clock_gettime)(_ns)?|time\.sleep"
     r"|threading\.(Thread|Event|Condition|Timer|Semaphore|BoundedSemaphore|Barrier)"
     r"|THREADS|real_runtime|random\.\w+|secrets\.\w+"
 )
-"""What a history of `tests/sim` could not give instead. Locks are no such thing: nobody waits in one."""
+"""What a history of `tests/sim` could not give instead.
+
+Locks are no such thing: nobody waits in one.
+"""
 
 
 def _taken_of_the_machine(path: Path) -> Iterator[tuple[int, str]]:
@@ -898,14 +951,18 @@ def test_no_banned_idioms_in_tests() -> None:
 
 
 def test_no_random_example_has_a_limit_in_time() -> None:
-    """A machine that stands still for a moment exceeds it; `tests/conftest.py` takes hypothesis's own ones away."""
+    """A machine that stands still for a moment exceeds it; `tests/conftest.py` takes hypothesis's
+    own ones away.
+    """
     assert settings.default is not None
     assert settings.default.deadline is None
     assert HealthCheck.too_slow in settings.default.suppress_health_check
 
 
 def _never_called(path: Path) -> Iterator[str]:
-    """What a function defines inside and does not use: a test whose `run(scenario)` is forgotten passes always."""
+    """What a function defines inside and does not use: a test whose `run(scenario)` is forgotten
+    passes always.
+    """
     for outer in functions(path):
         names = {node.id for node in ast.walk(outer) if isinstance(node, ast.Name)}
         inner = [

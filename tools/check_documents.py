@@ -1,6 +1,8 @@
-"""Checks that documents name only what exists (links, anchors, files in the tree, modules of bench), and that their lines are short.
+"""Checks that documents name only what exists (links, anchors, files in the tree, modules of
+bench), and that their lines are short.
 
-Usage: python tools/check_documents.py. Prints each broken reference and long line; exit code 1 when there is one.
+Usage: python tools/check_documents.py. Prints each broken reference and long line; exit code 1 when
+there is one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
 IN_TREE = re.compile(r"`((?:acpfs|bench|docs|tests|tools|systemd)/[\w./@-]+)`")
 BENCH_MODULE = re.compile(r"python -m (bench\.\w+)")
 LINE_CHARACTERS_MAX = 200
-"""One sentence per line, and a longer one has to be read twice. Rows of tables, code and recorded results do not count."""
+"""One sentence per line, and a longer one has to be read twice.
+
+Rows of tables, code and recorded results do not count.
+"""
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -89,7 +94,8 @@ def main() -> int:
     long = [(path.relative_to(ROOT), number) for path in written for number in long_lines(path)]
     for path, number in long:
         print(
-            f"{path}:{number}: more than {LINE_CHARACTERS_MAX} characters: one sentence per line, and a shorter one"
+            f"{path}:{number}: more than {LINE_CHARACTERS_MAX} characters: one sentence per "
+            "line, and a shorter one"
         )
     return 1 if broken or long else 0
 

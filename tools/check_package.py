@@ -1,4 +1,5 @@
-"""Builds the wheel and checks what a user would get: the commands, the types marker, nothing that is not acpfs's.
+"""Builds the wheel and checks what a user would get: the commands, the types marker, nothing that
+is not acpfs's.
 
 Usage: python tools/check_package.py EMPTY_DIRECTORY.
 """

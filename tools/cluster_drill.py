@@ -1,4 +1,7 @@
-"""Kills on several nodes, and an observer; through tools/cluster-drill. Ends with 1 when a violation was seen."""
+"""Kills on several nodes, and an observer; through tools/cluster-drill.
+
+Ends with 1 when a violation was seen.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,10 @@ def main(
     """See the head of tools/cluster-drill."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that mounts are taken down
     if quick:
-        kills, nodes, workloads, calm = 5, 2, ("files",), 1
+        kills = 5
+        nodes = 2
+        workloads = ("files",)
+        calm = 1
     if kind is not None and (lacking := why_not(kind)) is not None:
         raise click.ClickException(lacking)
     able = [name for name in workloads or WORKLOADS if possible(name)]
@@ -149,7 +155,9 @@ def possible(workload: str) -> bool:
 
 
 def backings_of(base: Path, storage: Storage | None, nodes: int) -> tuple[list[Path], Path]:
-    """One per node and one for the observer: clients of their own, or the same directory for all."""
+    """One per node and one for the observer: clients of their own, or the same directory for
+    all.
+    """
     if storage is None:
         (shared := base / "shared").mkdir()
         return [shared] * nodes, shared

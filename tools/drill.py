@@ -67,7 +67,10 @@ def _list(_context: click.Context, _option: click.Parameter, wanted: bool) -> No
 @click.option(
     "--guard",
     is_flag=True,
-    help="instead: mounts with keep_last_persisted, applications that delete the old checkpoint first",
+    help=(
+        "instead: mounts with keep_last_persisted, applications that delete the old checkpoint "
+        "first"
+    ),
 )
 @click.option(
     "--large",
@@ -141,13 +144,13 @@ def main(
         seed, kills, minutes, parallel, only=list(only), mutant=mutant, torch=torch, cycles=cycles
     )
     if guard:
-        plan.kinds, plan.workloads = ["guard"], list(GUARDED)
+        plan.kinds = ["guard"]
+        plan.workloads = list(GUARDED)
     if large:
-        plan.kinds, plan.workloads = ["large", "large guard"], list(LARGE)
-    plan.kinds, plan.workloads = (
-        list(stands) or SPILL_STANDS.get(spill or "") or plan.kinds,
-        list(workloads) or plan.workloads,
-    )
+        plan.kinds = ["large", "large guard"]
+        plan.workloads = list(LARGE)
+    plan.kinds = list(stands) or SPILL_STANDS.get(spill or "") or plan.kinds
+    plan.workloads = list(workloads) or plan.workloads
     plan.transports = list(transports) or plan.transports
     result = Drill(plan, tell).run()
     if onto is not None:

@@ -1,10 +1,13 @@
-"""Makes the pictures of OPERATIONS anew: a real mount over a slow storage that freezes once, a job that saves, and a real Prometheus.
+"""Makes the pictures of OPERATIONS anew: a real mount over a slow storage that freezes once, a job
+that saves, and a real Prometheus.
 
-    python tools/pictures.py          as root; needs the extras `top` and `plot`, Debian's prometheus, and chromium for the report
+    python tools/pictures.py as root; needs the extras `top` and `plot`, Debian's prometheus, and
+    chromium for the report
 
-`top.svg` is the screen of `acpfs-ctl top` as Textual exports it. `report.png` is the page of `acpfs-ctl history --html` as chromium shows
-it. `dashboard.png` has the panels of `acpfs deploy dashboard` with what their own queries give, drawn by matplotlib: Grafana is not among
-the packages of Debian or Python, so how it looks there is not shown. Two minutes.
+`top.svg` is the screen of `acpfs-ctl top` as Textual exports it. `report.png` is the page of
+`acpfs-ctl history --html` as chromium shows it. `dashboard.png` has the panels of `acpfs deploy
+dashboard` with what their own queries give, drawn by matplotlib: Grafana is not among the packages
+of Debian or Python, so how it looks there is not shown. Two minutes.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from tests.rig.ports import free_port
 
 REPOSITORY = Path(__file__).parents[1]
 PICTURES = REPOSITORY / "docs/pictures"
-STEPS, FROZEN_AT, STEP_S = 12, 8, 6.0
+STEPS = 12
+FROZEN_AT = 8
+STEP_S = 6.0
 FREEZE_S = 9.0
 MIB = 1 << 20
 
@@ -112,7 +117,8 @@ def draw_dashboard(watching: Prometheus, since: float, until: float, file: Path)
 
     figure = plt.figure(figsize=(15, 2.1 * len(ROWS)), layout="constrained")
     figure.suptitle(
-        "panels of `acpfs deploy dashboard`: their queries, from a real Prometheus; drawn by matplotlib, not by Grafana"
+        "panels of `acpfs deploy dashboard`: their queries, from a real Prometheus; drawn by "
+        "matplotlib, not by Grafana"
     )
     parts: Any = figure.subfigures(len(ROWS), 1)
     for part, (heading, panels) in zip(parts, ROWS, strict=True):
@@ -169,7 +175,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="acpfs-", dir="/tmp") as scratch:
         top = Path(scratch)
         (top / "below").mkdir()
-        port, begun = free_port(), time.time()
+        port = free_port()
+        begun = time.time()
         with FaultFs(top / "below", top / "storage", bandwidth=12 * MIB) as storage:
             mount = AcpfsMount(
                 storage.path,

@@ -1,8 +1,10 @@
-"""The demonstration that tools/quickstart runs: why one puts acpfs before slow storage, in one table and one picture.
+"""The demonstration that tools/quickstart runs: why one puts acpfs before slow storage, in one
+table and one picture.
 
-The same job saves straight to slow storage, to a tmpfs from which `cp` takes it there, and through acpfs. Then the storage freezes, the
-daemon is killed, and power is lost, each in the middle of saves. Everything lies in the directory that it is given, which the caller
-removes; only the picture stays. Times are those of plain torch.save, torch.load and torch.distributed.checkpoint.
+The same job saves straight to slow storage, to a tmpfs from which `cp` takes it there, and through
+acpfs. Then the storage freezes, the daemon is killed, and power is lost, each in the middle of
+saves. Everything lies in the directory that it is given, which the caller removes; only the picture
+stays. Times are those of plain torch.save, torch.load and torch.distributed.checkpoint.
 
 Usage: python tools/quickstart.py DIRECTORY [--quick]
 """
@@ -36,20 +38,29 @@ from bench.record import median
 from bench.storage import Storage, slow_storage
 from tests.rig.mounts import AcpfsMount
 
-MB, MIB = 1_000_000, 1024**2
+MB = 1_000_000
+MIB = 1024**2
 BANDWIDTH = 300 * MB
-BYTES_MAX, BYTES_MIN = 512 * MIB, 48 * MIB
-SHARE_OF_MEMORY, SHARE_OF_DISK = 12, 10
-"""The demonstration holds its bytes up to eight times in memory: tensors of two ranks, the tmpfs, the RAM tier, page cache."""
+BYTES_MAX = 512 * MIB
+BYTES_MIN = 48 * MIB
+SHARE_OF_MEMORY = 12
+SHARE_OF_DISK = 10
+"""The demonstration holds its bytes up to eight times in memory: tensors of two ranks, the tmpfs,
+the RAM tier, page cache.
+"""
 ROOM = 8
 """On the slow storage, times what is saved at once."""
 PART = 4
-"""While storage freezes and power goes, saves have this part of the bytes and come one after the other."""
+"""While storage freezes and power goes, saves have this part of the bytes and come one after the
+other.
+"""
 EVERY_S = 1.5
 AFTER_THE_FREEZE_S = 8.0
 PROBE_BYTES = 128 * MIB
 COLD = 2.0
-STRAIGHT, COPIED, ACPFS = "straight", "tmpfs, then cp", "acpfs"
+STRAIGHT = "straight"
+COPIED = "tmpfs, then cp"
+ACPFS = "acpfs"
 PLACES = (STRAIGHT, COPIED, ACPFS)
 
 BEGUN = time.monotonic()
@@ -68,7 +79,8 @@ class Plan:
     dcp_end_s: float = 70.0
 
 
-FULL, QUICK = Plan(4, 3, 10.0), Plan(2, 2, 3.0)
+FULL = Plan(4, 3, 10.0)
+QUICK = Plan(2, 2, 3.0)
 
 
 @dataclass
@@ -99,7 +111,8 @@ def free_memory() -> int:
     """Bytes that may be used, by the kernel's estimate and the control group's limit."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     found = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    used = Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and (text := limit.read_text().strip()) != "max":
         found = min(found, int(text) - int(used.read_text()))
     return found
@@ -125,16 +138,21 @@ def fill(path: Path, chunk: bytes) -> float:
 
 def tell_machine(memory: Path) -> None:
     """What about this machine makes the figures worse, before they are taken."""
-    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
-    path, chunk = memory / "probe", bytes(MIB)
-    first, again = fill(path, chunk), fill(path, chunk)
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    path = memory / "probe"
+    chunk = bytes(MIB)
+    first = fill(path, chunk)
+    again = fill(path, chunk)
     path.unlink()
     step(
-        f"this machine: {cores} cores, load {load:.1f}, {free_memory() / MIB / 1024:.1f} GiB of memory free"
+        f"this machine: {cores} cores, load {load:.1f}, {free_memory() / MIB / 1024:.1f} GiB of "
+        "memory free"
     )
     if cores < 2:
         console.print(
-            "  only one core: what acpfs does in the background takes it from the job; expect less than with two"
+            "  only one core: what acpfs does in the background takes it from the job; expect "
+            "less than with two"
         )
     if load > cores / 2:
         console.print(
@@ -142,7 +160,8 @@ def tell_machine(memory: Path) -> None:
         )
     if first > COLD * again:
         console.print(
-            f"  its memory is cold: the first touch takes {first / again:.1f} times as long as the second; first saves pay for that"
+            f"  its memory is cold: the first touch takes {first / again:.1f} times as long as "
+            "the second; first saves pay for that"
         )
     else:
         console.print("  its memory is warm")
@@ -157,13 +176,11 @@ class Demonstration:
     def __init__(
         self, plan: Plan, job: Job, storage: Storage, memory: Path, mount: AcpfsMount
     ) -> None:
-        self.plan, self.job, self.storage, self.memory, self.mount = (
-            plan,
-            job,
-            storage,
-            memory,
-            mount,
-        )
+        self.plan = plan
+        self.job = job
+        self.storage = storage
+        self.memory = memory
+        self.mount = mount
         self.found = Found()
         self.where = {STRAIGHT: storage.path / "straight", COPIED: memory, ACPFS: mount.path}
         self.on_storage = {
@@ -186,7 +203,9 @@ class Demonstration:
         return PLACES[number % len(PLACES) :] + PLACES[: number % len(PLACES)]
 
     def forget(self, keep: int = 1) -> None:
-        """Older checkpoints go, as in a job; what they leave behind is no part of the next figure."""
+        """Older checkpoints go, as in a job; what they leave behind is no part of the next
+        figure.
+        """
         for path in {*self.where.values(), self.on_storage[COPIED]}:
             self.job.ask(0, "forget", path=str(path), keep=keep)
         self.mount.flush(timeout_s=300)
@@ -204,7 +223,8 @@ class Demonstration:
     def saves(self) -> None:
         """torch.save by one process."""
         step(
-            f"torch.save, {self.plan.saves} times to each place, {self.job.size / MIB:,.0f} MiB each; `safe` is waited for in between"
+            f"torch.save, {self.plan.saves} times to each place, {self.job.size / MIB:,.0f} MiB "
+            "each; `safe` is waited for in between"
         )
         for number in self.numbers(self.plan.saves, self.plan.saves_end_s):
             for place in self.in_turn(number - 1):
@@ -228,7 +248,8 @@ class Demonstration:
     def dcp(self) -> None:
         """torch.distributed.checkpoint, which calls fsync."""
         step(
-            f"torch.distributed.checkpoint by two ranks, {self.plan.dcp_saves} times to each place; it calls fsync"
+            f"torch.distributed.checkpoint by two ranks, {self.plan.dcp_saves} times to each "
+            "place; it calls fsync"
         )
         for number in self.numbers(self.plan.dcp_saves, self.plan.dcp_end_s):
             for place in self.in_turn(number - 1):
@@ -256,11 +277,15 @@ class Demonstration:
         self.forget(0)
 
     def freeze_and_lose_power(self) -> None:
-        """Two jobs save to the same storage, one straight and one through acpfs. It freezes; soon after that the power goes."""
+        """Two jobs save to the same storage, one straight and one through acpfs.
+
+        It freezes; soon after that the power goes.
+        """
         size = self.job.size // PART
         until = time.monotonic() + self.plan.freeze_s + AFTER_THE_FREEZE_S + 2 * EVERY_S
         step(
-            f"saves of {size / MIB:,.0f} MiB one after the other, straight and through acpfs at once"
+            f"saves of {size / MIB:,.0f} MiB one after the other, straight and through acpfs at "
+            "once"
         )
         words: dict[str, Any] = {"first": 1, "size": size, "every_s": EVERY_S, "until": until}
         self.job.tell(0, "series", paths=[str(self.where[STRAIGHT])], **words)
@@ -288,7 +313,9 @@ class Demonstration:
             self._look()
 
     def _lose_power(self, until: float) -> None:
-        """While acpfs drains what it took during the freeze; the node's memory is lost with the power."""
+        """While acpfs drains what it took during the freeze; the node's memory is lost with the
+        power.
+        """
         pointers = [self.mount.backing / POINTER, self.where[STRAIGHT] / POINTER]
         before = [pointer.read_text() for pointer in pointers]
 
@@ -300,7 +327,8 @@ class Demonstration:
 
         wait_for(lambda: moved() or time.monotonic() > until - 1, 60)
         step(
-            "power is lost: of the node's memory nothing is left, of the storage what its journal makes of it"
+            "power is lost: of the node's memory nothing is left, of the storage what its "
+            "journal makes of it"
         )
         self.storage.lose_power()
         self.mount.abort()
@@ -433,9 +461,12 @@ def picture(found: Found, path: Path) -> None:
 def explain(found: Found) -> None:
     """What it means."""
     console.print(
-        "\nStraight: training waits for the storage. A tmpfs, then cp: fast, but nobody orders, checks or retries the copy, and a loss of"
-        " power may leave a pointer to half a checkpoint. acpfs: training waits for memory only; the copy is in order and has checksums;"
-        " loads come from RAM. What neither can do: keep what was only in memory when the node loses power."
+        "\nStraight: training waits for the storage. A tmpfs, then cp: fast, but nobody orders, "
+        "checks or retries the copy, and a loss of"
+        " power may leave a pointer to half a checkpoint. acpfs: training waits for memory only; "
+        "the copy is in order and has checksums;"
+        " loads come from RAM. What neither can do: keep what was only in memory when the node "
+        "loses power."
         " `acpfs-ctl MOUNTPOINT wait PATH` returns when a checkpoint is safe."
     )
     if not found.left:
@@ -497,7 +528,8 @@ def main(base: Path, *, quick: bool) -> int:
         return 130
     if good:
         console.print(
-            "Everything was unmounted and is removed. To use it:  acpfs mount BACKING MOUNTPOINT   (README.md)"
+            "Everything was unmounted and is removed. To use it:  acpfs mount BACKING MOUNTPOINT "
+            "  (README.md)"
         )
     return 0 if good else 1
 

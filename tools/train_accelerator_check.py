@@ -1,7 +1,9 @@
-"""Tries what `acpfs.training` takes for granted of an accelerator: `tools/train-accelerator-check` says how it is called.
+"""Tries what `acpfs.training` takes for granted of an accelerator: `tools/train-accelerator-check`
+says how it is called.
 
-Each check says what it saw in one line; none of them needs acpfs, a mount, or more than two devices. Nobody has run it on a device yet:
-on a processor it does what can be done there, and says what is missing.
+Each check says what it saw in one line; none of them needs acpfs, a mount, or more than two
+devices. Nobody has run it on a device yet: on a processor it does what can be done there, and says
+what is missing.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ from typing import Any
 
 BACKENDS = {"cuda": "nccl", "npu": "hccl", "cpu": "gloo"}
 COPY_BYTES = 256 << 20
-ALONE_S, OUT_S = 3.0, 30.0
-"""So long a rank waits in a collective to which nobody comes; so long it may take to be out of it."""
+ALONE_S = 3.0
+OUT_S = 30.0
+"""So long a rank waits in a collective to which nobody comes; so long it may take to be out of
+it.
+"""
 
 
 @dataclass
@@ -35,9 +40,11 @@ class Found:
     def check(self, what: str, tried: Callable[[], str]) -> None:
         """One row; an exception is a row, too."""
         try:
-            seen, verdict = tried(), "yes"
+            seen = tried()
+            verdict = "yes"
         except Exception as error:  # noqa: BLE001  # whatever it is belongs into the report
-            seen, verdict = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}", "NO"
+            seen = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            verdict = "NO"
             self.failed = True
         self.lines.append((what, verdict, seen))
         print(f"{verdict:>3}  {what}: {seen}", flush=True)
@@ -50,14 +57,18 @@ class Found:
     def page(self, head: str) -> str:
         """To be pasted."""
         rows = "\n".join(f"| {what} | {verdict} | {seen} |" for what, verdict, seen in self.lines)
-        return f"### train-accelerator-check\n\n{head}\n\n| what | holds | seen |\n|---|---|---|\n{rows}\n"
+        return (
+            f"### train-accelerator-check\n\n{head}\n\n| what | holds | seen |\n|---|---|---|\n"
+            f"{rows}\n"
+        )
 
 
 class Device:
     """torch's module for one kind of device."""
 
     def __init__(self, torch: Any, kind: str) -> None:
-        self.torch, self.kind = torch, kind
+        self.torch = torch
+        self.kind = kind
         self.module: Any = getattr(torch, kind) if kind != "cpu" else None
 
     @property
@@ -82,10 +93,15 @@ class Device:
         begun = time.perf_counter()
         there.to("cpu", copy=True)
         seconds = time.perf_counter() - begun
-        return f"{COPY_BYTES / seconds / 1e9:.2f} GB/s to the host, for `acpfs-train plan --device-rate`"
+        return (
+            f"{COPY_BYTES / seconds / 1e9:.2f} GB/s to the host, for `acpfs-train plan "
+            "--device-rate`"
+        )
 
     def runs_behind(self) -> str:
-        """Marks are set by the host: they may say that an update is done that the device has not begun."""
+        """Marks are set by the host: they may say that an update is done that the device has not
+        begun.
+        """
         model = self.torch.nn.Linear(4096, 4096, device=self.kind)
         optimizer = self.torch.optim.Adam(model.parameters())
         begun = said = 0.0
@@ -96,7 +112,10 @@ class Device:
             optimizer.step()
             said = time.perf_counter() - begun
             self.wait()
-        return f"step() came back after {1e3 * said:.2f} ms, its update was done after {1e3 * (time.perf_counter() - begun):.2f} ms"
+        return (
+            f"step() came back after {1e3 * said:.2f} ms, its update was done after "
+            f"{1e3 * (time.perf_counter() - begun):.2f} ms"
+        )
 
     def restarts(self) -> str:
         """torch_npu's two calls, and whether it computes behind them."""
@@ -109,7 +128,9 @@ class Device:
 
 
 def rank(number: int, kind: str, directory: str) -> None:
-    """Two ranks: a collective together; then one to which only rank 0 comes, and which another thread has to end."""
+    """Two ranks: a collective together; then one to which only rank 0 comes, and which another
+    thread has to end.
+    """
     torch: Any = _torch(kind)
     dist = torch.distributed
     if kind != "cpu":
@@ -127,7 +148,8 @@ def rank(number: int, kind: str, directory: str) -> None:
         def abort() -> None:
             time.sleep(ALONE_S)
             ended.append(time.monotonic())
-            dist.distributed_c10d._abort_process_group()  # noqa: SLF001  # torch has no public name for it
+            # torch has no public name for it
+            dist.distributed_c10d._abort_process_group()  # noqa: SLF001
 
         threading.Thread(target=abort, daemon=True).start()
         try:
@@ -136,7 +158,8 @@ def rank(number: int, kind: str, directory: str) -> None:
             told += "; the collective that nobody joined ENDED IN ORDER"
         except Exception as error:  # noqa: BLE001  # which one it is, is what is asked
             told += (
-                f"; out of a collective {time.monotonic() - ended[0]:.2f} s after abort, by {type(error).__name__}"
+                f"; out of a collective {time.monotonic() - ended[0]:.2f} s after abort, by "
+                f"{type(error).__name__}"
                 if ended
                 else f"; {error}"
             )
@@ -199,13 +222,15 @@ def main() -> int:
         return 2
     kind = given.device or kind_here(torch)
     _torch(kind)
-    device, found = Device(torch, kind), Found()
+    device = Device(torch, kind)
+    found = Found()
     found.check("memory is read by the host", device.copies)
     found.check("how far the host is ahead of the device", device.runs_behind)
     if kind == "cpu":
         found.leave(
             "nccl, hccl: out of a collective by abort",
-            "there is no accelerator here; gloo's abort does nothing, and its sockets are shut down",
+            "there is no accelerator here; gloo's abort does nothing, and its sockets are shut "
+            "down",
         )
     elif device.count < 2:
         found.leave(f"{BACKENDS[kind]}: out of a collective by abort", "two devices are needed")
@@ -221,11 +246,15 @@ def main() -> int:
         "what an uncorrectable memory error says",
         "nobody can make one: if you have met one, paste its text",
     )
-    head = f"{device.name()} × {device.count or os.cpu_count()}, torch {torch.__version__}, {platform.system()} {platform.release()}"
+    head = (
+        f"{device.name()} × {device.count or os.cpu_count()}, torch {torch.__version__}, "
+        f"{platform.system()} {platform.release()}"
+    )
     print(f"\nPaste this:\n\n{found.page(head)}")
     if kind == "cpu":
         print(
-            "No accelerator was found: torch.cuda.is_available() is false, and torch_npu cannot be imported."
+            "No accelerator was found: torch.cuda.is_available() is false, and torch_npu cannot "
+            "be imported."
         )
         return 2
     return int(found.failed)

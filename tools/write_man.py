@@ -1,7 +1,9 @@
-"""Writes a manual page for each command and subcommand, made from what `--help` says, to docs/man; the wheel brings them to share/man/man1.
+"""Writes a manual page for each command and subcommand, made from what `--help` says, to docs/man;
+the wheel brings them to share/man/man1.
 
-Usage: python tools/write_man.py [DIRECTORY]. `tests/cli/test_man.py` fails while the pages say something else.
-`acpfs-run` reads its options as torchrun does, so its page is made of argparse's parser.
+Usage: python tools/write_man.py [DIRECTORY]. `tests/cli/test_man.py` fails while the pages say
+something else. `acpfs-run` reads its options as torchrun does, so its page is made of argparse's
+parser.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ def launcher_page() -> str:
         ".SH DESCRIPTION",
     ]
     lines += [
-        f"{parser.description} Options are torchrun's, and may be written with _ or \\-; PET_NAME is the default of \\-\\-name."
+        (
+            f"{parser.description} Options are torchrun's, and may be written with _ or \\-; "
+            "PET_NAME is the default of \\-\\-name."
+        )
     ]
     for title, group in (
         ("OPTIONS", parser._optionals),  # noqa: SLF001  # noqa: SLF001
@@ -89,7 +94,8 @@ def _option(action: argparse.Action) -> list[str]:
 
 
 def _of(context: click.Context) -> Iterator[tuple[str, str]]:
-    command, path = context.command, context.command_path
+    command = context.command
+    path = context.command_path
     within = (
         {name: command.get_command(context, name) for name in command.list_commands(context)}
         if isinstance(command, click.Group)

@@ -1,6 +1,8 @@
-"""Writes into docs/OPERATIONS.md what tables say: of control verbs both tables, who may call them, what has no command; metrics.
+"""Writes into docs/OPERATIONS.md what tables say: of control verbs both tables, who may call them,
+what has no command; metrics.
 
-Usage: python tools/write_tables.py. `tests/control/test_verb_table.py` fails while the page says something else.
+Usage: python tools/write_tables.py. `tests/control/test_verb_table.py` fails while the page says
+something else.
 """
 
 from __future__ import annotations

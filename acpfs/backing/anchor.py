@@ -1,8 +1,11 @@
-"""The anchor: that the backing directory's descriptor still leads to what lies at its path, and to the right volume.
+"""The anchor: that the backing directory's descriptor still leads to what lies at its path, and to
+the right volume.
 
-A backing file system can be unmounted underneath, its server can die and come back as another mount, and the bare directory that it was
-mounted on can show. Only a directory whose `.acpfs/volume` is ours is ever taken; until then calls fail (and are repeated) or go on
-through the old descriptor, which never leads to the bare directory. `look` blocks on the backing directory; one thread at a time.
+A backing file system can be unmounted underneath, its server can die and come back as another
+mount, and the bare directory that it was mounted on can show. Only a directory whose
+`.acpfs/volume` is ours is ever taken; until then calls fail (and are repeated) or go on through the
+old descriptor, which never leads to the bare directory. `look` blocks on the backing directory; one
+thread at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ class Anchor:
     """See above."""
 
     def __init__(self, directory: BackingDirectory, volume_id: str) -> None:
-        self._directory, self._volume_id = directory, volume_id
+        self._directory = directory
+        self._volume_id = volume_id
         self.problem = ""
         """What is wrong with what lies at the path, in words; "" for nothing."""
         self.reopened = 0
@@ -71,7 +75,10 @@ class Anchor:
         return True
 
     def confirmed(self) -> str:
-        """The problem, if there still is one: the last `look` may be seconds old. Blocks as that does, and changes nothing."""
+        """The problem, if there still is one: the last `look` may be seconds old.
+
+        Blocks as that does, and changes nothing.
+        """
         if not self.problem:
             return ""
         with contextlib.suppress(OSError):
@@ -84,7 +91,9 @@ class Anchor:
         return self.problem
 
     def _held(self) -> tuple[int, int] | None:
-        """What the descriptor leads to; None when it leads nowhere any more (server gone, stale handle)."""
+        """What the descriptor leads to; None when it leads nowhere any more (server gone, stale
+        handle).
+        """
         with contextlib.suppress(OSError):
             return _identity(self._directory.descriptor)
         return None

@@ -1,9 +1,12 @@
-"""Staging areas: a rename works within one file system only, and a backing directory can have several in it.
+"""Staging areas: a rename works within one file system only, and a backing directory can have
+several in it.
 
-Mounts, bind mounts, subvolumes and project quotas below the backing directory answer EXDEV to what comes from the staging directory at its
-top. For each of them there is an area: a directory `.acpfs` at its root, found by walking up as long as it is the same file system, with
-this node's directories for staging files and for what the guard keeps. `.acpfs/area` marks it: it is hidden from the mount, whichever node
-made it. `.acpfs/areas/<node>` at the top names a node's areas before they are made, so that what lies there can be found again.
+Mounts, bind mounts, subvolumes and project quotas below the backing directory answer EXDEV to what
+comes from the staging directory at its top. For each of them there is an area: a directory `.acpfs`
+at its root, found by walking up as long as it is the same file system, with this node's directories
+for staging files and for what the guard keeps. `.acpfs/area` marks it: it is hidden from the mount,
+whichever node made it. `.acpfs/areas/<node>` at the top names a node's areas before they are made,
+so that what lies there can be found again.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ def decode(text: str) -> LowerPath:
 
 
 def project_of(fd: int) -> int:
-    """Number of the quota project that new entries of a directory belong to; 0: none, or not to be had."""
+    """Number of the quota project that new entries of a directory belong to; 0: none, or not to be
+    had.
+    """
     with suppress(OSError):
         readable_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
         try:
@@ -97,7 +102,8 @@ class Areas:
         runtime: Runtime,
         project: Callable[[int], int] = project_of,
     ) -> None:
-        self._opener, self._project = opener, project
+        self._opener = opener
+        self._project = project
         self._now = runtime.clock.now
         self._chance = runtime.chance
         self._node = node_id.encode()
@@ -108,7 +114,9 @@ class Areas:
         self._known: set[LowerPath] = set()
         self._roots: dict[LowerPath, tuple[float, LowerPath]] = {}
         self._own: set[LowerPath] = set()
-        """Directories that take no names from where they seem to belong to: each has an area of its own."""
+        """Directories that take no names from where they seem to belong to: each has an area of its
+        own.
+        """
         self._made: set[LowerPath] = set()
 
     # -- what is known, without a look
@@ -138,7 +146,8 @@ class Areas:
     # -- looking
 
     def root_of(self, directory: LowerPath) -> LowerPath:
-        """Where the staging directory for a directory has to be: at its file system's root; () for the top.
+        """Where the staging directory for a directory has to be: at its file system's root; () for
+        the top.
 
         For one that is missing: that of the nearest above.
         """
@@ -195,7 +204,9 @@ class Areas:
         return self._has(directory, MARK)
 
     def is_own(self, directory: LowerPath) -> bool:
-        """Whether it is acpfs' own: a staging area, or that of another backing directory, which lies in this one."""
+        """Whether it is acpfs' own: a staging area, or that of another backing directory, which
+        lies in this one.
+        """
         return self.is_area(directory) or self.is_volume(directory)
 
     def is_volume(self, directory: LowerPath) -> bool:
@@ -212,15 +223,20 @@ class Areas:
     # -- making
 
     def give_own(self, directory: LowerPath) -> None:
-        """It said EXDEV to a name from the area that it seems to belong to: a rule that cannot be seen from here."""
+        """It said EXDEV to a name from the area that it seems to belong to: a rule that cannot be
+        seen from here.
+        """
         with self._lock:
             self._own.add(directory)
 
     def make(self, root: LowerPath, register: Callable[[set[LowerPath]], None]) -> None:
-        """Make an area, as far as it is not there. `register`: keeps the roots of all areas where the next mount finds them.
+        """Make an area, as far as it is not there.
+
+        `register`: keeps the roots of all areas where the next mount finds them.
 
         Raises:
-            OSError: EXDEV where a `.acpfs` is in the way that is none of ours; EPERM for one that others could read or change.
+            OSError: EXDEV where a `.acpfs` is in the way that is none of ours; EPERM for one that
+                others could read or change.
         """
         with self._making_of(root):
             with self._lock:
@@ -269,7 +285,9 @@ class Areas:
         return False
 
     def _mark(self, fd: int, own: LowerPath) -> None:
-        """What a user made of that name is the user's; the top of another backing directory is ours to share."""
+        """What a user made of that name is the user's; the top of another backing directory is ours
+        to share.
+        """
         readable_fd = self._opener.open(own, os.O_RDONLY | os.O_DIRECTORY)
         try:
             names = os.listdir(readable_fd)
@@ -278,7 +296,8 @@ class Areas:
         if names and VOLUME.decode() not in names:
             raise OSError(
                 errno.EXDEV,
-                f"another file system, and {shown(own)} there was not made by acpfs: it cannot stage files there",
+                f"another file system, and {shown(own)} there was not made by acpfs: it cannot "
+                "stage files there",
             )
         with suppress(FileExistsError):
             os.close(
@@ -291,9 +310,11 @@ class Areas:
             )
 
     def unmake(self, root: LowerPath) -> bool:
-        """Remove an area in which nothing lies that is nowhere else, so that its directory can go; whether it is gone.
+        """Remove an area in which nothing lies that is nowhere else, so that its directory can go;
+        whether it is gone.
 
-        This node's staging files are streamed again: what comes after the directory's removal must not keep it from being removed.
+        This node's staging files are streamed again: what comes after the directory's removal must
+        not keep it from being removed.
         """
         own = (*root, OWN)
         with self._making_of(root):
@@ -336,10 +357,12 @@ class Areas:
 
 
 def make_private(opener: Opener, own: LowerPath, kind: bytes, node: bytes, chance: Chance) -> None:
-    """Make `<own>/<kind>/<node>`, mode 0700, and see that it is ours alone: what lies there is everybody's secrets.
+    """Make `<own>/<kind>/<node>`, mode 0700, and see that it is ours alone: what lies there is
+    everybody's secrets.
 
     Raises:
-        OSError: EPERM when somebody else made it, as anybody can where others may write to the directory above.
+        OSError: EPERM when somebody else made it, as anybody can where others may write to the
+            directory above.
     """
     _make_in(opener, own, kind, 0o755)
     is_new = _make_in(opener, (*own, kind), node, 0o700)
@@ -353,7 +376,8 @@ def make_private(opener: Opener, own: LowerPath, kind: bytes, node: bytes, chanc
         if found.st_uid != os.geteuid() and found.st_uid != _who_we_are(fd, chance):
             raise OSError(
                 errno.EPERM,
-                f"{shown((*own, kind, node))} belongs to user {found.st_uid}: acpfs keeps no files there",
+                f"{shown((*own, kind, node))} belongs to user {found.st_uid}: acpfs keeps no "
+                "files there",
             )
         if stat.S_IMODE(found.st_mode) & 0o077:
             os.fchmod(fd, 0o700)
@@ -373,7 +397,9 @@ def _make_in(opener: Opener, directory: LowerPath, name: bytes, mode: int) -> bo
 
 
 def _who_we_are(fd: int, chance: Chance) -> int:
-    """The user to whom belongs what this process makes in a directory: another one than here, where root is squashed."""
+    """The user to whom belongs what this process makes in a directory: another one than here, where
+    root is squashed.
+    """
     try:
         return look_made(fd, chance).st_uid
     except PermissionError:
@@ -381,7 +407,9 @@ def _who_we_are(fd: int, chance: Chance) -> int:
 
 
 def look_made(fd: int, chance: Chance) -> os.stat_result:
-    """What a directory looks like that we make there now: some file systems have owners and modes of their own (root squash, CIFS)."""
+    """What a directory looks like that we make there now: some file systems have owners and modes
+    of their own (root squash, CIFS).
+    """
     name = b".look." + chance.token(6).encode()
     os.mkdir(name, 0o755, dir_fd=fd)
     try:

@@ -1,7 +1,7 @@
 """Owner, mode, xattrs and times of entries of the backing directory.
 
-What a file system cannot hold (owners under root squash, xattrs on NFSv3, capabilities without privilege) is left out and
-counted: data must not stay in RAM for the lack of an attribute.
+What a file system cannot hold (owners under root squash, xattrs on NFSv3, capabilities without
+privilege) is left out and counted: data must not stay in RAM for the lack of an attribute.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ DIGEST_XATTR = b"user.acpfs.xxh3"
 FSYNC_XATTR = b"user.acpfs.fsync"
 NEEDS_XATTR = b"user.acpfs.needs"
 """For the mount alone: never on the backing directory."""
-"""On a directory: `ordered` or `durable`, for all files below that are opened from then on. Users set it, and it is kept like theirs."""
+"""On a directory: `ordered` or `durable`, for all files below that are opened from then on.
+
+Users set it, and it is kept like theirs.
+"""
 
 
 def signed_ino(ino: int) -> int:
-    """An inode number as SQLite can hold it: GlusterFS and others use all 64 bits, SQLite's integers have a sign."""
+    """An inode number as SQLite can hold it: GlusterFS and others use all 64 bits, SQLite's
+    integers have a sign.
+    """
     return ino - (1 << 64) if ino >= 1 << 63 else ino
 
 
@@ -74,11 +79,15 @@ class AttributeSetter:
         return True
 
     def set_times(self, utime: Callable[[], None]) -> None:
-        """Only an entry's owner may choose its times; a directory that others own may be written to all the same."""
+        """Only an entry's owner may choose its times; a directory that others own may be written to
+        all the same.
+        """
         self._try("times", NO_ATTRIBUTE, utime)
 
     def apply_fd(self, fd: int, attributes: NewAttributes) -> None:
-        """To an open regular file. chown before chmod, for it clears set-id bits; times last, for the rest may change them."""
+        """To an open regular file. chown before chmod, for it clears set-id bits; times last, for
+        the rest may change them.
+        """
         st = os.fstat(fd)
         owner_was_set = self._own(st, attributes, lambda uid, gid: os.chown(fd, uid, gid))
         refused_acl = self._xattrs(fd, attributes.xattrs)
@@ -96,7 +105,8 @@ class AttributeSetter:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
         try:
             st = os.fstat(fd)
-            magic = f"/proc/self/fd/{fd}"  # leads to the very inode that is open, whatever its name is by now
+            # leads to the very inode that is open, whatever its name is by now
+            magic = f"/proc/self/fd/{fd}"
             self._own(st, attributes, lambda uid, gid: os.chown(magic, uid, gid))
             if not stat.S_ISLNK(st.st_mode):
                 refused_acl = self._xattrs(magic, attributes.xattrs)
@@ -144,7 +154,11 @@ class AttributeSetter:
 def _permissions(
     attributes: NewAttributes, st: os.stat_result, refused: bytes | None
 ) -> int | None:
-    """Those to give. Where an ACL was refused, they give nobody more than the ACL would: its group bits are no group's rights."""
+    """Those to give.
+
+    Where an ACL was refused, they give nobody more than the ACL would: its group bits are no
+    group's rights.
+    """
     if refused is None:
         return attributes.permissions
     given = attributes.permissions

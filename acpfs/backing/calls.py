@@ -1,7 +1,9 @@
-"""Calls on the backing directory: threads of their own, and patience that ends before the call does.
+"""Calls on the backing directory: threads of their own, and patience that ends before the call
+does.
 
-A call may hang for ever; it then costs one thread of a bounded number and nothing else. Nothing here knows what is called.
-Threads are daemons and are never joined: a hung one must not keep the process from ending. Thread-safe.
+A call may hang for ever; it then costs one thread of a bounded number and nothing else. Nothing
+here knows what is called. Threads are daemons and are never joined: a hung one must not keep the
+process from ending. Thread-safe.
 """
 
 from __future__ import annotations
@@ -23,14 +25,20 @@ from acpfs.runtime.given import Runtime
 T = TypeVar("T")
 
 WAITING_CALLS_MAX = 10_000
-"""Calls that may wait for a thread; more means that the backing directory hangs, and the next ones fail at once."""
+"""Calls that may wait for a thread; more means that the backing directory hangs, and the next ones
+fail at once.
+"""
 
 LATE_PATIENCE_S = 0.1
-"""Patience while an earlier call is out for longer than that was, of callers that have older knowledge."""
+"""Patience while an earlier call is out for longer than that was, of callers that have older
+knowledge.
+"""
 FILL_THREADS = 16
 """Several files at a time, `filesystem.content.fill.READERS` for each."""
 VERIFY_THREADS = 2
-"""For all who verify: more would take the storage's bandwidth from the drain, and from each other."""
+"""For all who verify: more would take the storage's bandwidth from the drain, and from each
+other.
+"""
 
 
 class BackingTimeoutError(TimeoutError):
@@ -106,7 +114,9 @@ class CallPool:
         self._closed = False
 
     def submit(self, label: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run `function(*arguments)` on a thread of the pool; waits for a free thread beyond `threads_max`."""
+        """Run `function(*arguments)` on a thread of the pool; waits for a free thread beyond
+        `threads_max`.
+        """
         call: _Call[T] = _Call(self._leave)
         with self._lock:
             self._calls[label] += 1
@@ -117,7 +127,9 @@ class CallPool:
         return call
 
     def in_place(self, label: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Make the call in the calling thread, which nobody needs meanwhile, and which waits for as long as it takes."""
+        """Make the call in the calling thread, which nobody needs meanwhile, and which waits for as
+        long as it takes.
+        """
         with self._lock:
             self._calls[label] += 1
         with self.health.call(self.name, label):
@@ -140,12 +152,16 @@ class CallPool:
         self._came.notify()
 
     def _have_another(self) -> None:
-        """One that the machine has not got yet counts as there: the job waits for it, or is done by another one."""
+        """One that the machine has not got yet counts as there: the job waits for it, or is done by
+        another one.
+        """
         self._threads += 1
         self._starts.start(f"{self.name}-{self._threads}", self._work)
 
     def be_ready(self) -> None:
-        """Have one thread before there is anything to do, so that the pool goes on where the machine has none left then."""
+        """Have one thread before there is anything to do, so that the pool goes on where the
+        machine has none left then.
+        """
         with self._lock:
             if not self._threads:
                 self._have_another()
@@ -163,12 +179,13 @@ class CallPool:
         when_stuck: float | None = None,
         moved: Callable[[], object] = lambda: None,
     ) -> Future[T]:
-        """A future that fails with BackingTimeoutError after `patience_s`, while the call itself goes on.
+        """A future that fails with BackingTimeoutError after `patience_s`, while the call itself
+        goes on.
 
-        `when_stuck`: the patience to use instead while the backing directory is known to be stuck, for callers that have
-        older knowledge to go on with; little more while another call is late.
-        `moved`: patience begins anew as long as this has become another (`Progress.mark`).
-        A call that still waits for a thread when patience ends is never started.
+        `when_stuck`: the patience to use instead while the backing directory is known to be stuck,
+        for callers that have older knowledge to go on with; little more while another call is late.
+        `moved`: patience begins anew as long as this has become another (`Progress.mark`). A call
+        that still waits for a thread when patience ends is never started.
         """
         if future.done():
             return future
@@ -184,7 +201,9 @@ class CallPool:
         return result
 
     def _is_late(self, patience_s: float) -> bool:
-        """Whether somebody has lost patience with a call that is still out: a save asks many questions, and must not wait so for each."""
+        """Whether somebody has lost patience with a call that is still out: a save asks many
+        questions, and must not wait so for each.
+        """
         return any(call.age_s() > patience_s for call in self.health.in_flight(self.name))
 
     def _be_patient(
@@ -264,7 +283,9 @@ class CallPool:
 
 @dataclass(frozen=True, slots=True)
 class CallPools:
-    """The threads of one backing directory by purpose, so that a hang of one kind does not starve the others."""
+    """The threads of one backing directory by purpose, so that a hang of one kind does not starve
+    the others.
+    """
 
     requests: CallPool
     """What a file system call waits for."""

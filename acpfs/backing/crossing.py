@@ -1,4 +1,6 @@
-"""A copy of a file with all that it has, for where no rename or hard link leads: to another file system."""
+"""A copy of a file with all that it has, for where no rename or hard link leads: to another file
+system.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ CHUNK_BYTES = 4 << 20
 
 
 def copy(source_fd: int, target_fd: int, progress: Callable[[str], None]) -> None:
-    """Bytes, owner, mode, xattrs and times, flushed. What the target cannot hold of attributes is left out.
+    """Bytes, owner, mode, xattrs and times, flushed.
+
+    What the target cannot hold of attributes is left out.
 
     `progress`: told of each piece.
     """

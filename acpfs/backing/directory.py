@@ -1,7 +1,7 @@
 """The backing directory by descriptor: the one implementation of `Lower` that makes system calls.
 
-What each call does to an entry, and nothing of why; how an entry is reached without leaving the backing directory is `entries`' business.
-Thread-safe; every method may block.
+What each call does to an entry, and nothing of why; how an entry is reached without leaving the
+backing directory is `entries`' business. Thread-safe; every method may block.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ NESTED_TOP = "it is the backing directory of other acpfs mounts, whose .acpfs li
 _COUNTED_TOGETHER = 32
 """So many looks at names are counted at once: each count also says that the call goes on."""
 _UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, NAME_BYTES_MAX)
-"""Of a small FUSE server that does not say: 1 PiB, for with none programs would not begin to write."""
+"""Of a small FUSE server that does not say: 1 PiB, for with none programs would not begin to
+write.
+"""
 
 
 class BackingDirectory(OwnFiles):
@@ -63,7 +65,8 @@ class BackingDirectory(OwnFiles):
     def __init__(self, path: Path, node_id: str, runtime: Runtime, *, kept_fd: int = -1) -> None:
         """Open it and make `.acpfs/{staging/<node>,manifest,nodes}`.
 
-        `kept_fd`: its descriptor, from an earlier worker that did so; then no system call is made, and none can hang.
+        `kept_fd`: its descriptor, from an earlier worker that did so; then no system call is made,
+        and none can hang.
 
         Raises:
             MachineError: missing, not a directory, not writable.
@@ -113,7 +116,10 @@ class BackingDirectory(OwnFiles):
         return self._features
 
     def adapt(self, features: Features) -> None:
-        """Take over what `backing.probe` found. No system call: a later worker does so while the backing directory may hang."""
+        """Take over what `backing.probe` found.
+
+        No system call: a later worker does so while the backing directory may hang.
+        """
         self._features = features
         self._direct = features.direct_io and features.direct_writes
         self._setter.xattrs_work = features.xattrs
@@ -353,7 +359,9 @@ class BackingDirectory(OwnFiles):
         return self._exchange_by_renames(a, b)
 
     def _exchange_by_renames(self, a: LowerPath, b: LowerPath) -> None:
-        """a → aside, b → a, aside → b; goes on where an earlier attempt was cut off, which it knows by what lies aside."""
+        """a → aside, b → a, aside → b; goes on where an earlier attempt was cut off, which it knows
+        by what lies aside.
+        """
         aside = self.exchange_aside(a, b)
         if not self._exists(aside):
             self.rename(a, aside)
@@ -505,7 +513,8 @@ class BackingDirectory(OwnFiles):
     def stage_near(self, name: str, directory: LowerPath) -> str:
         root = self._entries.areas.root_of(directory)
         if root and not self._entries.areas.can_enter(root):
-            # Below what may not be entered now. The commit opens that, and finds another file system.
+            # Below what may not be entered now. The commit opens that, and finds another file
+            # system.
             return staging_name(name, ())
         return self._stage_in(root, name, directory)
 
@@ -526,13 +535,15 @@ class BackingDirectory(OwnFiles):
         return staging_name(name, root)
 
     def bring_near(self, name: str, target: LowerPath) -> str:
-        areas, directory = self._entries.areas, target[:-1]
+        areas = self._entries.areas
+        directory = target[:-1]
         areas.forget()
         if staged_in(name)[0] == areas.root_of(directory):
             if not directory or staged_in(name)[0] == directory:
                 raise OSError(
                     errno.EXDEV,
-                    "another file system than the staging directory beside it: it cannot be renamed there",
+                    "another file system than the staging directory beside it: it cannot be "
+                    "renamed there",
                 )
             areas.give_own(directory)
         near = self._stage_in(areas.root_of(directory), name, directory)

@@ -1,8 +1,10 @@
-"""Reaching entries of the backing directory: a path of names → descriptor of the directory that holds it, and its name there.
+"""Reaching entries of the backing directory: a path of names → descriptor of the directory that
+holds it, and its name there.
 
-Every step goes by name beneath a directory descriptor (`syscalls.Opener`), so neither a symlink nor `..` nor a rename by others leads
-outside. Of `.acpfs`, at the top and in staging areas, only this node's directories for staging files and for what the guard keeps can be
-reached by path. Does not know what is done with an entry. Thread-safe; every method may block.
+Every step goes by name beneath a directory descriptor (`syscalls.Opener`), so neither a symlink nor
+`..` nor a rename by others leads outside. Of `.acpfs`, at the top and in staging areas, only this
+node's directories for staging files and for what the guard keeps can be reached by path. Does not
+know what is done with an entry. Thread-safe; every method may block.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Entries:
     """All entries, by path."""
 
     def __init__(self, root_fd: int, node_id: str, runtime: Runtime) -> None:
-        """`root_fd`: of the backing directory, open for as long as this is used; `node_id`: whose staging directory may be reached."""
+        """`root_fd`: of the backing directory, open for as long as this is used; `node_id`: whose
+        staging directory may be reached.
+        """
         self.root_fd = root_fd
         self.opener = Opener(root_fd)
         self.staging: LowerPath = (OWN, b"staging", node_id.encode())
@@ -42,7 +46,8 @@ class Entries:
         return (*root, *self.staging, leaf)
 
     def make_own(self) -> None:
-        """Make `.acpfs/{staging/<node>,kept/<node>,areas,manifest,nodes}`, as far as it is not there.
+        """Make `.acpfs/{staging/<node>,kept/<node>,areas,manifest,nodes}`, as far as it is not
+        there.
 
         Raises:
             OSError: EPERM where somebody else has made what is to be this node's alone.
@@ -65,7 +70,9 @@ class Entries:
             self._staging_fd = -1  # an old one is left open: another thread may be using it
 
     def reopened(self, fd: int) -> None:
-        """The same directory by another mount: the numbers of the descriptors stay, so that calls under way never see a closed one."""
+        """The same directory by another mount: the numbers of the descriptors stay, so that calls
+        under way never see a closed one.
+        """
         os.dup2(fd, self.root_fd, inheritable=False)
         with contextlib.suppress(OSError), self._staging_lock:
             if self._staging_fd >= 0:
@@ -74,7 +81,9 @@ class Entries:
                 os.close(staging)
 
     def disconnect(self) -> None:
-        """Close what was opened here, and is not the caller's; nothing else may be called afterwards."""
+        """Close what was opened here, and is not the caller's; nothing else may be called
+        afterwards.
+        """
         with self._staging_lock:
             if self._staging_fd >= 0:
                 os.close(self._staging_fd)
@@ -91,10 +100,13 @@ class Entries:
 
     @contextlib.contextmanager
     def parent(self, path: LowerPath, *, own: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Descriptor of the directory that holds an entry, and the entry's name. `own`: all of `.acpfs` can be reached.
+        """Descriptor of the directory that holds an entry, and the entry's name.
+
+        `own`: all of `.acpfs` can be reached.
 
         Raises:
-            OSError: EBUSY for the backing directory itself, EINVAL for what is no name, and what opening directories raises.
+            OSError: EBUSY for the backing directory itself, EINVAL for what is no name, and what
+                opening directories raises.
         """
         if not own:
             self._check(path)
@@ -125,7 +137,9 @@ class Entries:
 
     @contextlib.contextmanager
     def directory(self, path: LowerPath) -> Iterator[int]:
-        """Descriptor of a directory, to reach several of its entries by name, each past `check_name`."""
+        """Descriptor of a directory, to reach several of its entries by name, each past
+        `check_name`.
+        """
         self._check(path)
         if not path:
             yield self.root_fd
@@ -138,7 +152,8 @@ class Entries:
 
     @contextlib.contextmanager
     def keeping_directories(self) -> Iterator[None]:
-        """Within, this thread opens each directory once; at the end each must still lie where it was found.
+        """Within, this thread opens each directory once; at the end each must still lie where it
+        was found.
 
         Raises:
             OSError: ESTALE when one does not, and what opening directories raises.
@@ -165,7 +180,9 @@ class Entries:
             raise OSError(errno.ESTALE, "a directory was moved away meanwhile")
 
     def _staging_directory(self) -> int:
-        """Kept open: every stored file passes through it, and three names to look up cost a network file system three questions."""
+        """Kept open: every stored file passes through it, and three names to look up cost a network
+        file system three questions.
+        """
         with self._staging_lock:
             fd = self._staging_fd
         if fd < 0:

@@ -1,8 +1,10 @@
-"""How the bytes of a large file move: past the page cache where that is known to be fast, else written out early; what is cached.
+"""How the bytes of a large file move: past the page cache where that is known to be fast, else
+written out early; what is cached.
 
-The content is in RAM once already, so a second copy in the page cache is memory traffic for nothing, and a final fsync that finds
-a gigabyte to write is time during which neither processor nor disk did anything useful. Measured (bench/staging.py, ext4, 4 files of
-256 MiB): buffered 0.52 s and 0.52 s of CPU, written out early 0.29 s and 0.41 s, direct 0.30 s and 0.19 s. Everything here is
+The content is in RAM once already, so a second copy in the page cache is memory traffic for
+nothing, and a final fsync that finds a gigabyte to write is time during which neither processor nor
+disk did anything useful. Measured (bench/staging.py, ext4, 4 files of 256 MiB): buffered 0.52 s and
+0.52 s of CPU, written out early 0.29 s and 0.41 s, direct 0.30 s and 0.19 s. Everything here is
 advice: what the file system does not know is done the plain way. Thread-safe.
 """
 
@@ -19,11 +21,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _CACHESTAT = 451
 """The same number on every architecture; Linux 6.5 and later."""
 _WRITE = 2
-"""SYNC_FILE_RANGE_WRITE: begin, wait for nothing, take no error away from the fsync that follows."""
+"""SYNC_FILE_RANGE_WRITE: begin, wait for nothing, take no error away from the fsync that
+follows.
+"""
 _STATFS_BYTES = 256
 """More than any libc's struct statfs; its first long is the type."""
 _DIRECT_TYPES = frozenset({0xEF53, 0x58465342, 0xF2F52010})
-"""ext2/3/4, XFS, F2FS: direct writes go straight to a local device. Over a network each would be a round trip that nothing overlaps."""
+"""ext2/3/4, XFS, F2FS: direct writes go straight to a local device.
+
+Over a network each would be a round trip that nothing overlaps.
+"""
 
 
 def wants_direct(fd: int) -> bool:
@@ -39,7 +46,9 @@ def go_direct(fd: int) -> None:
 
 
 def write(fd: int, data: memoryview, offset: int) -> int:
-    """pwrite; a piece that O_DIRECT does not take (the odd end of a file) goes through the page cache, and so do those after it."""
+    """pwrite; a piece that O_DIRECT does not take (the odd end of a file) goes through the page
+    cache, and so do those after it.
+    """
     try:
         return os.pwrite(fd, data, offset)
     except OSError as error:
@@ -51,7 +60,9 @@ def write(fd: int, data: memoryview, offset: int) -> int:
 
 
 def read(fd: int, buffer: memoryview, offset: int) -> int:
-    """preadv; a piece that O_DIRECT does not give goes through the page cache, which is emptied first, and so do those after it."""
+    """preadv; a piece that O_DIRECT does not give goes through the page cache, which is emptied
+    first, and so do those after it.
+    """
     try:
         return os.preadv(fd, [buffer], offset)
     except OSError as error:
@@ -65,7 +76,8 @@ def read(fd: int, buffer: memoryview, offset: int) -> int:
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> int:
     """pwrite until nothing is left; how much that was."""
-    view, done = memoryview(data), 0
+    view = memoryview(data)
+    done = 0
     while done < len(view):
         done += os.pwrite(fd, view[done:], offset + done)
     return done
@@ -83,8 +95,12 @@ def begin_write_out(fd: int, offset: int, count: int) -> None:
 
 
 def cached_bytes(fd: int) -> int | None:
-    """How much of a file the kernel's page cache has; None: this kernel does not tell. Looks into memory only: never hangs."""
-    wanted, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
+    """How much of a file the kernel's page cache has; None: this kernel does not tell.
+
+    Looks into memory only: never hangs.
+    """
+    wanted = (ctypes.c_uint64 * 2)(0, 0)
+    found = (ctypes.c_uint64 * 5)()
     if _libc.syscall(_CACHESTAT, fd, wanted, found, 0) != 0:
         return None
     return int(found[0]) * mmap.PAGESIZE

@@ -1,7 +1,8 @@
-"""Health of the backing directory, derived from its calls: how long the ones in flight have been out, and whether they fail.
+"""Health of the backing directory, derived from its calls: how long the ones in flight have been
+out, and whether they fail.
 
-Gets worse at once and better only after a while, so that a flickering server does not make the rest flicker. Costs no
-thread: the state is worked out when someone asks. Thread-safe.
+Gets worse at once and better only after a while, so that a flickering server does not make the rest
+flicker. Costs no thread: the state is worked out when someone asks. Thread-safe.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from enum import IntEnum
 from acpfs.runtime.clock import Clock
 
 SLOW_AFTER_S = 2.0
-"""A call that is out this long makes the backing directory slow; NFS and Lustre answer within this under heavy load."""
+"""A call that is out this long makes the backing directory slow; NFS and Lustre answer within this
+under heavy load.
+"""
 STUCK_VARIABLE = "ACPFS_STUCK_AFTER"
 """For tests: the same in seconds."""
 STUCK_AFTER_S = float(os.environ.get(STUCK_VARIABLE, "10"))
@@ -44,7 +47,9 @@ TROUBLE = frozenset(
         errno.ENOMEM,
     }
 )
-"""Errors that say something about the backing directory; the others (ENOENT, EEXIST …) are answers about a name."""
+"""Errors that say something about the backing directory; the others (ENOENT, EEXIST …) are answers
+about a name.
+"""
 
 
 class HealthState(IntEnum):
@@ -85,7 +90,8 @@ class CallInFlight:
 
     def __init__(self, clock: Callable[[], float], pool: str, label: str) -> None:
         self._clock = clock
-        self.pool, self.label = pool, label
+        self.pool = pool
+        self.label = label
         self.started: float | None = clock()
 
     def age_s(self) -> float:
@@ -130,7 +136,8 @@ class Health:
     def call(self, pool: str, label: str) -> Iterator[CallInFlight]:
         """Around one call, in the thread that makes it."""
         call = CallInFlight(self._clock, pool, label)
-        outer, _here.call = current_call(), call
+        outer = current_call()
+        _here.call = call
         with self._lock:
             self._in_flight.add(call)
         try:
@@ -166,7 +173,8 @@ class Health:
     def state(self) -> HealthState:
         """As of now, with hysteresis."""
         with self._lock:
-            found, now = self._look(), self._clock()
+            found = self._look()
+            now = self._clock()
             if found >= self._state:
                 self._better_since = None
                 if found > self._state:
@@ -178,7 +186,9 @@ class Health:
             return self._state
 
     def _enter(self, state: HealthState) -> None:
-        self._state, self._since, self._better_since = state, self._wall(), None
+        self._state = state
+        self._since = self._wall()
+        self._better_since = None
 
     def _look(self) -> HealthState:
         oldest_s = max((call.age_s() for call in self._in_flight), default=0.0)

@@ -1,8 +1,9 @@
 """Who this mount is among all that share a backing directory, and which backing directory it is.
 
-The node id is random, because containers share machine-ids and host names; it is kept in the runtime directory, next to the RAM
-tier, and lives exactly as long: both are gone after a reboot. Two mounts of one backing directory under one id are kept apart by a
-lock on this machine; `.acpfs/nodes/<id>` tells the others.
+The node id is random, because containers share machine-ids and host names; it is kept in the
+runtime directory, next to the RAM tier, and lives exactly as long: both are gone after a reboot.
+Two mounts of one backing directory under one id are kept apart by a lock on this machine;
+`.acpfs/nodes/<id>` tells the others.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ def node_id(
     chosen: str | None = None,
     remembered: str | None = None,
 ) -> str:
-    """`chosen`, or what the runtime directory keeps for this mount point: from its first mount on `remembered`, or `<host>-<8 hex>`.
+    """`chosen`, or what the runtime directory keeps for this mount point: from its first mount on
+    `remembered`, or `<host>-<8 hex>`.
 
-    Not for a takeover: the session has its id, and another one that is kept beside it would have the next mount miss what is in RAM.
+    Not for a takeover: the session has its id, and another one that is kept beside it would have
+    the next mount miss what is in RAM.
     """
     if chosen is not None:
         return chosen
@@ -86,7 +89,9 @@ class Identity:
 
     @property
     def lock(self) -> str:
-        """Which file that is, on this machine since it was started: as long as somebody has it open, no other file has these numbers."""
+        """Which file that is, on this machine since it was started: as long as somebody has it
+        open, no other file has these numbers.
+        """
         st = os.fstat(self.lock_fd)
         return f"{st.st_dev}:{st.st_ino}"
 
@@ -99,7 +104,8 @@ def claim(directory: BackingDirectory, runtime_dir: Path) -> Identity:
     """Read or make the volume id, lock (volume, node) on this machine.
 
     Raises:
-        RefusedError: another mount of the same backing directory under the same node id lives on this machine.
+        RefusedError: another mount of the same backing directory under the same node id lives on
+            this machine.
     """
     volume_id = _volume_id(directory)
     lock_fd = _lock(runtime_dir, volume_id, directory.node_id)
@@ -113,7 +119,8 @@ def _volume_id(directory: BackingDirectory) -> str:
             if re.fullmatch(r"[0-9a-f]{32}", found):
                 return found
             raise RefusedError(
-                f"{directory.path}/.acpfs/volume does not hold a volume id: look at it, and remove it if no RAM tier is left"
+                f"{directory.path}/.acpfs/volume does not hold a volume id: look at it, and "
+                "remove it if no RAM tier is left"
             )
         directory.create_own(_VOLUME, directory.chance.token(16).encode() + b"\n")
     return directory.read_own(_VOLUME).decode("ascii").strip()
@@ -148,12 +155,18 @@ def _held(fd: int, node: str) -> str:
     living = [str(holder.pid) for holder in found if not holder.hangs]
     if living or not found:
         who = written if written in living or not living else living[0]
-        return f"this backing directory is already mounted under node id {node} (process {who}): choose another --node-id"
+        return (
+            f"this backing directory is already mounted under node id {node} (process {who}): "
+            "choose another --node-id"
+        )
     since = "for some time"
     if found[0].since is not None:
         since = f"since {time.strftime('%H:%M:%S', time.localtime(found[0].since))}"
     return (
-        f"the last mount of this backing directory under node id {node} was killed, and has not ended: "
-        f"process {found[0].pid} hangs in a call on the storage {since}. What is in its RAM tier is kept. "
-        f"It ends when the storage answers, or when that call is broken off there (umount -f of the storage): mount again then"
+        f"the last mount of this backing directory under node id {node} was killed, and has not "
+        "ended: "
+        f"process {found[0].pid} hangs in a call on the storage {since}. What is in its RAM tier "
+        "is kept. "
+        "It ends when the storage answers, or when that call is broken off there (umount -f of "
+        "the storage): mount again then"
     )

@@ -1,8 +1,11 @@
-"""Staging files of node ids that are no more: a machine that was started again has lost its RAM tiers, and with them the node ids.
+"""Staging files of node ids that are no more: a machine that was started again has lost its RAM
+tiers, and with them the node ids.
 
-A node id that is chosen (`--node-id`) is the same after a reboot, and its own mount cleans up. A random one is not, and nobody else may
-touch what might be another's only copy of a file (overflow). So what an id left is removed only with proof: its record names this very
-machine by the hardware's own number, and an earlier boot of it. Without proof it is named, and left. Blocks as the backing directory does.
+A node id that is chosen (`--node-id`) is the same after a reboot, and its own mount cleans up. A
+random one is not, and nobody else may touch what might be another's only copy of a file (overflow).
+So what an id left is removed only with proof: its record names this very machine by the hardware's
+own number, and an earlier boot of it. Without proof it is named, and left. Blocks as the backing
+directory does.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RECORD_BYTES_MAX = 1 << 16
 _HOST_CHARACTERS_MAX = 40
 MIRRORS = b"mirrors"
-"""Directory of marks, by node id: whose RAM tier is mirrored on a disk (`writeback.sources.mirror`)."""
+"""Directory of marks, by node id: whose RAM tier is mirrored on a disk
+(`writeback.sources.mirror`).
+"""
 WITHDRAWN = b"{}\n"
 """A mark that says that there is no mirror (any more)."""
 
@@ -35,7 +40,9 @@ class MachineId:
 
     host: str
     hardware: str
-    """"" where the hardware has no number of its own that can be read (containers of some kinds, small virtual machines)."""
+    """"" where the hardware has no number of its own that can be read (containers of some kinds,
+    small virtual machines).
+    """
     boot_id: str
 
     @classmethod
@@ -65,12 +72,16 @@ def _line(file: Path) -> str:
 
 
 def clear(directory: BackingDirectory, machine: MachineId, clock: Clock) -> list[str]:
-    """Remove what earlier boots of this machine left; returns sentences about what may be such and may not."""
+    """Remove what earlier boots of this machine left; returns sentences about what may be such and
+    may not.
+    """
     said = []
     for encoded in directory.list_own((b"staging",)):
         node = encoded.decode("utf-8", "replace")
         if node == directory.node_id or not node.startswith(machine.prefix()):
-            continue  # only those are looked at: with a thousand nodes over one directory, reading a thousand records takes long
+            # only those are looked at: with a thousand nodes over one directory, reading a thousand
+            # records takes long
+            continue
         record = _record(directory, encoded)
         if (
             record.get("host") != machine.host
@@ -80,7 +91,8 @@ def clear(directory: BackingDirectory, machine: MachineId, clock: Clock) -> list
             continue
         if _is_mirrored(directory, encoded):
             said.append(
-                f"node id {node} left a mirror that is not drained: mount again as before to drain it"
+                f"node id {node} left a mirror that is not drained: mount again as before to "
+                "drain it"
             )
             continue  # its RAM tier is not lost, and what was staged has no other copy there
         areas = [(), *sorted(directory.areas_of(encoded))]
@@ -106,7 +118,8 @@ def clear(directory: BackingDirectory, machine: MachineId, clock: Clock) -> list
                 f"{_shown(directory, area)}/.acpfs/staging/{node}" for area in dict(files)
             )
             said.append(
-                f"node id {node} left {len(files)} staging files before a host named {machine.host} was started again: "
+                f"node id {node} left {len(files)} staging files before a host named "
+                f"{machine.host} was started again: "
                 f"remove {places} if that was this machine"
             )
     return said
@@ -128,7 +141,8 @@ def _is_mirrored(directory: BackingDirectory, node: bytes) -> bool:
 def _kept(directory: BackingDirectory, node: bytes, areas: list[LowerPath]) -> list[str]:
     """Perhaps the last whole checkpoint of a run: for people to decide."""
     return [
-        f"an earlier mount kept an old checkpoint as {_shown(directory, area)}/.acpfs/kept/{node.decode('utf-8', 'replace')}/"
+        "an earlier mount kept an old checkpoint as "
+        f"{_shown(directory, area)}/.acpfs/kept/{node.decode('utf-8', 'replace')}/"
         f"{name.decode('utf-8', 'backslashreplace')}: move it back, or remove it"
         for area in areas
         for name in directory.list_own((b"kept", node), area)
@@ -152,7 +166,9 @@ def _remove(
     files: list[tuple[LowerPath, bytes]],
     clock: Clock,
 ) -> None:
-    """The directory of staging files at the top last: by it the next mount finds what is left to do where this one was cut off."""
+    """The directory of staging files at the top last: by it the next mount finds what is left to do
+    where this one was cut off.
+    """
     for area, name in files:
         if not _is_aside(name):
             directory.remove_own((b"staging", node, name), area)
@@ -169,7 +185,9 @@ def _remove(
 
 
 def _mark_gone(records: NodeRecords, node: str, clock: Clock) -> None:
-    """What it had not persisted is lost: other members hold pointers of that time back, and do not wait for it any longer."""
+    """What it had not persisted is lost: other members hold pointers of that time back, and do not
+    wait for it any longer.
+    """
     try:
         record = records.read(node)
     except ValueError:

@@ -1,8 +1,8 @@
 """What the layers above need from the lower layer, and its plain records.
 
-A path is a tuple of names below the backing directory; `()` is the backing directory itself. Every method may block for as
-long as the backing file system likes and raises `OSError` with the backing file system's errno; callers run them on a
-`CallPool`, never on a thread that must go on.
+A path is a tuple of names below the backing directory; `()` is the backing directory itself. Every
+method may block for as long as the backing file system likes and raises `OSError` with the backing
+file system's errno; callers run them on a `CallPool`, never on a thread that must go on.
 """
 
 from __future__ import annotations
@@ -17,19 +17,28 @@ from acpfs.backing.quirks import Features
 
 LowerPath = tuple[bytes, ...]
 UNREACHABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
-"""Errors that say only that a path leads nowhere now. EROFS would say more: a file system that has lost something becomes read-only."""
+"""Errors that say only that a path leads nowhere now.
+
+EROFS would say more: a file system that has lost something becomes read-only.
+"""
 ASIDE_PREFIX = "exchange-"
-"""Staging names of what a half-done exchange in three renames has put aside, the only copy: the operation itself takes it up again."""
+"""Staging names of what a half-done exchange in three renames has put aside, the only copy: the
+operation itself takes it up again.
+"""
 OVERFLOW_PREFIX = "overflowed-"
 """Staging names of files that did not fit into RAM. Their length is in the state database.
 
-Names that begin with "overflow-" are of an earlier acpfs, whose workers did not keep it: there the staging file knows better."""
+Names that begin with "overflow-" are of an earlier acpfs, whose workers did not keep it: there the
+staging file knows better.
+"""
 
 
 class LowerStat(NamedTuple):
-    """What the backing directory says about one of its entries; sizes in bytes, times in nanoseconds.
+    """What the backing directory says about one of its entries; sizes in bytes, times in
+    nanoseconds.
 
-    A tuple, as entries of listings are, because one is made for each name that is looked at: a frozen dataclass takes five times as long.
+    A tuple, as entries of listings are, because one is made for each name that is looked at: a
+    frozen dataclass takes five times as long.
     """
 
     ino: int
@@ -53,7 +62,9 @@ class LowerStat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What acpfs noted at a file when it stored it: xxh3-128, and the mtime that the file was given (ns); -1: not noted."""
+    """What acpfs noted at a file when it stored it: xxh3-128, and the mtime that the file was given
+    (ns); -1: not noted.
+    """
 
     digest: str
     mtime_ns: int = -1
@@ -73,7 +84,9 @@ class Note:
         return cls(digest, int(mtime) if mtime.lstrip("-").isdigit() else -1)
 
     def is_about(self, st: LowerStat, granularity_ns: int) -> bool:
-        """Whether the file has not been written to since, as its mtime tells: then other bytes are damage, not somebody's change."""
+        """Whether the file has not been written to since, as its mtime tells: then other bytes are
+        damage, not somebody's change.
+        """
         return (
             self.mtime_ns != -1 and self.mtime_ns // granularity_ns == st.mtime_ns // granularity_ns
         )
@@ -143,7 +156,9 @@ class Lower(Protocol):
 
     def lstat(self, path: LowerPath) -> LowerStat: ...
     def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
-        """`lstat` of names of one directory, which is looked up once for all; None: there is no such name, or no such directory."""
+        """`lstat` of names of one directory, which is looked up once for all; None: there is no
+        such name, or no such directory.
+        """
         ...
 
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
@@ -155,7 +170,8 @@ class Lower(Protocol):
         ...
 
     def open_uncached(self, path: LowerPath) -> int:
-        """`open_read`, and reads come from the backing file system rather than from the page cache, as far as that can be had.
+        """`open_read`, and reads come from the backing file system rather than from the page cache,
+        as far as that can be had.
 
         Buffers and offsets are best multiples of a page.
         """
@@ -163,7 +179,10 @@ class Lower(Protocol):
 
     def readlink(self, path: LowerPath) -> bytes: ...
     def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
-        """All readable xattrs; {} where the backing file system has none. `user.acpfs.*` are left out, but for `.fsync`."""
+        """All readable xattrs; {} where the backing file system has none.
+
+        `user.acpfs.*` are left out, but for `.fsync`.
+        """
         ...
 
     def space(self) -> SpaceInfo: ...
@@ -175,18 +194,23 @@ class Lower(Protocol):
     def keeping_directories(self) -> AbstractContextManager[None]:
         """Within, this thread's calls may open each directory once. Moves none.
 
-        The end raises OSError (ESTALE) when one lies elsewhere by then: then it is not known where the calls have found it.
+        The end raises OSError (ESTALE) when one lies elsewhere by then: then it is not known where
+        the calls have found it.
         """
         ...
 
     def rmdir(self, path: LowerPath) -> None: ...
     def unlink(self, path: LowerPath) -> None: ...
     def rename(self, source: LowerPath, target: LowerPath) -> None:
-        """A file or symlink that goes to another file system is copied, renamed into place there, and then removed; EXDEV for all else."""
+        """A file or symlink that goes to another file system is copied, renamed into place there,
+        and then removed; EXDEV for all else.
+        """
         ...
 
     def exchange(self, a: LowerPath, b: LowerPath) -> None:
-        """Swap two entries; in three renames where the backing file system has no RENAME_EXCHANGE."""
+        """Swap two entries; in three renames where the backing file system has no
+        RENAME_EXCHANGE.
+        """
         ...
 
     def exchange_aside(self, a: LowerPath, b: LowerPath) -> LowerPath:
@@ -201,31 +225,40 @@ class Lower(Protocol):
         ...
 
     def sync_directory(self, path: LowerPath) -> None:
-        """fsync of a directory; nothing where the file system refuses that, `sync_file_systems` where its mode forbids to open it."""
+        """fsync of a directory; nothing where the file system refuses that, `sync_file_systems`
+        where its mode forbids to open it.
+        """
         ...
 
     def sync_file_systems(self, paths: Iterable[LowerPath]) -> None:
-        """What there is of a flush for entries that cannot be reached: syncfs of the file systems that they seem to be on, each once.
+        """What there is of a flush for entries that cannot be reached: syncfs of the file systems
+        that they seem to be on, each once.
 
-        That of the nearest directory above that can be opened: of a mount inside of what cannot be reached it knows nothing. A FUSE server
-        hears nothing of it (but virtiofs); an NFS server has changes of directories before they return. What the kernel could not write
-        back is told once, and before Linux 5.8 never.
+        That of the nearest directory above that can be opened: of a mount inside of what cannot be
+        reached it knows nothing. A FUSE server hears nothing of it (but virtiofs); an NFS server
+        has changes of directories before they return. What the kernel could not write back is told
+        once, and before Linux 5.8 never.
         """
         ...
 
     def is_staging_area(self, path: LowerPath) -> bool:
-        """Whether acpfs has a directory of its own in a directory below the top, which is not shown."""
+        """Whether acpfs has a directory of its own in a directory below the top, which is not
+        shown.
+        """
         ...
 
     def stage_near(self, name: str, directory: LowerPath) -> str:
-        """The staging name, made of `name`, under which a file can be renamed into a directory: it says in which staging directory it lies.
+        """The staging name, made of `name`, under which a file can be renamed into a directory: it
+        says in which staging directory it lies.
 
-        A directory that is not there yet is taken to be on the file system of the nearest one above it.
+        A directory that is not there yet is taken to be on the file system of the nearest one above
+        it.
         """
         ...
 
     def bring_near(self, name: str, target: LowerPath) -> str:
-        """Copy a staging file that cannot be renamed to `target` to where it can; returns the copy's staging name.
+        """Copy a staging file that cannot be renamed to `target` to where it can; returns the
+        copy's staging name.
 
         Raises:
             OSError: EXDEV where there is no such place.
@@ -233,7 +266,9 @@ class Lower(Protocol):
         ...
 
     def create_staging(self, name: str) -> int:
-        """New, empty file in this node's staging directory, read-write descriptor, mode 0600; an old one of that name is removed first."""
+        """New, empty file in this node's staging directory, read-write descriptor, mode 0600; an
+        old one of that name is removed first.
+        """
         ...
 
     def open_staging(self, name: str) -> int:
@@ -245,7 +280,9 @@ class Lower(Protocol):
         ...
 
     def kept_path(self, path: LowerPath = ()) -> LowerPath:
-        """Directory of this node for what the guard had to move out of a new one's way, where `path` can be moved to. Never waits."""
+        """Directory of this node for what the guard had to move out of a new one's way, where
+        `path` can be moved to. Never waits.
+        """
         ...
 
     def remove_staging(self, name: str) -> None:
@@ -261,7 +298,10 @@ class Lower(Protocol):
     # attributes and content of entries
 
     def apply(self, path: LowerPath, attributes: NewAttributes) -> None:
-        """Set owner, mode, xattrs, then times. What the backing file system cannot hold is left out and counted, not an error."""
+        """Set owner, mode, xattrs, then times.
+
+        What the backing file system cannot hold is left out and counted, not an error.
+        """
         ...
 
     def apply_fd(self, fd: int, attributes: NewAttributes) -> None:
@@ -269,7 +309,9 @@ class Lower(Protocol):
         ...
 
     def digest(self, path: LowerPath) -> str:
-        """xxh3-128 that acpfs noted at the file itself when it stored it (xattr `user.acpfs.xxh3`); "" for none."""
+        """xxh3-128 that acpfs noted at the file itself when it stored it (xattr `user.acpfs.xxh3`);
+        "" for none.
+        """
         ...
 
     def note(self, path: LowerPath) -> Note | None:
@@ -281,7 +323,9 @@ class Lower(Protocol):
         ...
 
     def sync_entry(self, path: LowerPath) -> None:
-        """fsync of a file's or directory's inode; nothing for what cannot be opened (symlinks, devices, sockets)."""
+        """fsync of a file's or directory's inode; nothing for what cannot be opened (symlinks,
+        devices, sockets).
+        """
         ...
 
     # descriptors from create_staging and open_read
@@ -289,7 +333,8 @@ class Lower(Protocol):
     def read(self, fd: int, buffer: memoryview, offset: int) -> int: ...
     def write(self, fd: int, data: memoryview, offset: int) -> int: ...
     def make_room(self, fd: int, size: int) -> bool:
-        """Have room set aside for the first bytes of a file, whose length stays; False: that cannot be had here.
+        """Have room set aside for the first bytes of a file, whose length stays; False: that cannot
+        be had here.
 
         Raises:
             OSError: ENOSPC, EDQUOT: there is none.
@@ -297,7 +342,10 @@ class Lower(Protocol):
         ...
 
     def expect_bulk(self, fd: int) -> None:
-        """A large file is about to be written or read, in order, from page-aligned memory. Advice: never fails."""
+        """A large file is about to be written or read, in order, from page-aligned memory.
+
+        Advice: never fails.
+        """
         ...
 
     def cached_bytes(self, fd: int) -> int | None:
@@ -305,7 +353,9 @@ class Lower(Protocol):
         ...
 
     def begin_write_out(self, fd: int, offset: int, count: int) -> None:
-        """Have what was written there begin its way to stable storage, so that `sync` has less to wait for. Advice: never fails."""
+        """Have what was written there begin its way to stable storage, so that `sync` has less to
+        wait for. Advice: never fails.
+        """
         ...
 
     def truncate(self, fd: int, size: int) -> None: ...
@@ -314,7 +364,9 @@ class Lower(Protocol):
         ...
 
     def forget_pages(self, fd: int) -> None:
-        """Ask the kernel to drop its cached copy, so that the next read comes from the backing file system. Advice: never fails."""
+        """Ask the kernel to drop its cached copy, so that the next read comes from the backing file
+        system. Advice: never fails.
+        """
         ...
 
     def stat_fd(self, fd: int) -> LowerStat: ...

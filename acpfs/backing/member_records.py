@@ -1,10 +1,13 @@
-"""Node records: `.acpfs/nodes/<node id>`, by which the mounts of one backing directory know of each other.
+"""Node records: `.acpfs/nodes/<node id>`, by which the mounts of one backing directory know of each
+other.
 
-One small JSON file per node, replaced whole by a rename at each heartbeat, so that a reader sees one state or the one before, and its
-client notices a new file. Where there is no room for another file, the record is written over in place: it has room to grow, and a checksum
-that one that is read half-written does not have. A hidden file beside it, its mark, is renamed then, which the client notices as well.
-Whoever reads a record may see an old one: everything in it stays true for ever ("all that was closed up to T is persisted"), so that costs
-time, and nothing else. Neither locks nor times of files are used. Decides nothing. Thread-safe; blocks as the backing directory does.
+One small JSON file per node, replaced whole by a rename at each heartbeat, so that a reader sees
+one state or the one before, and its client notices a new file. Where there is no room for another
+file, the record is written over in place: it has room to grow, and a checksum that one that is read
+half-written does not have. A hidden file beside it, its mark, is renamed then, which the client
+notices as well. Whoever reads a record may see an old one: everything in it stays true for ever
+("all that was closed up to T is persisted"), so that costs time, and nothing else. Neither locks
+nor times of files are used. Decides nothing. Thread-safe; blocks as the backing directory does.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ ANYTHING = "+"
 RECORD_BYTES_MAX = 1 << 18
 BLOCK_BYTES = 4096
 SPARE_BYTES = 2048
-"""A record may grow by so much, that is by the names that are pending there, where the file system is full."""
+"""A record may grow by so much, that is by the names that are pending there, where the file system
+is full.
+"""
 _TEMPORARY = b"."
 _MARKS = (b".%s.mark-a", b".%s.mark-b")
 _SUM = b'{"sum":"%s",'
@@ -63,33 +68,44 @@ class NodeRecord:
     watermark: float = 0.0
     """All that was closed (renamed …) on this node before then is persisted."""
     pointers: float | None = None
-    """No pointer that was closed or removed on this node before then is still to come, withheld or guarded; None: an older acpfs."""
+    """No pointer that was closed or removed on this node before then is still to come, withheld or
+    guarded; None: an older acpfs.
+    """
     held: dict[str, float] = field(default_factory=dict)
-    """What is withheld there, of which the watermark says nothing: keys (`writeback.members.scopes`) → when it was closed, at the earliest.
+    """What is withheld there, of which the watermark says nothing: keys
+    (`writeback.members.scopes`) → when it was closed, at the earliest.
 
     Empty from an older acpfs, which does not say.
     """
     placed: dict[str, float] = field(default_factory=dict)
-    """Pointer files that were made there last: key of the name (`writeback.members.scopes`) → when the newest of that name was closed.
+    """Pointer files that were made there last: key of the name (`writeback.members.scopes`) → when
+    the newest of that name was closed.
 
     Empty from an older acpfs.
     """
     standing: dict[str, float] = field(default_factory=dict)
-    """Pointer files on the backing directory that are to be changed by what is withheld there, or held behind that: their path there
-    (`os.fsdecode`), or `ANYTHING` → when that was closed. Others move or remove nothing that these name. Empty from an older acpfs.
+    """Pointer files on the backing directory that are to be changed by what is withheld there, or
+    held behind that: their path there (`os.fsdecode`), or `ANYTHING` → when that was closed. Others
+    move or remove nothing that these name. Empty from an older acpfs.
     """
     standing_of_lost: dict[str, float] = field(default_factory=dict)
     """The same, where what it waits for is lost, so that it may never come."""
     gated: float | None = None
-    """Close time of a pointer that only waits for other members, all before it persisted; None: there is none."""
+    """Close time of a pointer that only waits for other members, all before it persisted; None:
+    there is none.
+    """
     drift_s: float = 0.0
     """What its wall clock is ahead of its own, because somebody set it."""
     heard: dict[str, float] = field(default_factory=dict)
-    """Other node → seconds that its clock is at least ahead of this one's (or, negative, at most behind), by its last records."""
+    """Other node → seconds that its clock is at least ahead of this one's (or, negative, at most
+    behind), by its last records.
+    """
     lost: tuple[float, float] | None = None
     """What it closed between these times may have been lost with its RAM tier."""
     pending: str = ""
-    """Names that were made there and are not persisted, as `NameFilter.to_text` has them; "": none, or an older acpfs."""
+    """Names that were made there and are not persisted, as `NameFilter.to_text` has them; "": none,
+    or an older acpfs.
+    """
     heartbeat_s: float = 0.0
     operations: int = 0
     dirty_bytes: int = 0
@@ -103,11 +119,15 @@ class NodeRecord:
     boot_id: str = ""
     mountpoint: str = ""
     lock: str = ""
-    """Which file of its machine it has locked for this node id: whoever has that lock knows that this one has ended."""
+    """Which file of its machine it has locked for this node id: whoever has that lock knows that
+    this one has ended.
+    """
     started_at: float = 0.0
 
     def to_bytes(self) -> bytes:
-        """For the file: JSON, with a checksum of the rest in front, and blanks that make room for longer ones."""
+        """For the file: JSON, with a checksum of the rest in front, and blanks that make room for
+        longer ones.
+        """
         rest = json.dumps(asdict(self), separators=(",", ":")).encode()[1:]
         content = _SUM % xxhash.xxh3_64_hexdigest(rest).encode() + rest
         size = -(-(len(content) + SPARE_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
@@ -201,7 +221,9 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
         (False, _is_text),
     ),
 }
-"""Field → whether there is no record without it, and whether a value is one: whoever may write there must not end every node's worker."""
+"""Field → whether there is no record without it, and whether a value is one: whoever may write
+there must not end every node's worker.
+"""
 
 
 class NodeRecords:
@@ -216,7 +238,9 @@ class NodeRecords:
         """Node → checksum of its file when that was last read, and what is in it."""
 
     def publish(self, record: NodeRecord) -> None:
-        """Replace the record of its node: written, flushed, renamed, the directory flushed; or in place where there is no room for that."""
+        """Replace the record of its node: written, flushed, renamed, the directory flushed; or in
+        place where there is no room for that.
+        """
         name = record.node.encode()
         try:
             self._directory.write_own((DIRECTORY, name), record.to_bytes())
@@ -227,7 +251,9 @@ class NodeRecords:
             self._mark(name)
 
     def _publish_in_place(self, name: bytes, record: NodeRecord) -> bool:
-        """Whether that could be done. Names that are pending are left out where they are too many: then nobody waits for them.
+        """Whether that could be done.
+
+        Names that are pending are left out where they are too many: then nobody waits for them.
 
         Where what is withheld is too much as well, all of others' pointers wait for it.
         """
@@ -245,7 +271,9 @@ class NodeRecords:
                 self._marked.add(name)
 
     def _notice(self, name: bytes) -> bool:
-        """Change the directory, so that this client lists it anew: all relies on listings that begin after a record was published."""
+        """Change the directory, so that this client lists it anew: all relies on listings that
+        begin after a record was published.
+        """
         for old, new in (_MARKS, _MARKS[::-1]):
             with contextlib.suppress(FileNotFoundError):
                 self._directory.rename_own((DIRECTORY, old % name), (DIRECTORY, new % name))
@@ -292,7 +320,8 @@ class NodeRecords:
 
     def remove_temporary(self, node: str) -> None:
         """What workers that were killed while they wrote have left."""
-        # Whole names, not beginnings: `.a.` begins what node `a.b` is writing just now, and its marks.
+        # Whole names, not beginnings: `.a.` begins what node `a.b` is writing just now, and its
+        # marks.
         ours = [
             re.escape(name) for name in (node.encode(), *(mark % node.encode() for mark in _MARKS))
         ]

@@ -1,8 +1,10 @@
 """A small set of paths in which to look one up, but not to list: what a node record has room for.
 
-A Bloom filter of at most `BITS_MAX` bits. Bit positions of a path come from its xxh3-128 under a seed (low half + i × high half made odd,
-modulo the number of bits), and the seed is another one for each record: a path that is taken for one of them by mistake is so in one
-record, and hardly in the next. Text: `names:SEED:HASHES:BASE64`, or `directories:…`, where everything right below its paths is meant. Pure.
+A Bloom filter of at most `BITS_MAX` bits. Bit positions of a path come from its xxh3-128 under a
+seed (low half + i × high half made odd, modulo the number of bits), and the seed is another one for
+each record: a path that is taken for one of them by mistake is so in one record, and hardly in the
+next. Text: `names:SEED:HASHES:BASE64`, or `directories:…`, where everything right below its paths
+is meant. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from dataclasses import dataclass
 import xxhash
 
 PATHS_MAX = 1024
-"""More are not told one by one: under `BITS_MAX` one lookup in 300 would be mistaken, and soon all."""
+"""More are not told one by one: under `BITS_MAX` one lookup in 300 would be mistaken, and soon
+all.
+"""
 BITS_PER_PATH = 16
 """One lookup in 2,000 is mistaken; 12 with `PATHS_MAX` paths: one in 300."""
 BITS_MIN = 1024
@@ -35,7 +39,9 @@ class NameFilter:
     hashes: int
     bits: bytes
     of_directories: bool = False
-    """Whether it has directories of which everything right below is meant, because there is too much of that."""
+    """Whether it has directories of which everything right below is meant, because there is too
+    much of that.
+    """
 
     @classmethod
     def of(
@@ -89,5 +95,6 @@ class NameFilter:
 
 def _positions(path: bytes, seed: int, hashes: int, count: int) -> Iterable[int]:
     digest = xxhash.xxh3_128_intdigest(path, seed & _64_BITS)
-    low, high = digest & _64_BITS, digest >> 64 | 1
+    low = digest & _64_BITS
+    high = digest >> 64 | 1
     return ((low + i * high) % count for i in range(hashes))

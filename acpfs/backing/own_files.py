@@ -1,4 +1,7 @@
-"""acpfs' own files in the backing directory, below `.acpfs` at the top and in staging areas. Every method may block."""
+"""acpfs' own files in the backing directory, below `.acpfs` at the top and in staging areas.
+
+Every method may block.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ class OwnFiles:
     # -- staging areas
 
     def areas_of(self, node: bytes) -> set[LowerPath]:
-        """Roots of the areas that a node has made; not those that are not there, as what they were mounted on may be without them now."""
+        """Roots of the areas that a node has made; not those that are not there, as what they were
+        mounted on may be without them now.
+        """
         try:
             text = self.read_own((b"areas", node)).decode("ascii", "replace")
         except FileNotFoundError:
@@ -106,14 +111,17 @@ class OwnFiles:
             self._sync_own(path[:-1])
 
     def overwrite_own(self, names: LowerPath, content: bytes) -> bool:
-        """Write over a text in place, where it is there and large enough, filled up with blanks: that takes no room."""
+        """Write over a text in place, where it is there and large enough, filled up with blanks:
+        that takes no room.
+        """
         self._count("write own")
         try:
             fd = self._entries.open((OWN, *names), os.O_WRONLY, own=True)
         except FileNotFoundError:
             return False
         try:
-            size, text = os.fstat(fd).st_size, content.rstrip()
+            size = os.fstat(fd).st_size
+            text = content.rstrip()
             if size <= len(text) or os.pwrite(fd, text.ljust(size - 1) + b"\n", 0) != size:
                 return False
             os.fsync(fd)
@@ -141,7 +149,10 @@ class OwnFiles:
             os.close(fd)
 
     def create_own(self, names: LowerPath, content: bytes) -> bool:
-        """Write `.acpfs/<names…>` only if it is not there; False when it was. Never seen half-written where hard links exist."""
+        """Write `.acpfs/<names…>` only if it is not there; False when it was.
+
+        Never seen half-written where hard links exist.
+        """
         self._count("write own")
         temporary = (OWN, *names[:-1], b".%s.%s" % (names[-1], self.chance.token(4).encode()))
         self._write_own(temporary, content)

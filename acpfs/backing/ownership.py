@@ -1,7 +1,9 @@
-"""That nobody else made `.acpfs`: its owner could exchange what lies in it, and so read and replace what other users save.
+"""That nobody else made `.acpfs`: its owner could exchange what lies in it, and so read and replace
+what other users save.
 
-The backing directory may be one that many may write to (sticky, like /tmp). Whoever makes `.acpfs` there first owns it, whatever acpfs
-makes in it afterwards. Looked at when a mount begins. May block.
+The backing directory may be one that many may write to (sticky, like /tmp). Whoever makes `.acpfs`
+there first owns it, whatever acpfs makes in it afterwards. Looked at when a mount begins. May
+block.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ def check_own(root_fd: int, path: Path, chance: Chance) -> None:
     where = path / os.fsdecode(OWN)
     if own.st_uid not in (0, os.geteuid(), made.st_uid):
         raise RefusedError(
-            f"{where} belongs to user {own.st_uid}, who could read and exchange what is stored by way of it: "
+            f"{where} belongs to user {own.st_uid}, who could read and exchange what is stored "
+            "by way of it: "
             f"look what is in it, then give it to the user that mounts (chown -R), or remove it"
         )
     if own.st_mode & ~made.st_mode & _WRITABLE_BY_OTHERS:
         mode = stat.S_IMODE(own.st_mode)
         raise RefusedError(
-            f"others may write to {where} (mode {mode:o}), and exchange what is stored by way of it: chmod go-w"
+            f"others may write to {where} (mode {mode:o}), and exchange what is stored by way of "
+            "it: chmod go-w"
         )

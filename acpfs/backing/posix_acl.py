@@ -1,7 +1,9 @@
-"""POSIX ACLs as Linux has them in extended attributes: what they say of a mode, what a mode says of them, and what files inherit.
+"""POSIX ACLs as Linux has them in extended attributes: what they say of a mode, what a mode says of
+them, and what files inherit.
 
-The rules are those of POSIX 1003.1e draft 17 and of the kernel's `posix_acl.c`. Where an ACL has a mask, the mode's group bits are the
-mask, and not what the owning group may do. Pure functions over bytes; no calls.
+The rules are those of POSIX 1003.1e draft 17 and of the kernel's `posix_acl.c`. Where an ACL has a
+mask, the mode's group bits are the mask, and not what the owning group may do. Pure functions over
+bytes; no calls.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ ACCESS = b"system.posix_acl_access"
 DEFAULT = b"system.posix_acl_default"
 NAMES = frozenset({ACCESS, DEFAULT})
 
-USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
+USER_OBJ = 0x01
+USER = 0x02
+GROUP_OBJ = 0x04
+GROUP = 0x08
+MASK = 0x10
+OTHER = 0x20
 _HEADER = struct.Struct("<I")
 _ENTRY = struct.Struct("<HHI")
 _VERSION = 2
@@ -52,7 +59,9 @@ def encode(entries: Iterable[Entry]) -> bytes:
 
 def of_mode(mode: int) -> bytes:
     """The ACL that says no more than a mode; where it is set, the file has none afterwards."""
-    owner, group, other = mode >> 6 & _ALL, mode >> 3 & _ALL, mode & _ALL
+    owner = mode >> 6 & _ALL
+    group = mode >> 3 & _ALL
+    other = mode & _ALL
     return encode([Entry(USER_OBJ, owner), Entry(GROUP_OBJ, group), Entry(OTHER, other)])
 
 
@@ -80,7 +89,9 @@ def after_chmod(value: bytes, mode: int) -> bytes:
 
 
 def inherited(default: bytes, mode: int) -> tuple[int, bytes | None]:
-    """Mode and ACL of what is made in a directory with this default ACL; the umask does not count there. None: the mode says all."""
+    """Mode and ACL of what is made in a directory with this default ACL; the umask does not count
+    there. None: the mode says all.
+    """
     allowed = mode & mode_bits(default) | mode & ~0o777
     return allowed, after_chmod(default, allowed) if says_more(default) else None
 
@@ -88,8 +99,8 @@ def inherited(default: bytes, mode: int) -> tuple[int, bytes | None]:
 def narrow(value: bytes, mode: int) -> int:
     """A mode that gives nobody more than the ACL does, for where only a mode can be had.
 
-    The owning group, and all others, may do what they may by the ACL, and what each user and group that is named there may: those
-    count among them now.
+    The owning group, and all others, may do what they may by the ACL, and what each user and group
+    that is named there may: those count among them now.
     """
     entries = decode(value)
     mask = next((entry.may for entry in entries if entry.tag == MASK), _ALL)

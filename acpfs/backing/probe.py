@@ -1,6 +1,7 @@
 """What the backing file system can do, tried out at mount in this node's staging directory.
 
-The mount's own semantics do not depend on the outcome; it says how to reach them, and what `status` tells. What is tried is in `quirks`.
+The mount's own semantics do not depend on the outcome; it says how to reach them, and what `status`
+tells. What is tried is in `quirks`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def probe(directory: BackingDirectory) -> ProbeReport:
 
 @contextlib.contextmanager
 def _trial(directory: BackingDirectory) -> Iterator[Trial]:
-    """A staging file that was written, flushed and renamed, which cannot be done without; whatever was made is removed at the end."""
+    """A staging file that was written, flushed and renamed, which cannot be done without; whatever
+    was made is removed at the end.
+    """
     path: LowerPath = (OWN, b"staging", directory.node_id.encode())
     name = f"probe-{directory.chance.token(6)}"
     with contextlib.ExitStack() as undo:

@@ -1,8 +1,9 @@
-"""How far a long call has come: patience with it goes by that, and it ends when nobody wants what it brings.
+"""How far a long call has come: patience with it goes by that, and it ends when nobody wants what
+it brings.
 
-A call that reads a large file lasts as long as the file is large, so the time since it began says nothing; that no byte comes any more
-does. While it waits for a thread, bytes count that the calls move which share the threads. The health check is told of both as progress.
-Thread-safe.
+A call that reads a large file lasts as long as the file is large, so the time since it began says
+nothing; that no byte comes any more does. While it waits for a thread, bytes count that the calls
+move which share the threads. The health check is told of both as progress. Thread-safe.
 """
 
 from __future__ import annotations

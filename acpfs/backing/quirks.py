@@ -1,8 +1,9 @@
 """What backing file systems cannot do, and what they answer wrongly: the home of storage quirks.
 
-A file system that *cannot*: one field of `Features`, with how it is found out at mount and what users lose. The field is asked where it
-matters, shown by `status`, and known to the next worker. One that *answers wrongly*: a set of errnos or a judgement, below. Knows no
-layer above, makes no call but on what it is given, and holds nothing.
+A file system that *cannot*: one field of `Features`, with how it is found out at mount and what
+users lose. The field is asked where it matters, shown by `status`, and known to the next worker.
+One that *answers wrongly*: a set of errnos or a judgement, below. Knows no layer above, makes no
+call but on what it is given, and holds nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from acpfs.backing.posix_acl import ACCESS, GROUP_OBJ, MASK, OTHER, USER_OBJ, En
 from acpfs.backing.syscalls import rename_exchange
 
 CANNOT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
-"""Answers that mean that a file system cannot do something at all: small FUSE servers say ENOSYS, FAT says EPERM to links."""
+"""Answers that mean that a file system cannot do something at all: small FUSE servers say ENOSYS,
+FAT says EPERM to links.
+"""
 NO_DIRECTORY_SYNC = CANNOT | {errno.EINVAL, errno.EBADF, errno.EACCES}
 NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 NO_ATTRIBUTE = frozenset(
@@ -34,7 +37,10 @@ NO_XATTR = NO_ATTRIBUTE | {
     errno.ENOTDIR,
     errno.ENAMETOOLONG,
 }
-"""ENOSPC: ext4 without large xattrs says so for values of 4 KiB. A file system that is full will say so to a write as well."""
+"""ENOSPC: ext4 without large xattrs says so for values of 4 KiB.
+
+A file system that is full will say so to a write as well.
+"""
 NAME_BYTES_MAX = 255
 _NO_ANSWER = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS})
 """Of a full or dead file system: they say nothing of what it can do."""
@@ -48,7 +54,9 @@ _NOBODY = 65534
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A staging file to try things on, by its descriptor, and by its name in its directory; `other` is a name that is free there."""
+    """A staging file to try things on, by its descriptor, and by its name in its directory; `other`
+    is a name that is free there.
+    """
 
     top_fd: int
     dir_fd: int
@@ -80,7 +88,9 @@ def _is(
 
 
 def _acls(trial: Trial) -> bool:
-    """Whether an ACL can be set, and means something: a FUSE server may keep it as bytes like any other attribute."""
+    """Whether an ACL can be set, and means something: a FUSE server may keep it as bytes like any
+    other attribute.
+    """
     entries = (Entry(USER_OBJ, 6), Entry(GROUP_OBJ, 0), Entry(MASK, 4), Entry(OTHER, 0))
     try:
         os.setxattr(trial.file_fd, ACCESS, encode(entries))
@@ -116,7 +126,8 @@ def _counts_links(trial: Trial) -> bool:
         if error.errno in _NO_ANSWER:
             raise
         return True
-    # By its new name: what is known of the file itself may be from before, on a client that caches attributes.
+    # By its new name: what is known of the file itself may be from before, on a client that caches
+    # attributes.
     found = os.stat(trial.other, dir_fd=trial.dir_fd, follow_symlinks=False)
     os.unlink(trial.other, dir_fd=trial.dir_fd)
     return found.st_nlink == 2
@@ -244,7 +255,9 @@ def what_is_lacking(features: Features) -> list[str]:
 
 @contextlib.contextmanager
 def top_exists() -> Iterator[None]:
-    """A top that is said to be missing is trouble (ESTALE), no answer: an evicted client of CephFS says so of what it has open."""
+    """A top that is said to be missing is trouble (ESTALE), no answer: an evicted client of CephFS
+    says so of what it has open.
+    """
     try:
         yield
     except FileNotFoundError as error:

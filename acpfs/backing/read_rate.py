@@ -25,7 +25,8 @@ class ReadRate:
             self._bytes += size
             self._seconds += seconds
             if self._bytes > REMEMBERED_BYTES:
-                self._bytes, self._seconds = self._bytes / 2, self._seconds / 2
+                self._bytes = self._bytes / 2
+                self._seconds = self._seconds / 2
 
     @property
     def bytes_per_s(self) -> float | None:

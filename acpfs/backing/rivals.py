@@ -1,8 +1,11 @@
-"""Whether another mount lives under the node id that is to be taken: on another machine, or here with another runtime directory.
+"""Whether another mount lives under the node id that is to be taken: on another machine, or here
+with another runtime directory.
 
-Such a mount would lose its only copies: the next one of its id removes what it does not need in the staging directory (S86). A lock tells
-mounts of one runtime directory apart (`identity`). All others only show by their record: one that lives writes it again and again.
-So a record that does not prove the end of its mount is watched before anything of that id is touched. Blocks as the backing directory does.
+Such a mount would lose its only copies: the next one of its id removes what it does not need in the
+staging directory (S86). A lock tells mounts of one runtime directory apart (`identity`). All others
+only show by their record: one that lives writes it again and again. So a record that does not prove
+the end of its mount is watched before anything of that id is touched. Blocks as the backing
+directory does.
 """
 
 from __future__ import annotations
@@ -26,12 +29,16 @@ class Rival:
 
     def __init__(self, records: NodeRecords, record: NodeRecord) -> None:
         """`record`: as it was first read."""
-        self._records, self._record = records, record
+        self._records = records
+        self._record = record
         self.heartbeat_s = record.heartbeat_s or HEARTBEAT_S
 
     @classmethod
     def found(cls, records: NodeRecords, node: str, machine: MachineId, lock: str) -> Rival | None:
-        """None: nobody has that id, or the record proves that its mount has ended. `lock`: which we hold for it."""
+        """None: nobody has that id, or the record proves that its mount has ended.
+
+        `lock`: which we hold for it.
+        """
         record = _read(records, node)
         return None if record is None or _has_ended(record, machine, lock) else cls(records, record)
 
@@ -41,16 +48,22 @@ class Rival:
         Raises:
             RefusedError: it is another one: its mount lives.
         """
-        self._records.names()  # a client that caches learns from a listing that the name is another file by now
-        seen, now = self._record, _read(self._records, self._record.node)
+        # a client that caches learns from a listing that the name is another file by now
+        self._records.names()
+        seen = self._record
+        now = _read(self._records, self._record.node)
         if now is not None and (now.beat, now.incarnation) != (seen.beat, seen.incarnation):
             raise RefusedError(
-                f"node id {now.node} is in use: {now.host or 'another machine'} serves {now.mountpoint or 'a mount'} under it, "
+                f"node id {now.node} is in use: {now.host or 'another machine'} serves "
+                f"{now.mountpoint or 'a mount'} under it, "
                 f"and its record is being written; choose another --node-id here, or unmount there"
             )
 
     def pauses(self) -> Iterator[float]:
-        """Seconds to wait before each look; when they end, a mount that lives would have written. Waiting is the caller's."""
+        """Seconds to wait before each look; when they end, a mount that lives would have written.
+
+        Waiting is the caller's.
+        """
         left_s = max(WATCH_S_MIN, WATCH_HEARTBEATS * self.heartbeat_s)
         while left_s > 0:
             pause_s = min(left_s, self.heartbeat_s / LOOKS_PER_HEARTBEAT)

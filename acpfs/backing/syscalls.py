@@ -1,7 +1,10 @@
-"""System calls that Python does not offer: openat2, renameat2, fallocate and syncfs. Every path is resolved beneath a directory descriptor.
+"""System calls that Python does not offer: openat2, renameat2, fallocate and syncfs.
 
-No symlink is ever followed, nothing above the directory is ever reached, whatever others do to the tree meanwhile: the kernel
-checks it (openat2), or each component is opened on its own with O_NOFOLLOW where a kernel or sandbox has no openat2.
+Every path is resolved beneath a directory descriptor.
+
+No symlink is ever followed, nothing above the directory is ever reached, whatever others do to the
+tree meanwhile: the kernel checks it (openat2), or each component is opened on its own with
+O_NOFOLLOW where a kernel or sandbox has no openat2.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ def openat2(dir_fd: int, path: bytes, flags: int) -> int:
     """Open an existing entry beneath `dir_fd`.
 
     Raises:
-        OSError: ELOOP for a symlink on the way, EXDEV for a way out, ENOSYS or EPERM where the system call is not to be had.
+        OSError: ELOOP for a symlink on the way, EXDEV for a way out, ENOSYS or EPERM where the
+            system call is not to be had.
     """
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE)
     while True:
@@ -54,7 +58,9 @@ def openat2(dir_fd: int, path: bytes, flags: int) -> int:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Room for the first bytes of a file, whose length stays. Not posix_fallocate: that writes zeros where there is no such call.
+    """Room for the first bytes of a file, whose length stays.
+
+    Not posix_fallocate: that writes zeros where there is no such call.
 
     Raises:
         OSError: ENOSPC; EOPNOTSUPP where the file system has no such call.
@@ -137,8 +143,9 @@ def sync_file_system(fd: int) -> None:
     """Have everything that was written to the file system of `fd` on stable storage (syncfs(2)).
 
     Raises:
-        OSError: the kernel could not write something back (Linux 5.8 and later). Each descriptor is told once, and only of what happened
-            after it was opened or was told to nobody yet: one that is opened for the purpose may hear nothing.
+        OSError: the kernel could not write something back (Linux 5.8 and later). Each descriptor is
+            told once, and only of what happened after it was opened or was told to nobody yet: one
+            that is opened for the purpose may hear nothing.
     """
     if _libc.syncfs(fd) != 0:
         raise _fail()

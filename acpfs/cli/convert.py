@@ -15,7 +15,10 @@ from acpfs.errors import AcpfsError
 @click.argument("source", type=FILE_PATH)
 @click.argument("target", type=FILE_PATH)
 def command(source: Path, target: Path) -> None:
-    """Write SOURCE, a file in MindIO's own format, as TARGET, a file that torch.load reads. Needs no torch and no mount."""
+    """Write SOURCE, a file in MindIO's own format, as TARGET, a file that torch.load reads.
+
+    Needs no torch and no mount.
+    """
     try:
         convert(source, target)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""`acpfs-ctl [MOUNTPOINT] VERB …`: talks to a mount's daemon through its control socket, never through the mount.
+"""`acpfs-ctl [MOUNTPOINT] VERB …`: talks to a mount's daemon through its control socket, never
+through the mount.
 
 MOUNTPOINT may be left out when there is only one mount, or when the paths say it.
 """
@@ -32,7 +33,9 @@ class VerbGroup(LazyGroup):
 
     @staticmethod
     def _is_mountpoint(args: list[str], index: int) -> bool:
-        """A word that is no verb is a mount point where it looks like a path, or a verb follows; else it is a mistyped verb."""
+        """A word that is no verb is a mount point where it looks like a path, or a verb follows;
+        else it is a mistyped verb.
+        """
         following = args[index + 1] if index + 1 < len(args) else ""
         return "/" in args[index] or args[index] in (".", "..") or following in COMMANDS
 

@@ -1,4 +1,6 @@
-"""`acpfs deploy`: what a cluster needs to run acpfs, printed or written; nothing is applied, built or sent."""
+"""`acpfs deploy`: what a cluster needs to run acpfs, printed or written; nothing is applied, built
+or sent.
+"""
 
 from __future__ import annotations
 

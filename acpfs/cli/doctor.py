@@ -1,4 +1,6 @@
-"""`acpfs doctor`: what this machine, and if named a backing directory, offer; each line with what to do about it."""
+"""`acpfs doctor`: what this machine, and if named a backing directory, offer; each line with what
+to do about it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Parameters that are paths: a shell completes them, and nothing looks at the file, which may hang."""
+"""Parameters that are paths: a shell completes them, and nothing looks at the file, which may
+hang.
+"""
 
 from __future__ import annotations
 

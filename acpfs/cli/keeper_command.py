@@ -24,10 +24,12 @@ from acpfs.errors import MachineError, NotMountedError
     "--list", "list_", is_flag=True, help="Print what the keeper that runs holds, as JSON."
 )
 def command(runtime_dir: Path | None, list_: bool) -> None:
-    """Hold the kernel sessions of all mounts of this machine, for the daemon that comes when one is killed with all its processes.
+    """Hold the kernel sessions of all mounts of this machine, for the daemon that comes when one is
+    killed with all its processes.
 
-    Runs until it is ended, outside whatever the daemons are killed with: another container or service. It needs no privilege but to
-    uncover the backing directory at the end of `keeper_wait_s`.
+    Runs until it is ended, outside whatever the daemons are killed with: another container or
+    service. It needs no privilege but to uncover the backing directory at the end of
+    `keeper_wait_s`.
     """
     directory = Path(os.path.abspath(runtime_dir or runtime.runtime_dir()))
     if list_:

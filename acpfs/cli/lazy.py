@@ -1,4 +1,5 @@
-"""How a command runs: subcommands are imported when they are named, and errors become one line and an exit code.
+"""How a command runs: subcommands are imported when they are named, and errors become one line and
+an exit code.
 
 A user's error never shows a traceback; a bug does, because then the traceback is the message.
 """

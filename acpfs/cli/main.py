@@ -42,7 +42,9 @@ COMMANDS = {
 )
 @click.version_option(__version__, prog_name="acpfs")
 def command() -> None:
-    """Take checkpoints at memory speed and drain them, in order and with checksums, to a backing directory."""
+    """Take checkpoints at memory speed and drain them, in order and with checksums, to a backing
+    directory.
+    """
 
 
 def main() -> NoReturn:

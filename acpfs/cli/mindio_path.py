@@ -9,5 +9,7 @@ from acpfs.compatible import places
 
 @click.command("mindio-path")
 def command() -> None:
-    """Print the directory with the packages mindio_acp and mindio_ttp: PYTHONPATH=$(acpfs mindio-path)."""
+    """Print the directory with the packages mindio_acp and mindio_ttp: PYTHONPATH=$(acpfs
+    mindio-path).
+    """
     click.echo(str(places.SITE))

@@ -1,4 +1,6 @@
-"""`acpfs mount`: settings from file and options, checks, then a daemon in the background or in this process."""
+"""`acpfs mount`: settings from file and options, checks, then a daemon in the background or in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -125,9 +127,11 @@ def mount(
 def command(
     config: Path | None, foreground: bool, take_over: bool, instance: str, **options: Any
 ) -> int:
-    """Mount BACKING on MOUNTPOINT; returns when the mount is ready to use, or fails with one line that says why.
+    """Mount BACKING on MOUNTPOINT; returns when the mount is ready to use, or fails with one line
+    that says why.
 
-    Sizes are bytes or 512M, 64G …; ram also takes a share such as 25%. BACKING and MOUNTPOINT may come from the configuration file.
+    Sizes are bytes or 512M, 64G …; ram also takes a share such as 25%. BACKING and MOUNTPOINT may
+    come from the configuration file.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if config is None and not given.keys() >= set(ARGUMENTS):

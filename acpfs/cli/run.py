@@ -1,4 +1,7 @@
-"""`acpfs-run`: start the ranks of a training job, as torchrun does. Its options are torchrun's, so argparse reads them and not click."""
+"""`acpfs-run`: start the ranks of a training job, as torchrun does.
+
+Its options are torchrun's, so argparse reads them and not click.
+"""
 
 from __future__ import annotations
 

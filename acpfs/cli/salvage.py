@@ -19,10 +19,12 @@ from acpfs.errors import ExitCode
 )
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
 def command(tier: Path, target: Path, everything: bool, as_json: bool) -> int:
-    """Copy files out of TIER, a RAM tier that was left (a refused mount names its directory), to TARGET, a new directory.
+    """Copy files out of TIER, a RAM tier that was left (a refused mount names its directory), to
+    TARGET, a new directory.
 
-    Changes nothing in TIER. Files go to TARGET/files under their names, those whose names are not known to TARGET/unnamed. Exit code 0:
-    all are there as they were written; 1: for some that is not so, or not known, which is told.
+    Changes nothing in TIER. Files go to TARGET/files under their names, those whose names are not
+    known to TARGET/unnamed. Exit code 0: all are there as they were written; 1: for some that is
+    not so, or not known, which is told.
     """
     from dataclasses import asdict
 

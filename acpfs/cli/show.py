@@ -45,7 +45,9 @@ def duration(seconds: float) -> str:
 
 
 def printable(name: str) -> str:
-    """A file name that cannot disturb a terminal: not-UTF-8 bytes and control characters as escapes."""
+    """A file name that cannot disturb a terminal: not-UTF-8 bytes and control characters as
+    escapes.
+    """
     text = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -110,7 +112,8 @@ def _long_table(
     rows: Sequence[Sequence[str]],
     numbers: Sequence[str],
 ) -> str | None:
-    """What rich would draw, which takes 0.6 ms for each row: it draws the heading and one row, and the others are made like that one.
+    """What rich would draw, which takes 0.6 ms for each row: it draws the heading and one row, and
+    the others are made like that one.
 
     None: they cannot be, as a cell would be folded or has what no line shows.
     """
@@ -144,7 +147,9 @@ def _long_table(
 
 
 STATE_WORDS = {"complete": "only in RAM", "clean": "persisted", "committed": "committing"}
-"""What people see instead of a state of the records, whichever command says it; all other states are words already."""
+"""What people see instead of a state of the records, whichever command says it; all other states
+are words already.
+"""
 
 
 def state(report: Json) -> str:
@@ -196,9 +201,11 @@ def left_over(details: Json) -> None:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[Json], None]]:
-    """A progress bar on stderr, if that is a terminal; yields what takes the daemon's progress events.
+    """A progress bar on stderr, if that is a terminal; yields what takes the daemon's progress
+    events.
 
-    What may keep the drain from its end is told in any case, once: a command that waits must not be silent about it.
+    What may keep the drain from its end is told in any case, once: a command that waits must not be
+    silent about it.
     """
     told = set[str]()
 

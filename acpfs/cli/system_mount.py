@@ -1,7 +1,8 @@
 """`mount.acpfs` and `umount.fuse.acpfs`: what mount(8), umount(8) and fstab call.
 
-`mount -t acpfs BACKING MOUNTPOINT -o ram=64G,fsync=durable,_netdev`: options are the settings' names; the standard ones that
-mean nothing to acpfs are passed over, those that it cannot honour and unknown ones are refused. Exit codes are mount(8)'s.
+`mount -t acpfs BACKING MOUNTPOINT -o ram=64G,fsync=durable,_netdev`: options are the settings'
+names; the standard ones that mean nothing to acpfs are passed over, those that it cannot honour and
+unknown ones are refused. Exit codes are mount(8)'s.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ from typing import Any, NoReturn
 
 from acpfs.errors import AcpfsError, ConfigError, ExitCode
 
-MOUNT_USAGE, MOUNT_FAILED = 1, 32
+MOUNT_USAGE = 1
+MOUNT_FAILED = 32
 IGNORED = frozenset(
-    "rw auto noauto nofail _netdev defaults user nouser users owner group async relatime norelatime strictatime nostrictatime lazytime "
-    "nolazytime noatime atime nodiratime diratime nosuid nodev suid dev exec iversion noiversion loud silent nomand".split()
+    "rw auto noauto nofail _netdev defaults user nouser users owner group async relatime "
+    "norelatime strictatime nostrictatime lazytime "
+    "nolazytime noatime atime nodiratime diratime nosuid nodev suid dev exec iversion "
+    "noiversion loud silent nomand".split()
 )
-"""nosuid and nodev always hold for FUSE mounts; the others are for mount(8), systemd and the kernel."""
+"""nosuid and nodev always hold for FUSE mounts; the others are for mount(8), systemd and the
+kernel.
+"""
 IGNORED_PREFIXES = ("x-", "X-", "comment=", "uhelper=", "helper=")
 REFUSED = {
     "ro": "a mount is always writable",
@@ -53,7 +59,9 @@ def parse_options(text: str, *, sloppy: bool = False) -> dict[str, Any]:
 
 
 def parse_arguments(arguments: list[str]) -> tuple[str, str, str, set[str]]:
-    """(backing, mount point, options, flags) from `BACKING MOUNTPOINT [-sfnvrw] [-N NS] [-t TYPE] [-o OPTIONS]`."""
+    """(backing, mount point, options, flags) from `BACKING MOUNTPOINT [-sfnvrw] [-N NS] [-t TYPE]
+    [-o OPTIONS]`.
+    """
     places: list[str] = []
     options: list[str] = []
     flags: set[str] = set()
@@ -105,7 +113,9 @@ def main() -> NoReturn:
 
 
 def umount_main() -> NoReturn:
-    """Entry point of umount.fuse.acpfs: `umount MOUNTPOINT` drains first. -l: leave what is not persisted in the RAM tier."""
+    """Entry point of umount.fuse.acpfs: `umount MOUNTPOINT` drains first. -l: leave what is not
+    persisted in the RAM tier.
+    """
     words = sys.argv[1:]
     flags = "".join(
         word[1:] for word in words if word.startswith("-") and not word.startswith("--")

@@ -1,4 +1,6 @@
-"""Which mount a control command is about, and which paths in it: found by name, without touching the mount."""
+"""Which mount a control command is about, and which paths in it: found by name, without touching
+the mount.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from acpfs.errors import AcpfsError, NotMountedError, RefusedError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A mount, as named on the command line (None: the only one), or by the paths that lie in it."""
+    """A mount, as named on the command line (None: the only one), or by the paths that lie in
+    it.
+    """
 
     mountpoint: str | None
 
@@ -30,7 +34,9 @@ class Target:
         return registry.find(self.mountpoint)
 
     def with_paths(self, paths: Sequence[str]) -> tuple[MountRecord, list[str]]:
-        """The mount, and the paths below its mount point. A path may also be given relative to a mount point that was named.
+        """The mount, and the paths below its mount point.
+
+        A path may also be given relative to a mount point that was named.
 
         Raises:
             NotMountedError: a path lies in no mount.
@@ -63,7 +69,11 @@ def ask(
     *,
     as_json: bool = False,
 ) -> Any:
-    """Ask a daemon. An error goes on after what it says is left was shown: as a table to stderr, or the whole error as JSON to stdout."""
+    """Ask a daemon.
+
+    An error goes on after what it says is left was shown: as a table to stderr, or the whole error
+    as JSON to stdout.
+    """
     try:
         return client.request(record, verb, args, on_event)
     except AcpfsError as error:

@@ -1,7 +1,8 @@
-"""The screen of `acpfs-ctl top`, the only module that imports textual: a summary, the queue, checkpoints, members, and keys that ask.
+"""The screen of `acpfs-ctl top`, the only module that imports textual: a summary, the queue,
+checkpoints, members, and keys that ask.
 
-With several mounts a table of them stands above, and the rest is of the one that its cursor is on. Daemons are asked in threads; one that
-does not answer leaves its picture as it was, and says so.
+With several mounts a table of them stands above, and the rest is of the one that its cursor is on.
+Daemons are asked in threads; one that does not answer leaves its picture as it was, and says so.
 """
 
 from __future__ import annotations
@@ -63,18 +64,27 @@ class Asked:
 
 def summary(status: show.Json, rate: float | None) -> str:
     """The upper lines. `rate`: bytes that reached the storage per second since the last look."""
-    ram, health, cluster = status["ram"], status["backing_health"], status["cluster"]
+    ram = status["ram"]
+    health = status["backing_health"]
+    cluster = status["cluster"]
     dirty, clean = (
         round(BAR * ram[key] / max(1, ram["budget_bytes"]))
         for key in ("dirty_bytes", "clean_bytes")
     )
     bar = ("█" * dirty + "▒" * clean).ljust(BAR, "·")[:BAR]
     oldest = status["oldest_unpersisted_age_s"]
-    safe = f"{status['queue_length']} operations, {show.size(status['queue_bytes'])}; the oldest is {show.duration(oldest)} old"
+    safe = (
+        f"{status['queue_length']} operations, {show.size(status['queue_bytes'])}; the oldest is "
+        f"{show.duration(oldest)} old"
+    )
     lines = [
-        f"{show.printable(status['mount'])} over {show.printable(status['backing'])}: {status['state']}, {status['transport']}",
         (
-            f"RAM      [{bar}] {show.size(ram['dirty_bytes'])} not persisted █, {show.size(ram['clean_bytes'])} clean ▒ "
+            f"{show.printable(status['mount'])} over {show.printable(status['backing'])}: "
+            f"{status['state']}, {status['transport']}"
+        ),
+        (
+            f"RAM      [{bar}] {show.size(ram['dirty_bytes'])} not persisted █, "
+            f"{show.size(ram['clean_bytes'])} clean ▒ "
             f"of {show.size(ram['budget_bytes'])}"
         ),
         f"drain    {'?' if rate is None else show.size(rate) + '/s'}; storage {health['state']}"
@@ -83,14 +93,16 @@ def summary(status: show.Json, rate: float | None) -> str:
     ]
     if cluster is not None:
         lines.append(
-            f"members  {cluster['live']} of {cluster['nodes']} others live; {len(cluster['waiting'])} pointers wait"
+            f"members  {cluster['live']} of {cluster['nodes']} others live; "
+            f"{len(cluster['waiting'])} pointers wait"
         )
     if found := wrong(status):
         lines.append(f"WRONG    {'; '.join(found)}")
     for one in status["waiting"][:3]:
         age = show.duration(max(0.0, time.time() - one["since"]))
         lines.append(
-            f"waits    {one['command'] or one['pid'] or '?'} for {show.size(one['wanted_bytes'])} ({show.printable(one['path'])}), {age}"
+            f"waits    {one['command'] or one['pid'] or '?'} for "
+            f"{show.size(one['wanted_bytes'])} ({show.printable(one['path'])}), {age}"
         )
     return "\n".join(lines)
 
@@ -123,7 +135,8 @@ def mount_row(mountpoint: str, status: show.Json | None) -> tuple[str, ...]:
     """Of the table of mounts; None: it has not answered."""
     if status is None:
         return (show.printable(mountpoint), "no answer", *("?" for _ in MOUNTS[2:]))
-    ram, many = status["ram"], status["queue_length"]
+    ram = status["ram"]
+    many = status["queue_length"]
     return (
         show.printable(mountpoint),
         status["state"],
@@ -149,7 +162,10 @@ def queue_row(entry: show.Json) -> tuple[str, ...]:
 
 
 def time_line(report: show.Json, since: float, now: float) -> str:
-    """When it was saved (█) and then persisted (▒) between two times. What was not written through this mount has none."""
+    """When it was saved (█) and then persisted (▒) between two times.
+
+    What was not written through this mount has none.
+    """
     began = report["began_at"]
     if began is None or now <= since:
         return ""
@@ -198,7 +214,8 @@ class TopScreen(App[None]):
     """See above."""
 
     CSS = (
-        "#summary {height: auto; padding: 0 1} #told {height: 1; padding: 0 1} DataTable {height: 1fr} "
+        "#summary {height: auto; padding: 0 1} #told {height: 1; padding: 0 1} DataTable "
+        "{height: 1fr} "
         "#mounts {height: auto; max-height: 8} .hidden {display: none}"
     )
     BINDINGS = [  # noqa: RUF012 -- textual reads it from the class
@@ -216,7 +233,8 @@ class TopScreen(App[None]):
     def __init__(self, mounts: Sequence[Mount], interval_s: float) -> None:
         """At least one mount."""
         super().__init__()
-        self._mounts, self._interval_s = mounts, interval_s
+        self._mounts = mounts
+        self._interval_s = interval_s
         self._shown = mounts[0]
         self.told = ""
         self._asked: Asked | None = None
@@ -257,17 +275,22 @@ class TopScreen(App[None]):
 
     def _show(self, mount: Mount) -> None:
         """Draw this one from now on. What was asked about another one is not carried out."""
-        self._shown, self._asked, self._looks = mount, None, 0
+        self._shown = mount
+        self._asked = None
+        self._looks = 0
         self.title = f"acpfs {mount.mountpoint}"
         self.tell("")
         self._look_at_all()
 
     def _look_at_all(self) -> None:
-        """One thread for each daemon: one that hangs holds up no other, and is not asked again meanwhile."""
+        """One thread for each daemon: one that hangs holds up no other, and is not asked again
+        meanwhile.
+        """
         if self._is_closing():
             return
         for mount in self._mounts:
-            shown, since = mount is self._shown, self._out.get(mount.mountpoint)
+            shown = mount is self._shown
+            since = self._out.get(mount.mountpoint)
             if since is not None:
                 if shown and (silent_s := time.monotonic() - since) > SILENT_S:
                     self.tell(f"no answer for {show.duration(silent_s)}")
@@ -293,7 +316,9 @@ class TopScreen(App[None]):
             self._out.pop(mount.mountpoint, None)
 
     def _is_closing(self) -> bool:
-        """An answer, or the next look, may come when the screen is being taken down, and has nowhere to go."""
+        """An answer, or the next look, may come when the screen is being taken down, and has
+        nowhere to go.
+        """
         return not self.query("#told")
 
     def _no_answer(self, mount: Mount, error: Exception) -> None:
@@ -318,7 +343,8 @@ class TopScreen(App[None]):
         if mount is not self._shown or checkpoints is None:
             return  # asked for the line in the table only
         self.query_one("#summary", Static).update(summary(status, self._rate(mount, status)))
-        self._queue, self._checkpoints = status["queue"][:SHOWN_MAX], checkpoints[::-1][:SHOWN_MAX]
+        self._queue = status["queue"][:SHOWN_MAX]
+        self._checkpoints = checkpoints[::-1][:SHOWN_MAX]
         self._fill("#queue", [queue_row(entry) for entry in self._queue])
         self._fill("#checkpoints", checkpoint_rows(self._checkpoints, time.time()))
         if members is not None:
@@ -350,7 +376,8 @@ class TopScreen(App[None]):
         at = table.cursor_row
         table.clear()
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))  # type: ignore[arg-type]  # a cell is what rich can draw
+            # a cell is what rich can draw
+            table.add_row(*(Text(cell) for cell in row))  # type: ignore[arg-type]
         if rows:
             table.move_cursor(row=min(at, len(rows) - 1))
 
@@ -405,7 +432,8 @@ class TopScreen(App[None]):
         self.tell("")
 
     def action_confirm(self) -> None:
-        asked, self._asked = self._asked, None
+        asked = self._asked
+        self._asked = None
         if asked is not None:
             self.tell(f"{asked.text} …")
             self.carry_out(self._shown, asked)

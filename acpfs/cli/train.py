@@ -1,4 +1,7 @@
-"""`acpfs-train`: how often to save, and which losses copies of the training state cover. Needs neither torch nor a mount."""
+"""`acpfs-train`: how often to save, and which losses copies of the training state cover.
+
+Needs neither torch nor a mount.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`acpfs umount`: drain with a progress bar, unmount, wait for the daemon's end; also clears away what a dead daemon left."""
+"""`acpfs umount`: drain with a progress bar, unmount, wait for the daemon's end; also clears away
+what a dead daemon left.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +39,22 @@ def umount(mountpoint: str, timeout_s: float | None, *, leave: bool) -> None:
     _wait_for_end(record)
     if result.get("problem"):
         click.echo(
-            f"{show.printable(result['problem'])}; what was persisted lies where the backing directory was opened",
+            f"{show.printable(result['problem'])}; what was persisted lies where the backing "
+            "directory was opened",
             err=True,
         )
     for held in result["guarded"]:
         click.echo(
-            f"{show.printable(held['name'])} is deleted, but no newer checkpoint is persisted: it stays on the backing directory,"
+            f"{show.printable(held['name'])} is deleted, but no newer checkpoint is persisted: "
+            "it stays on the backing directory,"
             " and the next mount decides",
             err=True,
         )
     if result["left"]:
         show.left_over(result)
         click.echo(
-            f"{name}: unmounted; {result['left_operations']} operations stay in the RAM tier for the next mount",
+            f"{name}: unmounted; {result['left_operations']} operations stay in the RAM tier for "
+            "the next mount",
             err=True,
         )
 
@@ -65,7 +70,8 @@ def _clear_away(name: str, record: MountRecord | None) -> None:
             if record is not None:
                 registry.remove(record)
             click.echo(
-                f"{name}: what lay beneath the bypassed mount is gone too; mounting {beneath.backing} again drains what was kept",
+                f"{name}: what lay beneath the bypassed mount is gone too; mounting "
+                f"{beneath.backing} again drains what was kept",
                 err=True,
             )
             return
@@ -77,13 +83,16 @@ def _clear_away(name: str, record: MountRecord | None) -> None:
     if record is not None:
         registry.remove(record)
         click.echo(
-            f"{name}: the daemon was gone; what it had not persisted is kept in the RAM tier, mounting {record.backing} again drains it",
+            f"{name}: the daemon was gone; what it had not persisted is kept in the RAM tier, "
+            f"mounting {record.backing} again drains it",
             err=True,
         )
 
 
 def _wait_for_end(record: MountRecord) -> None:
-    """The daemon has answered; when its process is gone, identity and RAM tier are free for the next mount."""
+    """The daemon has answered; when its process is gone, identity and RAM tier are free for the
+    next mount.
+    """
     try:
         fd = os.pidfd_open(record.pid)
     except ProcessLookupError:
@@ -114,7 +123,10 @@ def _wait_for_end(record: MountRecord) -> None:
 @click.option(
     "--leave",
     is_flag=True,
-    help="Unmount even if not everything is persisted; the rest stays in the RAM tier for the next mount.",
+    help=(
+        "Unmount even if not everything is persisted; the rest stays in the RAM tier for the "
+        "next mount."
+    ),
 )
 @click.option(
     "--config",

@@ -4,9 +4,10 @@
     torch.save(model.state_dict(), "/mnt/acp/run1/model.pt")
     wait_persisted("/mnt/acp/run1/model.pt", timeout_s=600)
 
-Thin over the control socket: standard library only, no FUSE; blocking, but for `on_persisted`, which calls back from a thread of its own.
-`acpfs.client.asynchronous` has the same for trio. A path that is not on an acpfs mount is persisted as soon as its file system says so,
-which is not ours to judge: `NotMountedError`.
+Thin over the control socket: standard library only, no FUSE; blocking, but for `on_persisted`,
+which calls back from a thread of its own. `acpfs.client.asynchronous` has the same for trio. A path
+that is not on an acpfs mount is persisted as soon as its file system says so, which is not ours to
+judge: `NotMountedError`.
 """
 
 from acpfs.client.needs import node_id, set_needs

@@ -1,4 +1,5 @@
-"""The waiting calls of `acpfs.client` for trio programs: the blocking ones in a thread, ended at once when the caller is cancelled.
+"""The waiting calls of `acpfs.client` for trio programs: the blocking ones in a thread, ended at
+once when the caller is cancelled.
 
     async with asynchronous.persisted_checkpoints("/mnt/acp/run1") as safe:
         async for checkpoint in safe:
@@ -44,7 +45,9 @@ async def flush(mountpoint: StrPath, timeout_s: float | None = None) -> None:
 async def persisted_checkpoints(
     directory: StrPath, *, count: int | None = None, settle_s: float | None = None
 ) -> AsyncIterator[trio.MemoryReceiveChannel[SafeCheckpoint]]:
-    """A channel of the checkpoints that become safe, as `acpfs.client.persisted_checkpoints`; inside it nothing is missed."""
+    """A channel of the checkpoints that become safe, as `acpfs.client.persisted_checkpoints`;
+    inside it nothing is missed.
+    """
     send, receive = trio.open_memory_channel[SafeCheckpoint](math.inf)
     token = trio.lowlevel.current_trio_token()
 

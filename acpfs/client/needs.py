@@ -1,4 +1,6 @@
-"""Whom a pointer waits for: the nodes that wrote what it names, instead of all that mount the backing directory."""
+"""Whom a pointer waits for: the nodes that wrote what it names, instead of all that mount the
+backing directory.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ NEEDS_XATTR = "user.acpfs.needs"
 
 
 def set_needs(path: StrPath, nodes: Iterable[str]) -> None:
-    """Have the next pointer that a file or directory becomes (by rename, link, or its close) wait for these nodes, and for no other.
+    """Have the next pointer that a file or directory becomes (by rename, link, or its close) wait
+    for these nodes, and for no other.
 
-    Call it before that rename, or before the close of a pointer that is written in place. `nodes`: ids as `acpfs-ctl nodes` and
-    `node_id` tell them; name every node that wrote something that the pointer names. This one need not be named.
+    Call it before that rename, or before the close of a pointer that is written in place. `nodes`:
+    ids as `acpfs-ctl nodes` and `node_id` tell them; name every node that wrote something that the
+    pointer names. This one need not be named.
 
     Raises:
-        acpfs.errors.NotMountedError: the path lies in no acpfs mount: there nothing waits for nodes, and nothing has to be said.
+        acpfs.errors.NotMountedError: the path lies in no acpfs mount: there nothing waits for
+            nodes, and nothing has to be said.
         acpfs.errors.AcpfsError: it is not a node id, or the file is somebody else's, or gone.
     """
     record, _below = registry.locate(os.fspath(path))

@@ -1,7 +1,7 @@
 """Waiting for paths to be persisted or verified, from inside a training process.
 
-Paths are matched by name and never looked at, so that a call cannot hang on the mount itself. Safe after a fork and in any thread: each
-call has a connection of its own.
+Paths are matched by name and never looked at, so that a call cannot hang on the mount itself. Safe
+after a fork and in any thread: each call has a connection of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ def wait_persisted(
     count: int | None = None,
     line: Line | None = None,
 ) -> None:
-    """Return when everything at and below `path`, as it is now, is committed and flushed to stable storage.
+    """Return when everything at and below `path`, as it is now, is committed and flushed to stable
+    storage.
 
-    `count`: when at least so many files there are, and none is left that is not. `line`: lets another thread end the wait.
+    `count`: when at least so many files there are, and none is left that is not. `line`: lets
+    another thread end the wait.
 
     Raises:
         acpfs.errors.DeadlineError: not in time, nothing is lost; it is a `TimeoutError`, too.
@@ -51,7 +53,8 @@ def durability(path: StrPath) -> Durability:
     """How safe everything at and below `path` is now; `RAM` also of what is being written.
 
     Raises:
-        acpfs.errors.AcpfsError: there is nothing, or the backing directory refused some of it for good, or some of it lost its writer.
+        acpfs.errors.AcpfsError: there is nothing, or the backing directory refused some of it for
+            good, or some of it lost its writer.
         acpfs.errors.NotMountedError: it lies in a mount whose daemon cannot be asked from here.
     """
     try:
@@ -91,9 +94,11 @@ def flush(mountpoint: StrPath, timeout_s: float | None = None, *, line: Line | N
 def wait_for_nodes(
     path: StrPath, timeout_s: float | None = None, *, line: Line | None = None
 ) -> None:
-    """Return when what other nodes had closed before this call can be read here; `path`: anything in the mount. Missing nodes do not count.
+    """Return when what other nodes had closed before this call can be read here; `path`: anything
+    in the mount. Missing nodes do not count.
 
-    For a job that loads what all its ranks have just saved: after the barrier, before the first open.
+    For a job that loads what all its ranks have just saved: after the barrier, before the first
+    open.
 
     Raises:
         acpfs.errors.DeadlineError: some are still draining.
@@ -104,7 +109,8 @@ def wait_for_nodes(
 
 
 def status(path: StrPath | None = None) -> dict[str, Any]:
-    """The mount's status, as `acpfs-ctl status --json` has it; `path`: anything in the mount, None: the only mount there is.
+    """The mount's status, as `acpfs-ctl status --json` has it; `path`: anything in the mount, None:
+    the only mount there is.
 
     Raises:
         acpfs.errors.NotMountedError: there is none.

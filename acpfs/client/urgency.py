@@ -1,4 +1,5 @@
-"""What must not wait when RAM is full: the reserve, for files below a directory, from inside a training process.
+"""What must not wait when RAM is full: the reserve, for files below a directory, from inside a
+training process.
 
 Paths are matched by name and never looked at here, so that a call cannot hang on the mount itself.
 """
@@ -14,13 +15,16 @@ URGENT_S_MAX = 3600.0
 
 
 def declare_urgent(path: StrPath, seconds: float = URGENT_S_MAX) -> None:
-    """Let a file, or those below a directory, take the part of RAM that the setting `reserve` keeps, for so long (one hour at most).
+    """Let a file, or those below a directory, take the part of RAM that the setting `reserve`
+    keeps, for so long (one hour at most).
 
     For its owner and root. Without a reserve such files only go before others that wait.
 
     Raises:
-        acpfs.errors.NotMountedError: the path lies in no acpfs mount: then nothing there waits for RAM, and there is nothing to declare.
-        acpfs.errors.RefusedError: it is no directory and no file, for too long, or too many paths are urgent.
+        acpfs.errors.NotMountedError: the path lies in no acpfs mount: then nothing there waits for
+            RAM, and there is nothing to declare.
+        acpfs.errors.RefusedError: it is no directory and no file, for too long, or too many paths
+            are urgent.
         acpfs.errors.AcpfsError: there is nothing, or it is somebody else's.
     """
     record, below = registry.locate(os.fspath(path))

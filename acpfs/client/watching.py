@@ -1,11 +1,13 @@
-"""Checkpoints for the process that writes them: which there are, and being told when one is safe, by names, sizes and checksums.
+"""Checkpoints for the process that writes them: which there are, and being told when one is safe,
+by names, sizes and checksums.
 
     def safe(checkpoint):
         print(checkpoint.path, [(file.path, file.size, file.checksum) for file in checkpoint.files])
     watching = on_persisted("/mnt/acp/run1", safe)
 
-Standard library only, no FUSE. Each call has a connection of its own, so it is safe in any thread and after a fork; a callback's
-thread stays with the process that asked for it. The end of a worker goes unnoticed: the next one is asked.
+Standard library only, no FUSE. Each call has a connection of its own, so it is safe in any thread
+and after a fork; a callback's thread stays with the process that asked for it. The end of a worker
+goes unnoticed: the next one is asked.
 """
 
 from __future__ import annotations
@@ -43,10 +45,14 @@ class SafeFile:
 
 @dataclass(frozen=True, slots=True)
 class SafeCheckpoint:
-    """A checkpoint whose every file is on stable storage; times are seconds, wall clock, None where not known."""
+    """A checkpoint whose every file is on stable storage; times are seconds, wall clock, None where
+    not known.
+    """
 
     path: str
-    """Absolute, in the mount; with `*` where several files beside each other make one checkpoint."""
+    """Absolute, in the mount; with `*` where several files beside each other make one
+    checkpoint.
+    """
     step: int | None
     epoch: int
     size: int
@@ -61,10 +67,13 @@ class Watching:
     """A callback that was asked for; a context manager that ends it."""
 
     def __init__(self, line: Line, thread: threading.Thread) -> None:
-        self._line, self._thread = line, thread
+        self._line = line
+        self._thread = thread
 
     def cancel(self) -> None:
-        """No call begins after this; one that is under way is waited for (unless it is this very one)."""
+        """No call begins after this; one that is under way is waited for (unless it is this very
+        one).
+        """
         self._line.cut()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -94,11 +103,13 @@ def on_persisted(
     count: int | None = None,
     settle_s: float | None = None,
 ) -> Watching:
-    """Have `callback` called, in a thread of its own, with each checkpoint at and below a directory that becomes safe from now on.
+    """Have `callback` called, in a thread of its own, with each checkpoint at and below a directory
+    that becomes safe from now on.
 
-    `count`: a checkpoint is safe when it has at least so many files and all are persisted; without, when nothing came to it for
-    `settle_s` seconds (default 5) and all is persisted. One that is written to again is told again. An exception of the callback is
-    logged, and the next checkpoint is told all the same.
+    `count`: a checkpoint is safe when it has at least so many files and all are persisted; without,
+    when nothing came to it for `settle_s` seconds (default 5) and all is persisted. One that is
+    written to again is told again. An exception of the callback is logged, and the next checkpoint
+    is told all the same.
 
     Raises:
         acpfs.errors.NotMountedError: the directory lies in no acpfs mount.
@@ -118,7 +129,8 @@ def persisted_checkpoints(
     settle_s: float | None = None,
     line: Line | None = None,
 ) -> Generator[SafeCheckpoint, None, None]:
-    """Each checkpoint at and below a directory that becomes safe from the first `next` on, without end; as `on_persisted`.
+    """Each checkpoint at and below a directory that becomes safe from the first `next` on, without
+    end; as `on_persisted`.
 
     `line`: lets another thread end it.
     """
@@ -174,7 +186,10 @@ def _watch(
     settle_s: float | None,
     after: float,
 ) -> None:
-    """Until the line is cut. Another daemon, or the same one again, tells what the last one did not."""
+    """Until the line is cut.
+
+    Another daemon, or the same one again, tells what the last one did not.
+    """
     told: set[tuple[str, int, int, float | None]] = set()
 
     def take(event: Json) -> None:

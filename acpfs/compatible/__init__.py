@@ -1,1 +1,3 @@
-"""What scripts of MindIO import, on acpfs: `site` has packages of its names, the other modules do what these promise."""
+"""What scripts of MindIO import, on acpfs: `site` has packages of its names, the other modules do
+what these promise.
+"""

@@ -1,6 +1,8 @@
-"""The two libraries of C that MindSpore's runtime opens, below the package `mindio_ttp`: built by the machine's compiler.
+"""The two libraries of C that MindSpore's runtime opens, below the package `mindio_ttp`: built by
+the machine's compiler.
 
-The runtime finds them by the package's place, so they are made there; where that cannot be written, the message says so.
+The runtime finds them by the package's place, so they are made there; where that cannot be written,
+the message says so.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def built(package: Path = SITE / "mindio_ttp") -> tuple[Path, Path]:
     Raises:
         MachineError: there is no compiler, or the place cannot be written.
     """
-    framework, c_api = package / FRAMEWORK, package / C_API
+    framework = package / FRAMEWORK
+    c_api = package / C_API
     if not framework.exists():
         _build(framework, SOURCES / "framework.c")
     if not c_api.exists():
@@ -36,7 +39,8 @@ def built(package: Path = SITE / "mindio_ttp") -> tuple[Path, Path]:
 def _build(target: Path, source: Path, *further: str) -> None:
     if not os.access(target.parent, os.W_OK):  # the linker's last words would not say so
         raise MachineError(
-            f"{target} cannot be built, where MindSpore's runtime looks for it: that directory cannot be written here"
+            f"{target} cannot be built, where MindSpore's runtime looks for it: that directory "
+            "cannot be written here"
         )
     made = target.with_name(f".{target.name}.{os.getpid()}")
     words = [
@@ -62,7 +66,8 @@ def _build(target: Path, source: Path, *further: str) -> None:
         )
         if done.returncode:
             raise MachineError(
-                f"{target} cannot be built, where MindSpore's runtime looks for it: {done.stderr.strip().splitlines()[-1]}"
+                f"{target} cannot be built, where MindSpore's runtime looks for it: "
+                f"{done.stderr.strip().splitlines()[-1]}"
             )
         made.replace(target)
     except OSError as error:
@@ -77,7 +82,9 @@ class EntryPoints:
     """The words that the C side writes and reads, in this process."""
 
     def __init__(self, framework: Path) -> None:
-        """`framework`: the library that has them; the runtime that opens it as well gets the same one."""
+        """`framework`: the library that has them; the runtime that opens it as well gets the same
+        one.
+        """
         library = ctypes.CDLL(str(framework), mode=ctypes.RTLD_GLOBAL)
         self.updating = ctypes.c_int64.in_dll(library, "acpfs_updating")
         self.finished = ctypes.c_int64.in_dll(library, "acpfs_finished")

@@ -1,6 +1,8 @@
-"""What `mindio_acp` promises, through the mount: the functions behind that package's names. torch is imported where it is asked for.
+"""What `mindio_acp` promises, through the mount: the functions behind that package's names. torch
+is imported where it is asked for.
 
-Return codes are the product's, and where it says "failed" without a reason, the reason is in the log (logger `acpfs.compatible`).
+Return codes are the product's, and where it says "failed" without a reason, the reason is in the
+log (logger `acpfs.compatible`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from acpfs.errors import AcpfsError, DeadlineError, NotMountedError
 from acpfs.logger import get_logger
 
 log = get_logger("acpfs.compatible")
-IN_MOUNT, ELSEWHERE, FAILED = 1, 2, -1
+IN_MOUNT = 1
+ELSEWHERE = 2
+FAILED = -1
 """What `save` says: the product's "memfs", "fopen" and failure."""
 SERVER_INFO: Mapping[str, tuple[int, int] | None] = {
     "memfs.data_block_pool_capacity_in_gb": (1, 1024),
@@ -41,7 +45,10 @@ COME = ("verified", "unknown", "in RAM")
 
 
 def initialize(server_info: dict[str, str] | None = None) -> int:
-    """0 where a mount is there, -1 where none is or a key is not known. Nothing is started: the mount has its own settings."""
+    """0 where a mount is there, -1 where none is or a key is not known.
+
+    Nothing is started: the mount has its own settings.
+    """
     try:
         _check(server_info or {})
         mounts = [
@@ -134,7 +141,9 @@ def load(
 
 
 def multi_save(obj: Any, path_list: Any) -> int | None:
-    """The same file under several names: written once, then linked; copied where the storage has no links. None when it failed."""
+    """The same file under several names: written once, then linked; copied where the storage has no
+    links. None when it failed.
+    """
     from acpfs.training.torch import pickled_files
 
     if not isinstance(path_list, list | tuple) or not path_list:
@@ -174,7 +183,9 @@ def _linked(first: str, path: str) -> bool:
 
 @contextlib.contextmanager
 def _written(path: str) -> Iterator[IO[bytes]]:
-    """A file for torch to write, with the permissions that it would have made it with; its name comes last."""
+    """A file for torch to write, with the permissions that it would have made it with; its name
+    comes last.
+    """
     final = os.path.abspath(path)
     temporary = os.path.join(
         os.path.dirname(final),
@@ -205,10 +216,12 @@ def _lies_in_mount(path: str) -> bool:
 def register_checker(
     callback: Any, check_dict: Mapping[str, int], user_context: Any, timeout_sec: int
 ) -> int | None:
-    """Have `callback(result, user_context)` called, in a thread, when each directory has so many files and all are persisted.
+    """Have `callback(result, user_context)` called, in a thread, when each directory has so many
+    files and all are persisted.
 
-    Persisted: on stable storage, with checksums in the manifest. `result`: 0; -ETIMEDOUT: not in time; -EFBIG: more files than said;
-    -EIO: the storage refused one. 1: it will be called; None: it will not.
+    Persisted: on stable storage, with checksums in the manifest. `result`: 0; -ETIMEDOUT: not in
+    time; -EFBIG: more files than said; -EIO: the storage refused one. 1: it will be called; None:
+    it will not.
     """
     try:
         if not callable(callback) or not check_dict:
@@ -274,7 +287,9 @@ def preload(*path: str | Iterable[str]) -> int:
 
 
 def flush() -> int:
-    """Return when everything that is complete in this user's mounts is persisted: 0; 1 where the storage refused some of it."""
+    """Return when everything that is complete in this user's mounts is persisted: 0; 1 where the
+    storage refused some of it.
+    """
     mounts = [
         record
         for record in registry.records()

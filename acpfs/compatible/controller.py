@@ -1,6 +1,7 @@
 """The product's controller: acpfs's coordinator, in a process of its own that ends with the job.
 
-Ranks and controller know each other by address and port, as in the product; the job is called by its port, or by the cluster's task.
+Ranks and controller know each other by address and port, as in the product; the job is called by
+its port, or by the cluster's task.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ from acpfs.training.credentials import Credentials
 from acpfs.training.policy import Policy
 
 DIRECTORY_VARIABLE = "ACPFS_MINDIO_DIRECTORY"
-"""A directory that all nodes see, such as the save directory: for the job's certificate, its log and its list of faults."""
+"""A directory that all nodes see, such as the save directory: for the job's certificate, its log
+and its list of faults.
+"""
 TASK_VARIABLE = "MINDX_TASK_ID"
 PORTS = range(1024, 65536)
-_PROGRAM = f"import runpy, sys; runpy.run_path({str(ORIGIN)!r}); sys.argv[0] = 'acpfs'; runpy.run_module({{module!r}}, run_name='__main__')"
+_PROGRAM = (
+    f"import runpy, sys; runpy.run_path({str(ORIGIN)!r}); sys.argv[0] = 'acpfs'; "
+    "runpy.run_module({module!r}, run_name='__main__')"
+)
 MODULE = "acpfs.training.coordinator.__main__"
 
 
@@ -36,10 +42,8 @@ def start_controller(
     Raises:
         RefusedError: it does not start.
     """
-    directory, job = (
-        shared_directory(tls) or Path(tempfile.mkdtemp(prefix="acpfs-mindio-")),
-        job_name(port),
-    )
+    directory = shared_directory(tls) or Path(tempfile.mkdtemp(prefix="acpfs-mindio-"))
+    job = job_name(port)
     words = [
         policy.coordinator_python or sys.executable,
         "-c",
@@ -95,7 +99,8 @@ def shared_directory(tls: bool) -> Path | None:
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named is None and tls:
         raise ConfigError(
-            f"TLS needs {DIRECTORY_VARIABLE}: a directory that all nodes see, where the job's own certificate lies"
+            f"TLS needs {DIRECTORY_VARIABLE}: a directory that all nodes see, where the job's "
+            "own certificate lies"
         )
     return Path(named) if named else None
 
@@ -135,5 +140,6 @@ def no_own_certificates(tls_info: object) -> None:
     """
     if tls_info:
         raise UnsupportedError(
-            f"tls_info: acpfs makes the job's certificate itself, below {DIRECTORY_VARIABLE}; leave it empty"
+            f"tls_info: acpfs makes the job's certificate itself, below {DIRECTORY_VARIABLE}; "
+            "leave it empty"
         )

@@ -1,7 +1,9 @@
-"""The functions behind `mindio_ttp.framework_ttp` and `.controller_ttp`: one job per process, as there.
+"""The functions behind `mindio_ttp.framework_ttp` and `.controller_ttp`: one job per process, as
+there.
 
-Without `enable_arf` a fault ends in a checkpoint of the newest step for which survivors are a cover, and the end of the job. With it ranks
-are replaced or repaired, and the job goes on (`going_on`). What the product would do beside that is refused where it is asked for.
+Without `enable_arf` a fault ends in a checkpoint of the newest step for which survivors are a
+cover, and the end of the job. With it ranks are replaced or repaired, and the job goes on
+(`going_on`). What the product would do beside that is refused where it is asked for.
 """
 
 from __future__ import annotations
@@ -38,10 +40,16 @@ from acpfs.training.messages import TroubleKind
 from acpfs.training.policy import Policy
 
 log = get_logger("acpfs.compatible")
-OK, ERROR = 0, 1
+OK = 0
+ERROR = 1
 REPORT_S = 180.0
-"""So long a rank that has reported an unknown error waits for the end of the job, as in the product."""
-NOT_RESUMED = "acpfs leaves a checkpoint and ends the job, or goes on with enable_arf=True; it does not do this"
+"""So long a rank that has reported an unknown error waits for the end of the job, as in the
+product.
+"""
+NOT_RESUMED = (
+    "acpfs leaves a checkpoint and ends the job, or goes on with enable_arf=True; it does not do "
+    "this"
+)
 GENERATION_VARIABLE = "ACPFS_GENERATION"
 """Above 0 in a process that takes another one's place: `acpfs-run --on-fault replace` sets it."""
 TROUBLE = {
@@ -78,7 +86,9 @@ class _Job:
         self.rank = -1
         self.tls = False
         self.init: tuple[int, int, bool] | None = None
-        """Of the processor: rank, world, TLS; between `tft_init_processor` and `tft_start_processor`."""
+        """Of the processor: rank, world, TLS; between `tft_init_processor` and
+        `tft_start_processor`.
+        """
         self.goes_on = False
         """`enable_arf`, of the controller or of the processor."""
         self.marks: UpdateMarks | None = None
@@ -112,7 +122,8 @@ def tft_init_controller(
     _check_world(rank, world_size, -1)
     _refuse_switches(enable_local_copy, enable_zit)
     product_log.begin()
-    _job.controller_ready, _job.goes_on = True, enable_arf
+    _job.controller_ready = True
+    _job.goes_on = enable_arf
 
 
 def tft_start_controller(
@@ -159,7 +170,8 @@ def tft_init_processor(
     _job.marks = UpdateMarks(_entry_points() if _job.handlers.for_mindspore else None)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _note_signal)
-    _job.rank, _job.init = rank, (rank, world_size, enable_tls)
+    _job.rank = rank
+    _job.init = (rank, world_size, enable_tls)
 
 
 def _note_signal(*_: object) -> None:
@@ -167,12 +179,15 @@ def _note_signal(*_: object) -> None:
 
 
 def _entry_points() -> EntryPoints:
-    """Without them nobody would know of an update that is under way, and a torn state could be saved."""
+    """Without them nobody would know of an update that is under way, and a torn state could be
+    saved.
+    """
     try:
         return EntryPoints(built()[0])
     except (MachineError, OSError) as error:
         raise RefusedError(
-            f"MindSpore's runtime cannot say when an update begins: {error}; begin a processor once as a user who may write there, with cc"
+            f"MindSpore's runtime cannot say when an update begins: {error}; begin a processor "
+            "once as a user who may write there, with cc"
         ) from error
 
 
@@ -222,7 +237,8 @@ def tft_set_dp_group_info(rank: int, dp_rank_list: Any) -> None:
 def tft_start_updating_os(backup_step: int = -1) -> None:
     if backup_step != -1:
         raise UnsupportedError(
-            f"backup_step = {backup_step}: copies of the state before an update are not kept; replicas are asked"
+            f"backup_step = {backup_step}: copies of the state before an update are not kept; "
+            "replicas are asked"
         )
     _job.guard.ours(_begin_update)
 
@@ -260,7 +276,9 @@ def tft_reset_limit_step() -> None:
 
 
 def tft_pause_train(cur_step: int) -> None:
-    """Nobody asks for a pause: `tft_notify_controller_stop_train(…, "pause")` says that it failed."""
+    """Nobody asks for a pause: `tft_notify_controller_stop_train(…, "pause")` says that it
+    failed.
+    """
     if cur_step < 0:
         raise ConfigError(f"pause train failed, cur_step: {cur_step} invalid!")
 
@@ -280,7 +298,8 @@ def register_handler(event: Event, func: Callable[..., Any], ctx: Any) -> None:
 def tft_register_decrypt_handler(decryptor: Callable[[str], str] | None) -> None:
     if decryptor is not None:
         raise UnsupportedError(
-            "tft_register_decrypt_handler: the job's key has no password; it is readable for this user only"
+            "tft_register_decrypt_handler: the job's key has no password; it is readable for "
+            "this user only"
         )
 
 
@@ -289,7 +308,8 @@ def tft_register_exception_handler(
 ) -> None:
     if fault_type not in ReportState.__members__ or not callable(fault_handle):
         raise ConfigError(
-            f"{fault_type!r} with {fault_handle!r}: a name of ReportState, and what makes a text of an exception's"
+            f"{fault_type!r} with {fault_handle!r}: a name of ReportState, and what makes a text "
+            "of an exception's"
         )
     _job.patterns.append((fault_pattern, ReportState[fault_type], fault_handle))
 
@@ -345,7 +365,9 @@ def _report(state: ReportState, error_code: str) -> None:
 
 
 def tft_wait_next_action() -> int:
-    """`Action.EXIT`, when the job is at its end; `Action.RETRY`, with `enable_arf`, when every rank has the state of one step again."""
+    """`Action.EXIT`, when the job is at its end; `Action.RETRY`, with `enable_arf`, when every rank
+    has the state of one step again.
+    """
     action = _job.guard.ours(_wait_action)
     return (Action.EXIT if action is None else action).value
 
@@ -375,7 +397,9 @@ def tft_get_reboot_type() -> str:
 
 
 def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Around a framework's train function: an exception is reported, and the rank waits for what its fault leads to."""
+    """Around a framework's train function: an exception is reported, and the rank waits for what
+    its fault leads to.
+    """
     if not callable(func):
         raise TypeError("func must be a callable")
 
@@ -467,7 +491,8 @@ def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
         )
         return ERROR
     log.info(
-        "registered, and never called: the controller decides by itself, and asks no agent of the cluster",
+        "registered, and never called: the controller decides by itself, and asks no agent of "
+        "the cluster",
         action=action,
     )
     return OK
@@ -514,7 +539,10 @@ def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> in
 def _not_from_outside(name: str) -> int:
     log.error(
         name,
-        why="the controller sees by itself which ranks are lost, and what it does about it is a checkpoint",
+        why=(
+            "the controller sees by itself which ranks are lost, and what it does about it is a "
+            "checkpoint"
+        ),
     )
     return ERROR
 

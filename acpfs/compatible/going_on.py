@@ -1,11 +1,13 @@
-"""A rank that goes on behind a fault (`enable_arf`): the processor's side where the coordinator has each rank replaced.
+"""A rank that goes on behind a fault (`enable_arf`): the processor's side where the coordinator has
+each rank replaced.
 
     STOP     marks are held; stop and clean; the main thread waits for what comes of it
-    RESUME   every rank tells what it has; rebuild_group where ranks were replaced, repair in those who give and get, rollback in all
-    DONE     the train functions of all ranks have ended
+    RESUME every rank tells what it has; rebuild_group where ranks were replaced, repair in those
+    who give and get, rollback in all DONE the train functions of all ranks have ended
 
-Who gives what is `training.sources`' decision, from reports that travel over the coordinator's store. Tensors are the framework's: its
-repair handler sends and receives them. One thread obeys; what the main thread calls only sets and waits for events.
+Who gives what is `training.sources`' decision, from reports that travel over the coordinator's
+store. Tensors are the framework's: its repair handler sends and receives them. One thread obeys;
+what the main thread calls only sets and waits for events.
 """
 
 from __future__ import annotations
@@ -116,7 +118,10 @@ class GoingOn(Processor):
             tell_launcher()
 
     def wait_action(self) -> Action:
-        """Until the state is whole again, or the job is over. Before the rank is registered a process that takes a place goes on."""
+        """Until the state is whole again, or the job is over.
+
+        Before the rank is registered a process that takes a place goes on.
+        """
         if self._member is None:
             return Action.RETRY if self.rebooted else Action.EXIT
         while not self._goes_on.wait(LOOK_S):
@@ -129,7 +134,10 @@ class GoingOn(Processor):
         return self._done.is_set()
 
     def finish(self) -> bool:
-        """The train function has ended; whether those of all ranks have. False: another rank has to be given what this one has."""
+        """The train function has ended; whether those of all ranks have.
+
+        False: another rank has to be given what this one has.
+        """
         if self._member is None:
             return True
         self._member.tell(Finished())
@@ -176,7 +184,8 @@ class GoingOn(Processor):
             return  # another fault came before it had stopped: it is asked again
         if stopped.damaged and not self._memory_failed:
             log.error(
-                "the device could not be stopped and cleaned: another process has to take this rank's place"
+                "the device could not be stopped and cleaned: another process has to take this "
+                "rank's place"
             )
             self.end_process(ExitStatus.TAKEN_FOR_LOST)
         if self._before is None:
@@ -211,7 +220,8 @@ class GoingOn(Processor):
         """The main thread waits until here."""
         self._marks.resume(step)
         self.repair_step = step
-        self._before, self.rebooted = None, False
+        self._before = None
+        self.rebooted = False
         self._memory_failed = self._device_failed = False
         self._reported.clear()
         self._stopping.clear()
@@ -236,7 +246,8 @@ class GoingOn(Processor):
         return sources(having)
 
     def _asked(self, member: Member, verb: StoreVerb, key: str, value: str = "") -> str:
-        """Asked again and again: a command that comes between the look and the question would not end one that waits long.
+        """Asked again and again: a command that comes between the look and the question would not
+        end one that waits long.
 
         Raises:
             GenerationOverError: a newer command is there, or a rank tells nothing.

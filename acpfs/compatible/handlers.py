@@ -1,4 +1,6 @@
-"""What a framework has registered, called as the product calls it: with its arguments, and a word on how it went."""
+"""What a framework has registered, called as the product calls it: with its arguments, and a word
+on how it went.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from acpfs.compatible.product_values import STOPPING_FIRST, RepairType
 from acpfs.logger import get_logger
 
 log = get_logger("acpfs.compatible")
-CLEANED, CLEAN_FAILED, CLEANED_WITHOUT_REBUILD = 0, 1, 2
+CLEANED = 0
+CLEAN_FAILED = 1
+CLEANED_WITHOUT_REBUILD = 2
 STOP_FIRST_VARIABLE = "TTP_STOP_CLEAN_BEFORE_DUMP"
 
 
@@ -46,7 +50,10 @@ REBUILDING = frozenset({RepairType.RT_UCE_HIGHLEVEL, RepairType.RT_LOAD_REBUILD}
 
 @dataclass
 class Handlers:
-    """Of one rank. Registered by the main thread before anything can happen, called by the processor's threads."""
+    """Of one rank.
+
+    Registered by the main thread before anything can happen, called by the processor's threads.
+    """
 
     for_mindspore: bool
     args: Any = None

@@ -1,4 +1,6 @@
-"""What MindSpeed-LLM 1.0 imports from `mindio_ttp.adaptor`: the product's own optimizers with copies. Refused, with what to use instead."""
+"""What MindSpeed-LLM 1.0 imports from `mindio_ttp.adaptor`: the product's own optimizers with
+copies. Refused, with what to use instead.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from acpfs.compatible.framework import tft_is_reboot_node
 from acpfs.compatible.refusal import UnsupportedError
 
 INSTEAD = (
-    "Megatron-Core keeps the copies itself (--num-distributed-optimizer-instances 2); protect_megatron saves and restore_megatron replaces "
+    "Megatron-Core keeps the copies itself (--num-distributed-optimizer-instances 2); "
+    "protect_megatron saves and restore_megatron replaces "
     "ranks of it, and acpfs has no optimizer and no training loop of its own"
 )
 

@@ -1,7 +1,8 @@
-"""Makes the acpfs to which this file belongs importable, and nothing else of the environment in which it is installed.
+"""Makes the acpfs to which this file belongs importable, and nothing else of the environment in
+which it is installed.
 
-Carried out by the packages below `site` before they import anything of acpfs: `PYTHONPATH=$(acpfs mindio-path)` serves an interpreter
-in which acpfs is not installed, such as one that has MindSpore.
+Carried out by the packages below `site` before they import anything of acpfs: `PYTHONPATH=$(acpfs
+mindio-path)` serves an interpreter in which acpfs is not installed, such as one that has MindSpore.
 """
 
 import importlib.util
@@ -22,7 +23,8 @@ def take_this_one() -> None:
     if known is not None:
         if Path(str(known.__file__)).resolve().parent != place:
             raise ImportError(
-                f"the path of `acpfs mindio-path` belongs to {place}, and {known.__file__} is imported already"
+                f"the path of `acpfs mindio-path` belongs to {place}, and {known.__file__} is "
+                "imported already"
             )
         return
     spec = importlib.util.spec_from_file_location(

@@ -1,11 +1,12 @@
-"""A rank's side of the coordinator's dialogue, in this interface: a thread obeys, and calls what the framework has registered.
+"""A rank's side of the coordinator's dialogue, in this interface: a thread obeys, and calls what
+the framework has registered.
 
-    STOP     marks are held; an update that is under way ends; stop and clean, where the framework wants that before a save
-    SAVE     save_ckpt, in a thread of its own, in the ranks of the cover
-    PUBLISH  rename, in one of them
-    LEAVE    exit, or the end of the process after ten seconds
+    STOP marks are held; an update that is under way ends; stop and clean, where the framework wants
+    that before a save SAVE save_ckpt, in a thread of its own, in the ranks of the cover PUBLISH
+    rename, in one of them LEAVE exit, or the end of the process after ten seconds
 
-The main thread is not got out of anything here: the framework's stop handler does that, or the end of the process.
+The main thread is not got out of anything here: the framework's stop handler does that, or the end
+of the process.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ from acpfs.training.wire import LinkClosedError, SocketLink
 
 log = get_logger("acpfs.compatible")
 UPDATE_S = 15.0
-"""So long an update may take that is under way at STOP; the coordinator counts a rank as lost after 20."""
+"""So long an update may take that is under way at STOP; the coordinator counts a rank as lost after
+20.
+"""
 STOP_S = 15.0
 """So long the main thread may take to report after the stop handler."""
 EXIT_S = 10.0
@@ -74,10 +77,14 @@ class _NeverInterrupts(Interrupter):
 
 
 class Processor:
-    """Of one rank; `start` when the coordinator is to be there, `register` when it is known who holds what."""
+    """Of one rank; `start` when the coordinator is to be there, `register` when it is known who
+    holds what.
+    """
 
     replaces = False
-    """Whether this rank goes on behind a fault (`going_on`); otherwise it leaves a checkpoint, and ends."""
+    """Whether this rank goes on behind a fault (`going_on`); otherwise it leaves a checkpoint, and
+    ends.
+    """
 
     def __init__(
         self,
@@ -90,13 +97,19 @@ class Processor:
         policy: Policy,
     ) -> None:
         """`credentials`: the job's, or no TLS."""
-        self._rank, self._world, self._job, self._credentials = rank, world, job, credentials
-        self._marks, self._handlers, self._policy = marks, handlers, policy
+        self._rank = rank
+        self._world = world
+        self._job = job
+        self._credentials = credentials
+        self._marks = marks
+        self._handlers = handlers
+        self._policy = policy
         self._address: str | None = None
         self._member: Member | None = None
         self._thread: threading.Thread | None = None
         self._saving: threading.Thread | None = None
-        self._reported, self._over = threading.Event(), threading.Event()
+        self._reported = threading.Event()
+        self._over = threading.Event()
         self._published: int | None = None
         self._shards: tuple[Shard, ...] = ()
         self._device_failed = self._memory_failed = False
@@ -129,7 +142,9 @@ class Processor:
         self._address = f"{host}:{port}"
 
     def register(self, holders: Mapping[Shard, tuple[int, ...]], node: str) -> None:
-        """From here on a rank that dies leaves a checkpoint; returns when all ranks have come here. Again: nothing.
+        """From here on a rank that dies leaves a checkpoint; returns when all ranks have come here.
+
+        Again: nothing.
 
         Raises:
             RefusedError: there is no controller, or the ranks do not agree.
@@ -204,7 +219,9 @@ class Processor:
 
     @property
     def is_done(self) -> bool:
-        """Whether the train functions of all ranks have ended, whatever this one's did: nobody is told so here."""
+        """Whether the train functions of all ranks have ended, whatever this one's did: nobody is
+        told so here.
+        """
         return False
 
     def wait_over(self, timeout_s: float | None) -> bool:
@@ -234,11 +251,13 @@ class Processor:
             self._over.set()
 
     def _follow(self) -> None:
-        handled, cut_off_at = 0, None
+        handled = 0
+        cut_off_at = None
         while (member := self._member) is not None and not self._over.is_set():
             order = member.order(handled, 1.0)
             if order is not None:
-                handled, cut_off_at = order.number, None
+                handled = order.number
+                cut_off_at = None
                 try:
                     self._obey(member, order)
                 except BaseException:  # torch's CheckpointException is no Exception

@@ -2,8 +2,9 @@ r"""The product's own file format, read: checkpoints that were saved before acpf
 
     records …  record map (pickle)  start, size of the map (two little-endian uint64)  "mindio\0"
 
-The map names records as torch's own zip has them (`data.pkl`, `data/0` …), with their place; or says that the file is plain bytes.
-Nothing that is in a file is carried out here: the map may hold numbers, texts, tuples and dictionaries only. No torch.
+The map names records as torch's own zip has them (`data.pkl`, `data/0` …), with their place; or
+says that the file is plain bytes. Nothing that is in a file is carried out here: the map may hold
+numbers, texts, tuples and dictionaries only. No torch.
 """
 
 from __future__ import annotations
@@ -64,14 +65,16 @@ def read_container(file: IO[bytes]) -> Container | None:
     tail = file.read(_TAIL.size)
     if tail.endswith(LATER_MARK):
         raise UnsupportedError(
-            "a container that ends in `accacp` is of a kind that is not documented: convert it with the product itself"
+            "a container that ends in `accacp` is of a kind that is not documented: convert it "
+            "with the product itself"
         )
     start, length, mark = _TAIL.unpack(tail)
     if mark != MARK:
         return None
     if length > MAP_BYTES_MAX or start + length > size - _TAIL.size:
         raise ContainerError(
-            f"the record map is said to be at {start}, {length} bytes long, in a file of {size} bytes"
+            f"the record map is said to be at {start}, {length} bytes long, in a file of {size} "
+            "bytes"
         )
     file.seek(start)
     try:
@@ -158,7 +161,8 @@ def convert(source: Path, target: Path) -> None:
         container = read_container(file)
         if container is None:
             raise ContainerError(
-                f"{source} is not of the product's format: torch.load reads it as it is, if it is a torch file"
+                f"{source} is not of the product's format: torch.load reads it as it is, if it "
+                "is a torch file"
             )
         try:
             with temporary.open("xb") as made:

@@ -1,4 +1,6 @@
-"""Enumerations and texts that scripts of the product compare with; numbers as its own modules have them."""
+"""Enumerations and texts that scripts of the product compare with; numbers as its own modules have
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class ReportState(Enum):
     RS_STEP_FINISH = 6
     RS_UNKNOWN = 7
     RS_RETRY = 8
-    """A guess: the product's documents name it and give it no number, and its published sources have the eight above only."""
+    """A guess: the product's documents name it and give it no number, and its published sources
+    have the eight above only.
+    """
 
 
 class RepairType(Enum):

@@ -1,4 +1,6 @@
-"""`CheckpointHelper` of the product: a rank's saves with the mount. A save is done when it returns, since it lands in memory.
+"""`CheckpointHelper` of the product: a rank's saves with the mount.
+
+A save is done when it returns, since it lands in memory.
 
 So nothing has to be waited for before the next update. One object per rank, as there.
 """
@@ -35,7 +37,8 @@ class CheckpointHelper:
         with cls._making:
             if rank not in cls._made:
                 made = super().__new__(cls)
-                made.rank, made._saves = rank, []
+                made.rank = rank
+                made._saves = []
                 cls._made[rank] = made
             return cls._made[rank]
 
@@ -47,7 +50,8 @@ class CheckpointHelper:
         tracker_filename: str,
         callback: Callable[[int, int], Any] | None = None,
     ) -> None:
-        """When so many files of the iteration are persisted, the tracker names it; `callback(iteration, result)`, 0 when it does.
+        """When so many files of the iteration are persisted, the tracker names it;
+        `callback(iteration, result)`, 0 when it does.
 
         Raises:
             ValueError: the directory is not there, or a path is too long.
@@ -99,7 +103,8 @@ class CheckpointHelper:
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            "get_checkpoint_copy_stream makes a stream of the NPU: save_model_checkpoint copies by itself here"
+            "get_checkpoint_copy_stream makes a stream of the NPU: save_model_checkpoint copies "
+            "by itself here"
         )
 
     def save_model_checkpoint(
@@ -115,7 +120,9 @@ class CheckpointHelper:
     def save_optimizer_checkpoint(
         self, checkpoint_name: str | list[str], get_parameter_state_func: Callable[..., Any]
     ) -> None:
-        """Gather by the function, then save what it gives; None is nothing to save. It may take `notify_callback`.
+        """Gather by the function, then save what it gives; None is nothing to save.
+
+        It may take `notify_callback`.
 
         Raises:
             OSError: it failed; the log says why.
@@ -176,7 +183,8 @@ class CheckpointHelper:
             raise ValueError("The load_rank should >= 0")
         if process_group is not None:
             raise UnsupportedError(
-                "load_model_checkpoint does not broadcast: leave process_group out, and each rank reads from RAM"
+                "load_model_checkpoint does not broadcast: leave process_group out, and each "
+                "rank reads from RAM"
             )
         return checkpoint_files.load(checkpoint_name, weights_only=False)
 

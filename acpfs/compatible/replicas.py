@@ -1,7 +1,8 @@
 """Who holds the same optimizer state, from what `tft_set_optimizer_replica` is told. Pure.
 
-A group of d ranks with R copies is divided into R parts of d / R ranks; ranks at the same place of each part hold the same. MindSpore
-gives the holders of one rank's state, with as many copies as ranks: parts of one rank.
+A group of d ranks with R copies is divided into R parts of d / R ranks; ranks at the same place of
+each part hold the same. MindSpore gives the holders of one rank's state, with as many copies as
+ranks: parts of one rank.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def holders_of(
             raise ConfigError(f"set_optimizer_replica failed, rank:{rank}, replica_info is invalid")
         if shift != 0:
             raise UnsupportedError(
-                f"replica_shift = {shift}: copies are at the same place of each part of the group, so it has to be 0"
+                f"replica_shift = {shift}: copies are at the same place of each part of the "
+                "group, so it has to be 0"
             )
         if rank not in ranks or len(set(ranks)) != len(ranks):
             raise ConfigError(f"rank {rank} is not once in its own list of replicas: {ranks}")

@@ -1,7 +1,10 @@
-"""A rank's marks as this interface gives them: an update begins, and ends with a step's number. There is no "gradients are complete".
+"""A rank's marks as this interface gives them: an update begins, and ends with a step's number.
 
-So nobody can finish an update for the caller, and S is the newest step for which those who have done it are a cover. The begin may also
-come from MindSpore's runtime, in C and in a thread of its own.
+There is no "gradients are complete".
+
+So nobody can finish an update for the caller, and S is the newest step for which those who have
+done it are a cover. The begin may also come from MindSpore's runtime, in C and in a thread of its
+own.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class UpdateMarks(Marks):
 
     @property
     def now(self) -> Mark:
-        mark, words = self._now, self._entry_points
+        mark = self._now
+        words = self._entry_points
         if words is None:
             return mark
         done = max(mark.done, int(words.finished.value))
@@ -65,7 +69,9 @@ class UpdateMarks(Marks):
         """Updates may begin again, behind this step."""
         words = self._entry_points
         if words is not None:
-            words.updating.value, words.finished.value, words.held.value = 0, 0, 0
+            words.updating.value = 0
+            words.finished.value = 0
+            words.held.value = 0
         super().resume(step)
 
     def hold(self) -> None:

@@ -1,4 +1,6 @@
-"""Whether a device's memory was lost while the optimizer wrote to it, by times that the framework gives. As the product decides it."""
+"""Whether a device's memory was lost while the optimizer wrote to it, by times that the framework
+gives. As the product decides it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def _given(value: int | None) -> int:
 def tft_can_do_uce_repair(
     hbm_error_time: int, start_time: int | None = None, end_time: int | None = None
 ) -> bool:
-    """Whether the error came after the update, or inside one that a later update's state replaces."""
+    """Whether the error came after the update, or inside one that a later update's state
+    replaces.
+    """
     start = _times.get("start") if start_time is None else start_time
     end = _times.get("end") if end_time is None else end_time
     if not hbm_error_time or not start or not end:

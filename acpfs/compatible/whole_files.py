@@ -1,7 +1,9 @@
-"""Files that have their name only when they are whole, as the product's `create_file` and `open_file` hand them out.
+"""Files that have their name only when they are whole, as the product's `create_file` and
+`open_file` hand them out.
 
-MindSpore writes the final name through these, and renames nothing by itself. A temporary name in the same directory is renamed at
-`close`; an exception inside `with` drops it, and whatever had the name stays.
+MindSpore writes the final name through these, and renames nothing by itself. A temporary name in
+the same directory is renamed at `close`; an exception inside `with` drops it, and whatever had the
+name stays.
 """
 
 from __future__ import annotations

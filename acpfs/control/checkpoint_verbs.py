@@ -1,7 +1,9 @@
-"""Verbs about checkpoints as a whole: what there is, waiting for so many files, being told when one is safe.
+"""Verbs about checkpoints as a whole: what there is, waiting for so many files, being told when one
+is safe.
 
-As `verbs`: arguments in, events and one result out. These look again and again instead of being woken: which files belong to a checkpoint
-is only known by looking, and once a quarter of a second is cheap where nothing was persisted meanwhile.
+As `verbs`: arguments in, events and one result out. These look again and again instead of being
+woken: which files belong to a checkpoint is only known by looking, and once a quarter of a second
+is cheap where nothing was persisted meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ async def checkpoints(subject: Subject, request: ControlRequest, _tell: Report) 
 async def wait_for_count(
     subject: Subject, paths: Sequence[bytes], count: int, timeout_s: float | None, tell: Report
 ) -> int:
-    """Wait until at least so many files below the paths are persisted, and none is left there that is not; how many.
+    """Wait until at least so many files below the paths are persisted, and none is left there that
+    is not; how many.
 
     Raises:
         RemoteError: not in time (TIMEOUT), or never without an operator (FAILED).
@@ -45,7 +48,8 @@ async def wait_for_count(
     while True:
         began = subject.clock.now()
         seen = [subject.persisted_files(path) for path in paths]
-        persisted, known = sum(pair[0] for pair in seen), sum(pair[1] for pair in seen)
+        persisted = sum(pair[0] for pair in seen)
+        known = sum(pair[1] for pair in seen)
         if persisted >= count and persisted == known:
             return persisted
         rest = subject.remaining(await subject.complete_until(paths, LOOK_INTERVAL_S), paths)
@@ -72,22 +76,28 @@ def _short_of(persisted: int, count: int, code: ExitCode) -> RemoteError:
 
 
 async def watch(subject: Subject, request: ControlRequest, tell: Report) -> Json:
-    """Tell each checkpoint below the paths as soon as it is safe, for ever; once more when it has changed since.
+    """Tell each checkpoint below the paths as soon as it is safe, for ever; once more when it has
+    changed since.
 
-    Arguments: `count`: it is safe with so many files, all persisted; without, when nothing came to it for `settle_s` seconds.
-    `after`: by CLOCK_MONOTONIC, which client and daemon have in common; what was persisted before is not told.
+    Arguments: `count`: it is safe with so many files, all persisted; without, when nothing came to
+    it for `settle_s` seconds. `after`: by CLOCK_MONOTONIC, which client and daemon have in common;
+    what was persisted before is not told.
     """
-    paths, count = request.paths() or [b""], count_of(request)
+    paths = request.paths() or [b""]
+    count = count_of(request)
     settle_s = request.seconds("settle_s")
     settle_s = SETTLE_S if settle_s is None else settle_s
     after = request.seconds("after")
     after = subject.clock.now() if after is None else after
     told: dict[str, tuple[int, int, float]] = {}
-    heard_at, seen, unripe = trio.current_time(), -1, False
+    heard_at = trio.current_time()
+    seen = -1
+    unripe = False
     while True:
         began = subject.clock.now()
         if unripe or subject.settlements() != seen:
-            seen, unripe = subject.settlements(), False
+            seen = subject.settlements()
+            unripe = False
             for report in [report for path in paths for report in await subject.checkpoints(path)]:
                 closed, persisted = subject.moments(report)
                 if report.state not in SAFE or persisted <= after:

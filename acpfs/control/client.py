@@ -1,6 +1,7 @@
 """Blocking client of a control socket: one connection per request, no threads, no event loop.
 
-Used by the commands and by `acpfs.client`, so it imports nothing outside the standard library and may be used after a fork.
+Used by the commands and by `acpfs.client`, so it imports nothing outside the standard library and
+may be used after a fork.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ from acpfs.errors import AcpfsError, DeadlineError, NotMountedError
 
 CONNECT_TIMEOUT_S = 5.0
 GRACE_S = 30.0
-"""What a request with a time limit may take beyond it: to say what is left, to unmount. Then it ends, whatever the daemon does."""
+"""What a request with a time limit may take beyond it: to say what is left, to unmount.
+
+Then it ends, whatever the daemon does.
+"""
 SILENCE_S_MAX = 60.0
-"""A daemon that works on a request says something every second; one that says nothing for so long has a fault."""
+"""A daemon that works on a request says something every second; one that says nothing for so long
+has a fault.
+"""
 
 
 ATTEMPTS_MAX = 50
@@ -49,7 +55,9 @@ REPEATABLE = frozenset(
         "ready",
     }
 )
-"""Verbs that may be asked again when the worker that was asked has died: the supervisor lives, and the next worker answers."""
+"""Verbs that may be asked again when the worker that was asked has died: the supervisor lives, and
+the next worker answers.
+"""
 
 
 class _EndedError(AcpfsError):
@@ -57,11 +65,15 @@ class _EndedError(AcpfsError):
 
 
 class _NoSocketError(NotMountedError):
-    """Nobody listens there, though the daemon lives: somebody has cleaned up, and it makes its socket anew."""
+    """Nobody listens there, though the daemon lives: somebody has cleaned up, and it makes its
+    socket anew.
+    """
 
 
 class Line:
-    """What a request is made over; `cut` ends it from another thread, also one that comes only then."""
+    """What a request is made over; `cut` ends it from another thread, also one that comes only
+    then.
+    """
 
     def __init__(self) -> None:
         self._connection: socket.socket | None = None
@@ -100,22 +112,27 @@ def request(
     on_event: Callable[[Json], None] | None = None,
     line: Line | None = None,
 ) -> Any:
-    """Ask a daemon; the result, with `items` events gathered into a list when there were any. `line`: lets others end the request.
+    """Ask a daemon; the result, with `items` events gathered into a list when there were any.
+
+    `line`: lets others end the request.
 
     Raises:
         NotMountedError: no daemon answers.
         AcpfsError: what the daemon answered, or that it fell silent.
     """
-    args, began = dict(args or {}), time.monotonic()
+    args = dict(args or {})
+    began = time.monotonic()
     limit_s = args.get("timeout_s")
     until = math.inf if limit_s is None else began + limit_s + GRACE_S
-    line, tries = line or Line(), ATTEMPTS_MAX if verb in REPEATABLE else 1
+    line = line or Line()
+    tries = ATTEMPTS_MAX if verb in REPEATABLE else 1
     while True:
         try:
             return _request(record, verb, args, on_event, line, until)
         except (_EndedError, _NoSocketError):
             tries -= 1
-            # Another supervisor may have the mount by now, of which only the record that lies there tells.
+            # Another supervisor may have the mount by now, of which only the record that lies there
+            # tells.
             record = registry.as_it_is_now(record)
             if not tries or not record.alive or line.is_cut:
                 raise
@@ -159,7 +176,8 @@ def _messages(record: MountRecord, question: bytes, line: Line, until: float) ->
                 connection.sendall(question)
             with connection.makefile("rb") as stream:
                 while True:
-                    # Each time anew: one that says all the while that it is at it must not keep the client either.
+                    # Each time anew: one that says all the while that it is at it must not keep the
+                    # client either.
                     connection.settimeout(min(SILENCE_S_MAX, _left_s(record, until)))
                     answer = stream.readline()
                     if not answer.endswith(b"\n"):
@@ -204,7 +222,8 @@ def _connected(record: MountRecord) -> socket.socket:
         connection.close()
         if isinstance(error, PermissionError):
             raise AcpfsError(
-                f"permission denied: the control socket of {record.mountpoint} is for its owner and the control group"
+                f"permission denied: the control socket of {record.mountpoint} is for its owner "
+                "and the control group"
             ) from None
         if isinstance(error, OSError):
             raise _no_answer(record, error) from None
@@ -222,9 +241,11 @@ def _no_answer(record: MountRecord, error: OSError) -> AcpfsError:
         )
     if record.alive:
         return _NoSocketError(
-            f"no answer from the daemon of {record.mountpoint} (process {record.pid}): {error.strerror}"
+            f"no answer from the daemon of {record.mountpoint} (process {record.pid}): "
+            f"{error.strerror}"
         )
     return NotMountedError(
-        f"the daemon of {record.mountpoint} (process {record.pid}) is gone; what it had not persisted is kept in the RAM tier, "
+        f"the daemon of {record.mountpoint} (process {record.pid}) is gone; what it had not "
+        "persisted is kept in the RAM tier, "
         f"and mounting {record.backing} again drains it"
     )

@@ -1,8 +1,9 @@
 """The table of metrics: one entry each, or a field of `reports` that is a gauge.
 
-The exposition, the page's table and the dashboard follow from it. Every value comes from one `Status`, so that metrics and
-`acpfs-ctl status` cannot disagree. Counters are the status' own, by their names; those that a person should know are described here.
-Data only: nothing of prometheus_client.
+The exposition, the page's table and the dashboard follow from it. Every value comes from one
+`Status`, so that metrics and `acpfs-ctl status` cannot disagree. Counters are the status' own, by
+their names; those that a person should know are described here. Data only: nothing of
+prometheus_client.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ GAUGES: dict[str, Gauge] = {
         lambda s: min((g.since for g in s.guarded), default=0.0),
     ),
     "conflicts": Gauge(
-        "operations that met a native change of the backing directory, and were kept beside or left out",
+        "operations that met a native change of the backing directory, and were kept beside or "
+        "left out",
         lambda s: s.conflicts_total,
     ),
     "worker_start_time_seconds": Gauge(
@@ -183,7 +185,10 @@ GAUGES: dict[str, Gauge] = {
         "since this node's own record was written", _of_cluster(lambda x: x.record_age_s or 0.0)
     ),
 }
-"""Name without prefix → what it is. A mount without spill directory or other members has none of theirs."""
+"""Name without prefix → what it is.
+
+A mount without spill directory or other members has none of theirs.
+"""
 
 HISTOGRAMS: dict[str, str] = {
     "file_save": "from a file's open for writing to its first close",
@@ -198,17 +203,24 @@ COUNTERS: dict[str, str] = {
     "persisted_bytes": "bytes of contents that were persisted",
     "streamed_bytes": "bytes that were written into staging files, also those of failed tries",
     "retries": "operations that failed and were tried again",
-    "restarted_streams": "pieces that were read again, because the file was changed while it was copied",
+    "restarted_streams": (
+        "pieces that were read again, because the file was changed while it was copied"
+    ),
     "repairs": "times that the backing directory was not as left, and was put right",
     "verify_failures": "streams that read back differently (`verify_after_write`)",
     "checksum_mismatches": "files of the backing directory that are not what was stored in them",
     "backing_timeouts": "requests that the backing directory did not answer in time",
     "backing_reopened": "times that the backing directory was opened again",
-    "stale_answers": "requests that were answered from older knowledge, because the backing directory did not answer",
+    "stale_answers": (
+        "requests that were answered from older knowledge, because the backing directory did not "
+        "answer"
+    ),
     "evicted_files": "clean files that left RAM to make room",
     "evicted_bytes": "bytes of them",
 }
-"""Those that people look at, of the many in `counters` of `status`; metrics have all of them and add `_total`."""
+"""Those that people look at, of the many in `counters` of `status`; metrics have all of them and
+add `_total`.
+"""
 
 BACKING_HEALTH = "backing_health"
 

@@ -1,9 +1,11 @@
-"""Prometheus metrics, made from one `Status` per scrape: the same numbers as `acpfs-ctl status`, so they cannot disagree.
+"""Prometheus metrics, made from one `Status` per scrape: the same numbers as `acpfs-ctl status`, so
+they cannot disagree.
 
-Which there are, `metric_table` says. Every metric is named acpfs_… with its unit last and carries the labels mount and node, and none a
-file or a checkpoint: a mount has some 200 series for as long as it lives. `start_http` serves them from a
-thread of its own; the status function must therefore be thread-safe. prometheus_client, which brings an HTTP server along, is imported
-when metrics are first asked for: most mounts never are.
+Which there are, `metric_table` says. Every metric is named acpfs_… with its unit last and carries
+the labels mount and node, and none a file or a checkpoint: a mount has some 200 series for as long
+as it lives. `start_http` serves them from a thread of its own; the status function must therefore
+be thread-safe. prometheus_client, which brings an HTTP server along, is imported when metrics are
+first asked for: most mounts never are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Which mounts there are: one small JSON file per mount in the runtime directory, found without touching any mount point.
+"""Which mounts there are: one small JSON file per mount in the runtime directory, found without
+touching any mount point.
 
-A stat of a mount point can hang for as long as the daemon does, and control must not. So a path is matched against the
-registered mount points as a string, after its symlinks were followed component by component *up to* a registered mount point.
+A stat of a mount point can hang for as long as the daemon does, and control must not. So a path is
+matched against the registered mount points as a string, after its symlinks were followed component
+by component *up to* a registered mount point.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class MountRecord:
     node: str
     pid: int
     pid_started: int
-    """Start time of the process in clock ticks since boot: tells a live daemon from a later process with its number."""
+    """Start time of the process in clock ticks since boot: tells a live daemon from a later process
+    with its number.
+    """
     socket: str
     version: str
     runtime_dir: str
@@ -68,7 +72,9 @@ def is_stopped(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """What /proc tells of a process, from its state on; of one that is not there, that it is dead."""
+    """What /proc tells of a process, from its state on; of one that is not there, that it is
+    dead.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -105,7 +111,10 @@ def records(directories: Iterable[Path] | None = None) -> list[MountRecord]:
 
 
 def as_it_is_now(record: MountRecord) -> MountRecord:
-    """The record that lies in the place of this one: another supervisor may have the mount since. The same where there is none."""
+    """The record that lies in the place of this one: another supervisor may have the mount since.
+
+    The same where there is none.
+    """
     try:
         return _read(record.file)
     except (OSError, ValueError, TypeError, AttributeError):
@@ -119,7 +128,9 @@ def _read(file: Path) -> MountRecord:
 
 
 def reachable(known: list[MountRecord] | None = None) -> list[MountRecord]:
-    """Those whose daemon lives and hears this user; where it hears this user of none, those that live."""
+    """Those whose daemon lives and hears this user; where it hears this user of none, those that
+    live.
+    """
     living = [record for record in (records() if known is None else known) if record.alive]
     return [
         record for record in living if os.access(record.socket, os.W_OK)
@@ -146,7 +157,8 @@ def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> Moun
 
 
 def locate(path: str, known: list[MountRecord] | None = None) -> tuple[MountRecord, str]:
-    """The mount that a path lies in, and the path below its mount point ("" for the mount point itself).
+    """The mount that a path lies in, and the path below its mount point ("" for the mount point
+    itself).
 
     Raises:
         NotMountedError: the path lies in no registered mount.
@@ -176,7 +188,8 @@ def _elsewhere(mountpoint: str) -> str:
     looked = ", ".join(map(os.fspath, places_to_look())) or "no run directory"
     return (
         f"{mountpoint} is an acpfs mount, but its run directory is not here ({looked}): "
-        f"name the one it was mounted with in {ENVIRONMENT_VARIABLE}, or ask as its user or in its container"
+        f"name the one it was mounted with in {ENVIRONMENT_VARIABLE}, or ask as its user or in "
+        "its container"
     )
 
 
@@ -195,7 +208,9 @@ def _mounted() -> set[str]:
 
 
 def normalised(mountpoint: str) -> str:
-    """A mount point's name as the registry and the mount table have it; the mount point itself is not looked at."""
+    """A mount point's name as the registry and the mount table have it; the mount point itself is
+    not looked at.
+    """
     absolute = os.path.normpath(os.path.join(os.getcwd(), mountpoint))
     return os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
 
@@ -203,7 +218,9 @@ def normalised(mountpoint: str) -> str:
 def _walk(path: str, mountpoints: Iterable[str]) -> tuple[str, str]:
     """Follow a path until a mount point is reached; (mount point or real path, rest)."""
     known = set(mountpoints)
-    reached, parts, followed = "/", path.split("/"), 0
+    reached = "/"
+    parts = path.split("/")
+    followed = 0
     while parts:
         part = parts.pop(0)
         if part in ("", "."):
@@ -215,7 +232,8 @@ def _walk(path: str, mountpoints: Iterable[str]) -> tuple[str, str]:
         if step in known:
             rest = os.path.normpath("/".join(parts)) if parts else "."
             if rest == ".." or rest.startswith("../"):  # leaves the mount again
-                reached, parts = step, rest.split("/")
+                reached = step
+                parts = rest.split("/")
                 continue
             return step, "" if rest == "." else rest.lstrip("/")
         target = _link_target(step)

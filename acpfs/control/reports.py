@@ -1,7 +1,8 @@
 """Records that control hands out: the JSON contracts of docs/OPERATIONS.md, field by field.
 
-Times are seconds (wall clock where the name ends in `_at` or is `next_attempt`), sizes bytes, absent values None. A field is never
-removed or given another meaning; new ones may come. Plain data, no behaviour beyond (de)serialisation.
+Times are seconds (wall clock where the name ends in `_at` or is `next_attempt`), sizes bytes,
+absent values None. A field is never removed or given another meaning; new ones may come. Plain
+data, no behaviour beyond (de)serialisation.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ GAUGE = "gauge"
 
 
 def gauge(text: str) -> dict[str, str]:
-    """Of a field: the metric of that name says the same, and this is its text. See `metric_table`."""
+    """Of a field: the metric of that name says the same, and this is its text. See
+    `metric_table`.
+    """
     return {GAUGE: text}
 
 
 @dataclass(frozen=True, slots=True)
 class RamReport:
-    """The RAM tier. dirty + clean = used. Its gauges are called `ram_` and the field, those of `SpillReport` `spill_`."""
+    """The RAM tier. dirty + clean = used.
+
+    Its gauges are called `ram_` and the field, those of `SpillReport` `spill_`.
+    """
 
     budget_bytes: int = field(metadata=gauge("most bytes that the RAM tier may take"))
     used_bytes: int = field(metadata=gauge("bytes in the RAM tier"))
@@ -57,7 +63,9 @@ class RamReport:
     )
     """The last part of the budget, which only files below urgent paths get."""
     leaving_bytes: int = 0
-    """Among the dirty ones: of files that were deleted or replaced, and that a stream still reads."""
+    """Among the dirty ones: of files that were deleted or replaced, and that a stream still
+    reads.
+    """
     peak_bytes: int = field(
         default=0, metadata=gauge("most bytes in the RAM tier since the daemon started")
     )
@@ -65,9 +73,14 @@ class RamReport:
     tmpfs_used_bytes: int = field(
         default=0, metadata=gauge("what the RAM tier's tmpfs says that it holds")
     )
-    """What the RAM tier's own tmpfs says that it holds: the same as used, when nobody is writing. 0 where it has no tmpfs of its own."""
+    """What the RAM tier's own tmpfs says that it holds: the same as used, when nobody is writing.
+
+    0 where it has no tmpfs of its own.
+    """
     tmpfs_size_bytes: int = 0
-    """What that tmpfs takes at most: the budget and a slack; more, for a while, after the budget was lowered."""
+    """What that tmpfs takes at most: the budget and a slack; more, for a while, after the budget
+    was lowered.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,9 @@ class MirrorReport:
     """on, seeding (the journal is being begun), or off, and `why`."""
     why: str | None
     until: int
-    """Operations up to this number would be drained after a reboot; what follows is lost with the RAM tier."""
+    """Operations up to this number would be drained after a reboot; what follows is lost with the
+    RAM tier.
+    """
     behind_files: int
     """Files that have no copy yet, and `behind_bytes` their sizes."""
     behind_bytes: int
@@ -94,7 +109,9 @@ class SpillReport:
     mode: str
     """move or mirror."""
     state: str
-    """ok, full (its budget or its disk), failing (left alone for a while), stuck (a call does not return) or closed (only emptied)."""
+    """ok, full (its budget or its disk), failing (left alone for a while), stuck (a call does not
+    return) or closed (only emptied).
+    """
     budget_bytes: int = field(metadata=gauge("most bytes that acpfs takes in the spill directory"))
     used_bytes: int = field(metadata=gauge("bytes of copies in the spill directory"))
     files: int = field(metadata=gauge("copies in the spill directory"))
@@ -120,9 +137,13 @@ class HealthReport:
     last_error: str | None = None
     """What calls that fail now say; null once one of their kind is answered."""
     why: str | None = None
-    """What explains the state, in words: the call that does not return, or what calls that fail now say; null where it is ok."""
+    """What explains the state, in words: the call that does not return, or what calls that fail now
+    say; null where it is ok.
+    """
     problem: str | None = None
-    """What is wrong with the directory at the path (unmounted, another volume, cannot be opened)."""
+    """What is wrong with the directory at the path (unmounted, another volume, cannot be
+    opened).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +158,15 @@ class WorkerReport:
     pause_s: float = 0.0
     """How long nobody served before this one did."""
     last_end: str = ""
-    """Why its predecessor is not there any more: died, hung, reload, or why a reload was refused."""
+    """Why its predecessor is not there any more: died, hung, reload, or why a reload was
+    refused.
+    """
     reload_failed: str = ""
     """Why the last reload did not get as far as another worker; this one goes on."""
     keeper: bool = False
-    """Whether a keeper holds the session, so that the mount outlives the end of all its processes."""
+    """Whether a keeper holds the session, so that the mount outlives the end of all its
+    processes.
+    """
     log_file: str | None = None
     """Where the log is; None: standard error, which under a service manager is its journal."""
 
@@ -176,8 +201,9 @@ class WaitingReport:
     """The thread whose call it is; None: not known."""
     command: str | None
     purpose: str
-    """write, allocate, bring up (a file of the backing directory, to be changed), copy aside (what a version needs), or let go on
-    (a writer in the passthrough lane is held until then)."""
+    """write, allocate, bring up (a file of the backing directory, to be changed), copy aside (what
+    a version needs), or let go on (a writer in the passthrough lane is held until then).
+    """
     wanted_bytes: int
     since: float
     reason: str
@@ -185,7 +211,9 @@ class WaitingReport:
 
 @dataclass(frozen=True, slots=True)
 class OpenWriter:
-    """A process that is in the middle of a file: it has it open, has written to it, or may have, and has not closed it."""
+    """A process that is in the middle of a file: it has it open, has written to it, or may have,
+    and has not closed it.
+    """
 
     pid: int
     command: str | None
@@ -194,7 +222,9 @@ class OpenWriter:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFileReport:
-    """A file that somebody writes: what it has now is published when all of these have closed it."""
+    """A file that somebody writes: what it has now is published when all of these have closed
+    it.
+    """
 
     path: str
     since: float
@@ -204,7 +234,9 @@ class WrittenFileReport:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCallReport:
-    """A call of an application that has waited for some seconds: for the backing directory, for room, or to be persisted."""
+    """A call of an application that has waited for some seconds: for the backing directory, for
+    room, or to be persisted.
+    """
 
     path: str
     """Of the file, or of the directory in which a name is looked up or made."""
@@ -218,13 +250,17 @@ class WaitingCallReport:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One mount of the backing directory, as another one sees it. Times are seconds; None: not known."""
+    """One mount of the backing directory, as another one sees it.
+
+    Times are seconds; None: not known.
+    """
 
     node: str
     state: str
-    """this (the mount that answers), live, missing (not heard for long), away (ended with something in its RAM tier),
-    left (unmounted in order), gone (its machine was started again, its RAM tier is lost), forgotten (missing for longer than
-    `node_forget_after`), unreadable."""
+    """this (the mount that answers), live, missing (not heard for long), away (ended with something
+    in its RAM tier), left (unmounted in order), gone (its machine was started again, its RAM tier
+    is lost), forgotten (missing for longer than `node_forget_after`), unreadable.
+    """
     host: str
     mount: str
     version: str
@@ -249,13 +285,16 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPointerReport:
-    """A pointer file that waits for other nodes, or what keeps its name because of a pointer that another node is to change."""
+    """A pointer file that waits for other nodes, or what keeps its name because of a pointer that
+    another node is to change.
+    """
 
     path: str
     closed_at: float
     waits_for: dict[str, str]
-    """Node → waits, missing, unknown (there is no record of it), lost, withheld (an earlier one) or named (by a pointer that it is to
-    change); empty as long as nobody has looked."""
+    """Node → waits, missing, unknown (there is no record of it), lost, withheld (an earlier one) or
+    named (by a pointer that it is to change); empty as long as nobody has looked.
+    """
     withheld: bool
     """Set aside: a node that may have what it points at is missing, or has lost it."""
     needs: list[str] | None = None
@@ -275,12 +314,16 @@ class ClusterReport:
     waiting: list[WaitingPointerReport]
     withheld: int
     clock_bound_s: float
-    """The largest that is reckoned with; more than `clock_bound` where clocks were measured to differ more, or were set."""
+    """The largest that is reckoned with; more than `clock_bound` where clocks were measured to
+    differ more, or were set.
+    """
     drift_s: float
     record_age_s: float | None
     """Since this node's own record was last written."""
     awaited: list[str]
-    """Paths that lookups wait for, because other nodes are about to persist them (`wait_for_peers`)."""
+    """Paths that lookups wait for, because other nodes are about to persist them
+    (`wait_for_peers`).
+    """
     last_error: str | None = None
     clock_problem: str | None = None
     """Which clock holds pointers up, by how much, and what helps, in words."""
@@ -292,7 +335,9 @@ class DurationsReport:
 
     bounds_s: list[float]
     counts: list[int]
-    """As many as took no longer than that bound and longer than the one before; one more, at the end, for what took longer than all."""
+    """As many as took no longer than that bound and longer than the one before; one more, at the
+    end, for what took longer than all.
+    """
     sum_s: float
 
 
@@ -331,7 +376,9 @@ class Status:
     parked: int
     """Operations that the backing directory refused for good; `retry` or `discard` them."""
     interrupted: int
-    """Files whose writer was lost with an earlier daemon; `retry` stores them as they are, `discard` drops them."""
+    """Files whose writer was lost with an earlier daemon; `retry` stores them as they are,
+    `discard` drops them.
+    """
     open_files: int
     oldest_unpersisted_age_s: float
     backing_health: HealthReport
@@ -344,14 +391,18 @@ class Status:
     lane_choices: dict[str, int] = field(default_factory=dict)
     """Why opens took the lane they took → how many, since the daemon started."""
     on_failure: str = "stop"
-    """native or stop: what applications meet when acpfs cannot go on. stop also where the backing directory could not be bound beneath."""
+    """native or stop: what applications meet when acpfs cannot go on. stop also where the backing
+    directory could not be bound beneath.
+    """
     bypassed_since: float | None = None
     """New opens are native since then: the mount was taken away from over the backing directory."""
     bypass_reason: str | None = None
     conflicts: list[ConflictReport] = field(default_factory=list)
     """The newest; `conflicts_total` counts all."""
     conflicts_total: int = 0
-    """What was not drained to its place because somebody had changed that on the backing directory meanwhile."""
+    """What was not drained to its place because somebody had changed that on the backing directory
+    meanwhile.
+    """
 
     pins: list[str] = field(default_factory=list)
     """Paths whose files do not leave RAM."""
@@ -369,7 +420,9 @@ class Status:
     """Who waits for room in RAM, in the order of turns; held writers are among them."""
     when_full: str = "wait"
     waiting_calls: list[WaitingCallReport] = field(default_factory=list)
-    """Calls that have waited for more than two seconds, the longest first, 20 at most; native transport."""
+    """Calls that have waited for more than two seconds, the longest first, 20 at most; native
+    transport.
+    """
     being_written: list[WrittenFileReport] = field(default_factory=list)
     """Files that somebody writes, those first that have been so for longest, 20 at most."""
     cluster: ClusterReport | None = None
@@ -403,7 +456,9 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """One checkpoint; times and durations None where they are not known (not written through this mount, or not there yet)."""
+    """One checkpoint; times and durations None where they are not known (not written through this
+    mount, or not there yet).
+    """
 
     path: str
     """Relative to the mount point; with `*` for what tells the files of one checkpoint apart."""
@@ -411,10 +466,11 @@ class CheckpointReport:
     step: int | None
     epoch: int
     state: str
-    """writing, interrupted, complete (closed, nothing persisted), persisting, persisted, verified, evicted or damaged.
+    """writing, interrupted, complete (closed, nothing persisted), persisting, persisted, verified,
+    evicted or damaged.
 
-    Evicted: persisted, and nothing in RAM. Interrupted: some of it lost its writer, and nobody writes at it.
-    Damaged: persisted, and `verify` found that a file of it is not what was stored.
+    Evicted: persisted, and nothing in RAM. Interrupted: some of it lost its writer, and nobody
+    writes at it. Damaged: persisted, and `verify` found that a file of it is not what was stored.
     """
     files: int
     persisted_files: int
@@ -433,7 +489,9 @@ class CheckpointReport:
     loads_from: str
     """ram, spill, backing or mixed."""
     estimated_load_s: float | None
-    """By the rates at which RAM and the backing directory were read so far; of the spill directory none is known."""
+    """By the rates at which RAM and the backing directory were read so far; of the spill directory
+    none is known.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,8 +500,9 @@ class HistoryEntry:
 
     at: float
     kind: str
-    """checkpoint (persisted), load (of one), mount, takeover (of another worker), storage (its health), refused, interrupted, withheld,
-    conflict, member, bypass."""
+    """checkpoint (persisted), load (of one), mount, takeover (of another worker), storage (its
+    health), refused, interrupted, withheld, conflict, member, bypass.
+    """
     text: str
     path: str = ""
     step: int | None = None
@@ -478,7 +537,9 @@ class PreloadedFile:
     path: str
     size: int
     status: str
-    """verified, unknown (no checksum to compare with), in RAM (it was), no room, changed, mismatch, differs, failed: why."""
+    """verified, unknown (no checksum to compare with), in RAM (it was), no room, changed, mismatch,
+    differs, failed: why.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,7 +560,9 @@ class Remaining:
     operations: int
     size_bytes: int
     stuck: bool
-    """Nothing of it will be done without an operator: what is left is parked, or waits for something parked."""
+    """Nothing of it will be done without an operator: what is left is parked, or waits for
+    something parked.
+    """
     withheld: bool = False
     """Nothing of that was refused: it waits for nodes that are missing."""
 

@@ -1,4 +1,7 @@
-"""How many control connections there may be at a time, so that none keeps the others out. For one task at a time."""
+"""How many control connections there may be at a time, so that none keeps the others out.
+
+For one task at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,13 @@ from contextlib import contextmanager
 from acpfs.errors import AcpfsError
 
 GROUP_SHARE = 2
-"""Members of the control group together have one place in so many: the mount's owner and root always find one."""
+"""Members of the control group together have one place in so many: the mount's owner and root
+always find one.
+"""
 ROOT_SHARE = 16
-"""One place in so many is root's alone, who may have to look after a mount whose owner has taken all others."""
+"""One place in so many is root's alone, who may have to look after a mount whose owner has taken
+all others.
+"""
 
 
 class NoPlaceError(AcpfsError):
@@ -22,7 +29,8 @@ class RequestSlots:
 
     def __init__(self, count: int, what: str) -> None:
         """`what`: what there are too many of, when there are."""
-        self.count, self._what = count, what
+        self.count = count
+        self._what = what
         self.taken = self._taken_by_group = 0
 
     @contextmanager

@@ -1,7 +1,8 @@
-"""The runtime directory: where registry, sockets and RAM tiers of one user lie, and where to look for others' mounts.
+"""The runtime directory: where registry, sockets and RAM tiers of one user lie, and where to look
+for others' mounts.
 
-/run/acpfs for root (world-searchable, so that everybody can find a socket that a group may use; the sockets themselves
-and the tiers are private), $XDG_RUNTIME_DIR/acpfs for everybody else.
+/run/acpfs for root (world-searchable, so that everybody can find a socket that a group may use; the
+sockets themselves and the tiers are private), $XDG_RUNTIME_DIR/acpfs for everybody else.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ def runtime_dir() -> Path:
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(base) / "acpfs"
     by_login = Path(f"/run/user/{os.getuid()}")
-    return by_login / "acpfs" if by_login.is_dir() else Path(f"/tmp/acpfs-{os.getuid()}")  # noqa: S108 — owner and mode are checked below
+    # owner and mode are checked below
+    return by_login / "acpfs" if by_login.is_dir() else Path(f"/tmp/acpfs-{os.getuid()}")  # noqa: S108
 
 
 def memory_dir(runtime: Path) -> Path:
-    """Where is kept what a reboot must not take. Whoever chooses a runtime directory has it there, unless told otherwise."""
+    """Where is kept what a reboot must not take.
+
+    Whoever chooses a runtime directory has it there, unless told otherwise.
+    """
     if named := os.environ.get(MEMORY_VARIABLE):
         return Path(named)
     if os.environ.get(ENVIRONMENT_VARIABLE) or runtime != runtime_dir():
@@ -45,8 +50,9 @@ def memory_dir(runtime: Path) -> Path:
 def places_to_look() -> list[Path]:
     """Runtime directories in which a control command looks for mounts: this user's, then root's.
 
-    One that somebody else could have made or may write to (anybody can make a name in /tmp) would send a client to whatever socket
-    they like, which then says that all is verified. It is passed over, unless it was named.
+    One that somebody else could have made or may write to (anybody can make a name in /tmp) would
+    send a client to whatever socket they like, which then says that all is verified. It is passed
+    over, unless it was named.
     """
     mine = runtime_dir()
     if os.environ.get(ENVIRONMENT_VARIABLE):
@@ -75,7 +81,8 @@ def prepare(directory: Path) -> Path:
         directory.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True)
     if not is_trusted(directory):
         raise RefusedError(
-            f"the runtime directory {directory} is not a directory of this user that only they can write to"
+            f"the runtime directory {directory} is not a directory of this user that only they "
+            "can write to"
         )
     for name, mode in (("mounts", 0o755), ("sockets", 0o755), ("tiers", 0o700)):
         with contextlib.suppress(FileExistsError):

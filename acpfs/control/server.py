@@ -1,7 +1,9 @@
-"""Serves the control socket: who may ask, how much, and what a broken or hostile client can do (nothing).
+"""Serves the control socket: who may ask, how much, and what a broken or hostile client can do
+(nothing).
 
-One request per connection. Limits: REQUEST_BYTES_MAX, CLIENTS_MAX, WAITING_MAX, REQUEST_WAIT_S for the request to arrive, SEND_WAIT_S for
-the client to take an answer. Runs in the worker's trio loop; handlers never call the backing directory from it.
+One request per connection. Limits: REQUEST_BYTES_MAX, CLIENTS_MAX, WAITING_MAX, REQUEST_WAIT_S for
+the request to arrive, SEND_WAIT_S for the client to take an answer. Runs in the worker's trio loop;
+handlers never call the backing directory from it.
 """
 
 from __future__ import annotations
@@ -37,14 +39,18 @@ from acpfs.logger import get_logger
 CLIENTS_MAX = 64
 """Connections whose request is not read yet, or is answered at once."""
 WAITING_MAX = 64
-"""Requests beside those, whose verb may wait for something, perhaps for ever: they must not keep `status` and `unmount` out."""
+"""Requests beside those, whose verb may wait for something, perhaps for ever: they must not keep
+`status` and `unmount` out.
+"""
 REQUEST_WAIT_S = 10.0
 SEND_WAIT_S = 30.0
 LISTEN_BACKLOG = 64
 _PEERCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 _GROUPS_BYTES_MAX = 1024
-"""Most that Python's getsockopt takes: 256 groups; a peer with more must have the control group as its primary one."""
+"""Most that Python's getsockopt takes: 256 groups; a peer with more must have the control group as
+its primary one.
+"""
 
 log = get_logger("acpfs.control")
 
@@ -73,7 +79,8 @@ class ControlServer:
     ) -> None:
         """Bind the socket: mode 0600, or 0660 for a group.
 
-        `answers`: verb → what answers it. `kept_fd`: the socket was bound by an earlier worker, and clients wait in it.
+        `answers`: verb → what answers it. `kept_fd`: the socket was bound by an earlier worker, and
+        clients wait in it.
 
         Raises:
             ConfigError: there is no such group.
@@ -116,7 +123,8 @@ class ControlServer:
         await trio.serve_listeners(self._serve, [listener], handler_nursery=handlers)
 
     def listen_again(self) -> bool:
-        """Make the socket anew where somebody has removed it, with its directory perhaps; whether that was so.
+        """Make the socket anew where somebody has removed it, with its directory perhaps; whether
+        that was so.
 
         Raises:
             OSError: it cannot be made now.
@@ -174,7 +182,8 @@ class ControlServer:
                 self._all_gone.set()
 
     async def _converse(self, stream: trio.SocketStream, rights: Rights) -> None:
-        owner, root = rights >= Rights.OWNER, rights is Rights.ROOT
+        owner = rights >= Rights.OWNER
+        root = rights is Rights.ROOT
         with ExitStack() as place:
             place.enter_context(self._quick.one(owner=owner, root=root))
             try:
@@ -219,7 +228,8 @@ class ControlServer:
             try:
                 await _answer(stream, event)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                scope.cancel()  # not raised: it would travel through the handler's nurseries as a group
+                # not raised: it would travel through the handler's nurseries as a group
+                scope.cancel()
 
         answer = self._answers.get(request.verb)
         try:
@@ -278,7 +288,10 @@ def _gid_of(group: str) -> int:
 
 
 def _listening(path: Path, gid: int | None) -> trio.socket.SocketType:
-    """A listening socket at `path`. What lies there is a dead daemon's: the identity lock is ours by now."""
+    """A listening socket at `path`.
+
+    What lies there is a dead daemon's: the identity lock is ours by now.
+    """
     with suppress(FileNotFoundError):
         path.unlink()
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

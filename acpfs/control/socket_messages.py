@@ -1,10 +1,12 @@
 """What travels over the control socket: one request per connection, one JSON object per line.
 
 Request:  {"verb": "flush", "args": {…}}
-Answers:  {"event": "progress", …} and {"event": "items", "items": […]} as often as there is something to say, then exactly one of
+Answers: {"event": "progress", …} and {"event": "items", "items": […]} as often as there is
+something to say, then exactly one of
           {"result": …} or {"error": {"exit_code": n, "message": "…"}}.
 
-Strings carry file names that are not UTF-8 as lone surrogates, escaped, as os.fsdecode makes them. Knows neither sockets nor verbs.
+Strings carry file names that are not UTF-8 as lone surrogates, escaped, as os.fsdecode makes them.
+Knows neither sockets nor verbs.
 """
 
 from __future__ import annotations
@@ -162,7 +164,8 @@ def error_message(error: AcpfsError) -> Json:
 def error_from(message: Json) -> AcpfsError:
     """The exception that a failed request's last line stands for."""
     details = dict(message["error"])
-    text, code = details.pop("message"), details.pop("exit_code")
+    text = details.pop("message")
+    code = details.pop("exit_code")
     if not details:
         return _ERRORS.get(code, AcpfsError)(text)
     error = (
@@ -175,7 +178,9 @@ def error_from(message: Json) -> AcpfsError:
 
 
 def socket_address(path: Path) -> tuple[str, int | None]:
-    """Address for bind and connect, and a directory descriptor to close afterwards: a path that is too long goes through /proc/self/fd."""
+    """Address for bind and connect, and a directory descriptor to close afterwards: a path that is
+    too long goes through /proc/self/fd.
+    """
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         return os.fspath(path), None
     fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

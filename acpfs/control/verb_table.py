@@ -1,8 +1,10 @@
-"""The table of control verbs: one entry each, from which permission, place, command, help and the document's lines follow.
+"""The table of control verbs: one entry each, from which permission, place, command, help and the
+document's lines follow.
 
-`acpfs.control.server` asks it who may ask and for how long, `acpfs.cli.ctl` which commands there are, `tools/write_tables.py` writes
-its texts into OPERATIONS. `tests/control/test_verb_table.py` checks that each entry has a handler, and each handler an entry. Data only:
-commands read it before they have imported anything.
+`acpfs.control.server` asks it who may ask and for how long, `acpfs.cli.ctl` which commands there
+are, `tools/write_tables.py` writes its texts into OPERATIONS. `tests/control/test_verb_table.py`
+checks that each entry has a handler, and each handler an entry. Data only: commands read it before
+they have imported anything.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ class Verb:
 
     `help`: its line in `acpfs-ctl --help`, for verbs that are a module of `acpfs.cli.verbs`.
     `usage`, `does`: its row in OPERATIONS, "Commands". `answer`: its row in "Other verbs".
-    `lasting`: it may wait for something, perhaps for ever, and must not keep `status` and `unmount` out.
-    `owner_only`: it gives up data, changes what others share, or ends the mount; members of the control group may do all but these.
+    `lasting`: it may wait for something, perhaps for ever, and must not keep `status` and `unmount`
+    out. `owner_only`: it gives up data, changes what others share, or ends the mount; members of
+    the control group may do all but these.
     """
 
     help: str = ""
@@ -32,16 +35,24 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "status": Verb(
-        help="Show what is not safe yet and why, the RAM tier, the queue, and the health of the storage.",
+        help=(
+            "Show what is not safe yet and why, the RAM tier, the queue, and the health of the "
+            "storage."
+        ),
         usage=("status [--watch]",),
-        does="first what is not yet safe and why; then RAM tier, queue, health of the backing directory, counters",
+        does=(
+            "first what is not yet safe and why; then RAM tier, queue, health of the backing "
+            "directory, counters"
+        ),
     ),
     "ready": Verb(
         help="Exit with 0 if the mount serves requests; for probes.",
         usage=("ready [--here]",),
         does=(
-            "for probes: exit 0 where a worker answers and the mount serves, also while the backing directory hangs; 1 where it is "
-            "bypassed or drains to end, 3 where nobody answers; `--here`: and 1 where its supervisor is in another container"
+            "for probes: exit 0 where a worker answers and the mount serves, also while the "
+            "backing directory hangs; 1 where it is "
+            "bypassed or drains to end, 3 where nobody answers; `--here`: and 1 where its "
+            "supervisor is in another container"
         ),
         answer="`ready`: whether it serves; `state` as in `status`",
     ),
@@ -49,7 +60,8 @@ VERBS: dict[str, Verb] = {
         help="Wait until everything that is complete now is persisted.",
         usage=("flush [PATH…] [--timeout S]",),
         does=(
-            "return when all that was complete at the call is persisted; with PATHs, exit code 4 if something below them is being "
+            "return when all that was complete at the call is persisted; with PATHs, exit code 4 "
+            "if something below them is being "
             "written, and 1 if it is interrupted"
         ),
         answer="`operations`, `bytes`: what there was to wait for; `guarded` as in `status`",
@@ -59,28 +71,39 @@ VERBS: dict[str, Verb] = {
         help="Wait until these paths are persisted, or verified.",
         usage=("wait PATH… [--persisted|--verified] [--count N] [--timeout S]",),
         does=(
-            "return when these paths, as they are now, are persisted: a file that is being written is waited for, and one that is "
+            "return when these paths, as they are now, are persisted: a file that is being "
+            "written is waited for, and one that is "
             "interrupted is an error; `--verified`: also read back and equal by checksum; "
-            "`--count`: when at least N files below PATHs are persisted and none is left there that is not"
+            "`--count`: when at least N files below PATHs are persisted and none is left there "
+            "that is not"
         ),
-        answer="`operations`, `bytes`: what there was to wait for; `--verified`: also `verified`, number of files",
+        answer=(
+            "`operations`, `bytes`: what there was to wait for; `--verified`: also `verified`, "
+            "number of files"
+        ),
         lasting=True,
     ),
     "checkpoints": Verb(
         help="List checkpoints: when each was saved and persisted, and where it loads from.",
         usage=("checkpoints [PATH]",),
         does=(
-            "each checkpoint at and below PATH that was written or looked at through the mount: step, files, size, state, time to "
+            "each checkpoint at and below PATH that was written or looked at through the mount: "
+            "step, files, size, state, time to "
             "save and until persisted, where it loads from and in about how long"
         ),
         answer=(
-            "list of `path`, `save_dir`, `step`, `epoch`, `state` (`writing`, `interrupted`: some of it lost its writer (S181), "
+            "list of `path`, `save_dir`, `step`, `epoch`, `state` (`writing`, `interrupted`: "
+            "some of it lost its writer (S181), "
             "`complete`: closed and nothing persisted, "
-            "`persisting`, `persisted`, `verified`, `evicted`: persisted and nothing in RAM, `damaged`: `verify` found that a file "
+            "`persisting`, `persisted`, `verified`, `evicted`: persisted and nothing in RAM, "
+            "`damaged`: `verify` found that a file "
             "is not what was stored), `files`, `persisted_files`, `bytes`, "
-            "`ram_bytes`, `began_at` (first create), `closed_at` (last close, or rename into place), `persisted_at`, "
-            "`verified_at`, `save_s` (first create to last close), `persist_s` (first create until persisted), `loads_from` "
-            "(`ram`, `spill`, `backing`, `mixed`), `estimated_load_s` (by the rates at which RAM and backing directory were read "
+            "`ram_bytes`, `began_at` (first create), `closed_at` (last close, or rename into "
+            "place), `persisted_at`, "
+            "`verified_at`, `save_s` (first create to last close), `persist_s` (first create "
+            "until persisted), `loads_from` "
+            "(`ram`, `spill`, `backing`, `mixed`), `estimated_load_s` (by the rates at which RAM "
+            "and backing directory were read "
             "so far; `null` where one of them never was)"
         ),
     ),
@@ -88,14 +111,19 @@ VERBS: dict[str, Verb] = {
         help="Show what happened to the mount: checkpoints, takeovers, trouble.",
         usage=("history [--kind KIND]… [--csv|--html FILE]",),
         does=(
-            "what happened to the mount, also to earlier ones of the same backing directory: checkpoints that were persisted with "
-            "size and times, loads and where they came from, workers that took over, trouble with storage and members "
+            "what happened to the mount, also to earlier ones of the same backing directory: "
+            "checkpoints that were persisted with "
+            "size and times, loads and where they came from, workers that took over, trouble "
+            "with storage and members "
             "([below](#history-and-advice))"
         ),
         answer=(
-            "list of `at`, `kind` (`checkpoint`, `load`, `mount`, `takeover`, `storage`, `refused`, `interrupted`, `withheld`, `conflict`, "
-            "`member`, `bypass`), `text`; of checkpoints and loads also `path`, `step`, `files`, `bytes`, `began_at`, of "
-            "checkpoints `save_s`, `persist_s` (both from the first create), `verified`, of loads `load_s` (first open to last close), "
+            "list of `at`, `kind` (`checkpoint`, `load`, `mount`, `takeover`, `storage`, "
+            "`refused`, `interrupted`, `withheld`, `conflict`, "
+            "`member`, `bypass`), `text`; of checkpoints and loads also `path`, `step`, `files`, "
+            "`bytes`, `began_at`, of "
+            "checkpoints `save_s`, `persist_s` (both from the first create), `verified`, of "
+            "loads `load_s` (first open to last close), "
             "`loaded_from` (`ram`, `spill`, `backing`, `mixed`), else null"
         ),
     ),
@@ -103,21 +131,29 @@ VERBS: dict[str, Verb] = {
         help="Say how often to save, from what the mount has measured.",
         usage=("advise --mtbf TIME [--gpus N] [--plot FILE] [options]",),
         does=(
-            "the interval between saves that wastes least, by the saves that this mount has measured, what it is worth against "
+            "the interval between saves that wastes least, by the saves that this mount has "
+            "measured, what it is worth against "
             "today's, and whether storage and RAM keep up ([below](#history-and-advice))"
         ),
         answer=(
-            "`measured` (medians: `saves`, `save_s`, `drain_s`, `interval_s`, `bytes`), `job` (what the formula was given), "
-            "`advice`: `interval_s` (null: saving never pays), `waste`, `today_s`, `today_waste`, `gpu_hours_a_day`, "
-            "`storage_keeps_up`, `interval_min_s` (from there on it does), `ram_wanted_bytes`, `ram_budget_bytes`"
+            "`measured` (medians: `saves`, `save_s`, `drain_s`, `interval_s`, `bytes`), `job` "
+            "(what the formula was given), "
+            "`advice`: `interval_s` (null: saving never pays), `waste`, `today_s`, "
+            "`today_waste`, `gpu_hours_a_day`, "
+            "`storage_keeps_up`, `interval_min_s` (from there on it does), `ram_wanted_bytes`, "
+            "`ram_budget_bytes`"
         ),
         has_handler=False,
     ),
     "top": Verb(
-        help="Show one mount, or all of this machine, on a screen that is kept up to date, with keys.",
+        help=(
+            "Show one mount, or all of this machine, on a screen that is kept up to date, with "
+            "keys."
+        ),
         usage=("top [--interval SECONDS]",),
         does=(
-            "a screen with RAM, drain, queue, who waits, checkpoints and members, of one mount or of all on this machine, "
+            "a screen with RAM, drain, queue, who waits, checkpoints and members, of one mount "
+            "or of all on this machine, "
             "and keys that act ([below](#a-screen))"
         ),
         has_handler=False,
@@ -125,19 +161,28 @@ VERBS: dict[str, Verb] = {
     "ls": Verb(
         help="List the files in the RAM tier and in the queue, with their state.",
         usage=("ls [PATH]",),
-        does="state, size, age, place, lane, checksum, error and who is in the middle of it, of each file in the RAM tier or the queue",
+        does=(
+            "state, size, age, place, lane, checksum, error and who is in the middle of it, of "
+            "each file in the RAM tier or the queue"
+        ),
         answer=(
-            "list of `path`, `size`, `state` (`writing`, `complete`, `streaming`, `staged`, `committed`, `clean`, `parked`, "
-            "`interrupted`), `lane`, `tier` (`ram`, `spill`, `backing`, `ram+backing`), `checksum`, `error`, `age_s`, "
+            "list of `path`, `size`, `state` (`writing`, `complete`, `streaming`, `staged`, "
+            "`committed`, `clean`, `parked`, "
+            "`interrupted`), `lane`, `tier` (`ram`, `spill`, `backing`, `ram+backing`), "
+            "`checksum`, `error`, `age_s`, "
             "`writers` (of a file that somebody is in the middle of, as in `status`)"
         ),
     ),
     "verify": Verb(
         help="Read files back from the backing directory and compare them with their checksums.",
         usage=("verify [PATH…]",),
-        does="read the backing directory and compare with the recorded checksums; without PATH everything that is recorded",
+        does=(
+            "read the backing directory and compare with the recorded checksums; without PATH "
+            "everything that is recorded"
+        ),
         answer=(
-            "list of `path`, `status` (`ok`, `mismatch`, `missing`, `unknown`: never written through a mount, `unreadable`), "
+            "list of `path`, `status` (`ok`, `mismatch`, `missing`, `unknown`: never written "
+            "through a mount, `unreadable`), "
             "`size`, `expected`, `found`, `error`"
         ),
         lasting=True,
@@ -145,11 +190,13 @@ VERBS: dict[str, Verb] = {
     "verify_ram": Verb(
         usage=("verify --ram [PATH…]",),
         does=(
-            "compare what RAM has of files with the recorded checksums; a bad copy of what is persisted leaves RAM (`repaired`), "
+            "compare what RAM has of files with the recorded checksums; a bad copy of what is "
+            "persisted leaves RAM (`repaired`), "
             "bytes that are nowhere else are named (`damaged`, exit code 1)"
         ),
         answer=(
-            "list of the same, of files that are whole in RAM: `status` `ok`, `unknown` (no checksum to compare with), `repaired`, "
+            "list of the same, of files that are whole in RAM: `status` `ok`, `unknown` (no "
+            "checksum to compare with), `repaired`, "
             "`damaged`; `error` says what follows from it"
         ),
         lasting=True,
@@ -158,7 +205,8 @@ VERBS: dict[str, Verb] = {
         help="Check that the mount's own state is consistent.",
         usage=("doctor",),
         does=(
-            "look whether what the mount knows of files, names and their bytes in RAM agrees; exits 1 and names what does not. It "
+            "look whether what the mount knows of files, names and their bytes in RAM agrees; "
+            "exits 1 and names what does not. It "
             "changes nothing and can be asked at any time"
         ),
         answer="list of `path`, `fault` (in words); empty when all is as it must be",
@@ -168,7 +216,8 @@ VERBS: dict[str, Verb] = {
         help="Try failed operations again now.",
         usage=("retry PATH|--all",),
         does=(
-            "try again, now, what failed or was refused at and below PATH (`--all`: in the whole mount); "
+            "try again, now, what failed or was refused at and below PATH (`--all`: in the whole "
+            "mount); "
             "store files whose writer was lost as they are; exits 1 where there is nothing"
         ),
         answer="`operations`: how many",
@@ -176,13 +225,17 @@ VERBS: dict[str, Verb] = {
     "reload": Verb(
         help="Restart the worker with the installed code, without unmounting.",
         usage=("reload [--timeout SECONDS]",),
-        does="restart the worker with the installed code, without unmounting ([below](#when-a-worker-dies))",
+        does=(
+            "restart the worker with the installed code, without unmounting "
+            "([below](#when-a-worker-dies))"
+        ),
     ),
     "bypass": Verb(
         help="Uncover the backing directory: new opens go to it directly.",
         usage=("bypass [--reason TEXT]",),
         does=(
-            "take the mount away from over the backing directory: new opens are native under the same path "
+            "take the mount away from over the backing directory: new opens are native under the "
+            "same path "
             "([below](#when-acpfs-cannot-go-on))"
         ),
         owner_only=True,
@@ -191,10 +244,14 @@ VERBS: dict[str, Verb] = {
         help="Write bad files again from RAM, if RAM still has them.",
         usage=("repair PATH… [--timeout S]",),
         does=(
-            "verify, and write what is not as recorded once more from RAM where RAM still has the recorded content; says why where "
+            "verify, and write what is not as recorded once more from RAM where RAM still has "
+            "the recorded content; says why where "
             "it cannot, and exits 1"
         ),
-        answer="list as of `verify`, of what was bad: `status` `repaired`, or as it still is with `error` saying why",
+        answer=(
+            "list as of `verify`, of what was bad: `status` `repaired`, or as it still is with "
+            "`error` saying why"
+        ),
         lasting=True,
     ),
     "preload": Verb(
@@ -203,10 +260,15 @@ VERBS: dict[str, Verb] = {
             "preload PATH… [--wait]",
             "preload --latest",
         ),
-        does="bring files, or the newest checkpoint, to RAM before they are read ([below](#what-comes-to-ram))",
+        does=(
+            "bring files, or the newest checkpoint, to RAM before they are read "
+            "([below](#what-comes-to-ram))"
+        ),
         answer=(
-            "with `--wait` a list of `path`, `size`, `status` (`verified`, `unknown`: no checksum to compare with, `in RAM`: it "
-            "was, `no room`, `changed`, `mismatch`, `differs`: from the manifest, which others may have made out of date, `failed: "
+            "with `--wait` a list of `path`, `size`, `status` (`verified`, `unknown`: no "
+            "checksum to compare with, `in RAM`: it "
+            "was, `no room`, `changed`, `mismatch`, `differs`: from the manifest, which others "
+            "may have made out of date, `failed: "
             "…`)"
         ),
         lasting=True,
@@ -214,7 +276,9 @@ VERBS: dict[str, Verb] = {
     "pin": Verb(
         help="Keep files at and below these paths in RAM.",
         usage=("pin PATH…",),
-        does="keep what lies at and below PATHs in RAM, now and later ([below](#what-stays-in-ram))",
+        does=(
+            "keep what lies at and below PATHs in RAM, now and later ([below](#what-stays-in-ram))"
+        ),
         answer="`pinned_bytes`: what pins keep in RAM now",
     ),
     "unpin": Verb(
@@ -227,7 +291,8 @@ VERBS: dict[str, Verb] = {
         help="Let files use the RAM that is kept in reserve, for at most an hour.",
         usage=("urgent PATH [--for 1h] [--off]",),
         does=(
-            "let the file PATH, or those below the directory PATH, take the part of RAM that `reserve` keeps for them, for an hour "
+            "let the file PATH, or those below the directory PATH, take the part of RAM that "
+            "`reserve` keeps for them, for an hour "
             "at most; for its owner and root ([below](#files-that-must-not-wait))"
         ),
         answer="`changed`: whether it is urgent now, or with `--off` was until now",
@@ -245,7 +310,8 @@ VERBS: dict[str, Verb] = {
             "release --all",
         ),
         does=(
-            "carry out deletions of checkpoints that are held back ([below](#what-stays-on-the-backing-directory)), at and below "
+            "carry out deletions of checkpoints that are held back "
+            "([below](#what-stays-on-the-backing-directory)), at and below "
             "PATHs or all; exits 1 where there are none"
         ),
         answer="`checkpoints`: of how many the deletion is carried out now",
@@ -254,31 +320,44 @@ VERBS: dict[str, Verb] = {
         help="Drop operations that the backing directory refused for good, with their data.",
         usage=("discard PATH",),
         does=(
-            "give up what was refused for good, and files whose writer was lost, at and below PATH: with their data; exits 1 where "
+            "give up what was refused for good, and files whose writer was lost, at and below "
+            "PATH: with their data; exits 1 where "
             "there is nothing, or where somebody has such a file open"
         ),
-        answer="`operations`: how many; `open`: paths of interrupted files that somebody has open, which stay",
+        answer=(
+            "`operations`: how many; `open`: paths of interrupted files that somebody has open, "
+            "which stay"
+        ),
         owner_only=True,
     ),
     "nodes": Verb(
-        help="List the mounts that share the backing directory; `nodes forget NODE` goes on without one.",
+        help=(
+            "List the mounts that share the backing directory; `nodes forget NODE` goes on "
+            "without one."
+        ),
         usage=("nodes",),
         does=(
-            "all members, that is all mounts of the backing directory: who lives, how far each has drained, how their clocks "
+            "all members, that is all mounts of the backing directory: who lives, how far each "
+            "has drained, how their clocks "
             "differ ([below](#many-machines))"
         ),
         answer=(
-            "list of `node`, `state` (`this`, `live`, `missing`, `away`: ended with something in its RAM tier, `left`: unmounted "
-            "in order, `gone`: its machine was started again, `forgotten`, `unreadable`), `host`, `mount`, `version`, `silent_s`, "
-            "`lag_s` (its watermark behind its clock), `operations`, `dirty_bytes`, `withheld`, `clock_ahead_s` (two bounds of "
-            "what its clock is ahead of this member's; null: not measured), `clock_bound_s`, `drift_s`, `lost` (between which "
+            "list of `node`, `state` (`this`, `live`, `missing`, `away`: ended with something in "
+            "its RAM tier, `left`: unmounted "
+            "in order, `gone`: its machine was started again, `forgotten`, `unreadable`), "
+            "`host`, `mount`, `version`, `silent_s`, "
+            "`lag_s` (its watermark behind its clock), `operations`, `dirty_bytes`, `withheld`, "
+            "`clock_ahead_s` (two bounds of "
+            "what its clock is ahead of this member's; null: not measured), `clock_bound_s`, "
+            "`drift_s`, `lost` (between which "
             "times it may have lost what it closed), `errors`"
         ),
     ),
     "wait_nodes": Verb(
         usage=("nodes wait [--timeout S]",),
         does=(
-            "return when what other live members had closed before is persisted and can be read here; 4: not in time, and which "
+            "return when what other live members had closed before is persisted and can be read "
+            "here; 4: not in time, and which "
             "members still drain"
         ),
         answer="`nodes`: who still drains; empty when it is done",
@@ -287,7 +366,8 @@ VERBS: dict[str, Verb] = {
     "forget_node": Verb(
         usage=("nodes forget NODE",),
         does=(
-            "go on without a member that is missing, or that a pointer names and nobody knows: what it had not persisted is given "
+            "go on without a member that is missing, or that a pointer names and nobody knows: "
+            "what it had not persisted is given "
             "up; 5 if it lives"
         ),
         owner_only=True,
@@ -302,7 +382,8 @@ VERBS: dict[str, Verb] = {
         help="Change settings until the mount ends; `set --help` lists them.",
         usage=("set KEY=VALUE…",),
         does=(
-            "change `bandwidth`, `streams`, `log_level`, `ram`, `when_full`, `keep_checkpoints`, `spill_budget`, `wait_for_peers`, "
+            "change `bandwidth`, `streams`, `log_level`, `ram`, `when_full`, `keep_checkpoints`, "
+            "`spill_budget`, `wait_for_peers`, "
             "`reserve` until the mount ends"
         ),
         answer="changed setting → new value",
@@ -315,7 +396,8 @@ VERBS: dict[str, Verb] = {
     ),
     "watch": Verb(
         answer=(
-            "(socket only, without end) an event `checkpoint` for each that becomes safe: `checkpoint` as above, `files` with "
+            "(socket only, without end) an event `checkpoint` for each that becomes safe: "
+            "`checkpoint` as above, `files` with "
             "`path`, `size`, `persisted`, `checksum`; arguments `count`, `settle_s`, `after`"
         ),
         lasting=True,

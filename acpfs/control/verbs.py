@@ -1,7 +1,8 @@
 """What each verb of the control socket does: arguments in, events and one result out.
 
-A handler gets the subject, the request and a way to send events. Errors that a user can act on are `AcpfsError`; the server turns
-them into an answer. Runs in trio; waits are cancelled when the client goes away.
+A handler gets the subject, the request and a way to send events. Errors that a user can act on are
+`AcpfsError`; the server turns them into an answer. Runs in trio; waits are cancelled when the
+client goes away.
 """
 
 from __future__ import annotations
@@ -23,20 +24,29 @@ from acpfs.errors import AcpfsError, DeadlineError, ExitCode
 
 PROGRESS_INTERVAL_S = 0.25
 PROGRESS_SHARE = 50.0
-"""Looking at a long log must not hold up its drain: pauses are at least so many times what the look took."""
+"""Looking at a long log must not hold up its drain: pauses are at least so many times what the look
+took.
+"""
 BATCH_ITEMS = 500
 LAST_STEP_S = 5.0
-"""Each of the steps after the drain, which a mount that is no longer there cannot be spared: so long whatever the deadline is."""
+"""Each of the steps after the drain, which a mount that is no longer there cannot be spared: so
+long whatever the deadline is.
+"""
 LOOK_S = 2.0
 """Whether a path is there is looked at for so long, whatever the client's deadline is."""
 UNSEEN_AGAIN_S = 1.0
-"""From one look at what may have been changed through mappings to the next, where that cannot be seen."""
+"""From one look at what may have been changed through mappings to the next, where that cannot be
+seen.
+"""
 GOOD = ("ok", "unknown")
 """A file that was written around the mount has no recorded checksum, and that is no fault."""
 LEFT_NAMED_MAX = 100
 GUARDED = "guarded"
 REFUSED = "the backing directory refused some operations for good"
-WITHHELD = "pointer files are withheld, because nodes that may have what they point at are missing: see `acpfs-ctl nodes`, `nodes forget`"
+WITHHELD = (
+    "pointer files are withheld, because nodes that may have what they point at are missing: see "
+    "`acpfs-ctl nodes`, `nodes forget`"
+)
 DRAINED_ELSEWHERE = "all is persisted, where the backing directory lay when it was opened"
 UNVERIFIED = "nothing can be verified there"
 LATE = "not everything is persisted in time"
@@ -76,7 +86,9 @@ async def ls(subject: Subject, request: ControlRequest, tell: Report) -> Json:
 
 
 async def flush(subject: Subject, request: ControlRequest, tell: Report) -> Json:
-    """Wait until all that was complete at the call is persisted; with paths, say what is not complete there."""
+    """Wait until all that was complete at the call is persisted; with paths, say what is not
+    complete there.
+    """
     deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
     paths = await followed(subject, request.paths(), deadline)
     await _hear_of_mappings(subject, paths, deadline, tell, waits=False)
@@ -91,7 +103,9 @@ async def flush(subject: Subject, request: ControlRequest, tell: Report) -> Json
 
 
 async def wait(subject: Subject, request: ControlRequest, tell: Report) -> Json:
-    """`flush` for named paths; with `verified`, also read them back; with `count`, when so many files are persisted."""
+    """`flush` for named paths; with `verified`, also read them back; with `count`, when so many
+    files are persisted.
+    """
     paths = request.some_paths()
     count = count_of(request)
     deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
@@ -142,7 +156,9 @@ async def verify(subject: Subject, request: ControlRequest, tell: Report) -> Jso
 
 
 async def _recorded(subject: Subject, paths: Sequence[bytes]) -> list[bytes]:
-    """What to verify where paths are named: as `followed`, and what was recorded there, though it is gone."""
+    """What to verify where paths are named: as `followed`, and what was recorded there, though it
+    is gone.
+    """
     recorded = [path for path in paths if subject.records(path)]
     return recorded + await followed(
         subject, [path for path in paths if path not in recorded], math.inf
@@ -150,7 +166,9 @@ async def _recorded(subject: Subject, paths: Sequence[bytes]) -> list[bytes]:
 
 
 async def repair(subject: Subject, request: ControlRequest, tell: Report) -> Json:
-    """Verify; what is not as it was written is stored once more from RAM, in its order, and verified again. Each bad file is an item."""
+    """Verify; what is not as it was written is stored once more from RAM, in its order, and
+    verified again. Each bad file is an item.
+    """
     bad: list[Verification] = []
 
     async def judge(verdict: Verification) -> None:
@@ -166,7 +184,8 @@ async def repair(subject: Subject, request: ControlRequest, tell: Report) -> Jso
         if isinstance(outcome, str):
             await tell({"event": "items", "items": [asdict(replace(verdict, error=outcome))]})
         else:
-            until, rewritten[verdict.path] = max(until, outcome), verdict
+            until = max(until, outcome)
+            rewritten[verdict.path] = verdict
     if rewritten:
         await drain(
             subject,
@@ -210,7 +229,8 @@ async def unmount(subject: Subject, request: ControlRequest, tell: Report) -> Js
 
     With `leave`, what cannot be drained in time does not keep the mount: it stays in the RAM tier.
     """
-    leave, late = request.flag("leave"), False
+    leave = request.flag("leave")
+    late = False
     timeout_s = request.seconds("timeout_s")
     deadline = trio.current_time() + _limit(timeout_s)
     done: Json = {"operations": 0, "bytes": 0}
@@ -315,13 +335,16 @@ async def covering(subject: Subject, paths: Sequence[bytes], deadline: float) ->
 
 
 async def followed(subject: Subject, paths: Sequence[bytes], deadline: float) -> list[bytes]:
-    """The paths, and what symlinks among them lead to. Nothing can be said of a path at which there is nothing.
+    """The paths, and what symlinks among them lead to.
+
+    Nothing can be said of a path at which there is nothing.
 
     Raises:
         AcpfsError: there is nothing at some of them, which it names.
         DeadlineError: the backing directory did not say in time whether there is.
     """
-    found, absent = list[bytes](), list[bytes]()
+    found = list[bytes]()
+    absent = list[bytes]()
     with trio.move_on_at(max(deadline, trio.current_time() + LOOK_S)) as scope:
         for path in paths:
             try:
@@ -348,17 +371,21 @@ def _why_not(error: OSError) -> str:
 async def drain(
     subject: Subject, until: int, timeout_s: float | None, tell: Report, paths: Sequence[bytes] = ()
 ) -> Json:
-    """Wait until the log is persisted up to `until`, telling how far it is. With paths, what is parked elsewhere does not count.
+    """Wait until the log is persisted up to `until`, telling how far it is.
+
+    With paths, what is parked elsewhere does not count.
 
     Raises:
-        RemoteError: not in time (TIMEOUT), or never without an operator (FAILED); with what is left.
+        RemoteError: not in time (TIMEOUT), or never without an operator (FAILED); with what is
+            left.
     """
     start = subject.remaining(until, paths)
     with trio.move_on_after(_limit(timeout_s)):
         while True:
             await _come_to_rest(subject, until, tell, paths)
             await subject.recorded()
-            # Meanwhile what was parked may have been tried again: that is no reason to call it late.
+            # Meanwhile what was parked may have been tried again: that is no reason to call it
+            # late.
             rest = subject.remaining(until, paths)
             if rest.operations == 0 or rest.stuck:
                 break
@@ -451,7 +478,8 @@ async def _hear_of_mappings(
     *,
     waits: bool = True,
 ) -> None:
-    """Have the kernel write back what was changed through mappings: it is being written, and nobody knew.
+    """Have the kernel write back what was changed through mappings: it is being written, and nobody
+    knew.
 
     A file of which that cannot be heard counts as one that is being written: `waits` until it can,
     or is closed.
@@ -580,7 +608,9 @@ def _left_error(
 async def _check(
     subject: Subject, paths: Sequence[bytes], tell: Report, *, every: bool = False
 ) -> int:
-    """Verify; number of files. Without `every`, only bad verdicts are sent, and they are an error."""
+    """Verify; number of files. Without `every`, only bad verdicts are sent, and they are an
+    error.
+    """
     bad: list[Verification] = []
     count = 0
 
@@ -596,7 +626,8 @@ async def _check(
     await subject.verify(paths, judge)
     if bad and not every:
         raise AcpfsError(
-            f"{len(bad)} of {count} files are not as they were written, first {bad[0].path}: {bad[0].status}"
+            f"{len(bad)} of {count} files are not as they were written, first {bad[0].path}: "
+            f"{bad[0].status}"
         )
     return count
 

@@ -1,6 +1,8 @@
-"""What `acpfs.control.verbs` needs of a running worker; `acpfs.worker.subject` implements it, tests have a double.
+"""What `acpfs.control.verbs` needs of a running worker; `acpfs.worker.subject` implements it, tests
+have a double.
 
-Every method that is not async returns at once: nothing here may call the backing directory, so that control answers while it hangs.
+Every method that is not async returns at once: nothing here may call the backing directory, so that
+control answers while it hangs.
 """
 
 from __future__ import annotations
@@ -59,11 +61,15 @@ class Subject(Protocol):
     def status(self) -> Status: ...
 
     async def problem(self) -> str:
-        """What is wrong with what lies at the backing directory's path now (gone, another volume), in words; "" for nothing."""
+        """What is wrong with what lies at the backing directory's path now (gone, another volume),
+        in words; "" for nothing.
+        """
         ...
 
     def trouble(self) -> str:
-        """What may keep the drain from its end: that problem, or calls that do not return or fail; "" for nothing."""
+        """What may keep the drain from its end: that problem, or calls that do not return or fail;
+        "" for nothing.
+        """
         ...
 
     def configuration(self) -> Json:
@@ -78,7 +84,8 @@ class Subject(Protocol):
         """What makes up a path: each symlink on the way, and at last the path that they lead to.
 
         Raises:
-            OSError: ENOENT, there is nothing; EXDEV, it leads out of the mount; EIO, the backing directory does not answer.
+            OSError: ENOENT, there is nothing; EXDEV, it leads out of the mount; EIO, the backing
+                directory does not answer.
         """
         ...
 
@@ -94,7 +101,8 @@ class Subject(Protocol):
         ...
 
     async def written_back(self, paths: Sequence[bytes]) -> list[Unseen]:
-        """Hear what was changed through mappings of files at and below the paths; those of which that cannot be heard.
+        """Hear what was changed through mappings of files at and below the paths; those of which
+        that cannot be heard.
 
         Takes as long as its caller has patience.
         """
@@ -113,7 +121,9 @@ class Subject(Protocol):
         ...
 
     async def decided(self) -> None:
-        """Wait until it is known which deletions may be carried out now, and which stay held back."""
+        """Wait until it is known which deletions may be carried out now, and which stay held
+        back.
+        """
         ...
 
     async def nodes_seen(self) -> None:
@@ -135,15 +145,21 @@ class Subject(Protocol):
         ...
 
     async def restore(self, verdict: Verification) -> int | str:
-        """Store what RAM has of a bad file once more, if it has what was recorded; its log number, or in words why not."""
+        """Store what RAM has of a bad file once more, if it has what was recorded; its log number,
+        or in words why not.
+        """
         ...
 
     def retry(self, path: bytes) -> int:
-        """Try failed operations at and below a path again, now, and store interrupted files as they are; how many."""
+        """Try failed operations at and below a path again, now, and store interrupted files as they
+        are; how many.
+        """
         ...
 
     def discard(self, path: bytes) -> tuple[int, list[bytes]]:
-        """Give parked operations and interrupted files at and below a path up, with their data; how many, and which stay, being open."""
+        """Give parked operations and interrupted files at and below a path up, with their data; how
+        many, and which stay, being open.
+        """
         ...
 
     def guarded(self) -> list[GuardedReport]:
@@ -167,7 +183,9 @@ class Subject(Protocol):
         ...
 
     def moments(self, report: CheckpointReport) -> tuple[float, float]:
-        """When a checkpoint was closed last, and persisted last, by its clock; 0.0: before this boot, or not known."""
+        """When a checkpoint was closed last, and persisted last, by its clock; 0.0: before this
+        boot, or not known.
+        """
         ...
 
     def checkpoint_files(self, report: CheckpointReport) -> list[CheckpointFile]:
@@ -187,9 +205,12 @@ class Subject(Protocol):
         ...
 
     async def unmount(self, *, leave: bool, patience_s: float = math.inf) -> None:
-        """Take the mount away; from then on nothing new can come in. With `leave`, nothing more is drained.
+        """Take the mount away; from then on nothing new can come in.
 
-        `patience_s`: how long it waits for others who may have the mount only for a moment, before it is taken away and afterwards.
+        With `leave`, nothing more is drained.
+
+        `patience_s`: how long it waits for others who may have the mount only for a moment, before
+        it is taken away and afterwards.
 
         Raises:
             RefusedError: somebody uses it; it stays, unless the message says otherwise.
@@ -205,7 +226,8 @@ class Subject(Protocol):
         ...
 
     async def bypass(self, reason: str) -> None:
-        """Take the mount away from over the backing directory: new opens are native, what is open goes on.
+        """Take the mount away from over the backing directory: new opens are native, what is open
+        goes on.
 
         Raises:
             RefusedError: nothing lies beneath.

@@ -1,8 +1,10 @@
-"""POSIX ACLs of nodes: what the kernel is told of them, what is inherited, what changes with the mode.
+"""POSIX ACLs of nodes: what the kernel is told of them, what is inherited, what changes with the
+mode.
 
-An ACL stands among a node's extended attributes, as it does on the backing directory. What it has in common with the mode (owner, mask,
-others) is the mode's; so a chmod of a node whose attributes are not known yet changes it all the same. The kernel does the checking
-(`FUSE_POSIX_ACL`). Pure; knows neither the backing directory nor the log.
+An ACL stands among a node's extended attributes, as it does on the backing directory. What it has
+in common with the mode (owner, mask, others) is the mode's; so a chmod of a node whose attributes
+are not known yet changes it all the same. The kernel does the checking (`FUSE_POSIX_ACL`). Pure;
+knows neither the backing directory nor the log.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ def mode_after(mode: int, access: bytes, *, kills_set_gid: bool) -> int:
 
 
 def unknown(mode: int) -> bytes:
-    """In place of an ACL that may be there and cannot be asked for: it lets the owner in, and whom no ACL keeps out."""
+    """In place of an ACL that may be there and cannot be asked for: it lets the owner in, and whom
+    no ACL keeps out.
+    """
     owner = Entry(USER_OBJ, mode >> 6 & 0o7)
     return posix_acl.encode([owner, Entry(GROUP_OBJ, 0), Entry(MASK, 0), Entry(OTHER, 0)])

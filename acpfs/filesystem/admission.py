@@ -1,12 +1,15 @@
-"""Which files may be written in the passthrough lane: those for which there is room, because holding a writer back there is hard.
+"""Which files may be written in the passthrough lane: those for which there is room, because
+holding a writer back there is hard.
 
-Room is asked for by the size that is expected, with a margin, beside what others that write in this lane are still to need;
-and the pages are charged to the writer's memory control group, so that one must be able to pay (`payers`). A file of which no size
-is known, but that is likely to be large, is admitted while RAM is plentiful, and its writer is held if it is not any more. RAM is plentiful
-while a quarter of the budget is left, and of the machine's memory as much, beside all that writers in that lane could take before they are
-held: what was promised, and a *reach* for each whose size is not known. The reach is what one of them may write between the look that finds
-RAM short and the moment when its inode lock is had. Who is not admitted takes the daemon's lane, which can wait for room and overflow.
-Used under the file system's lock.
+Room is asked for by the size that is expected, with a margin, beside what others that write in this
+lane are still to need; and the pages are charged to the writer's memory control group, so that one
+must be able to pay (`payers`). A file of which no size is known, but that is likely to be large, is
+admitted while RAM is plentiful, and its writer is held if it is not any more. RAM is plentiful
+while a quarter of the budget is left, and of the machine's memory as much, beside all that writers
+in that lane could take before they are held: what was promised, and a *reach* for each whose size
+is not known. The reach is what one of them may write between the look that finds RAM short and the
+moment when its inode lock is had. Who is not admitted takes the daemon's lane, which can wait for
+room and overflow. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -34,12 +37,15 @@ from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.types import Ino
 
 MARGIN = 1.25
-"""Checkpoints of one job differ by a few percent (optimizer state that is made lazily, logs that grow)."""
+"""Checkpoints of one job differ by a few percent (optimizer state that is made lazily, logs that
+grow).
+"""
 MARGIN_BYTES = 16 << 20
 UNSURE_MAX = 1000
 UNKNOWN_MAX = 256
 """Of files that are written at a time: each may take a thread to hold it."""
-REACH_BYTES_MAX, REACH_SHARE = 256 << 20, 16
+REACH_BYTES_MAX = 256 << 20
+REACH_SHARE = 16
 """At 8 GB/s, 30 ms of writing; and a sixteenth of a small budget."""
 LOOK_SHARE = 8
 """Of a reach: it is looked every 2 ms when little room is left, and a lock may take 30."""
@@ -52,7 +58,9 @@ class Net(enum.Enum):
     """What becomes of a writer that nobody expected to write so much, when RAM is full."""
 
     NONE = "none"
-    """It meets the end of the tmpfs: there is nobody to hold it, or a lock is not sure to be had in turn."""
+    """It meets the end of the tmpfs: there is nobody to hold it, or a lock is not sure to be had in
+    turn.
+    """
     HOLDS = "holds"
     """It is held in time."""
 
@@ -85,24 +93,24 @@ class Admission:
         earlier: EarlierSaves,
         unknown_bytes: int | None = None,
     ) -> None:
-        """`unknown_bytes`: what to expect of a file like which none was seen; None: `likely` says, and whether RAM is plentiful."""
-        self._table, self._tier, self._room, self._retention, self._shortage = (
-            table,
-            tier,
-            room,
-            retention,
-            shortage,
-        )
-        self._expectations, self._payers, self._likely, self._earlier = (
-            expectations,
-            payers,
-            likely,
-            earlier,
-        )
+        """`unknown_bytes`: what to expect of a file like which none was seen; None: `likely` says,
+        and whether RAM is plentiful.
+        """
+        self._table = table
+        self._tier = tier
+        self._room = room
+        self._retention = retention
+        self._shortage = shortage
+        self._expectations = expectations
+        self._payers = payers
+        self._likely = likely
+        self._earlier = earlier
         self._unknown_bytes = unknown_bytes
         self._promises: dict[Ino, Promise] = {}
         self._unsure: dict[bytes, None] = {}
-        """Patterns of files the last of which took much less than was expected: sparse, or shorter."""
+        """Patterns of files the last of which took much less than was expected: sparse, or
+        shorter.
+        """
         self.net = Net.NONE
 
     # -- asking
@@ -145,8 +153,8 @@ class Admission:
     def _refuse_to_map(self, path: bytes) -> str:
         """Why a file that may be mapped to write may not have the lane; "": nothing so far.
 
-        Its writers are held like others, but nothing holds who stores through a mapping. So one that
-        is likely to do so takes the daemon's lane, and one of which no size is known.
+        Its writers are held like others, but nothing holds who stores through a mapping. So one
+        that is likely to do so takes the daemon's lane, and one of which no size is known.
         """
         if not self._expectations.is_only_written(path):
             return "read and written: no earlier file like it was only written"
@@ -155,7 +163,9 @@ class Admission:
         return "" if self._tier.tells_of_mappings() else "the kernel does not tell of mappings here"
 
     def _refuse_unknown(self, handle: Handle, path: bytes) -> str:
-        """A writer that appends is one of a log, and one of a file that was small goes on as it began: the daemon sees what they write."""
+        """A writer that appends is one of a log, and one of a file that was small goes on as it
+        began: the daemon sees what they write.
+        """
         if (
             handle.former_bytes >= 0
             or handle.flags & os.O_APPEND
@@ -172,7 +182,8 @@ class Admission:
             promise.size is None for promise in self._promises.values()
         ) >= UNKNOWN_MAX or not self._is_plenty(0):
             return "its size is not known, and RAM is not plentiful"
-        # The hold looks at RAM, not at who pays for it: who may take all of it must be able to pay for all.
+        # The hold looks at RAM, not at who pays for it: who may take all of it must be able to pay
+        # for all.
         refusal = self._payers.refuse(
             handle.node, handle.pid, self._tier.budget_bytes, self.outstanding_of
         )
@@ -202,7 +213,9 @@ class Admission:
     # -- what was promised
 
     def unpromised(self, *, urgent: bool = False) -> int:
-        """Room beside what was promised and is not written yet, and what those may still take of whom nothing is known."""
+        """Room beside what was promised and is not written yet, and what those may still take of
+        whom nothing is known.
+        """
         nodes = ((self._table.get(ino), promise) for ino, promise in self._promises.items())
         outstanding = sum(
             self._outstanding(node, promise)
@@ -240,7 +253,9 @@ class Admission:
         )
 
     def sure_bytes(self, handle: Handle) -> int:
-        """How much of what was promised to a writer may be taken at its open: all that is expected, or nothing."""
+        """How much of what was promised to a writer may be taken at its open: all that is expected,
+        or nothing.
+        """
         promise = self._promises.get(handle.node.ino)
         if promise is None or promise.size is None or not promise.paid_by_us:
             return 0
@@ -250,7 +265,9 @@ class Admission:
         return expected if self._is_plenty(expected) else 0
 
     def unsure(self, node: Node) -> None:
-        """Much of what was taken for a file like this was not needed: the next one takes what it writes."""
+        """Much of what was taken for a file like this was not needed: the next one takes what it
+        writes.
+        """
         self._unsure[pattern_of(self._table.path(node.ino))] = None
         if len(self._unsure) > UNSURE_MAX:
             del self._unsure[next(iter(self._unsure))]
@@ -258,11 +275,15 @@ class Admission:
     # -- what became of it
 
     def restored(self, node: Node) -> None:
-        """It was admitted by an earlier worker, and what was promised to it is not known any more."""
+        """It was admitted by an earlier worker, and what was promised to it is not known any
+        more.
+        """
         self._promises[node.ino] = Promise(None)
 
     def stop(self, node: Node, *, stopped: bool) -> None:
-        """Whether its writers cannot write unseen: they are held, or have been given room of their own."""
+        """Whether its writers cannot write unseen: they are held, or have been given room of their
+        own.
+        """
         promise = self._promises.get(node.ino)
         if promise is not None:
             promise.stopped = stopped
@@ -276,7 +297,9 @@ class Admission:
         self._expectations.learn(path, UNBOUNDED_BYTES)
 
     def learn_use(self, handle: Handle) -> None:
-        """What became of a file that was opened to read and write, under the name that it had then."""
+        """What became of a file that was opened to read and write, under the name that it had
+        then.
+        """
         size = handle.node.size
         if handle.begun_as and (size >= WORTH_LEARNING_BYTES or not handle.only_written):
             self._expectations.learn(handle.begun_as, size)

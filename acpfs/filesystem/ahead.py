@@ -1,6 +1,8 @@
-"""Directories are listed ahead: when a name is made in one, so that its names are known when the backing directory does not answer later.
+"""Directories are listed ahead: when a name is made in one, so that its names are known when the
+backing directory does not answer later.
 
-Nobody waits for such a listing, and it answers nothing as long as the backing directory does. Used under the file system's lock.
+Nobody waits for such a listing, and it answers nothing as long as the backing directory does. Used
+under the file system's lock.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import LowerTree
 
 BYTES_MAX = 8 << 20
-"""Larger directories (by st_size) are not listed ahead: about 100,000 entries, which take 25 MB here, and a second of a thread."""
+"""Larger directories (by st_size) are not listed ahead: about 100,000 entries, which take 25 MB
+here, and a second of a thread.
+"""
 AGAIN_MAX = 1000
 """So many directories are listed when a worker begins."""
 AT_ONCE = 4
@@ -37,15 +41,15 @@ class ListingsAhead:
         lock: RLock,
         take: Callable[[Node, int, Inquiry, Sequence[LowerEntry]], None],
     ) -> None:
-        """`take`: takes over a listing: the directory, its `notes` and the time when it was asked for, the entries."""
-        self._lower, self._calls, self._tree, self._table, self._lock, self._take = (
-            lower,
-            calls,
-            tree,
-            table,
-            lock,
-            take,
-        )
+        """`take`: takes over a listing: the directory, its `notes` and the time when it was asked
+        for, the entries.
+        """
+        self._lower = lower
+        self._calls = calls
+        self._tree = tree
+        self._table = table
+        self._lock = lock
+        self._take = take
         self._wanted: dict[Ino, None] = {}
         self._under_way: set[Ino] = set()
         self._beginning = False
@@ -57,7 +61,10 @@ class ListingsAhead:
             self._begin()
 
     def taken_over(self) -> None:
-        """Another worker begins, whose listings are those that were kept. The top, and where this mount has made names, are listed anew."""
+        """Another worker begins, whose listings are those that were kept.
+
+        The top, and where this mount has made names, are listed anew.
+        """
         parents = {
             parent
             for node in self._table
@@ -85,7 +92,8 @@ class ListingsAhead:
         while self._wanted and len(self._under_way) < AT_ONCE:
             ino = next(iter(self._wanted))
             del self._wanted[ino]
-            parent, path = self._table.get(ino), self._tree.path(ino)
+            parent = self._table.get(ino)
+            path = self._tree.path(ino)
             if parent is None or path is None or ino in self._under_way or parent.dir.listed_at > 0:
                 continue
             self._under_way.add(ino)
@@ -99,7 +107,9 @@ class ListingsAhead:
     def _listed(
         self, asked: tuple[Node, int, Inquiry, int], done: Future[list[LowerEntry]]
     ) -> None:
-        """What went wrong is not told: the next name that is made has the directory listed again."""
+        """What went wrong is not told: the next name that is made has the directory listed
+        again.
+        """
         parent, notes, inquiry, epoch = asked
         with self._lock:
             self._under_way.discard(parent.ino)

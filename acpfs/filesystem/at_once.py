@@ -1,7 +1,9 @@
-"""Lookups and attributes that are answered from memory: there is nothing to wait for, and no row changes.
+"""Lookups and attributes that are answered from memory: there is nothing to wait for, and no row
+changes.
 
-They are most of the requests for small files, and a coroutine with its step costs more than such an answer. Whatever is not that simple
-(None) goes the way of every call, and comes to the same result there. Takes the lock.
+They are most of the requests for small files, and a coroutine with its step costs more than such an
+answer. Whatever is not that simple (None) goes the way of every call, and comes to the same result
+there. Takes the lock.
 """
 
 from __future__ import annotations
@@ -35,13 +37,11 @@ class AtOnce:
         clock: Clock,
     ) -> None:
         self._now = clock.now
-        self._settings, self._table, self._view, self._attributes, self._steps = (
-            settings,
-            table,
-            view,
-            attributes,
-            steps,
-        )
+        self._settings = settings
+        self._table = table
+        self._view = view
+        self._attributes = attributes
+        self._steps = steps
 
     def attributes(self, ino: Ino) -> Attributes | None:
         """As `FileSystem.getattr`."""
@@ -77,10 +77,13 @@ class AtOnce:
     def never_kept(name: bytes) -> int | None:
         """As `FileSystem.getxattr` of an extended attribute that no file has (S269): an errno.
 
-        Where the kernel cannot leave set-uid bits to us (libfuse, Linux before 5.12) it asks for security.capability before each write.
+        Where the kernel cannot leave set-uid bits to us (libfuse, Linux before 5.12) it asks for
+        security.capability before each write.
         """
         return errno.EOPNOTSUPP if name in NEVER_KEPT else None
 
     def _of(self, node: Node) -> Attributes | None:
-        """None: the kernel writes to it, and what it wrote is taken over first, which may change its row."""
+        """None: the kernel writes to it, and what it wrote is taken over first, which may change
+        its row.
+        """
         return None if node.kernel_writers else self._attributes.of(node)

@@ -1,4 +1,5 @@
-"""Attributes and extended attributes: getattr, setattr (but for the size), xattr calls, and what fsync means for a directory.
+"""Attributes and extended attributes: getattr, setattr (but for the size), xattr calls, and what
+fsync means for a directory.
 
 Changes take effect here at once and are logged, or folded into what is logged already.
 """
@@ -27,10 +28,15 @@ KEPT_PREFIXES = (b"user.", _TRUSTED, b"security.")
 NEVER_KEPT = frozenset(
     {b"security.capability", b"security.ima", b"security.evm", b"security.selinux"}
 )
-"""The kernel asks for these at nearly every call; answering from here keeps that free of the backing directory."""
+"""The kernel asks for these at nearly every call; answering from here keeps that free of the
+backing directory.
+"""
 
 XATTRS_BYTES_MAX = 128 << 10
-"""Names and values of one node: twice the largest value that Linux takes. All are written anew with each change of the node."""
+"""Names and values of one node: twice the largest value that Linux takes.
+
+All are written anew with each change of the node.
+"""
 
 
 class AttributeCalls:
@@ -90,7 +96,8 @@ class AttributeCalls:
             meta.permissions = stat.S_IMODE(change.mode)
             access = (node.xattrs or {}).get(posix_acl.ACCESS)
             if access is not None and node.xattrs is not None:
-                # with it: the backing directory is never given the wider one first, where both come together
+                # with it: the backing directory is never given the wider one first, where both come
+                # together
                 access = acls.shown(node.mode, posix_acl.ACCESS, access)
                 node.xattrs[posix_acl.ACCESS] = access
                 meta.xattrs[posix_acl.ACCESS] = access
@@ -159,7 +166,8 @@ class AttributeCalls:
         node.ctime_ns = self._table.change_clock.now_ns(node.ctime_ns)
         self._changes.change_metadata(
             node,
-            # the backing directory takes both in one step; one that says no more than the mode takes the former one away
+            # the backing directory takes both in one step; one that says no more than the mode
+            # takes the former one away
             Metadata(permissions=stat.S_IMODE(node.mode), xattrs={name: value}),
             former_mode,
         )
@@ -185,10 +193,12 @@ class AttributeCalls:
     ) -> None:
         """Set an extended attribute.
 
-        `kills_set_gid`: whether an ACL takes set-gid away, since the caller is not in the group; None: not known.
+        `kills_set_gid`: whether an ACL takes set-gid away, since the caller is not in the group;
+        None: not known.
 
         Raises:
-            OSError: EOPNOTSUPP where the backing file system could not keep it; EINVAL for a bad `user.acpfs.*`; ENOSPC for too many.
+            OSError: EOPNOTSUPP where the backing file system could not keep it; EINVAL for a bad
+                `user.acpfs.*`; ENOSPC for too many.
         """
         if name in posix_acl.NAMES:
             await self._set_acl(node, name, value, kills_set_gid=kills_set_gid)
@@ -244,7 +254,9 @@ class AttributeCalls:
         self._changes.change_metadata(node, Metadata(xattrs={name: value}))
 
     def foresee_fsync(self, node: Node) -> None:
-        """A file below a directory was opened for writing: have the answer to `fsync_mode` ready, without waiting."""
+        """A file below a directory was opened for writing: have the answer to `fsync_mode` ready,
+        without waiting.
+        """
         while True:
             self._view.foresee_xattrs(node)
             if not node.names:
@@ -252,7 +264,9 @@ class AttributeCalls:
             node = self._table[node.names[0][0]]
 
     def is_durable(self, node: Node) -> bool:
-        """Whether fsync is durable for a file, as far as that is known without asking the backing directory."""
+        """Whether fsync is durable for a file, as far as that is known without asking the backing
+        directory.
+        """
         while node.names:
             node = self._table[node.names[0][0]]
             value = (node.xattrs or {}).get(FSYNC_XATTR)
@@ -261,7 +275,9 @@ class AttributeCalls:
         return self._settings.fsync is FsyncMode.DURABLE
 
     async def fsync_mode(self, node: Node) -> FsyncMode:
-        """What fsync means for a file: the nearest directory above with a mode of its own decides, else the mount."""
+        """What fsync means for a file: the nearest directory above with a mode of its own decides,
+        else the mount.
+        """
         return (
             await self.fsync_mode_in(self._table[node.names[0][0]])
             if node.names

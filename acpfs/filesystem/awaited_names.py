@@ -1,8 +1,9 @@
-"""Lookups of names that are not there, but that another member has made and is about to persist: they wait for it (`wait_for_peers`).
+"""Lookups of names that are not there, but that another member has made and is about to persist:
+they wait for it (`wait_for_peers`).
 
-Knows what other members say is pending (`writeback.members.peer_names`) and asks the backing directory anew at each news; and says what is
-pending here, for their sake. Used under the file system's lock, which is free while a lookup waits; the kernel holds the lock of the
-directory.
+Knows what other members say is pending (`writeback.members.peer_names`) and asks the backing
+directory anew at each news; and says what is pending here, for their sake. Used under the file
+system's lock, which is free while a lookup waits; the kernel holds the lock of the directory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class AwaitedNames:
     def __init__(
         self, settings: Settings, table: NodeTable, view: LowerView, log: OperationLog, clock: Clock
     ) -> None:
-        self._settings, self._table, self._view, self._log = settings, table, view, log
+        self._settings = settings
+        self._table = table
+        self._view = view
+        self._log = log
         self._now = clock.now
         self.peers = PeerNames(settings, clock)
         """Nobody has anything, until somebody tells it."""
@@ -73,14 +77,18 @@ class AwaitedNames:
 
     @staticmethod
     def _is_ours(parent: Node, name: bytes) -> bool:
-        """Whether nobody else has a say: a name that was removed here, and is not yet on the backing directory."""
+        """Whether nobody else has a say: a name that was removed here, and is not yet on the
+        backing directory.
+        """
         known = parent.dir.children.get(name)
         return (known is not None and known.pins > 0) or (parent.ino == ROOT and name == HIDDEN)
 
     # -- what is pending here
 
     def pending(self) -> Pending:
-        """For our own record: the names that were made here and are not persisted; with very many, the directories that have them."""
+        """For our own record: the names that were made here and are not persisted; with very many,
+        the directories that have them.
+        """
         directories: dict[Ino, bytes | None] = {}
         if len(self._log) <= PATHS_MAX:
             return Pending(
@@ -93,7 +101,9 @@ class AwaitedNames:
         return Pending([path for path in found if path is not None], of_directories=True)
 
     def _made(self, op: Op, directories: dict[Ino, bytes | None]) -> Iterator[bytes]:
-        """The path that an operation makes, if it is there (still) as the application sees it, and nothing has to be decided first."""
+        """The path that an operation makes, if it is there (still) as the application sees it, and
+        nothing has to be decided first.
+        """
         if op.kind not in _NAMING or op.parked:
             return
         directory, name = (

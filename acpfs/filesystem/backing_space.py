@@ -1,4 +1,6 @@
-"""Space of the backing file system, as statfs tells applications: from memory, renewed behind the answer, so that `df` never waits."""
+"""Space of the backing file system, as statfs tells applications: from memory, renewed behind the
+answer, so that `df` never waits.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, SpaceInfo
 
 SPACE_MAX_AGE_S = 2.0
-"""statfs answers from memory up to this age, and beyond when the backing directory does not answer."""
+"""statfs answers from memory up to this age, and beyond when the backing directory does not
+answer.
+"""
 
 
 class BackingSpace:
@@ -24,10 +28,15 @@ class BackingSpace:
         tell: Callable[[SpaceInfo], None],
         owed_bytes: Callable[[], int],
     ) -> None:
-        """`tell`: who else is to know, under the lock. `owed_bytes`: what was written here and is not there yet."""
+        """`tell`: who else is to know, under the lock.
+
+        `owed_bytes`: what was written here and is not there yet.
+        """
         self._tell = tell
         self._owed_bytes = owed_bytes
-        self._lower, self._calls, self._lock = lower, calls, lock
+        self._lower = lower
+        self._calls = calls
+        self._lock = lock
         self._known: SpaceInfo | None = None
         self._known_at = 0.0
         """Monotonic, seconds."""
@@ -40,7 +49,9 @@ class BackingSpace:
         self._known_at = 0.0 if of_earlier_worker else self._calls.clock.now()
 
     def left(self) -> SpaceInfo:
-        """As applications see it: what they have written is taken, though the backing directory has not got it yet."""
+        """As applications see it: what they have written is taken, though the backing directory has
+        not got it yet.
+        """
         space = self.now()
         owed = -(-self._owed_bytes() // max(1, space.block_bytes))
         return replace(

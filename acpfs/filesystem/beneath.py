@@ -1,9 +1,12 @@
-"""What lies under the name of a half: a file that the mount shows as replaced, and that stays until the half is published.
+"""What lies under the name of a half: a file that the mount shows as replaced, and that stays until
+the half is published.
 
-A half (`interrupted`, or with a write that failed) that was never logged can be renamed over a file that is complete on the backing
-directory, or will be. That is no operation as long as nobody has decided: the complete one keeps its place in the committed tree, without a
-name in the upper tree. It goes when the half is stored there, or leaves the name; it is back when the half is discarded. No row is kept of
-this: it follows from the log and the two trees. Used under the file system's lock; nothing here waits.
+A half (`interrupted`, or with a write that failed) that was never logged can be renamed over a file
+that is complete on the backing directory, or will be. That is no operation as long as nobody has
+decided: the complete one keeps its place in the committed tree, without a name in the upper tree.
+It goes when the half is stored there, or leaves the name; it is back when the half is discarded. No
+row is kept of this: it follows from the log and the two trees. Used under the file system's lock;
+nothing here waits.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Beneath:
 
 def _after(op: Op) -> tuple[tuple[Place, Ino], ...]:
     """What lies at the places that an operation touches, once it is carried out."""
-    here, there = (op.parent, op.name), (op.new_parent, op.new_name)
+    here = (op.parent, op.name)
+    there = (op.new_parent, op.new_name)
     if op.kind in REMOVING:
         return ((here, NO_INO),)
     if op.kind is OpKind.RENAME:

@@ -1,9 +1,12 @@
-"""Many questions about the names of one directory, one after the other: then one call asks about many names.
+"""Many questions about the names of one directory, one after the other: then one call asks about
+many names.
 
-A question is an lstat in a thread of the pool, which costs 200 us of the interpreter and more where the drain wants it, too: most of that
-goes for waking threads. Where names are new, a listing answers for all that are not there. Where they are known, and what is known of them
-is too old, the next ones are asked about with the first, as a kernel reads ahead: a program that looks at each file, or removes each, goes
-by name (what a listing shows) or by number (what `rm -r` and `fts` make of it). Used under the file system's lock.
+A question is an lstat in a thread of the pool, which costs 200 us of the interpreter and more where
+the drain wants it, too: most of that goes for waking threads. Where names are new, a listing
+answers for all that are not there. Where they are known, and what is known of them is too old, the
+next ones are asked about with the first, as a kernel reads ahead: a program that looks at each
+file, or removes each, goes by name (what a listing shows) or by number (what `rm -r` and `fts` make
+of it). Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -19,12 +22,19 @@ from acpfs.runtime.clock import Clock
 from acpfs.types import Ino
 
 MISSES_MAX = 16
-"""After so many questions about names of one directory within `attr_timeout_s` one call is to ask for more."""
+"""After so many questions about names of one directory within `attr_timeout_s` one call is to ask
+for more.
+"""
 LISTING_ENTRIES_MAX = 10_000
 LISTING_BYTES_MAX = 512 << 10
-"""Larger directories (by st_size, where nobody has listed them yet) are not listed for that: 10,000 entries take 10 ms on a local disk."""
-AHEAD_MIN, AHEAD_MAX = 16, 256
-"""How many names one call asks about: more each time, as long as it is the next ones that are wanted."""
+"""Larger directories (by st_size, where nobody has listed them yet) are not listed for that: 10,000
+entries take 10 ms on a local disk.
+"""
+AHEAD_MIN = 16
+AHEAD_MAX = 256
+"""How many names one call asks about: more each time, as long as it is the next ones that are
+wanted.
+"""
 AHEAD_S = 0.05
 """A call that took longer was about too many."""
 SKIPPED_MAX = 16
@@ -70,7 +80,8 @@ class Bursts:
     def _has_many(self, parent: Node, now: float) -> bool:
         directory = parent.dir
         if now - directory.misses_since > self._keeps_s:
-            directory.misses_since, directory.misses = now, 0
+            directory.misses_since = now
+            directory.misses = 0
         directory.misses += 1
         return directory.misses > MISSES_MAX
 
@@ -88,7 +99,9 @@ class Bursts:
         )
 
     def following(self, parent: Node, name: bytes) -> list[bytes]:
-        """A known name whose time is up, and others that are likely to be asked about next and whose time is up, too; []: just that one."""
+        """A known name whose time is up, and others that are likely to be asked about next and
+        whose time is up, too; []: just that one.
+        """
         now = self._now()
         run = self._runs.get(parent.ino)
         if run is None or now - run.used_at > 2 * self._keeps_s:
@@ -141,7 +154,8 @@ class Bursts:
 
     def _outdated(self, parent: Node, names: list[bytes], now: float) -> list[bytes]:
         """Of these, those whose time is up, or soon will be."""
-        children, until = parent.dir.children, now - self._keeps_s / 2
+        children = parent.dir.children
+        until = now - self._keeps_s / 2
         return [
             n
             for n in names

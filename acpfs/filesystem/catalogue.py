@@ -1,8 +1,11 @@
-"""The checkpoints that were written through this mount: when each began, was closed, and was persisted.
+"""The checkpoints that were written through this mount: when each began, was closed, and was
+persisted.
 
-Follows the changes that `Changes` logs; which files a checkpoint has, and where they are, is not kept here but looked up where it is
-asked for. Times are in the state database and so outlive workers and mounts, not nodes; of a checkpoint that was renamed into place after
-a takeover the beginning is not known. Times are for people; what is decided goes by `Moments`. Used under the file system's lock.
+Follows the changes that `Changes` logs; which files a checkpoint has, and where they are, is not
+kept here but looked up where it is asked for. Times are in the state database and so outlive
+workers and mounts, not nodes; of a checkpoint that was renamed into place after a takeover the
+beginning is not known. Times are for people; what is decided goes by `Moments`. Used under the file
+system's lock.
 """
 
 from __future__ import annotations
@@ -22,16 +25,22 @@ from acpfs.writeback.log.stages import Aside
 
 DDL = """
 CREATE TABLE IF NOT EXISTS checkpoint (
-  save_dir BLOB, name BLOB, step INTEGER, epoch INTEGER, began_at REAL, closed_at REAL, persisted_at REAL, verified_at REAL,
+  save_dir BLOB, name BLOB, step INTEGER, epoch INTEGER,
+  began_at REAL, closed_at REAL, persisted_at REAL, verified_at REAL,
   PRIMARY KEY (save_dir, name)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS checkpoint_moments (
-  save_dir BLOB, name BLOB, closed REAL NOT NULL, persisted REAL NOT NULL, PRIMARY KEY (save_dir, name)) WITHOUT ROWID;
+  save_dir BLOB, name BLOB, closed REAL NOT NULL, persisted REAL NOT NULL,
+  PRIMARY KEY (save_dir, name)) WITHOUT ROWID;
 """
 BIRTHS_MAX = 4096
-"""Files and directories made under other names whose time of birth is remembered, in case they become checkpoints by rename."""
+"""Files and directories made under other names whose time of birth is remembered, in case they
+become checkpoints by rename.
+"""
 RECORDS_MAX = 4096
 NEW_SAVE_S = 30.0
-"""A checkpoint that was persisted whole and left alone for so long is saved anew when it is written to again."""
+"""A checkpoint that was persisted whole and left alone for so long is saved anew when it is written
+to again.
+"""
 
 
 @dataclass(slots=True)
@@ -45,14 +54,17 @@ class CheckpointTimes:
     persisted_at: float = 0.0
     """Last time that one of its files was persisted."""
     verified_at: float = 0.0
-    """Last time that all of its files were read back and found equal; negative: one that was persisted was not."""
+    """Last time that all of its files were read back and found equal; negative: one that was
+    persisted was not.
+    """
 
 
 @dataclass(slots=True)
 class Moments:
     """The last close and the last file persisted; 0: not yet, or before this boot.
 
-    By `Clock.now`, which no step of the wall clock touches and which is the same in all processes of a boot.
+    By `Clock.now`, which no step of the wall clock touches and which is the same in all processes
+    of a boot.
     """
 
     closed: float = 0.0
@@ -79,12 +91,18 @@ class Catalogue:
         *,
         verifies: bool,
     ) -> None:
-        """Load what the last worker left; after the log and the nodes. `verifies`: what is streamed from RAM is read back."""
+        """Load what the last worker left; after the log and the nodes.
+
+        `verifies`: what is streamed from RAM is read back.
+        """
         self._verifies = verifies
         self._now = clock.now
         self._wall = clock.wall
         self.damaged = DamagedFiles(state, clock)
-        self._state, self._table, self._log, self.recognise = state, table, log, checkpoints.of
+        self._state = state
+        self._table = table
+        self._log = log
+        self.recognise = checkpoints.of
         self._times: OrderedDict[Checkpoint, CheckpointTimes] = OrderedDict()
         self._moments: dict[Checkpoint, Moments] = {}
         self._changed: dict[Checkpoint, None] = {}
@@ -142,7 +160,9 @@ class Catalogue:
         return not self._unsettled_files[checkpoint]
 
     def newly_settled(self) -> dict[Checkpoint, int]:
-        """Those that came to be persisted and were not `told`, and which time; at first also what earlier workers may not have told."""
+        """Those that came to be persisted and were not `told`, and which time; at first also what
+        earlier workers may not have told.
+        """
         return dict(self._newly_settled)
 
     def told(self, settled: dict[Checkpoint, int]) -> None:
@@ -166,7 +186,9 @@ class Catalogue:
             self._unsettle(node, checkpoint)
 
     def logged(self, op: Op, node: Node) -> None:
-        """An operation on a node (an exchange is one on both) was logged; the upper tree has been changed already."""
+        """An operation on a node (an exchange is one on both) was logged; the upper tree has been
+        changed already.
+        """
         if op.kind is OpKind.MKDIR:
             self.born(node)
         elif op.kind in (OpKind.RENAME, OpKind.EXCHANGE):
@@ -193,7 +215,10 @@ class Catalogue:
         self._closed(node)
 
     def _look_below(self, node: Node) -> None:
-        """It was moved: what lies below may belong to another checkpoint than before. Nothing else does, of which much may be known."""
+        """It was moved: what lies below may belong to another checkpoint than before.
+
+        Nothing else does, of which much may be known.
+        """
         directories = [node] if node.is_dir else []
         while directories:
             for child in directories.pop().dir.children.values():
@@ -255,7 +280,9 @@ class Catalogue:
         self._settle(node.ino)
 
     def verified(self, checkpoint: Checkpoint, since: float) -> None:
-        """All its files were read back from `since` (wall clock) on, and are as they were written."""
+        """All its files were read back from `since` (wall clock) on, and are as they were
+        written.
+        """
         times = self._times.get(checkpoint)
         if times is not None:
             times.verified_at = since
@@ -289,8 +316,8 @@ class Catalogue:
     def _known(self, checkpoint: Checkpoint) -> CheckpointTimes:
         """Its times, which will be recorded anew.
 
-        The drain asks by this and begins no save: one that took longer than `NEW_SAVE_S` to drain would count as
-        begun when it was persisted.
+        The drain asks by this and begins no save: one that took longer than `NEW_SAVE_S` to drain
+        would count as begun when it was persisted.
         """
         times = self._times.get(checkpoint)
         if times is None:
@@ -315,7 +342,8 @@ class Catalogue:
 
     def _flush_rows(self) -> None:
         for checkpoint in self._changed:
-            times, key = self._times.get(checkpoint), (checkpoint.save_dir, checkpoint.name)
+            times = self._times.get(checkpoint)
+            key = (checkpoint.save_dir, checkpoint.name)
             if times is None:
                 self._state.change("DELETE FROM checkpoint WHERE save_dir = ? AND name = ?", key)
                 self._state.change(

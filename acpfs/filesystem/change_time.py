@@ -1,8 +1,9 @@
 """The time that a change gets which the daemon makes.
 
-The kernel's own clock for files is up to 10 ms behind the one that programs read. With libfuse it sets the times of touch(1) by that one
-itself, and nobody says that it did. So there changes get the same clock: a file that is touched after it was written is not older than
-that. Knows clocks and nothing else; thread-safe.
+The kernel's own clock for files is up to 10 ms behind the one that programs read. With libfuse it
+sets the times of touch(1) by that one itself, and nobody says that it did. So there changes get the
+same clock: a file that is touched after it was written is not older than that. Knows clocks and
+nothing else; thread-safe.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ class ChangeClock:
         self._now_ns = self._clock.kernel_ns
 
     def hear(self, set_ns: int) -> None:
-        """A time was set: if it is one of just now the kernel may have set it, which may be ahead of its clock as programs read it."""
+        """A time was set: if it is one of just now the kernel may have set it, which may be ahead
+        of its clock as programs read it.
+        """
         if self._heard_ns < set_ns <= self._clock.wall_ns():
             self._heard_ns = set_ns
 
     def now_ns(self, not_before_ns: int = 0) -> int:
-        """Nanoseconds since the epoch; not before what was heard, or given, if that is ahead by less than a tick."""
+        """Nanoseconds since the epoch; not before what was heard, or given, if that is ahead by
+        less than a tick.
+        """
         now = self._now_ns()
         ahead = max((ns for ns in (self._heard_ns, not_before_ns) if ns - now < TICK_NS), default=0)
         return max(now, ahead)

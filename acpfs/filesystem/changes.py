@@ -112,7 +112,9 @@ class Changes:
         return op
 
     def metadata(self, node: Node, *, everything: bool) -> Metadata:
-        """The node's attributes as an operation carries them; `everything`: with its xattrs (for a new node)."""
+        """The node's attributes as an operation carries them; `everything`: with its xattrs (for a
+        new node).
+        """
         return Metadata(
             permissions=stat.S_IMODE(node.mode),
             uid=node.uid,
@@ -139,12 +141,14 @@ class Changes:
         )
 
     def freeze(self, node: Node, *, quiet: bool = False) -> Op | None:
-        """Fix the file's content as it is now in the order of operations; None when there is nothing to fix.
+        """Fix the file's content as it is now in the order of operations; None when there is
+        nothing to fix.
 
-        A half (`interrupted`, or with a write that failed) is not fixed by anything but a decision, whatever is done to its names.
-        Where somebody may have the file open, and says that it is good, `DoubtfulCloses.fix` calls it:
-        who wrote is at the file no more then.
-        `quiet`: the kernel holds the inode's lock until the call is answered, so that nobody is writing in the passthrough lane.
+        A half (`interrupted`, or with a write that failed) is not fixed by anything but a decision,
+        whatever is done to its names. Where somebody may have the file open, and says that it is
+        good, `DoubtfulCloses.fix` calls it: who wrote is at the file no more then. `quiet`: the
+        kernel holds the inode's lock until the call is answered, so that nobody is writing in the
+        passthrough lane.
         """
         body = node.body
         if not body.modified or body.failed or body.interrupted or not node.names:
@@ -185,13 +189,17 @@ class Changes:
             self._known(op)
 
     def rely_on(self, node: Node) -> None:
-        """What was logged of the node last stays, whatever becomes of the descriptor that was closed."""
+        """What was logged of the node last stays, whatever becomes of the descriptor that was
+        closed.
+        """
         last = self._log.last_of(node.ino)
         if last is not None:
             self.confirm(last)
 
     def withdraw(self, op: Op) -> None:
-        """The descriptor that was closed is still open elsewhere and was written to: what was closed was not complete."""
+        """The descriptor that was closed is still open elsewhere and was written to: what was
+        closed was not complete.
+        """
         node = self._table.get(op.ino)
         if (
             not op.tentative
@@ -225,12 +233,14 @@ class Changes:
             self.change_metadata(node, Metadata(xattrs=op.meta.xattrs))
 
     def let_go_of_half(self, node: Node) -> None:
-        """A name of the node, or a descriptor, is gone: if it was the last one, nobody waits for what will never be whole.
+        """A name of the node, or a descriptor, is gone: if it was the last one, nobody waits for
+        what will never be whole.
 
-        A file that outgrew RAM and was given its place while it was open has bytes for that place with its last close, or when a person
-        decides. Whose writer was killed is closed by nobody, and what has no name is found by nobody. So its place goes with it: else
-        all that is behind it would wait for ever. To be called before the node's bytes go: a next worker would take what is in its
-        staging file for all.
+        A file that outgrew RAM and was given its place while it was open has bytes for that place
+        with its last close, or when a person decides. Whose writer was killed is closed by nobody,
+        and what has no name is found by nobody. So its place goes with it: else all that is behind
+        it would wait for ever. To be called before the node's bytes go: a next worker would take
+        what is in its staging file for all.
         """
         if node.names or node.open_writers or not self._is_left_as_half(node):
             return
@@ -241,16 +251,20 @@ class Changes:
 
     @staticmethod
     def _is_left_as_half(node: Node) -> bool:
-        """Whether nobody who writes to the file will close it; of one that was closed the rest follows by itself."""
+        """Whether nobody who writes to the file will close it; of one that was closed the rest
+        follows by itself.
+        """
         body = node.body
         return bool(body.interrupted or body.failed or (body.modified and not node.handles))
 
     def closes_known(self, ops: Iterable[Op]) -> Future[None]:
-        """Done when each of the closes among `ops` turned out to be its descriptor's last one, or not.
+        """Done when each of the closes among `ops` turned out to be its descriptor's last one, or
+        not.
 
-        Who wants all that was closed must wait for it: the last close may find bytes that the first could not see (a shared mapping
-        leaves no trace), and then takes the STORE back and logs another, behind the place in the log where it was. Wait for it in another
-        thread: what goes on at once, in the step of the last close, is too early for the other STORE.
+        Who wants all that was closed must wait for it: the last close may find bytes that the first
+        could not see (a shared mapping leaves no trace), and then takes the STORE back and logs
+        another, behind the place in the log where it was. Wait for it in another thread: what goes
+        on at once, in the step of the last close, is too early for the other STORE.
         """
         known: Future[None] = Future()
         doubtful = {op.seq for op in ops if op.tentative}
@@ -296,7 +310,9 @@ class Changes:
         new_name: bytes,
         target: Node | None,
     ) -> None:
-        """A never logged file that cannot be fixed (a half) gets another name: nobody needs to know. What it replaces stays beneath it."""
+        """A never logged file that cannot be fixed (a half) gets another name: nobody needs to
+        know. What it replaces stays beneath it.
+        """
         if target is not None and not target.unlogged:
             self._view.beneath.cover((new_parent, new_name), target)
         self.forget_birth(parent, name)
@@ -307,7 +323,9 @@ class Changes:
         self._unpin_name(parent, name)
 
     def replaces(self, parent: Ino, name: bytes, target: Node | None) -> Ino:
-        """Of a name that is about to lead to a file that was logged: what that replaces on the backing directory."""
+        """Of a name that is about to lead to a file that was logged: what that replaces on the
+        backing directory.
+        """
         if target is not None and not target.unlogged:
             return target.ino
         below = self._view.beneath.uncover((parent, name))
@@ -345,7 +363,8 @@ class Changes:
                 self._end_birth(parent, name)
                 self._bring_up_beneath(parent, name)
         if node.identity is not None:
-            # As it was seen there last: as long as the log has something of the node, nobody asks what it is now.
+            # As it was seen there last: as long as the log has something of the node, nobody asks
+            # what it is now.
             _number, node.size, node.mtime_ns, _ctime = node.identity
             self._date_back(node, Seq(0))
         node.identity = None
@@ -413,10 +432,12 @@ class Changes:
             self.record(OpKind.UNLINK, node, *former)
 
     def _forget_unmade(self, op: Op) -> None:
-        """A link or special file that was given up before it was there is none that others make under its name.
+        """A link or special file that was given up before it was there is none that others make
+        under its name.
 
-        What it leads to, or is, was fixed when it was made, and is not read again, as a file's bytes and attributes are. So whatever
-        is found under the name is something else: with no inode number yet, this one would be taken for it (`Recognition.node`).
+        What it leads to, or is, was fixed when it was made, and is not read again, as a file's
+        bytes and attributes are. So whatever is found under the name is something else: with no
+        inode number yet, this one would be taken for it (`Recognition.node`).
         """
         node = self._table.get(op.ino)
         if node is None or node.lower_ino:
@@ -425,7 +446,8 @@ class Changes:
             self._forget_name(op)
 
     def _forget_name(self, op: Op) -> None:
-        """Nothing that is known of it here is so any more: a link of another target, say, would be taken for this one.
+        """Nothing that is known of it here is so any more: a link of another target, say, would be
+        taken for this one.
 
         Its pin is the operation's own, else later ones here speak of the name.
         """

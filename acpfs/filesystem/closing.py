@@ -1,11 +1,14 @@
-"""How a descriptor came to be closed: by its program, by the end of its process, or because that was killed.
+"""How a descriptor came to be closed: by its program, by the end of its process, or because that
+was killed.
 
-The kernel closes what a process has open when that ends, from one of its threads, and says so no more than it says why. What
-/proc/PID/stat and status tell everybody is enough for nearly all: the kernel marks a thread that ends, and one that is ended by a
-signal. But the threads of a process of several are ended by a signal too when one of them calls exit; so it takes one more thing that only
-a killed process has: a deadly signal that waits for the whole process, or a core dump. (Exit codes would say it, but take CAP_SYS_PTRACE.)
-Where it cannot be told, it counts as no kill: a signal to one thread only (cgroup.kill, a crash of a thread other than the first), a
-process of another PID namespace, a /proc with hidepid. Knows /proc and nothing else; thread-safe.
+The kernel closes what a process has open when that ends, from one of its threads, and says so no
+more than it says why. What /proc/PID/stat and status tell everybody is enough for nearly all: the
+kernel marks a thread that ends, and one that is ended by a signal. But the threads of a process of
+several are ended by a signal too when one of them calls exit; so it takes one more thing that only
+a killed process has: a deadly signal that waits for the whole process, or a core dump. (Exit codes
+would say it, but take CAP_SYS_PTRACE.) Where it cannot be told, it counts as no kill: a signal to
+one thread only (cgroup.kill, a crash of a thread other than the first), a process of another PID
+namespace, a /proc with hidepid. Knows /proc and nothing else; thread-safe.
 """
 
 from __future__ import annotations
@@ -15,8 +18,12 @@ from pathlib import Path
 
 from acpfs.processes import GONE, PROC, directory_of, is_ended_by_signal, stat_of
 
-_EXITING, _DUMPED_CORE, _SIGNALED = 0x4, 0x200, 0x400
-"""Flags of a thread (PF_EXITING, PF_DUMPCORE, PF_SIGNALED); their values are older than this century."""
+_EXITING = 0x4
+_DUMPED_CORE = 0x200
+_SIGNALED = 0x400
+"""Flags of a thread (PF_EXITING, PF_DUMPCORE, PF_SIGNALED); their values are older than this
+century.
+"""
 
 
 class Closing(enum.Enum):

@@ -1,6 +1,7 @@
 """Puts the parts of the file system together, once, in the order in which they need each other.
 
-Owns no state and no meaning. Transports get the facade (`FileSystem`); the worker hands single parts on to what control asks.
+Owns no state and no meaning. Transports get the facade (`FileSystem`); the worker hands single
+parts on to what control asks.
 """
 
 from __future__ import annotations
@@ -106,22 +107,32 @@ class FileSystemParts:
         openers: Openers | None = None,
         ready: ReadyMemory | None = None,
     ) -> None:
-        """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
+        """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside
+        the RAM tier.
 
-        `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a thread comes to close what it has open.
-        `limits`: as `Payers` has them, `unknown_bytes`: as `Admission`; `available`: as `Shortage` has it.
-        `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
-        `ready`: memory that was made ready for writers. `openers`: what is known of the processes that open files.
+        `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a
+        thread comes to close what it has open. `limits`: as `Payers` has them, `unknown_bytes`: as
+        `Admission`; `available`: as `Shortage` has it. `kept`: records for, and from, other workers
+        of the kernel session. `make_spill`: the spill tier, given the file system's lock. `ready`:
+        memory that was made ready for writers. `openers`: what is known of the processes that open
+        files.
         """
         self.runtime = runtime
-        self.settings, self.lock, self.durations = settings, RLock(), Durations(runtime.clock)
+        self.settings = settings
+        self.lock = RLock()
+        self.durations = Durations(runtime.clock)
         self.steps = Steps(self.lock, state, runtime.clock)
-        self.state, self.tier, self.log, self.lower, self.calls = state, tier, log, lower, calls
+        self.state = state
+        self.tier = tier
+        self.log = log
+        self.lower = lower
+        self.calls = calls
         self.kept = (
             Kept() if kept is None else kept
         )  # what the next worker of the session will need; transports keep theirs here too
         self.table = NodeTable(state, log, tree, runtime.clock)
-        self.missing, self.earlier_calls = Missing(self.table, log, tier), EarlierCalls()
+        self.missing = Missing(self.table, log, tier)
+        self.earlier_calls = EarlierCalls()
         self.overflow = Overflow(
             lower,
             calls,
@@ -132,14 +143,13 @@ class FileSystemParts:
             runtime.chance,
             self.steps.spare,
         )
-        versions, self.urgent = (
-            Versions(tier, log),
-            UrgentFiles(state, self.table, tier, settings.reserve, runtime.clock),
-        )
+        versions = Versions(tier, log)
+        self.urgent = UrgentFiles(state, self.table, tier, settings.reserve, runtime.clock)
         self.pins = Pins(state, runtime.clock)
         self.outlook = DrainOutlook(log, self.table, versions, tier, self.pins)
         self.room = room = Room(tier, settings.when_full, self.outlook, self.urgent.covers)
-        shapes, self.fills = Checkpoints(settings.checkpoint_patterns), Fills(tier)
+        shapes = Checkpoints(settings.checkpoint_patterns)
+        self.fills = Fills(tier)
         self.catalogue = Catalogue(
             state, self.table, log, shapes, runtime.clock, verifies=settings.verify_after_write
         )
@@ -189,10 +199,8 @@ class FileSystemParts:
         self.at_once = AtOnce(
             settings, self.table, self.lower_view, self.attributes, self.steps, runtime.clock
         )
-        self.lanes, self.payers = (
-            Lanes(runtime.clock),
-            Payers(state, self.table, self.contents.retention, limits),
-        )
+        self.lanes = Lanes(runtime.clock)
+        self.payers = Payers(state, self.table, self.contents.retention, limits)
         sizes = (self.expectations, self.payers, LikelySizes(shapes), earlier, unknown_bytes)
         admission = Admission(
             self.table,
@@ -260,21 +268,17 @@ class FileSystemParts:
             self.paths,
         )
         self.mending = Mending(self.table, log, self.contents, self.changes, tier, self.lower_view)
-        self.known_files, self.eviction = (
-            KnownFiles(self.table, log, tier),
-            Eviction(self.table, log, tier, self.contents.retention),
-        )
-        self.invariants, self.reports = (
-            Invariants(self.table, log, tier, runtime.clock),
-            Reports(self.table, log, self.open_files, op_paths, runtime.clock),
-        )
+        self.known_files = KnownFiles(self.table, log, tier)
+        self.eviction = Eviction(self.table, log, tier, self.contents.retention)
+        self.invariants = Invariants(self.table, log, tier, runtime.clock)
+        self.reports = Reports(self.table, log, self.open_files, op_paths, runtime.clock)
         self.interrupted = InterruptedFiles(
             state, self.table, self.reports, self.changes, self.closes, self.finish_outgrown
         )
-        self.space, self.descriptors = (
-            BackingSpace(lower, calls, self.lock, self.files.learn_capacity, self.files.owed_bytes),
-            Reserve(settings.allow_other, runtime.clock),
+        self.space = BackingSpace(
+            lower, calls, self.lock, self.files.learn_capacity, self.files.owed_bytes
         )
+        self.descriptors = Reserve(settings.allow_other, runtime.clock)
 
     def _regular_files(
         self,
@@ -376,7 +380,9 @@ class FileSystemParts:
         return Contents(self.tier, self.log, self.table, copies, *parts)
 
     def finish_outgrown(self, node: Node) -> None:
-        """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now: the rest follows in the background."""
+        """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now:
+        the rest follows in the background.
+        """
         self.outgrown.seal_taken_up(node)
         if node.body.is_outgrown and not node.kernel_writers and not node.interrupted:
             self.steps.start(self.open_files.finish_outgrown(node), lambda _value, _error: None)

@@ -1,6 +1,8 @@
-"""copy_file_range(2) inside the RAM tier, in pieces: room for each is asked for as if it were written.
+"""copy_file_range(2) inside the RAM tier, in pieces: room for each is asked for as if it were
+written.
 
-Knows contents and descriptors, not handles. Runs as a call does, under the file system's lock between its waits.
+Knows contents and descriptors, not handles. Runs as a call does, under the file system's lock
+between its waits.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ async def copy_pieces(
     contents: Contents, source_fd: int, source_offset: int, node: Node, offset: int, size: int
 ) -> int | None:
     """Returns how many bytes; None: not even the first piece has room."""
-    total, done = 0, 1
+    total = 0
+    done = 1
     while total < size and done:
-        piece, at = min(COPY_RANGE_PIECE_BYTES, size - total), offset + total
+        piece = min(COPY_RANGE_PIECE_BYTES, size - total)
+        at = offset + total
         try:
             count = await contents.change(
                 node, at, piece, _copy_range, source_fd, source_offset + total, at, piece
@@ -31,7 +35,8 @@ async def copy_pieces(
             return total
         if count is None:
             return total or None
-        done, total = count, total + count
+        done = count
+        total = total + count
     return total
 
 

@@ -1,7 +1,9 @@
-"""Files of the backing directory that were read back and are not what was stored there, until they are whole again.
+"""Files of the backing directory that were read back and are not what was stored there, until they
+are whole again.
 
-By path below the mount point: most of them have left the upper tree long ago. Rows are in the state database and so outlive workers.
-Owns no comparison; must not know how a file was read. Used under the file system's lock.
+By path below the mount point: most of them have left the upper tree long ago. Rows are in the state
+database and so outlive workers. Owns no comparison; must not know how a file was read. Used under
+the file system's lock.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from acpfs.runtime.clock import Clock
 
 DDL = "CREATE TABLE IF NOT EXISTS damaged_file (path BLOB PRIMARY KEY, found_at REAL) WITHOUT ROWID"
 FILES_MAX = 4096
-"""A storage that damages more files than this needs no list of them; the oldest ones are forgotten."""
+"""A storage that damages more files than this needs no list of them; the oldest ones are
+forgotten.
+"""
 
 
 class DamagedFiles:

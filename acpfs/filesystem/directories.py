@@ -1,7 +1,8 @@
 """Open directories: opendir, readdir, releasedir.
 
-An open directory is a snapshot of its names, taken at the first readdir and again at a rewind; an offset is a position in it. So no
-entry is reported twice or skipped, whatever is made and removed meanwhile; entries removed since are left out.
+An open directory is a snapshot of its names, taken at the first readdir and again at a rewind; an
+offset is a position in it. So no entry is reported twice or skipped, whatever is made and removed
+meanwhile; entries removed since are left out.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Directories:
         self._handles: dict[HandleId, OpenDirectory] = {}
         self._last_handle = kept.first_number
         self._unanswered: dict[int, HandleId] = {}
-        """Request → directory that it opened with the last worker; some of these requests come again."""
+        """Request → directory that it opened with the last worker; some of these requests come
+        again.
+        """
 
     def restore(self) -> None:
         """Open directories of the session's last worker go on where they were."""
@@ -110,7 +113,10 @@ class Directories:
         without_fails: bool = False,
         fitting: Fitting = len,
     ) -> list[DirEntry]:
-        """At most `ENTRIES_PER_CALL` entries from `offset` on; [] at the end. As `FileSystem.readdir`."""
+        """At most `ENTRIES_PER_CALL` entries from `offset` on; [] at the end.
+
+        As `FileSystem.readdir`.
+        """
         opened = self._handles.get(number)
         if opened is None:
             raise fail(errno.EBADF)

@@ -1,13 +1,16 @@
-"""Closes of which it is not known yet whether they were those of their files: what they made is withdrawn, or counts.
+"""Closes of which it is not known yet whether they were those of their files: what they made is
+withdrawn, or counts.
 
-The kernel tells at once of a close, and of the last one (RELEASE) a moment later; in between, a version that the close made is in doubt
-(`Handle.tentative`). Whatever relies on it meanwhile decides here what it was: a write through the same descriptor, the last close, what
-/proc tells, or somebody who is about to do something to the file's names.
+The kernel tells at once of a close, and of the last one (RELEASE) a moment later; in between, a
+version that the close made is in doubt (`Handle.tentative`). Whatever relies on it meanwhile
+decides here what it was: a write through the same descriptor, the last close, what /proc tells, or
+somebody who is about to do something to the file's names.
 
-What somebody says is good is fixed here, too: that version is not in doubt, and ends for all what they had begun.
+What somebody says is good is fixed here, too: that version is not in doubt, and ends for all what
+they had begun.
 
-Knows handles, their records and the log's changes; what a close publishes is `OpenFiles`' business. Used under the file system's lock;
-the coroutine waits as described in `steps`.
+Knows handles, their records and the log's changes; what a close publishes is `OpenFiles`' business.
+Used under the file system's lock; the coroutine waits as described in `steps`.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ class DoubtfulCloses:
     def settle(self, handle: Handle, *, written: bool) -> None:
         """The descriptor's first close was followed by a write, or by its last close.
 
-        Others may have closed the file before, and have what they wrote in the same version: of that all must be known.
+        Others may have closed the file before, and have what they wrote in the same version: of
+        that all must be known.
         """
-        op, handle.tentative = handle.tentative, None
+        op = handle.tentative
+        handle.tentative = None
         if op is None:
             return
         others = [one for one in self._writers.beside(handle) if one.tentative is op]
@@ -58,12 +63,13 @@ class DoubtfulCloses:
         self._kept.changed(handle)
 
     def fix(self, node: Node, *, quiet: bool = False) -> Op | None:
-        """Fix the content as it is, whoever else is at it: somebody says that it is good, or it is at any moment.
+        """Fix the content as it is, whoever else is at it: somebody says that it is good, or it is
+        at any moment.
 
         Whatever anybody has written is in that version, and the version counts. So nobody is at the
-        file any more for what he wrote until now: who goes on is at it from his next write on, which
-        is seen (`FileWriters`). Not so who is in a call that changes the file: of that nothing is
-        told yet. `quiet`: as `Changes.freeze` has it.
+        file any more for what he wrote until now: who goes on is at it from his next write on,
+        which is seen (`FileWriters`). Not so who is in a call that changes the file: of that
+        nothing is told yet. `quiet`: as `Changes.freeze` has it.
         """
         op = None
         if not node.interrupted:
@@ -80,11 +86,14 @@ class DoubtfulCloses:
         return op
 
     async def before_names_change(self, node: Node, pid: int = 0) -> None:
-        """Withdraw the version of a close that was that of a copy, before an operation on a name of the file relies on it.
+        """Withdraw the version of a close that was that of a copy, before an operation on a name of
+        the file relies on it.
 
-        So it is where the process that opened the file has it open still, or one that wrote through a copy. Not where the thread `pid` is
-        that one's, and nobody else is at the file: who writes it, and names it, says that it is good. Where nothing can be told, the close
-        counts: most often a program has ended its save, and what stands behind the operation may rely on the file.
+        So it is where the process that opened the file has it open still, or one that wrote through
+        a copy. Not where the thread `pid` is that one's, and nobody else is at the file: who writes
+        it, and names it, says that it is good. Where nothing can be told, the close counts: most
+        often a program has ended its save, and what stands behind the operation may rely on the
+        file.
         """
         if pid and not self._writers.is_another_at_it(node, pid):
             return

@@ -1,7 +1,8 @@
-"""How long things took since the worker started: counted in buckets, so that a scrape sees the slow ones and not only a mean.
+"""How long things took since the worker started: counted in buckets, so that a scrape sees the slow
+ones and not only a mean.
 
-In memory only: a row per closed file would cost more than the close. Used under the file system's lock, and one observation is a bisection
-and two additions.
+In memory only: a row per closed file would cost more than the close. Used under the file system's
+lock, and one observation is a bisection and two additions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ BOUNDS_S = (
     600.0,
     1800.0,
 )
-"""From a small file on a tmpfs to a checkpoint over a slow storage; 17 series a histogram, whatever a mount is used for."""
+"""From a small file on a tmpfs to a checkpoint over a slow storage; 17 series a histogram, whatever
+a mount is used for.
+"""
 
 
 class Distribution:
@@ -39,7 +42,9 @@ class Distribution:
     def __init__(self, clock: Clock) -> None:
         self._now = clock.now
         self.counts = [0] * (len(BOUNDS_S) + 1)
-        """So many were at most that bound and more than the one before; the last ones were more than all bounds."""
+        """So many were at most that bound and more than the one before; the last ones were more
+        than all bounds.
+        """
         self.sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
@@ -63,7 +68,9 @@ class Durations:
 
     def __init__(self, clock: Clock) -> None:
         self.save = Distribution(clock)
-        """A file that was written: from its open to its first close, which is what the training waits for."""
+        """A file that was written: from its open to its first close, which is what the training
+        waits for.
+        """
         self.persist = Distribution(clock)
         """From the close (or fsync) of a file until it was persisted."""
         self.load = Distribution(clock)

@@ -1,8 +1,11 @@
-"""What the backing directory has from earlier saves says how large the files of the next one will be.
+"""What the backing directory has from earlier saves says how large the files of the next one will
+be.
 
-When a directory or a file is made whose name has a number, the newest entry beside it whose name differs in numbers only is looked at
-behind the call: `step-100` when `step-200` is made, with what lies in it. Nobody waits for that, and where the backing directory does not
-answer nothing is learnt, and nothing else asked. Used under the file system's lock; the look runs on a thread of the pool.
+When a directory or a file is made whose name has a number, the newest entry beside it whose name
+differs in numbers only is looked at behind the call: `step-100` when `step-200` is made, with what
+lies in it. Nobody waits for that, and where the backing directory does not answer nothing is
+learnt, and nothing else asked. Used under the file system's lock; the look runs on a thread of the
+pool.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ from acpfs.types import Ino
 from acpfs.writeback.log.lower_tree import LowerTree
 
 ASKED_MAX = 1000
-"""So many patterns are remembered as asked about; the oldest are forgotten, and asked about once more."""
-FILES_MAX, DIRECTORIES_MAX, DEPTH_MAX = 512, 64, 4
+"""So many patterns are remembered as asked about; the oldest are forgotten, and asked about once
+more.
+"""
+FILES_MAX = 512
+DIRECTORIES_MAX = 64
+DEPTH_MAX = 4
 """Of one earlier save: 512 questions take a second of one thread where each takes 2 ms."""
 _NUMBER = re.compile(rb"\d+")
 
@@ -45,14 +52,13 @@ class EarlierSaves:
         step: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`step`: of the state."""
-        self._lower, self._calls, self._tree, self._table, self._lock = (
-            lower,
-            calls,
-            tree,
-            table,
-            lock,
-        )
-        self._expectations, self._step = expectations, step
+        self._lower = lower
+        self._calls = calls
+        self._tree = tree
+        self._table = table
+        self._lock = lock
+        self._expectations = expectations
+        self._step = step
         self._asked: dict[tuple[Ino, bytes], None] = {}
         self._under_way = False
 
@@ -106,8 +112,12 @@ class EarlierSaves:
         return [(path[len(directory) :], size) for path, size in self._sizes((*directory, newest))]
 
     def _sizes(self, top: LowerPath) -> Iterator[tuple[LowerPath, int]]:
-        """Of a file, or of all in a directory, as far as that is not too many; the outermost first."""
-        waiting, files, directories = [top], 0, 0
+        """Of a file, or of all in a directory, as far as that is not too many; the outermost
+        first.
+        """
+        waiting = [top]
+        files = 0
+        directories = 0
         for path in waiting:
             st = self._lower.lstat(path)
             if stat.S_ISREG(st.mode):

@@ -1,7 +1,7 @@
 """What an operator decides about RAM: pins, evictions, how many checkpoints are retained.
 
-Over `retention`, which decides when nobody does. Reports why what was asked for was not done. Used under the file system's lock; nothing
-here waits.
+Over `retention`, which decides when nobody does. Reports why what was asked for was not done. Used
+under the file system's lock; nothing here waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from acpfs.ram.tier import Tier
 from acpfs.writeback.log.log import OperationLog
 
 PINNED_SHARE_MAX = 0.75
-"""A pin that would keep more of the budget than this for good is refused: the next save needs the rest."""
+"""A pin that would keep more of the budget than this for good is refused: the next save needs the
+rest.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,10 @@ class Eviction:
     def __init__(
         self, table: NodeTable, log: OperationLog, tier: Tier, retention: Retention
     ) -> None:
-        self._table, self._log, self._tier, self._retention = table, log, tier, retention
+        self._table = table
+        self._log = log
+        self._tier = tier
+        self._retention = retention
 
     @property
     def _order(self) -> EvictionOrder:
@@ -63,7 +68,8 @@ class Eviction:
         self._tier.room_changed()
 
     def pin(self, path: bytes) -> int:
-        """Keep what lies at and below a path in RAM, now and later; returns the bytes that pins keep then.
+        """Keep what lies at and below a path in RAM, now and later; returns the bytes that pins
+        keep then.
 
         Raises:
             RefusedError: pins would keep more of the budget than is good for the next save.
@@ -75,7 +81,8 @@ class Eviction:
         if not known and kept > PINNED_SHARE_MAX * self._tier.budget_bytes:
             pins.remove(path)
             raise RefusedError(
-                f"{os.fsdecode(path) or 'the mount'}: pins would keep {kept} bytes, more than {PINNED_SHARE_MAX:.0%} of the budget of "
+                f"{os.fsdecode(path) or 'the mount'}: pins would keep {kept} bytes, more than "
+                f"{PINNED_SHARE_MAX:.0%} of the budget of "
                 f"{self._tier.budget_bytes}"
             )
         self._order.refile()
@@ -104,11 +111,15 @@ class Eviction:
         )
 
     def is_pinned_full(self) -> bool:
-        """Whether pins keep more of the budget than a pin may be made for: what lies below them has grown, or the budget shrunk."""
+        """Whether pins keep more of the budget than a pin may be made for: what lies below them has
+        grown, or the budget shrunk.
+        """
         return self.pinned_bytes() > PINNED_SHARE_MAX * self._tier.budget_bytes
 
     def evict(self, path: bytes) -> Evicted:
-        """Let clean contents at and below a path go, those of retained checkpoints too; dirty, open and pinned ones stay."""
+        """Let clean contents at and below a path go, those of retained checkpoints too; dirty, open
+        and pinned ones stay.
+        """
         files = freed = 0
         stayed = []
         for node, below_it, taken in list(self._in_ram(path)):

@@ -1,7 +1,9 @@
-"""How large a file that is about to be written will probably be: as large as the largest one with the same name pattern.
+"""How large a file that is about to be written will probably be: as large as the largest one with
+the same name pattern.
 
-Checkpoints repeat: `iter_0001000/mp_rank_00/model.pt` will be as large as `iter_0000500/mp_rank_00/model.pt`. A pattern is the
-path with each run of digits replaced by `#`. Kept in the state database. Used under the file system's lock.
+Checkpoints repeat: `iter_0001000/mp_rank_00/model.pt` will be as large as
+`iter_0000500/mp_rank_00/model.pt`. A pattern is the path with each run of digits replaced by `#`.
+Kept in the state database. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _RANDOM = re.compile(
 )
 """What programs put into names that nobody is to guess."""
 DDL = """
-CREATE TABLE IF NOT EXISTS expectation (pattern BLOB PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS expectation (
+  pattern BLOB PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS only_written (pattern BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 
@@ -77,15 +80,19 @@ class Expectations:
             self._state.change("DELETE FROM only_written WHERE pattern = ?", (gone,))
 
     def newest(self, count: int) -> list[tuple[bytes, int]]:
-        """Patterns and sizes that were learnt last, the oldest first; not those that no file is expected to have."""
+        """Patterns and sizes that were learnt last, the oldest first; not those that no file is
+        expected to have.
+        """
         return [(pattern, size) for pattern, size in self._sizes.items() if size < UNBOUNDED_BYTES][
             -count:
         ]
 
     def largest_save(self) -> int:
-        """Bytes that the largest save takes: all files below one directory whose name has a number, or one file. Needs no lock.
+        """Bytes that the largest save takes: all files below one directory whose name has a number,
+        or one file. Needs no lock.
 
-        Files that differ in numbers only, such as those of ranks, count once, since nobody knows how many of them this node writes.
+        Files that differ in numbers only, such as those of ranks, count once, since nobody knows
+        how many of them this node writes.
         """
         learnt = self._learnt
         if self._largest[0] != learnt:

@@ -1,4 +1,5 @@
-"""What people ask: which files are where, in which state, and up to which number the log covers a path.
+"""What people ask: which files are where, in which state, and up to which number the log covers a
+path.
 
 Reads only; used under the file system's lock.
 """
@@ -139,7 +140,9 @@ class Reports:
         return found
 
     def changed_in_kernel(self, paths: Collection[bytes]) -> list[Node]:
-        """Those at and below the paths that may be changed through a mapping of the tier file, which leaves no trace."""
+        """Those at and below the paths that may be changed through a mapping of the tier file,
+        which leaves no trace.
+        """
         nodes = self._open.mapped_in_kernel()
         return [node for node in nodes if self._named_below(node, paths) is not None]
 

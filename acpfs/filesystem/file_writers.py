@@ -1,11 +1,12 @@
 """Who has a file open to write, and who of them is not done with it.
 
-Several programs may have one file open at once, each with a region of its own. When one of them closes the file, what the others have
-written so far may be half of what is to come: then nothing of it is published before they have closed it, too (S468). Whose writes
-the daemon sees is at it from its first write on, and no sooner: who keeps a file open and writes nothing holds up nobody (S469).
+Several programs may have one file open at once, each with a region of its own. When one of them
+closes the file, what the others have written so far may be half of what is to come: then nothing of
+it is published before they have closed it, too (S468). Whose writes the daemon sees is at it from
+its first write on, and no sooner: who keeps a file open and writes nothing holds up nobody (S469).
 
-Knows handles and what the kernel wrote; what is done about it is `OpenFiles`' business. Used under the file system's lock; nothing
-here waits.
+Knows handles and what the kernel wrote; what is done about it is `OpenFiles`' business. Used under
+the file system's lock; nothing here waits.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ class FileWriters:
             del self._by_node[ino]
 
     def begins(self, node: Node, pid: int) -> None:
-        """An open that makes the file or truncates it is at it from before that on: it is about to write.
+        """An open that makes the file or truncates it is at it from before that on: it is about to
+        write.
 
-        Whoever calls this says `has_opened`, and where the open failed, sees to those who waited for it.
+        Whoever calls this says `has_opened`, and where the open failed, sees to those who waited
+        for it.
         """
         self._opening[node.ino].append(pid)
 
@@ -68,11 +71,15 @@ class FileWriters:
         return [one for one in self._by_node.get(handle.node.ino, ()) if one is not handle]
 
     def is_anybody_at_it(self, node: Node) -> bool:
-        """Whether somebody is not done with the file; also one who is about to open it, and has truncated it."""
+        """Whether somebody is not done with the file; also one who is about to open it, and has
+        truncated it.
+        """
         return node.ino in self._opening or any(map(self.is_at_it, self.of(node)))
 
     def is_another_at_it(self, node: Node, pid: int) -> bool:
-        """Whether somebody is at it who is known to be another process than that of the thread `pid`."""
+        """Whether somebody is at it who is known to be another process than that of the thread
+        `pid`.
+        """
         opening = self._opening.get(node.ino, ())
         if not pid or not (node.open_writers or opening):
             return False
@@ -86,7 +93,9 @@ class FileWriters:
 
     @staticmethod
     def is_of_another(handle: Handle, process: int) -> bool:
-        """Whether somebody else is known to write through it, be it who opened it or one that has a copy."""
+        """Whether somebody else is known to write through it, be it who opened it or one that has a
+        copy.
+        """
         if handle.wrote_by:
             return handle.wrote_by != {process}
         return handle.process not in (0, process)
@@ -102,7 +111,9 @@ class FileWriters:
         return sorted({*handles, *opening} - {0})
 
     def is_anybody_writing(self, node: Node) -> bool:
-        """The same without those who have closed it, of whom it is only not known whether that was a copy."""
+        """The same without those who have closed it, of whom it is only not known whether that was
+        a copy.
+        """
         return node.ino in self._opening or any(
             one.wrote or one.changing or (one.tentative is None and self.is_at_it(one))
             for one in self.of(node)
@@ -111,8 +122,9 @@ class FileWriters:
     def is_at_it(self, handle: Handle) -> bool:
         """Whether it has written something, or may have, and was not closed since.
 
-        So has one of which a close was heard that may be that of a copy, and of which a version is in doubt for that: which it was is
-        soon known, and a second version cannot be in doubt for the first one's writer.
+        So has one of which a close was heard that may be that of a copy, and of which a version is
+        in doubt for that: which it was is soon known, and a second version cannot be in doubt for
+        the first one's writer.
         """
         if handle.wrote or handle.changing:
             return True
@@ -121,11 +133,15 @@ class FileWriters:
         return not (handle.waits or handle.is_closed) and self.may_have_written(handle)
 
     def is_version_in_doubt(self, node: Node) -> bool:
-        """Whether the last version may have to be withdrawn, as the close that made it may have been that of a copy."""
+        """Whether the last version may have to be withdrawn, as the close that made it may have
+        been that of a copy.
+        """
         return any(one.tentative is not None and one.tentative.tentative for one in self.of(node))
 
     def may_have_written(self, handle: Handle) -> bool:
-        """Whether the kernel may have written for it what is in no version; it does not tell for whom it writes."""
+        """Whether the kernel may have written for it what is in no version; it does not tell for
+        whom it writes.
+        """
         node = handle.node
         if handle.writes_unseen and not node.modified:
             self._kernel.look(node)  # also without a trace: it may be mapped
@@ -134,8 +150,8 @@ class FileWriters:
     def mapped_beside(self, handle: Handle, offset: int, size: int) -> list[Handle]:
         """Who else may have written through a mapping what came through `handle`.
 
-        The kernel sends what was written through a mapping by way of any descriptor that was mapped, in whole pages, but for the last
-        one of the file.
+        The kernel sends what was written through a mapping by way of any descriptor that was
+        mapped, in whole pages, but for the last one of the file.
         """
         end = offset + size
         if not handle.may_map or offset % mmap.PAGESIZE or end > handle.node.size:

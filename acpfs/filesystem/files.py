@@ -1,7 +1,9 @@
-"""Bytes of open files: read, write, truncate, fsync, fallocate, copy_range, lseek; files that stay open for long.
+"""Bytes of open files: read, write, truncate, fsync, fallocate, copy_range, lseek; files that stay
+open for long.
 
-Decides when a file's content is fixed (a version) without being closed: fsync, and age. Where the bytes are is `Reads`' and
-`Contents`' business; opening and closing that of `OpenFiles`. Used under the file system's lock; coroutines wait as in `steps`.
+Decides when a file's content is fixed (a version) without being closed: fsync, and age. Where the
+bytes are is `Reads`' and `Contents`' business; opening and closing that of `OpenFiles`. Used under
+the file system's lock; coroutines wait as in `steps`.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ from acpfs.types import HandleId, Seq
 from acpfs.writeback.log.log import OperationLog
 
 FILE_BYTES_MAX = 16 << 40
-"""A file may always be so long, on however small a file system; it is what ext4 has room for in one file."""
+"""A file may always be so long, on however small a file system; it is what ext4 has room for in one
+file.
+"""
 COPY_RANGE_BYTES_MAX = 128 << 20
-"""One request copies at most this (about 50 ms of a reader thread); the caller asks for the rest."""
+"""One request copies at most this (about 50 ms of a reader thread); the caller asks for the
+rest.
+"""
 
 
 class Files:
@@ -59,21 +65,26 @@ class Files:
         self._contents = contents
         self._writable = writable
         self._outgrown = outgrown
-        self._table, self._log = table, log
+        self._table = table
+        self._log = log
         self._file_bytes_max = FILE_BYTES_MAX
 
     # -- the content as a whole
 
     async def fsync(self, number: HandleId, *, is_durable: bool = False) -> None:
-        """Fix the content in the order; in durable mode, or where that is asked for, wait until it is persisted.
+        """Fix the content in the order; in durable mode, or where that is asked for, wait until it
+        is persisted.
 
         Raises:
-            OSError: ENOSPC: it outgrew RAM in the passthrough lane, opened before it was durable; it is persisted after its last close.
-                Or it stands behind such a file, which is open.
+            OSError: ENOSPC: it outgrew RAM in the passthrough lane, opened before it was durable;
+                it is persisted after its last close. Or it stands behind such a file, which is
+                open.
         """
         handle = self._open.handle(number)
         await self._outgrown.check(handle.node)
-        handle.wrote = True  # not before: who only syncs, and is told that it failed, has written nothing, and keeps nothing back
+        # not before: who only syncs, and is told that it failed, has written nothing, and keeps
+        # nothing back
+        handle.wrote = True
         self._open.goes_on(handle)
         self._open.fix(handle)
         self._open.report_refusal(handle.node)
@@ -94,7 +105,8 @@ class Files:
             await self._writable.persisted(handle.node)
 
     async def fsync_directory(self, node: Node) -> None:
-        """In durable mode, wait until its names and its own attributes are persisted; an open file has no name yet that could be.
+        """In durable mode, wait until its names and its own attributes are persisted; an open file
+        has no name yet that could be.
 
         Raises:
             OSError: ENOSPC: some of that stands behind an open file that outgrew RAM.
@@ -105,7 +117,9 @@ class Files:
         if newest is None or not (self._log.pending_in(node.ino) or self._log.is_pending(node.ino)):
             return
         open_ones = await self._outgrown.in_the_way(newest.seq)
-        seq = self._log.last_seq  # not the one from before the wait: a store may have been replaced by one with a larger number
+        # not the one from before the wait: a store may have been replaced by one with a larger
+        # number
+        seq = self._log.last_seq
         if open_ones:
             later = (
                 op
@@ -118,11 +132,15 @@ class Files:
         await wait(self._log.when_done(seq, node.ino))
 
     def learn_capacity(self, space: SpaceInfo) -> None:
-        """What the backing file system has room for altogether; a longer file is nothing but a mistake, which would be copied for years."""
+        """What the backing file system has room for altogether; a longer file is nothing but a
+        mistake, which would be copied for years.
+        """
         self._file_bytes_max = max(FILE_BYTES_MAX, space.blocks * space.block_bytes)
 
     def owed_bytes(self) -> int:
-        """What was written, closed or not, and is in RAM alone: the backing directory will want room for it."""
+        """What was written, closed or not, and is in RAM alone: the backing directory will want
+        room for it.
+        """
         written = (
             node
             for node in self._open.open_nodes()
@@ -146,7 +164,8 @@ class Files:
     async def truncate(self, node: Node, size: int, number: HandleId | None) -> None:
         """Change a file's length.
 
-        Through a descriptor it is complete at that descriptor's close, by path at once, unless somebody is at the file.
+        Through a descriptor it is complete at that descriptor's close, by path at once, unless
+        somebody is at the file.
         """
         if size < 0:
             raise fail(errno.EINVAL)
@@ -175,7 +194,8 @@ class Files:
         return await self._reads.read(handle, offset, size)
 
     def _begin(self, number: HandleId, end: int) -> Handle:
-        """The open file, which is about to be changed up to `end`; until `changed` its writer is at it.
+        """The open file, which is about to be changed up to `end`; until `changed` its writer is at
+        it.
 
         From before the first byte on: what others close meanwhile is not complete.
         """
@@ -204,11 +224,14 @@ class Files:
         is_durable: bool = False,
         is_mapped: bool | None = None,
     ) -> int:
-        """Write bytes; with O_APPEND at most at the end. `pid`: the thread that does; 0: it cannot be told.
+        """Write bytes; with O_APPEND at most at the end.
 
-        `is_mapped`: whether they come from a mapping, be it of another descriptor; None: that is not told.
-        The kernel has put an appending write at the end already, under its inode lock. It also writes the pages of a shared
-        mapping back through whichever descriptor can write, and these keep their place even where that descriptor appends.
+        `pid`: the thread that does; 0: it cannot be told.
+
+        `is_mapped`: whether they come from a mapping, be it of another descriptor; None: that is
+        not told. The kernel has put an appending write at the end already, under its inode lock. It
+        also writes the pages of a shared mapping back through whichever descriptor can write, and
+        these keep their place even where that descriptor appends.
         """
         handle = self._begin(number, offset + len(data))
         node = handle.node
@@ -245,10 +268,12 @@ class Files:
     async def copy_range(
         self, source_number: HandleId, source_offset: int, number: HandleId, offset: int, size: int
     ) -> int:
-        """copy_file_range(2) inside the RAM tier: the bytes visit neither the caller nor this process. May copy less than asked for.
+        """copy_file_range(2) inside the RAM tier: the bytes visit neither the caller nor this
+        process. May copy less than asked for.
 
         Raises:
-            OSError: EOPNOTSUPP where the bytes are not both in RAM; the kernel then copies by reading and writing.
+            OSError: EOPNOTSUPP where the bytes are not both in RAM; the kernel then copies by
+                reading and writing.
         """
         reader = self._open.handle(source_number)
         handle = self._begin(number, offset + min(size, COPY_RANGE_BYTES_MAX))
@@ -324,9 +349,11 @@ class Files:
             self._open.closed(node)
 
     def freeze_the_closed(self) -> int:
-        """Nobody can write any more: fix the content of open files, but for one that was never closed and is no log. Returns how many.
+        """Nobody can write any more: fix the content of open files, but for one that was never
+        closed and is no log. Returns how many.
 
-        Where the session ended beneath its users, that one is a half, and found as one whose writer was lost.
+        Where the session ended beneath its users, that one is a half, and found as one whose writer
+        was lost.
         """
         return self._freeze(
             n for n in self._changed() if self._open.is_log(n) or self._open.was_closed(n)

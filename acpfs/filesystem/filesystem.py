@@ -1,7 +1,8 @@
 """The file system: what every call means, independent of the transport that brings it.
 
-Offers the calls by number (node, handle), as the kernel makes them, and nothing else: its parts (`construction`) are its own. Coroutines
-wait as described in `steps`; run them through `FileSystem.steps`. Plain functions never wait and must be called under `FileSystem.lock`.
+Offers the calls by number (node, handle), as the kernel makes them, and nothing else: its parts
+(`construction`) are its own. Coroutines wait as described in `steps`; run them through
+`FileSystem.steps`. Plain functions never wait and must be called under `FileSystem.lock`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class FileSystemStatistics:
     waiting: tuple[WaitingWriter, ...]
     """Who waits for room in RAM: first the queue, in the order of turns."""
     overflowed_files: int
-    """Files that did not fit into the RAM tier and were written straight to the backing directory."""
+    """Files that did not fit into the RAM tier and were written straight to the backing
+    directory.
+    """
     open_lanes: dict[str, int]
     """Lane → open files that use it; every lane of this mount is there."""
     lane_choices: dict[str, int]
@@ -79,15 +82,18 @@ class FileSystem:
     """Every call of every transport."""
 
     def __init__(self, parts: FileSystemParts) -> None:
-        self.settings, self.lock, self.steps = parts.settings, parts.lock, parts.steps
+        self.settings = parts.settings
+        self.lock = parts.lock
+        self.steps = parts.steps
         self._parts = parts
-        self._names, self._attributes, self._directories = (
-            parts.names,
-            parts.attributes,
-            parts.directories,
-        )
-        self._open, self._files = parts.open_files, parts.files
-        self._table, self._view, self._state = parts.table, parts.lower_view, parts.state
+        self._names = parts.names
+        self._attributes = parts.attributes
+        self._directories = parts.directories
+        self._open = parts.open_files
+        self._files = parts.files
+        self._table = parts.table
+        self._view = parts.lower_view
+        self._state = parts.state
         self.attributes_at_once = parts.at_once.attributes
         self.entry_at_once = parts.at_once.entry
         self.never_kept_at_once = parts.at_once.never_kept
@@ -108,10 +114,12 @@ class FileSystem:
     # -- start
 
     async def start(self, space: SpaceInfo | None = None) -> SpaceInfo:
-        """Learn the top of the backing directory; sort out what an earlier daemon left. Asks the backing directory twice.
+        """Learn the top of the backing directory; sort out what an earlier daemon left.
 
-        `space`: what an earlier worker of this mount has learned; then the backing directory, which may hang, is not asked. The answer is
-        for the next one.
+        Asks the backing directory twice.
+
+        `space`: what an earlier worker of this mount has learned; then the backing directory, which
+        may hang, is not asked. The answer is for the next one.
 
         Raises:
             OSError: the backing directory does not answer.
@@ -140,7 +148,10 @@ class FileSystem:
         return self._parts.space.now()
 
     def _take_over(self, node: Node) -> None:
-        """A node that an earlier worker knew. Without a takeover nobody has it open now, and the kernel does not know it."""
+        """A node that an earlier worker knew.
+
+        Without a takeover nobody has it open now, and the kernel does not know it.
+        """
         if not node.names and node.ino != ROOT:
             # deleted, or never named: nobody else will ask for what it had
             self._parts.changes.let_go_of_half(node)
@@ -162,7 +173,8 @@ class FileSystem:
     def watch_outside(
         self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]
     ) -> None:
-        """Be told of nodes that others changed on the backing directory, and of names (parent, name, node) that they removed.
+        """Be told of nodes that others changed on the backing directory, and of names (parent,
+        name, node) that they removed.
 
         Called under the lock, from any thread, and only for what the kernel knows.
         """
@@ -173,13 +185,18 @@ class FileSystem:
         self._view.notices.pass_on_forgotten(forgotten)
 
     def watch_mapped(self, mapped: Callable[[HandleId, Callable[[], int]], None]) -> None:
-        """Be told of open files that the kernel has released, each time before it is asked who has them mapped: `Notices.mapped`."""
+        """Be told of open files that the kernel has released, each time before it is asked who has
+        them mapped: `Notices.mapped`.
+        """
         self._view.notices.pass_on_mapped(mapped)
 
     # -- names
 
     async def lookup(self, parent: Ino, name: bytes, *, waits: bool = True) -> Attributes:
-        """Takes a kernel reference. `waits`: for a name that another member is about to persist, where that is asked for."""
+        """Takes a kernel reference.
+
+        `waits`: for a name that another member is about to persist, where that is asked for.
+        """
         return self._attributes.of(await self._names.lookup(parent, name, waits=waits))
 
     def forget(self, references: Iterable[tuple[Ino, int]]) -> None:
@@ -192,7 +209,8 @@ class FileSystem:
                     self._view.reap(node)
 
     def _check_space(self, unique: int = 0) -> None:
-        """Before anything is changed; not for a request that comes again, and may have been carried out.
+        """Before anything is changed; not for a request that comes again, and may have been carried
+        out.
 
         Raises:
             OSError: ENOSPC: what is left for the state is for what was promised.
@@ -285,7 +303,9 @@ class FileSystem:
         *,
         kills_set_gid: bool | None = None,
     ) -> None:
-        """Set an extended attribute; flags XATTR_CREATE (1), XATTR_REPLACE (2). `uid`: the caller's.
+        """Set an extended attribute; flags XATTR_CREATE (1), XATTR_REPLACE (2).
+
+        `uid`: the caller's.
 
         `kills_set_gid`: whether that takes set-gid away (of an ACL); None: the kernel does not say.
         """
@@ -322,7 +342,10 @@ class FileSystem:
         return opened, self._attributes.of(node)
 
     def writes_to_storage(self, handle: HandleId) -> bool:
-        """Whether what is written through it goes to the storage, which may keep it waiting. A hint: without the lock."""
+        """Whether what is written through it goes to the storage, which may keep it waiting.
+
+        A hint: without the lock.
+        """
         return self._open.writes_to_storage(handle)
 
     def is_open(self, handle: HandleId) -> bool:
@@ -330,7 +353,9 @@ class FileSystem:
         return self._open.is_open(handle)
 
     def refuse_passthrough(self, handle: HandleId) -> None:
-        """The kernel would not take the descriptor of an open that was answered with the passthrough lane. Takes the lock."""
+        """The kernel would not take the descriptor of an open that was answered with the
+        passthrough lane. Takes the lock.
+        """
         with self.lock:
             self._open.refuse_passthrough(handle)
 
@@ -350,23 +375,30 @@ class FileSystem:
     ) -> int:
         """Write all bytes; returns how many. `pid`: the thread that does; 0: it cannot be told.
 
-        `is_durable`: this write is persisted when it returns, as those of a descriptor with O_DSYNC. `is_mapped`: the kernel writes
-        the pages of a mapping back, through whichever descriptor was mapped; None: that is not told.
+        `is_durable`: this write is persisted when it returns, as those of a descriptor with
+        O_DSYNC. `is_mapped`: the kernel writes the pages of a mapping back, through whichever
+        descriptor was mapped; None: that is not told.
         """
         return await self._files.write(
             handle, offset, data, pid, is_durable=is_durable, is_mapped=is_mapped
         )
 
     async def flush(self, handle: HandleId, pid: int = 0) -> None:
-        """One descriptor of the open file was closed, by the thread `pid`; 0: who opened it, for all that is known."""
+        """One descriptor of the open file was closed, by the thread `pid`; 0: who opened it, for
+        all that is known.
+        """
         await self._open.flush(handle, pid)
 
     async def goes_on_mapped(self, handle: HandleId) -> bool:
-        """Whether a mapping outlives the open file that is to be released; then `release` is not for the caller to call."""
+        """Whether a mapping outlives the open file that is to be released; then `release` is not
+        for the caller to call.
+        """
         return await self._open.goes_on_mapped(handle)
 
     async def settle_mappings(self) -> None:
-        """Release open files that were kept for the mappings made through them, where those are gone."""
+        """Release open files that were kept for the mappings made through them, where those are
+        gone.
+        """
         await self._open.settle_mappings()
 
     async def release(self, handle: HandleId) -> None:
@@ -388,7 +420,8 @@ class FileSystem:
         return await self._files.copy_range(source, source_offset, handle, offset, size)
 
     async def hold_taken(self, ino: Ino) -> Attributes:
-        """A file's inode lock is had, by a call that changes nothing; keeps it as long as writers must wait. Always ends with an error.
+        """A file's inode lock is had, by a call that changes nothing; keeps it as long as writers
+        must wait. Always ends with an error.
 
         Raises:
             OSError: EAGAIN: take it again at once. ECANCELED: no more.
@@ -422,10 +455,12 @@ class FileSystem:
         without_fails: bool = False,
         fitting: Fitting = len,
     ) -> list[DirEntry]:
-        """Entries from an offset on; with attributes each entry but `.` and `..` carries a kernel reference.
+        """Entries from an offset on; with attributes each entry but `.` and `..` carries a kernel
+        reference.
 
-        Those whose attributes the backing directory does not tell soon have none; with `without_fails` they are waited for.
-        `fitting`: how many of the next names, the dots included, the answer has room for.
+        Those whose attributes the backing directory does not tell soon have none; with
+        `without_fails` they are waited for. `fitting`: how many of the next names, the dots
+        included, the answer has room for.
         """
         return await self._directories.readdir(
             handle,
@@ -439,13 +474,17 @@ class FileSystem:
         self._directories.releasedir(handle)
 
     async def fsyncdir(self, handle: HandleId) -> None:
-        """fsync of a directory: the order is fixed already; in durable mode, wait until its names are persisted."""
+        """fsync of a directory: the order is fixed already; in durable mode, wait until its names
+        are persisted.
+        """
         await self._files.fsync_directory(self._directories.node(handle))
 
     # -- the whole
 
     async def statfs(self) -> SpaceInfo:
-        """Space of the backing file system, from memory; renewed behind the answer, so that `df` never waits."""
+        """Space of the backing file system, from memory; renewed behind the answer, so that `df`
+        never waits.
+        """
         return self._parts.space.left()
 
     def offer_lanes(self, daemon: Lane, *, passthrough: bool) -> None:
@@ -469,12 +508,16 @@ class FileSystem:
         self._parts.hold.holder_lost()
 
     def tick(self) -> float:
-        """Look after writers that the daemon does not see; under the lock; returns after how many seconds to do it again."""
+        """Look after writers that the daemon does not see; under the lock; returns after how many
+        seconds to do it again.
+        """
         with self._state.step():
             return self._parts.hold.tick()
 
     def freeze_all(self) -> int:
-        """At the end, under the lock: fix the content of open files that somebody closed, and of logs; returns how many."""
+        """At the end, under the lock: fix the content of open files that somebody closed, and of
+        logs; returns how many.
+        """
         with self._state.step():
             self._open.settle_at_the_end()
             return self._files.freeze_the_closed()
@@ -490,7 +533,9 @@ class FileSystem:
         Those that the kernel writes come by themselves, each as soon as the write that is under way
         is done: none of them holds up the others.
         """
-        age_s, marked, frozen = self.settings.max_dirty_age_s, 0, 0
+        age_s = self.settings.max_dirty_age_s
+        marked = 0
+        frozen = 0
         if age_s:
             for node in self._files.due_older_than(age_s):
                 if node.kernel_writers and not node.body.marking:
@@ -504,14 +549,18 @@ class FileSystem:
         return frozen + marked
 
     def look_after_waiting(self) -> None:
-        """Every second, under the lock: what those who wait for room waited for may be parked by now; foreign groups may be short of it."""
+        """Every second, under the lock: what those who wait for room waited for may be parked by
+        now; foreign groups may be short of it.
+        """
         with self._state.step():
             self._parts.urgent.look()
             self._parts.room.look_again()
             self._parts.payers.look()
 
     def look_up_all_anew(self) -> None:
-        """Ask the backing directory anew for all names and attributes, however young; under the lock."""
+        """Ask the backing directory anew for all names and attributes, however young; under the
+        lock.
+        """
         self._view.trusted_since = self._parts.runtime.clock.now()
 
     def change_when_full(self, when_full: WhenFull) -> None:
@@ -532,15 +581,21 @@ class FileSystem:
         return self._parts.reports.files(prefix)
 
     def closes_known(self, paths: Collection[bytes] = ()) -> Future[None]:
-        """Done when of each close until now, of a file below the paths, is known whether it was the last; at once for nearly all."""
+        """Done when of each close until now, of a file below the paths, is known whether it was the
+        last; at once for nearly all.
+        """
         return self._parts.changes.closes_known(self._parts.reports.operations(paths))
 
     def complete_until(self, paths: Iterable[bytes] = ()) -> Seq:
-        """The number up to which the log must be done so that all complete content below the paths is persisted; 0: nothing pending."""
+        """The number up to which the log must be done so that all complete content below the paths
+        is persisted; 0: nothing pending.
+        """
         return self._parts.reports.complete_until(paths)
 
     def incomplete(self, paths: Collection[bytes]) -> list[IncompleteFile]:
-        """Files at and below the paths of which what they have now has no place in the order, as their writers are at it or were lost."""
+        """Files at and below the paths of which what they have now has no place in the order, as
+        their writers are at it or were lost.
+        """
         with self._state.step():
             self._files.look_at_writers()
             for node in self._parts.reports.changed_in_kernel(paths):
@@ -553,12 +608,16 @@ class FileSystem:
             return self._parts.reports.being_written(limit)
 
     def maybe_mapped(self, paths: Collection[bytes]) -> dict[Ino, bytes]:
-        """Files at and below the paths that may have been changed through a mapping, of which only the kernel knows; and a path of each."""
+        """Files at and below the paths that may have been changed through a mapping, of which only
+        the kernel knows; and a path of each.
+        """
         with self.lock:
             return self._parts.reports.maybe_mapped(paths)
 
     def keep_deleted(self, kept: dict[Ino, int], keep: Callable[[Ino, list[int]], None]) -> None:
-        """Go on with the last worker's descriptors of deleted files that are still open (`Nameless`), and have `keep` keep new ones."""
+        """Go on with the last worker's descriptors of deleted files that are still open
+        (`Nameless`), and have `keep` keep new ones.
+        """
         with self.lock:
             self._view.notices.pass_on_kept(keep)
             for ino, fd in kept.items():
@@ -569,7 +628,9 @@ class FileSystem:
                     self._view.nameless.give_back(ino, fd)
 
     def writers_of(self, tier_ids: Collection[TierId]) -> list[tuple[bytes, list[int]]]:
-        """Paths of the files that are, or were when they were opened, in these tier files; and who has them open to write."""
+        """Paths of the files that are, or were when they were opened, in these tier files; and who
+        has them open to write.
+        """
         if not tier_ids:
             return []
         with self.lock:
@@ -581,7 +642,8 @@ class FileSystem:
 
     def statistics(self) -> FileSystemStatistics:
         """A record of everything that can be counted."""
-        parts, spilling = self._parts, self._parts.spilling
+        parts = self._parts
+        spilling = self._parts.spilling
         return FileSystemStatistics(
             nodes=len(self._table),
             open_files=len(self._open),

@@ -1,8 +1,10 @@
-"""Files of a listing that are seen for the first time: most of what a first `ls -lR` or `find` shows.
+"""Files of a listing that are seen for the first time: most of what a first `ls -lR` or `find`
+shows.
 
-`LowerView.learn` takes over an answer about a name, whatever is known of it. Of a new name that leads to a new file with no other name
-nothing is known, so there is nothing to compare, to take back or to tell, and no row to write: the next worker finds the file by itself.
-Used under the file system's lock.
+`LowerView.learn` takes over an answer about a name, whatever is known of it. Of a new name that
+leads to a new file with no other name nothing is known, so there is nothing to compare, to take
+back or to tell, and no row to write: the next worker finds the file by itself. Used under the file
+system's lock.
 """
 
 from __future__ import annotations
@@ -21,16 +23,21 @@ class FirstSight:
 
     def __init__(self, table: NodeTable, tree: LowerTree, clock: Clock) -> None:
         self._now = clock.now
-        self._table, self._tree = table, tree
+        self._table = table
+        self._tree = tree
 
     def take(
         self, parent: Node, names: Sequence[bytes], answers: Sequence[Seen]
     ) -> list[tuple[bytes, Seen]]:
-        """Take over the answers about names of a directory that are about new files; returns the others.
+        """Take over the answers about names of a directory that are about new files; returns the
+        others.
 
-        Nothing was forgotten in the directory since it was asked about, and the directory is known and on the backing directory.
+        Nothing was forgotten in the directory since it was asked about, and the directory is known
+        and on the backing directory.
         """
-        table, children, now = self._table, parent.dir.children, self._now()
+        table = self._table
+        children = parent.dir.children
+        now = self._now()
         others: list[tuple[bytes, Seen]] = []
         for name, seen in zip(names, answers, strict=True):
             st = seen.st

@@ -1,9 +1,12 @@
-"""Writers that the daemon does not see, while RAM is short: watched, held back, and let go on when there is room.
+"""Writers that the daemon does not see, while RAM is short: watched, held back, and let go on when
+there is room.
 
-Looks at the tier files of all writers in the passthrough lane, the more often the less room is left. One that wrote more than it was
-promised, when there is no more, is held: somebody (`Holder`) takes the file's inode lock in the kernel by a call that is not answered
-before there is room. Held writers stand in the same queue for room as those in the daemon's lane. Where nothing can make room any more, the
-held file itself has to give way (`relieve`). Knows nodes, room and time; not how an inode lock is taken. Under the file system's lock.
+Looks at the tier files of all writers in the passthrough lane, the more often the less room is
+left. One that wrote more than it was promised, when there is no more, is held: somebody (`Holder`)
+takes the file's inode lock in the kernel by a call that is not answered before there is room. Held
+writers stand in the same queue for room as those in the daemon's lane. Where nothing can make room
+any more, the held file itself has to give way (`relieve`). Knows nodes, room and time; not how an
+inode lock is taken. Under the file system's lock.
 """
 
 from __future__ import annotations
@@ -30,30 +33,50 @@ from acpfs.runtime.threads import Event
 from acpfs.types import Ino
 
 FILL_BYTES_PER_S = 40e9
-"""Faster than any machine's writers together: RAM is looked at again before so much could have been written."""
-INTERVAL_MIN_S, INTERVAL_MAX_S = 0.002, 0.5
+"""Faster than any machine's writers together: RAM is looked at again before so much could have been
+written.
+"""
+INTERVAL_MIN_S = 0.002
+INTERVAL_MAX_S = 0.5
 HELD_INTERVAL_S = 0.02
 SLICE_S = 0.25
-"""So long at a time is an inode lock held: who wants to rename, unlink or close the file gets in between."""
+"""So long at a time is an inode lock held: who wants to rename, unlink or close the file gets in
+between.
+"""
 ASK_AGAIN_S = 5.0
-"""A lock that was not had for so long is asked for again: whoever was to take it may have died. One write(2) takes a second at most."""
+"""A lock that was not had for so long is asked for again: whoever was to take it may have died.
+
+One write(2) takes a second at most.
+"""
 GAP_ROOM_BYTES = 64 << 20
-"""No gap between slices when the tmpfs has less than this: one write slips through in it, and must not find it full."""
-MARGIN_BYTES_MAX, GRANT_BYTES_MAX, GRANT_BYTES_MIN = 64 << 20, 256 << 20, 2 << 20
+"""No gap between slices when the tmpfs has less than this: one write slips through in it, and must
+not find it full.
+"""
+MARGIN_BYTES_MAX = 64 << 20
+GRANT_BYTES_MAX = 256 << 20
+GRANT_BYTES_MIN = 2 << 20
 
 
 BEYOND_BYTES = 16 << 20
-"""Of the slack so much at a time is given to a held writer that nothing helps: what moves of a file, once it is that much longer, is more
-than half of it (`outgrown.KEEP_PIECES`)."""
+"""Of the slack so much at a time is given to a held writer that nothing helps: what moves of a
+file, once it is that much longer, is more than half of it (`outgrown.KEEP_PIECES`).
+"""
 BEYOND_LEFT_BYTES = 64 << 20
-"""So much of the slack is left then, for gaps and for those who are not held yet; twice as much by one of whose file nothing will move."""
+"""So much of the slack is left then, for gaps and for those who are not held yet; twice as much by
+one of whose file nothing will move.
+"""
 PATIENCE_S = 5.0
-"""Others may free by themselves what a held writer waits for: their versions are persisted, what they were promised is written."""
+"""Others may free by themselves what a held writer waits for: their versions are persisted, what
+they were promised is written.
+"""
 
 RELIEVING = (
     "nothing else can make room: what it has written so far is moved to the backing directory"
 )
-READ = "RAM is full, and nothing of it can leave: somebody who opened it before reads it in passthrough"
+READ = (
+    "RAM is full, and nothing of it can leave: somebody who opened it before reads it in "
+    "passthrough"
+)
 
 
 class Relief(enum.Enum):
@@ -73,9 +96,12 @@ class Holder(Protocol):
     """Takes inode locks."""
 
     def take(self, ino: Ino) -> None:
-        """Begin to take a file's inode lock; `Hold.taken` is called when it is had. Returns at once.
+        """Begin to take a file's inode lock; `Hold.taken` is called when it is had.
 
-        Where that has begun already, somebody else waits for the lock, too (`hold_process` says what for).
+        Returns at once.
+
+        Where that has begun already, somebody else waits for the lock, too (`hold_process` says
+        what for).
         """
 
     def look_soon(self) -> None:
@@ -95,7 +121,9 @@ class Held:
     """Whether the inode lock is had, or never will be again: for threads that wait for that."""
     taken_at: float = 0.0
     until: Future[bool] | None = None
-    """Set while the inode lock is had; its result ends that: True to take it again at once, False for good."""
+    """Set while the inode lock is had; its result ends that: True to take it again at once, False
+    for good.
+    """
     room: Future[None] | None = None
     """Its place in the queue for room."""
     asked_bytes: int = 0
@@ -108,7 +136,9 @@ class Held:
     gaps: int = 0
     """How often others got in between: the file may have changed."""
     gap_blocks: int | None = None
-    """What the file took when the last gap began; None: there is none, or it was asked for once more in it."""
+    """What the file took when the last gap began; None: there is none, or it was asked for once
+    more in it.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +151,10 @@ class Watched:
     granted_bytes: int = 0
     """Reserved for its writers when they were held, and not written yet."""
     has_grown: bool = False
-    """Since it was given something of the slack, or opened: somebody does write. One whose writers are held grows in gaps."""
+    """Since it was given something of the slack, or opened: somebody does write.
+
+    One whose writers are held grows in gaps.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +182,10 @@ class Hold:
         relieve: Callable[[Held, Callable[[], None]], Relief],
         runtime: Runtime,
     ) -> None:
-        """`path`: of a node, for reports. `relieve`: as `OutgrownFiles.relieve`; called when nothing else can make room."""
+        """`path`: of a node, for reports.
+
+        `relieve`: as `OutgrownFiles.relieve`; called when nothing else can make room.
+        """
         self._now = runtime.clock.now
         self._wall = runtime.clock.wall
         self._event = runtime.threads.event
@@ -163,7 +199,9 @@ class Hold:
         self._held: dict[Ino, Held] = {}
         self._gap: Ino | None = None
         self._has_lost_holder = False
-        """Whether somebody who took locks has ended, and files that he had, or was to have, may be had by nobody."""
+        """Whether somebody who took locks has ended, and files that he had, or was to have, may be
+        had by nobody.
+        """
         self._relieve = relieve
         self.holds = 0
         """How many times a file was held so far."""
@@ -195,7 +233,9 @@ class Hold:
     # -- looking
 
     def tick(self) -> float:
-        """Look, and do what is due; returns after how many seconds to look again, infinity when there is nothing to watch."""
+        """Look, and do what is due; returns after how many seconds to look again, infinity when
+        there is nothing to watch.
+        """
         self._forget_closed()
         if not self._writers or self._holder is None:
             return math.inf
@@ -203,7 +243,8 @@ class Hold:
             self._contents.kernel.look(writer.node)
             self._count(writer)
         self._admission.watch_memory()
-        ahead, unpromised = self._ahead(), self._admission.unpromised()
+        ahead = self._ahead()
+        unpromised = self._admission.unpromised()
         if unpromised < ahead:
             self._tier.ladder.make_room(2 * ahead - unpromised)
         for writer in self._writers.values():
@@ -233,9 +274,12 @@ class Hold:
                 self._end(self._held[ino])
 
     def _count(self, writer: Watched) -> None:
-        """What the kernel has written counts for the writer's turns; what was reserved for it did already."""
+        """What the kernel has written counts for the writer's turns; what was reserved for it did
+        already.
+        """
         taken = writer.node.blocks * BLOCK_BYTES
-        grown, writer.counted_bytes = taken - writer.counted_bytes, taken
+        grown = taken - writer.counted_bytes
+        writer.counted_bytes = taken
         writer.has_grown |= grown > 0
         used = min(writer.granted_bytes, max(0, grown))
         if used:
@@ -257,11 +301,15 @@ class Hold:
         return not applicant.urgent, self._tier.turn(applicant)
 
     def _ahead(self) -> int:
-        """The same, beside what is promised. A reach counts as promised already: then it is what is written between two looks."""
+        """The same, beside what is promised.
+
+        A reach counts as promised already: then it is what is written between two looks.
+        """
         return self._admission.look_bytes() or self._margin()
 
     def _grant(self, node: Node) -> int:
-        """Room that a held writer is given before it goes on; more than the margin, so that it is not held at once again.
+        """Room that a held writer is given before it goes on; more than the margin, so that it is
+        not held at once again.
 
         A writer of an urgent file gets the last of the reserve, too, though that is less.
         """
@@ -301,16 +349,23 @@ class Hold:
         self._holder.take(node.ino)
 
     def _refuse(self, node: Node) -> None:
-        """There is no room for what was written: told by close, since write itself was not asked."""
+        """There is no room for what was written: told by close, since write itself was not
+        asked.
+        """
         if not node.body.is_cold and not node.body.failed:
             self._contents.fail(node, errno.ENOSPC, node.size)
 
     def taken(self, ino: Ino) -> Future[bool] | None:
-        """The inode lock of a file is had: keep it until the future is done. None: it is not needed any more."""
+        """The inode lock of a file is had: keep it until the future is done.
+
+        None: it is not needed any more.
+        """
         held = self._held.get(ino)
         if held is None or self._holder is None:
             return None
-        held.until, held.taken_at, held.gap_blocks = Future(), self._now(), None
+        held.until = Future()
+        held.taken_at = self._now()
+        held.gap_blocks = None
         held.steady.set()
         self._admission.stop(held.node, stopped=True)
         if self._gap == ino:
@@ -319,31 +374,37 @@ class Hold:
         return held.until
 
     def lost(self, ino: Ino, until: Future[bool]) -> None:
-        """Whoever held the lock is dying. The kernel keeps it for him until this is answered: so room is lent before writers go on."""
+        """Whoever held the lock is dying.
+
+        The kernel keeps it for him until this is answered: so room is lent before writers go on.
+        """
         self._has_lost_holder = True
         held = self._held.get(ino)
         if (
             held is not None and held.until is until
         ):  # else it was taken again meanwhile, by another process
-            held.until, held.asked_at = (
-                None,
-                0.0,
-            )  # ask at once: its writers go on until somebody has the lock
+            held.until = None
+            # ask at once: its writers go on until somebody has the lock
+            held.asked_at = 0.0
             held.steady.clear()
             self._admission.stop(held.node, stopped=False)
             held.gaps += 1
         self._lend_to_loose()
 
     def holder_lost(self) -> None:
-        """Who takes locks has ended, or cannot be started, or nobody looks: until another one has them, writers go on that nobody stops."""
+        """Who takes locks has ended, or cannot be started, or nobody looks: until another one has
+        them, writers go on that nobody stops.
+        """
         self._has_lost_holder = True
         if self._writers:
             self._tier.lend_slack()
 
     def _lend_to_loose(self) -> None:
-        """What writers write until somebody holds them again is no reason to refuse it: they have done nothing wrong.
+        """What writers write until somebody holds them again is no reason to refuse it: they have
+        done nothing wrong.
 
-        Only then: a write(2) that is larger than RAM and slack ends at the tmpfs's limit, and its rest waits.
+        Only then: a write(2) that is larger than RAM and slack ends at the tmpfs's limit, and its
+        rest waits.
         """
         if not self._has_lost_holder:
             return
@@ -367,26 +428,27 @@ class Hold:
             return
         now = self._now()
         if held.until is None and (now - held.asked_at > ASK_AGAIN_S or _is_written_in_gap(held)):
-            held.asked_at, held.gap_blocks = now, None
+            held.asked_at = now
+            held.gap_blocks = None
             self._holder.take(held.node.ino)
         elif held.until is not None and now - held.taken_at > SLICE_S and self._may_open(held):
-            self._gap, held.gaps, held.asked_at, held.gap_blocks = (
-                held.node.ino,
-                held.gaps + 1,
-                now,
-                held.node.blocks,
-            )
+            self._gap = held.node.ino
+            held.gaps = held.gaps + 1
+            held.asked_at = now
+            held.gap_blocks = held.node.blocks
             _settle(held, again=True)
 
     def _granted(self, held: Held) -> int:
         """How much room the held writer has got: it is reserved."""
         if held.room is not None:
-            # it asks for more than it may have by now (another budget): out of the queue, unless the room came in this very moment
+            # it asks for more than it may have by now (another budget): out of the queue, unless
+            # the room came in this very moment
             if not held.room.done() and (
                 self._grant(held.node) >= held.asked_bytes or not held.room.cancel()
             ):
                 return 0
-            room, held.room = held.room, None
+            room = held.room
+            held.room = None
             if not room.cancelled() and room.exception() is None:
                 return held.asked_bytes
         grant = self._grant(held.node)
@@ -394,7 +456,9 @@ class Hold:
         return grant if may and self._tier.reserve_nowait(grant, self._applicant(held.node)) else 0
 
     def _is_promised_to_others(self, node: Node) -> bool:
-        """What others were promised they have to write outside of the reserve, unless they are urgent, too: those share it."""
+        """What others were promised they have to write outside of the reserve, unless they are
+        urgent, too: those share it.
+        """
         return (
             not self._room.is_urgent(node)
             and self._admission.unpromised() < self._grant(node) <= self._tier.free_bytes()
@@ -422,7 +486,8 @@ class Hold:
         return relief
 
     def _go_beyond(self, held: Held, relief: Relief) -> None:
-        """Nothing that ends by itself makes room for any held writer: one that only others could help goes on into the slack.
+        """Nothing that ends by itself makes room for any held writer: one that only others could
+        help goes on into the slack.
 
         That is enough for all whose own bytes move then, and an end for one whose bytes never can.
         """
@@ -436,7 +501,8 @@ class Hold:
         stays = is_read or node.kernel_mappers > 0
         left = BEYOND_LEFT_BYTES * (2 if stays else 1)
         if self._tier.reserve_slack(BEYOND_BYTES, self._applicant(held.node), left):
-            writer.granted_bytes, writer.has_grown = BEYOND_BYTES, False
+            writer.granted_bytes = BEYOND_BYTES
+            writer.has_grown = False
             self._end(held)
         elif is_read:
             held.reason = READ
@@ -447,7 +513,9 @@ class Hold:
             self._end(held)
 
     def _may_open(self, held: Held) -> bool:
-        """Whether others may get in between: one file at a time, and not into a tmpfs that is full."""
+        """Whether others may get in between: one file at a time, and not into a tmpfs that is
+        full.
+        """
         other = self._held.get(self._gap) if self._gap is not None else None
         if other is not None and other is not held and other.until is None:
             return False
@@ -481,7 +549,8 @@ class Hold:
 
     def not_queued(self) -> tuple[WaitingWriter, ...]:
         """Of these, who waits for something else than a turn in the queue for room."""
-        now, wall = self._now(), self._wall()
+        now = self._now()
+        wall = self._wall()
         return tuple(
             WaitingWriter(
                 h.node.ino,
@@ -498,12 +567,15 @@ class Hold:
 
 
 def _is_written_in_gap(held: Held) -> bool:
-    """Whether a writer has the lock now, or had it: only who asks from now on is sure to come next (`hold_process.Locks.take`)."""
+    """Whether a writer has the lock now, or had it: only who asks from now on is sure to come next
+    (`hold_process.Locks.take`).
+    """
     return held.gap_blocks is not None and held.node.blocks > held.gap_blocks
 
 
 def _settle(held: Held, *, again: bool) -> None:
-    until, held.until = held.until, None
+    until = held.until
+    held.until = None
     if again:
         held.steady.clear()
     else:

@@ -43,7 +43,9 @@ class InterruptedFiles:
         return len(nodes)
 
     def discard(self, path: bytes) -> tuple[int, list[bytes]]:
-        """Show what was there before those below a path; returns how many, and the paths of those that somebody has open, which stay."""
+        """Show what was there before those below a path; returns how many, and the paths of those
+        that somebody has open, which stay.
+        """
         nodes = self._reports.interrupted(path)
         left = [self._table.path(node.ino) for node in nodes if node.handles]
         with self._state.step():

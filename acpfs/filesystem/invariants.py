@@ -1,7 +1,8 @@
 """What must hold of nodes, names and tier files at any moment, looked at in pieces.
 
-A worker that breaks one of these rules has a fault: bytes that can never leave RAM, or a name that leads nowhere. Asks neither the
-backing directory nor anything else that could hang. Used under the file system's lock, which is free between two pieces.
+A worker that breaks one of these rules has a fault: bytes that can never leave RAM, or a name that
+leads nowhere. Asks neither the backing directory nor anything else that could hang. Used under the
+file system's lock, which is free between two pieces.
 """
 
 from __future__ import annotations
@@ -39,10 +40,15 @@ class Invariants:
 
     def __init__(self, table: NodeTable, log: OperationLog, tier: Tier, clock: Clock) -> None:
         self._now = clock.now
-        self._table, self._log, self._tier = table, log, tier
+        self._table = table
+        self._log = log
+        self._tier = tier
 
     def pieces(self) -> Iterator[list[Place]]:
-        """Where something is wrong, piece by piece. What comes or goes between two pieces is looked at as it is then, or not at all."""
+        """Where something is wrong, piece by piece.
+
+        What comes or goes between two pieces is looked at as it is then, or not at all.
+        """
         found: list[Place] = []
         ends_at = self._now() + PIECE_S
         for place in self._places():
@@ -50,7 +56,8 @@ class Invariants:
                 found.append(place)
             if self._now() >= ends_at:
                 yield found
-                found, ends_at = [], self._now() + PIECE_S
+                found = []
+                ends_at = self._now() + PIECE_S
         yield found
 
     def _places(self) -> Iterator[Place]:
@@ -102,7 +109,10 @@ class Invariants:
         if node.is_dir and len(node.names) > 1:
             yield f"a directory has {len(node.names)} names"
         if node.unlogged and node.unseen_links:
-            yield f"its link count is {node.shown_links}, and it has {len(node.names)} names and was never on the backing directory"
+            yield (
+                f"its link count is {node.shown_links}, and it has {len(node.names)} names and "
+                "was never on the backing directory"
+            )
 
     # -- bytes
 
@@ -129,7 +139,10 @@ class Invariants:
                 yield "it has changed since its copy was made in the spill directory"
         is_waiting = bool(versions) and versions[-1].state is not VersionState.COMMITTED
         if body.is_cold and is_waiting and (node.names or node.handles):
-            yield "its newest version is not on the backing directory, and its content would be read from there"
+            yield (
+                "its newest version is not on the backing directory, and its content would be "
+                "read from there"
+            )
         if body.sealed and not any(version.staging_name == body.staging for version in versions):
             yield "it waits for a version of it that is not in the log"
 
@@ -167,7 +180,9 @@ class Invariants:
 
 
 def _bytes_in_ram(node: Node, body: Body) -> int:
-    """How long the tier file must be, at least; of a file that changes at this moment, nothing is said."""
+    """How long the tier file must be, at least; of a file that changes at this moment, nothing is
+    said.
+    """
     is_still = (
         body.is_whole_in_ram and body.busy is None and not (body.in_flight or node.kernel_writers)
     )

@@ -1,9 +1,12 @@
-"""Open files and directories as they outlive the worker: to records, and from records back to handles.
+"""Open files and directories as they outlive the worker: to records, and from records back to
+handles.
 
-Owns the meaning of the words in `ram.kept` that describe handles. A record is written in the step that opens, before the kernel learns
-the handle's number, and freed when the step that closes is committed; where a worker dies between record and transaction, the request was
-not answered and comes again. What a record says so that no half is published goes only when what it stands for is committed to be
-otherwise. Used under the file system's lock; restoring is part of the start, before anything is served.
+Owns the meaning of the words in `ram.kept` that describe handles. A record is written in the step
+that opens, before the kernel learns the handle's number, and freed when the step that closes is
+committed; where a worker dies between record and transaction, the request was not answered and
+comes again. What a record says so that no half is published goes only when what it stands for is
+committed to be otherwise. Used under the file system's lock; restoring is part of the start, before
+anything is served.
 """
 
 from __future__ import annotations
@@ -22,14 +25,24 @@ from acpfs.writeback.log.ops import Op
 
 _LANES = list(Lane)
 _NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(9)
-_WROTE, _UNSEEN, _CREATED, _BOUND, _KILLED = 1, 2, 4, 8, 16
-_OTHERS, _BY_OPENER = 32, 64
-_WAITS, _CLOSED = 128, 256
+_WROTE = 1
+_UNSEEN = 2
+_CREATED = 4
+_BOUND = 8
+_KILLED = 16
+_OTHERS = 32
+_BY_OPENER = 64
+_WAITS = 128
+_CLOSED = 256
 _RELEASED = 512
 _PROCESS_SHIFT = 32
-"""Its process stands above the thread that opened it; in the records of an earlier acpfs that is 0: not known."""
+"""Its process stands above the thread that opened it; in the records of an earlier acpfs that is 0:
+not known.
+"""
 UNTOLD = -1
-"""A process of which an earlier worker knew that it wrote, and this one does not know which it is."""
+"""A process of which an earlier worker knew that it wrote, and this one does not know which it
+is.
+"""
 _UID_SHIFT = 32
 """The user stands above the bits; in the records of an earlier acpfs that is 0."""
 
@@ -42,7 +55,9 @@ class Handle:
     node: Node
     flags: int
     lower_fd: int = -1
-    """Descriptor on the backing directory while the content is only there; opened at the first read."""
+    """Descriptor on the backing directory while the content is only there; opened at the first
+    read.
+    """
     lower_ino: int = 0
     """Inode number there of what it is open on."""
     left_fds: list[int] = field(default_factory=list)
@@ -55,21 +70,31 @@ class Handle:
     uid: int = 0
     """That one's user."""
     unseen: bool = False
-    """Opened read-write while the kernel had the tier file for others: it may write through a mapping that only the kernel sees."""
+    """Opened read-write while the kernel had the tier file for others: it may write through a
+    mapping that only the kernel sees.
+    """
     bound: bool = False
-    """In the daemon's lane, opened while the kernel had a file for the node: mappings through it are of that file."""
+    """In the daemon's lane, opened while the kernel had a file for the node: mappings through it
+    are of that file.
+    """
     tentative: Op | None = None
     """The STORE of its latest close, as long as it is not known to be the last one."""
     closed_at: float = 0.0
-    """Monotonic time, seconds, of its latest close (of a copy of it, since it is still there); 0: this worker has seen none."""
+    """Monotonic time, seconds, of its latest close (of a copy of it, since it is still there); 0:
+    this worker has seen none.
+    """
     by_opener: bool = False
-    """The process that opened it has closed a descriptor since the last write, and not only others have, as far as that is told."""
+    """The process that opened it has closed a descriptor since the last write, and not only others
+    have, as far as that is told.
+    """
     writer: int = 0
     """The thread that was seen to write through it last."""
     others_wrote: bool = False
     """A process that did not open it was seen to write through it."""
     wrote_by: set[int] = field(default_factory=set)
-    """Processes that were seen to write through it what is in no version that counts; `UNTOLD`: perhaps also others."""
+    """Processes that were seen to write through it what is in no version that counts; `UNTOLD`:
+    perhaps also others.
+    """
     has_copies: bool = False
     """A close of it turned out to be that of a copy."""
     is_closed: bool = False
@@ -79,21 +104,29 @@ class Handle:
     changing: int = 0
     """Calls through it that change the content and are under way."""
     begun_as: bytes = b""
-    """Opened to read and write while it was empty: its path then, under which the next one like it is looked for."""
+    """Opened to read and write while it was empty: its path then, under which the next one like it
+    is looked for.
+    """
     only_written: bool = True
     """Nobody was seen to read through it, nor to map it."""
     is_released: bool = False
     """The kernel has sent RELEASE; it goes on as long as a mapping that was made through it."""
     waits: bool = False
-    """It was closed, and what was written through it is in no version yet, as others are at the file."""
+    """It was closed, and what was written through it is in no version yet, as others are at the
+    file.
+    """
     killed: bool = False
-    """Who wrote through it was killed before it closed it, and left a half; copies of the descriptor may still be open."""
+    """Who wrote through it was killed before it closed it, and left a half; copies of the
+    descriptor may still be open.
+    """
     unique: int = 0
     """Of the request that opened it."""
     created: bool = False
     """That request made the file."""
     former_bytes: int = -1
-    """How long the file was when it was opened, and perhaps truncated; -1: it was made then, or by an earlier worker."""
+    """How long the file was when it was opened, and perhaps truncated; -1: it was made then, or by
+    an earlier worker.
+    """
     opened_at: float = 0.0
     """Monotonic time, seconds, of its open; 0: an earlier worker opened it."""
     place: str = ""
@@ -109,11 +142,9 @@ class Handle:
 
     def __post_init__(self) -> None:
         access = self.flags & os.O_ACCMODE
-        self.writable, self.may_map, self.synchronous = (
-            access != os.O_RDONLY,
-            access != os.O_WRONLY,
-            bool(self.flags & os.O_DSYNC),
-        )
+        self.writable = access != os.O_RDONLY
+        self.may_map = access != os.O_WRONLY
+        self.synchronous = bool(self.flags & os.O_DSYNC)
 
     def is_fixed(self) -> None:
         """All that was written through it counts: who writes from now on is seen anew."""
@@ -121,7 +152,10 @@ class Handle:
         self.writer = 0
 
     def may_be_writer(self, process: int) -> bool:
-        """Whether a process may have written through it; 0: it is not told which one it is. Who opened it always may."""
+        """Whether a process may have written through it; 0: it is not told which one it is.
+
+        Who opened it always may.
+        """
         return process in (0, self.process) or not self.wrote_by.isdisjoint((process, UNTOLD))
 
     @property
@@ -131,12 +165,16 @@ class Handle:
 
     @property
     def maps_in_kernel(self) -> bool:
-        """Whether it is one of the passthrough lane that can be mapped to write; its mappings leave a trace (`_is_new` in `lanes`)."""
+        """Whether it is one of the passthrough lane that can be mapped to write; its mappings leave
+        a trace (`_is_new` in `lanes`).
+        """
         return self.lane is Lane.PASSTHROUGH and self.writable and self.may_map
 
     @property
     def maps_unseen(self) -> bool:
-        """Whether the kernel maps the tier file for it, so that it may be written to without the daemon, and without a trace."""
+        """Whether the kernel maps the tier file for it, so that it may be written to without the
+        daemon, and without a trace.
+        """
         return self.writes_unseen and self.may_map
 
     @property
@@ -197,8 +235,10 @@ class KeptHandles:
         """Its lane, or whether it wrote, or its tentative close changed."""
         if handle.slot == NO_SLOT:
             return
-        slots, slot = self._slots, handle.slot
-        bits, tentative = self._bits(handle), self._tentative(handle)
+        slots = self._slots
+        slot = handle.slot
+        bits = self._bits(handle)
+        tentative = self._tentative(handle)
         late_bits = slots.get(slot, _BITS) & ~bits & _WROTE
         late_tentative = slots.get(slot, _TENTATIVE)
         slots.set(slot, _LANE, _LANES.index(handle.lane))
@@ -218,7 +258,8 @@ class KeptHandles:
 
     def closed(self, handle: Handle) -> None:
         """It is gone, once the step is committed: a RELEASE that comes again finds it."""
-        slot, handle.slot = handle.slot, NO_SLOT
+        slot = handle.slot
+        handle.slot = NO_SLOT
         if slot != NO_SLOT:
             self._after_commit(lambda: self._slots.free(slot))
 
@@ -229,7 +270,9 @@ class KeptHandles:
             handle.slot = NO_SLOT
 
     def former(self) -> Iterator[tuple[Close, int]]:
-        """Closes of the session before, of which it never became known whether they were the last, and the numbers of their STOREs."""
+        """Closes of the session before, of which it never became known whether they were the last,
+        and the numbers of their STOREs.
+        """
         for words in self._former:
             if words[_TENTATIVE]:
                 bits = words[_BITS]
@@ -246,7 +289,8 @@ class KeptHandles:
                 )
 
     def restore(self, table: NodeTable) -> Iterator[tuple[Handle, int]]:
-        """Open files of the last worker, and the number from which on a STORE of theirs is tentative (0: none is).
+        """Open files of the last worker, and the number from which on a STORE of theirs is
+        tentative (0: none is).
 
         Records of nodes that never came to be, and of opens that were given up, go.
         """
@@ -265,13 +309,14 @@ class KeptHandles:
                 pid=words[_PID] & (1 << _PROCESS_SHIFT) - 1,
                 process=words[_PID] >> _PROCESS_SHIFT,
             )
-            handle.unique, handle.slot, handle.uid = words[_UNIQUE], slot, bits >> _UID_SHIFT
-            handle.wrote, handle.unseen, handle.created = (
-                bool(bits & _WROTE),
-                bool(bits & _UNSEEN),
-                bool(bits & _CREATED),
-            )
-            handle.bound, handle.killed = bool(bits & _BOUND), bool(bits & _KILLED)
+            handle.unique = words[_UNIQUE]
+            handle.slot = slot
+            handle.uid = bits >> _UID_SHIFT
+            handle.wrote = bool(bits & _WROTE)
+            handle.unseen = bool(bits & _UNSEEN)
+            handle.created = bool(bits & _CREATED)
+            handle.bound = bool(bits & _BOUND)
+            handle.killed = bool(bits & _KILLED)
             handle.others_wrote = bool(bits & _OTHERS)
             if handle.others_wrote:
                 handle.wrote_by.add(UNTOLD)

@@ -1,9 +1,11 @@
-"""Listings of known directories in the state database: the next worker goes on with them where the backing directory does not answer.
+"""Listings of known directories in the state database: the next worker goes on with them where the
+backing directory does not answer.
 
-Of a directory: which names it has. Those with a row of their own (`nodes`) say more, and count instead. A listing is one value, and what
-has changed since are rows beside it: a takeover reads a hundred values, and takes apart only those that somebody asks for. Bounded in
-bytes, because state storage is: the directories that were listed longest ago go first, and a very large one is not kept. Used under the
-file system's lock.
+Of a directory: which names it has. Those with a row of their own (`nodes`) say more, and count
+instead. A listing is one value, and what has changed since are rows beside it: a takeover reads a
+hundred values, and takes apart only those that somebody asks for. Bounded in bytes, because state
+storage is: the directories that were listed longest ago go first, and a very large one is not kept.
+Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -21,15 +23,21 @@ BYTES_MAX = 2 << 20
 DIRECTORY_BYTES_MAX = 256 << 10
 """Of one: 7,000 names of 24 bytes."""
 NAME_BYTES = 13
-"""Of each name in a listing, besides itself: its inode, its type, and what parts it from the next one."""
+"""Of each name in a listing, besides itself: its inode, its type, and what parts it from the next
+one.
+"""
 ROW_BYTES = 40
 """Of each row, besides names."""
 CHANGED_PART = 8
-"""A new listing of which less than one in so many names is new or gone becomes changes of the last one."""
+"""A new listing of which less than one in so many names is new or gone becomes changes of the last
+one.
+"""
 
 DDL = """
 CREATE TABLE IF NOT EXISTS listing (ino INTEGER PRIMARY KEY, entries BLOB);
-CREATE TABLE IF NOT EXISTS listing_change (parent INTEGER, name BLOB, ino INTEGER, mode INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS listing_change (
+  parent INTEGER, name BLOB, ino INTEGER, mode INTEGER,
+  PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
 GONE = -1
 """In place of a mode: the name is not there any more."""
@@ -42,7 +50,8 @@ class _Kept:
 
     def __init__(self, entries: bytes, changes: Collection[LowerEntry] = ()) -> None:
         """`entries`: of a listing, packed; `changes`: since then."""
-        self._entries, self._changes = entries, changes
+        self._entries = entries
+        self._changes = changes
         self._names: set[bytes] | None = None
         self.changed = {change.name for change in changes}
         """Names that have a row."""
@@ -103,7 +112,10 @@ class KeptListings:
     def keep(
         self, directory: Ino, names: Collection[bytes], entry: Callable[[bytes], LowerEntry | None]
     ) -> None:
-        """It has these names, but those of which there is no entry. Costs little for a directory with too many."""
+        """It has these names, but those of which there is no entry.
+
+        Costs little for a directory with too many.
+        """
         if len(names) * NAME_BYTES > DIRECTORY_BYTES_MAX:
             return self.drop(directory)
         listing = {name: found for name in names if (found := entry(name)) is not None}
@@ -170,7 +182,9 @@ def _pack(listing: Listing) -> bytes:
 
 
 def _unpack(entries: bytes) -> Listing:
-    (count,), numbers, types = array("q", entries[:8]), array("q"), array("I")
+    (count,) = array("q", entries[:8])
+    numbers = array("q")
+    types = array("I")
     names_at = 8 + count * (numbers.itemsize + types.itemsize)
     numbers.frombytes(entries[8 : 8 + count * numbers.itemsize])
     types.frombytes(entries[8 + count * numbers.itemsize : names_at])

@@ -1,11 +1,13 @@
-"""What the kernel writes to tier files without the daemon: noticing it, and versions whose bytes it may still change.
+"""What the kernel writes to tier files without the daemon: noticing it, and versions whose bytes it
+may still change.
 
-Writers in the passthrough lane and shared mappings leave only a new size and mtime of the tier file, mappings not even that. An mtime
-alone is no proof: the kernel's clock ticks every few milliseconds, and one write takes its time after it set the mtime. So the tier
-file is marked: its mtime is set to a value that no clock gives (`mark_file`), under its inode lock,
-so that writes under way are done and every later one replaces the mark. Marks outlive the worker
-(`marks`). Here is also known, and told to the tier, which files the kernel writes: an application
-can hold up whoever takes the inode lock of those.
+Writers in the passthrough lane and shared mappings leave only a new size and mtime of the tier
+file, mappings not even that. An mtime alone is no proof: the kernel's clock ticks every few
+milliseconds, and one write takes its time after it set the mtime. So the tier file is marked: its
+mtime is set to a value that no clock gives (`mark_file`), under its inode lock, so that writes
+under way are done and every later one replaces the mark. Marks outlive the worker (`marks`). Here
+is also known, and told to the tier, which files the kernel writes: an application can hold up
+whoever takes the inode lock of those.
 
 Knows tier files, nodes and the log; does not know handles, room or lanes. Used under the file
 system's lock, but for `mark_file`; nothing here waits.
@@ -35,16 +37,19 @@ _numbers = itertools.count()
 
 
 def _blocks_max(size: int) -> int:
-    """Of what was written. Pages that were taken ahead of it (`pages_ahead`) are nobody's business."""
+    """Of what was written. Pages that were taken ahead of it (`pages_ahead`) are nobody's
+    business.
+    """
     return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES // BLOCK_BYTES
 
 
 def mark_file(fd: int) -> tuple[int, int]:
-    """Mark a tier file; what it looks like as long as nobody writes to it (`UNSEEN`: somebody has again).
+    """Mark a tier file; what it looks like as long as nobody writes to it (`UNSEEN`: somebody has
+    again).
 
     Waits for the write that is under way, which its application may hold up for ever. So of a file
-    that the kernel writes it is called in that file's own thread (`RamFileCalls`), unless the kernel
-    holds back whoever writes until a call is answered.
+    that the kernel writes it is called in that file's own thread (`RamFileCalls`), unless the
+    kernel holds back whoever writes until a call is answered.
     """
     st = os.fstat(fd)
     mark = st.st_mtime_ns + 1 + next(_numbers) % STAMPS
@@ -55,11 +60,15 @@ def mark_file(fd: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class WriteGuard:
-    """A version of a file that the kernel may still write to: its bytes are good as long as the tier file looks like this."""
+    """A version of a file that the kernel may still write to: its bytes are good as long as the
+    tier file looks like this.
+    """
 
     seen: tuple[int, int]
     appended: bool = False
-    """Whoever could write to the file when the version was made appends; who opens it later to do else has the version moved away first."""
+    """Whoever could write to the file when the version was made appends; who opens it later to do
+    else has the version moved away first.
+    """
     marking: Future[tuple[int, int]] | None = None
     """The file is being marked anew."""
 
@@ -92,7 +101,9 @@ class KernelWrites:
         self._guards: dict[VersionId, WriteGuard] = {}
 
     def look(self, node: Node) -> bool:
-        """Take over what the kernel wrote to the tier file since it was marked; whether it wrote anything."""
+        """Take over what the kernel wrote to the tier file since it was marked; whether it wrote
+        anything.
+        """
         body = node.body
         if body.is_cold or not body.tier:
             return False
@@ -115,25 +126,30 @@ class KernelWrites:
         if not only_marked:
             node.mtime_ns = node.ctime_ns = st.st_mtime_ns
         if node.kernel_rewriters and body.seen != UNSEEN and body.writing is not Writing.WHOLE:
-            # Not only while such a writer is there: what he leaves is no log either. (`UNSEEN`: it may have been the daemon.)
+            # Not only while such a writer is there: what he leaves is no log either. (`UNSEEN`: it
+            # may have been the daemon.)
             body.writing = Writing.WHOLE
             self._table.changed(node)
         self.assume_changed(node)
         return True
 
     def _may_store(self, node: Node, st: os.stat_result) -> bool:
-        """Of a file that looks as it did: whether somebody may store to it through a mapping, at any moment.
+        """Of a file that looks as it did: whether somebody may store to it through a mapping, at
+        any moment.
 
-        Then it counts as changed until that is over. But no write was seen: the file is not marked for
-        it, which others would take for one, and a half stays a half. Not where all who may map it are
-        of the daemon's lane, opened beside a writer: these keep back nothing before they write.
+        Then it counts as changed until that is over. But no write was seen: the file is not marked
+        for it, which others would take for one, and a half stays a half. Not where all who may map
+        it are of the daemon's lane, opened beside a writer: these keep back nothing before they
+        write.
         """
         if not node.kernel_mappers or node.interrupted:
             return False
         return self._has_trace(st)
 
     def _has_trace(self, st: os.stat_result) -> bool:
-        """Whether the tier file may have been mapped since `expect_mappings`; so it is, too, where the kernel tells no more."""
+        """Whether the tier file may have been mapped since `expect_mappings`; so it is, too, where
+        the kernel tells no more.
+        """
         return st.st_atime_ns != UNREAD_NS or not self._tier.tells_of_mappings()
 
     @staticmethod
@@ -146,7 +162,10 @@ class KernelWrites:
             self.note(node, mark_file(self._opened(node.body)))
 
     def expect(self, node: Node) -> None:
-        """From now on somebody may write unseen. Marks the tier file, unless it holds something unfrozen anyway."""
+        """From now on somebody may write unseen.
+
+        Marks the tier file, unless it holds something unfrozen anyway.
+        """
         if not node.kernel_writers and not node.body.is_cold:
             assert not self._tier.calls.is_handed_over(node.body.tier), node.ino
             if not node.modified or node.interrupted:
@@ -160,7 +179,8 @@ class KernelWrites:
         self._tier.calls.hand_over(node.body.tier)
 
     def expect_mappings(self, node: Node) -> None:
-        """From now on somebody may map the file to write, who is the first to have it open in the kernel.
+        """From now on somebody may map the file to write, who is the first to have it open in the
+        kernel.
 
         Before `expect`: later an application may have the inode lock that this takes.
         """
@@ -169,7 +189,8 @@ class KernelWrites:
         set_atime(self._opened(node.body), UNREAD_NS)
 
     def may_be_mapped(self, node: Node) -> bool:
-        """Whether the kernel may have mapped the tier file since `expect_mappings`; or somebody has read it in the kernel.
+        """Whether the kernel may have mapped the tier file since `expect_mappings`; or somebody has
+        read it in the kernel.
 
         mmap and read set the atime, and nothing else does: what the daemon reads leaves no trace.
         """
@@ -235,11 +256,15 @@ class KernelWrites:
         """The kernel may have written through a mapping, which leaves no trace."""
         body = node.body
         if not body.is_cold and not body.modified:
-            body.modified, body.interrupted, body.modified_since = True, False, self._now()
+            body.modified = True
+            body.interrupted = False
+            body.modified_since = self._now()
             self._table.changed(node)
 
     def set_times(self, node: Node) -> None:
-        """The file's times were set: the tier file shows them too, so that the change is not taken for a write."""
+        """The file's times were set: the tier file shows them too, so that the change is not taken
+        for a write.
+        """
         body = node.body
         if body.is_cold or not (
             node.kernel_writers or (body.modified and body.is_whole_in_ram and node.handles)
@@ -247,14 +272,18 @@ class KernelWrites:
             return
         fd = self._opened(body)
         set_mtime(fd, node.mtime_ns)
-        if node.kernel_writers:  # else whoever opens the file to write unseen finds the times that were set, and no others
+        if node.kernel_writers:
+            # else whoever opens the file to write unseen finds the times that were set, and no
+            # others
             st = os.fstat(fd)
             self.note(node, (st.st_mtime_ns, st.st_size))
 
     # -- after the end of a worker
 
     def resume(self, node: Node) -> None:
-        """Take over what was written to the tier file since the node's row was: by the worker, or by the kernel until now."""
+        """Take over what was written to the tier file since the node's row was: by the worker, or
+        by the kernel until now.
+        """
         st = self._tier.stat(node.body.tier)
         if not self._is_as_recorded(node, node.body, st):
             self.look(node)
@@ -262,7 +291,9 @@ class KernelWrites:
             node.body.seen = (st.st_mtime_ns, st.st_size)
 
     def _is_as_recorded(self, node: Node, body: Body, st: os.stat_result) -> bool:
-        """But for a mark that the worker did not live to record: then the row's times are right, also those that were set."""
+        """But for a mark that the worker did not live to record: then the row's times are right,
+        also those that were set.
+        """
         mark = self._marks.get(node.ino)
         if mark is not None and not (body.modified and mark == UNSEEN):
             return st.st_size == mark[1] and 0 <= st.st_mtime_ns - mark[0] <= MARKS_NS
@@ -271,7 +302,10 @@ class KernelWrites:
         return st.st_size == node.size or body.is_outgrown
 
     def restored(self, node: Node) -> None:
-        """The file was open for writing with an earlier worker, and still is. The tmpfs is as that one left it: only workers free pages."""
+        """The file was open for writing with an earlier worker, and still is.
+
+        The tmpfs is as that one left it: only workers free pages.
+        """
         assert node.kernel_target is not None
         node.kernel_writers += 1
         self._tier.calls.hand_over(node.kernel_target)
@@ -282,7 +316,10 @@ class KernelWrites:
         self._fullness.judge_found(node, moment, written=written)
 
     def watch_again(self, versions: Iterable[Version]) -> None:
-        """The kernel has been writing all the time. What the versions looked like is not known any more: they are streamed again."""
+        """The kernel has been writing all the time.
+
+        What the versions looked like is not known any more: they are streamed again.
+        """
         for version in versions:
             self._guards[version.vid] = WriteGuard(UNSEEN)
 
@@ -301,9 +338,12 @@ class KernelWrites:
         self._guards.pop(version.vid, None)
 
     def still_frozen(self, version: Version) -> bool:
-        """Whether the version's bytes are what they were. If not, the version is the content as it is now, and has to be streamed anew.
+        """Whether the version's bytes are what they were.
 
-        What was read before the file was marked again may be of several moments; so a version is read at least once after that.
+        If not, the version is the content as it is now, and has to be streamed anew.
+
+        What was read before the file was marked again may be of several moments; so a version is
+        read at least once after that.
         """
         guard = self._guards.get(version.vid)
         if guard is None:
@@ -312,10 +352,13 @@ class KernelWrites:
         if (st.st_mtime_ns, st.st_size) == guard.seen:
             return True
         if guard.marking is None:
-            guard.seen, guard.marking = UNSEEN, self.mark_behind(version.tier_id)
+            guard.seen = UNSEEN
+            guard.marking = self.mark_behind(version.tier_id)
         elif guard.marking.done():
-            guard.seen, guard.marking = guard.marking.result(), None
-        version.size, version.digest = st.st_size, ""
+            guard.seen = guard.marking.result()
+            guard.marking = None
+        version.size = st.st_size
+        version.digest = ""
         version.renewals += 1
         self._log.save_version(version)
         self._renewed(version)

@@ -1,7 +1,8 @@
-"""Files that the upper layer knows, with where their bytes are and whether they are persisted under the name that they have now.
+"""Files that the upper layer knows, with where their bytes are and whether they are persisted under
+the name that they have now.
 
-Found by walking the upper tree from a directory on, so that asking about one checkpoint does not cost a walk over all. Reads only; used
-under the file system's lock.
+Found by walking the upper tree from a directory on, so that asking about one checkpoint does not
+cost a walk over all. Reads only; used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ class KnownFiles:
     """See above."""
 
     def __init__(self, table: NodeTable, log: OperationLog, tier: Tier) -> None:
-        self._table, self._log, self._tier = table, log, tier
+        self._table = table
+        self._log = log
+        self._tier = tier
 
     def below(self, path: bytes) -> Iterator[KnownFile]:
         """Files at and below a path."""
-        node, moving = self._table[ROOT], False
+        node = self._table[ROOT]
+        moving = False
         for name in path.split(b"/") if path else []:
             child = node.dir.children.get(name) if node.is_dir else None
             if child is None or not child.ino:
@@ -81,7 +85,8 @@ class KnownFiles:
 
     def _file(self, node: Node, path: bytes, moving: bool) -> KnownFile:
         body = node.body
-        taken, spilled = body.head_bytes, node.size if body.is_spilled else 0
+        taken = body.head_bytes
+        spilled = node.size if body.is_spilled else 0
         if body.is_whole_in_ram:
             taken = min(node.size, self._tier.allocated_bytes(body.tier)) if node.size else 0
         pending = self._log.is_active(node.ino) or self._log.is_victim(
@@ -93,7 +98,9 @@ class KnownFiles:
         return KnownFile(path, node.size, taken, spilled, is_writing, is_half, is_persisted)
 
     def is_gone(self, path: bytes) -> bool:
-        """Whether the mount shows that nothing lies at a path, whatever the backing directory still has there."""
+        """Whether the mount shows that nothing lies at a path, whatever the backing directory still
+        has there.
+        """
         node = self._table[ROOT]
         for name in path.split(b"/"):
             child = node.dir.children.get(name) if node.is_dir else None

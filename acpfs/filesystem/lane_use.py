@@ -1,7 +1,9 @@
-"""What an open file does to its node's lane: taking it at open, leaving it at close, and looking at what the kernel wrote meanwhile.
+"""What an open file does to its node's lane: taking it at open, leaving it at close, and looking at
+what the kernel wrote meanwhile.
 
-Which lane it is, `lanes` decides; this module keeps the node's counts of who uses which, and has versions out of the way before the
-kernel may write. Knows handles, contents and admission, not the calls that open and close. Used under the file system's lock.
+Which lane it is, `lanes` decides; this module keeps the node's counts of who uses which, and has
+versions out of the way before the kernel may write. Knows handles, contents and admission, not the
+calls that open and close. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class LaneUse:
         self._ahead = ahead
 
     async def take(self, handle: Handle) -> int:
-        """Decide the handle's lane; returns the descriptor for the kernel, -1 outside passthrough."""
+        """Decide the handle's lane; returns the descriptor for the kernel, -1 outside
+        passthrough.
+        """
         node = handle.node
         lane = await self._lane_for(handle)
         handle.lane = lane
@@ -99,9 +103,9 @@ class LaneUse:
             )
         if lane is Lane.PASSTHROUGH and node.body.is_cold:
             await self._view.reads.ready(handle)
-            lane = self._choose(
-                handle
-            )  # much may have happened meanwhile: a writer may have brought the file up, or opened it (S335)
+            # much may have happened meanwhile (S335): a writer may have brought the file up, or
+            # opened it
+            lane = self._choose(handle)
         if lane is Lane.PASSTHROUGH and handle.writable:
             start = node.size if handle.flags & os.O_APPEND else 0
             waits = node.body.busy is not None or self._contents.frozen_bytes(node) > start
@@ -115,7 +119,11 @@ class LaneUse:
         return lane
 
     def _descriptor(self, handle: Handle) -> int:
-        """For the kernel. What may fail (no descriptors left) comes before anything is counted, and would not be counted back."""
+        """For the kernel.
+
+        What may fail (no descriptors left) comes before anything is counted, and would not be
+        counted back.
+        """
         if not handle.node.body.is_cold:
             return self._contents.opened(handle.node.body)
         self._warming.watch(handle)
@@ -125,7 +133,9 @@ class LaneUse:
         return self._lanes.choose(handle.node, handle.flags, lambda: self._refuse(handle))
 
     def _refuse(self, handle: Handle) -> str:
-        """Why a writer may not have the passthrough lane: what outgrows RAM there is complete at its close, so no fsync is durable."""
+        """Why a writer may not have the passthrough lane: what outgrows RAM there is complete at
+        its close, so no fsync is durable.
+        """
         return (
             "fsync is durable here"
             if self._attributes.is_durable(handle.node)
@@ -135,7 +145,8 @@ class LaneUse:
     def refused(self, handle: Handle) -> None:
         """The kernel would not take the file: the handle goes on in the daemon's lane."""
         self.leave(handle)
-        handle.lane, handle.bound = self._lanes.daemon_lane, False
+        handle.lane = self._lanes.daemon_lane
+        handle.bound = False
         handle.node.daemon_mappers += handle.may_map
         handle.node.daemon_opened_at = self._now()
 
@@ -178,11 +189,14 @@ class LaneUse:
             self._hold.add(node)
 
     def look(self, handle: Handle) -> None:
-        """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is assumed."""
+        """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is
+        assumed.
+        """
         self._contents.kernel.look(handle.node)
         if handle.maps_unseen and self._contents.kernel.may_be_mapped(handle.node):
             handle.unseen = True
-        body = handle.node.body  # a stat meanwhile may have looked before: then the content is modified, by whichever handle
+        # a stat meanwhile may have looked before: then the content is modified, by whichever handle
+        body = handle.node.body
         handle.wrote = handle.wrote or body.modified
         if handle.unseen:
             handle.wrote = True

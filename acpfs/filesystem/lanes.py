@@ -1,7 +1,8 @@
 """Which way a file's bytes travel, decided at each open, with the reason.
 
-`passthrough`: the kernel reads and writes the tier file (or, for a file that is not in RAM, the backing directory's file)
-itself; the daemon sees neither. So only opens whose writes need not be seen may have it; see docs/internals/passthrough.md.
+`passthrough`: the kernel reads and writes the tier file (or, for a file that is not in RAM, the
+backing directory's file) itself; the daemon sees neither. So only opens whose writes need not be
+seen may have it; see docs/internals/passthrough.md.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from acpfs.filesystem.records import Lane
 from acpfs.runtime.clock import Clock
 
 ARRIVAL_S = 2.0
-"""So long after its answer an open may not have come to its end in the kernel: far beyond what a crowded machine has a process wait."""
+"""So long after its answer an open may not have come to its end in the kernel: far beyond what a
+crowded machine has a process wait.
+"""
 
 
 def _is_new(node: Node, flags: int) -> bool:
-    """Whether an open to read and write begins a file, to be written from its beginning to its end, and leaves a trace if it maps it."""
+    """Whether an open to read and write begins a file, to be written from its beginning to its end,
+    and leaves a trace if it maps it.
+    """
     return not (
         node.size or node.in_kernel or node.body.is_cold or flags & (os.O_APPEND | os.O_NOATIME)
     )
@@ -39,7 +44,9 @@ class Lanes:
         """How many opens went which way, and why."""
 
     def offer(self, daemon_lane: Lane, *, passthrough: bool) -> None:
-        """What the transport and the kernel can do: the lane through the daemon, and whether there is passthrough."""
+        """What the transport and the kernel can do: the lane through the daemon, and whether there
+        is passthrough.
+        """
         self._daemon_lane = daemon_lane
         self._passthrough = passthrough
 
@@ -53,7 +60,10 @@ class Lanes:
         return ([Lane.PASSTHROUGH.value] if self._passthrough else []) + [self._daemon_lane.value]
 
     def choose(self, node: Node, flags: int, refuse: Callable[[], str]) -> Lane:
-        """The lane of one open. `refuse`: says why there is no room for a writer in the passthrough lane."""
+        """The lane of one open.
+
+        `refuse`: says why there is no room for a writer in the passthrough lane.
+        """
         reason = self._against(node, flags)
         if not reason and flags & os.O_ACCMODE != os.O_RDONLY:
             reason = refuse()
@@ -68,10 +78,12 @@ class Lanes:
 
     @staticmethod
     def bind(handle: Handle) -> bool:
-        """Note an open in the daemon's lane beside such as the kernel serves; whether it may write unseen, through a mapping.
+        """Note an open in the daemon's lane beside such as the kernel serves; whether it may write
+        unseen, through a mapping.
 
         Raises:
-            OSError: EBUSY, the kernel has the backing directory's file, which a writable mapping must not change (exception X7).
+            OSError: EBUSY, the kernel has the backing directory's file, which a writable mapping
+                must not change (exception X7).
         """
         node = handle.node
         if not node.in_kernel:
@@ -88,8 +100,9 @@ class Lanes:
     def _is_being_opened(self, node: Node) -> bool:
         """Whether another open in the daemon's lane may not have arrived.
 
-        Of the answers to two opens the second may come to its end first. Once that one has given the inode a file for passthrough, the
-        kernel takes no open without one: the first, which had been answered when there was none, would end with EIO.
+        Of the answers to two opens the second may come to its end first. Once that one has given
+        the inode a file for passthrough, the kernel takes no open without one: the first, which had
+        been answered when there was none, would end with EIO.
         """
         # by time, since the kernel does not tell when an answer to open has come to its end (S335)
         others = node.handles - 1 - node.kernel_handles

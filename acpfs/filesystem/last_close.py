@@ -1,13 +1,18 @@
-"""Whether the close of a descriptor was the close of its file: what /proc tells of who opened it, and of copies that others have.
+"""Whether the close of a descriptor was the close of its file: what /proc tells of who opened it,
+and of copies that others have.
 
-The kernel says that a descriptor was closed (FLUSH), and when the last copy of it is gone (RELEASE). A child that inherits one closes
-it by its exec; another child keeps it open for hours, and never uses it. So where RELEASE does not come, this is asked: has the process
-that opened the file, and wrote it, a descriptor of it left? What cannot be told (a process in another PID namespace, a /proc that does
-not show it, one that others have written for) is no close; no clock decides it. Nor is what nobody explains: where RELEASE does not come
-and no process that is seen has a copy, something unseen has one that may write (a mapping, a descriptor that is on its way through a
-socket, a file of an io_uring, a thread with a table of its own, a process of another PID namespace).
+The kernel says that a descriptor was closed (FLUSH), and when the last copy of it is gone
+(RELEASE). A child that inherits one closes it by its exec; another child keeps it open for hours,
+and never uses it. So where RELEASE does not come, this is asked: has the process that opened the
+file, and wrote it, a descriptor of it left? What cannot be told (a process in another PID
+namespace, a /proc that does not show it, one that others have written for) is no close; no clock
+decides it. Nor is what nobody explains: where RELEASE does not come and no process that is seen has
+a copy, something unseen has one that may write (a mapping, a descriptor that is on its way through
+a socket, a file of an io_uring, a thread with a table of its own, a process of another PID
+namespace).
 
-Knows /proc and nothing else; asks the mount nothing, since `fdinfo` has inode numbers without a call on the file. Thread-safe.
+Knows /proc and nothing else; asks the mount nothing, since `fdinfo` has inode numbers without a
+call on the file. Thread-safe.
 """
 
 from __future__ import annotations
@@ -27,7 +32,10 @@ FILE_SYSTEM = "fuse.acpfs"
 KNOWN_MAX = 4096
 """Threads, and places of descriptors, that are remembered."""
 _START_OF_STACK = 25
-"""Of the fields of /proc/PID/stat behind the name. It stays over a fork, and is another one after an exec."""
+"""Of the fields of /proc/PID/stat behind the name.
+
+It stays over a fork, and is another one after an exec.
+"""
 
 
 class Left(enum.Enum):
@@ -39,7 +47,9 @@ class Left(enum.Enum):
     GONE = "gone"
     """It has ended."""
     PERHAPS = "perhaps"
-    """One of a file of that number, but of a mount that cannot be told: it was taken away, or is not seen from there."""
+    """One of a file of that number, but of a mount that cannot be told: it was taken away, or is
+    not seen from there.
+    """
     UNKNOWN = "unknown"
 
 
@@ -80,12 +90,15 @@ class Openers:
         self._processes: dict[int, int] = {}
         """Thread → its process."""
         self._numbers: dict[tuple[str, Ino], str] = {}
-        """Directory of a task and file → where it had a descriptor of it when that was looked for."""
+        """Directory of a task and file → where it had a descriptor of it when that was looked
+        for.
+        """
 
     def process_of(self, thread: int) -> int:
         """The process of a thread that makes a call, as the kernel reports it; 0: cannot be told.
 
-        Asked at each open for writing: 2 us for the first thread of a process, and as much for others that are known.
+        Asked at each open for writing: 2 us for the first thread of a process, and as much for
+        others that are known.
         """
         directory = directory_of(thread, self._proc)
         if directory is None:
@@ -100,7 +113,9 @@ class Openers:
         return process
 
     def counts(self, close: Close) -> bool:
-        """Whether it was the close of the file: who wrote has none of it left, and gave none to a program that goes on writing."""
+        """Whether it was the close of the file: who wrote has none of it left, and gave none to a
+        program that goes on writing.
+        """
         if not close.process or close.others_wrote:
             return False
         left = self.left(close.process, close.ino)
@@ -112,7 +127,8 @@ class Openers:
             return False
         copies = self._copies(close.process, close.ino)
         if copies is Copies.NONE_SEEN:
-            # Something has one, or RELEASE would have come; only where nobody can write any more nothing is to be explained.
+            # Something has one, or RELEASE would have come; only where nobody can write any more
+            # nothing is to be explained.
             return close.ended
         return close.sees_writers or copies is Copies.BY_CHANCE
 
@@ -121,7 +137,8 @@ class Openers:
         directory = directory_of(process, self._proc)
         if directory is None:
             return Left.UNKNOWN
-        # Twice: a descriptor that is moved meanwhile to a number that was looked at already is missed.
+        # Twice: a descriptor that is moved meanwhile to a number that was looked at already is
+        # missed.
         first = self._look(directory, ino)
         return self._look(directory, ino) if first is Left.NONE else first
 
@@ -143,7 +160,8 @@ class Openers:
 
         Raises:
             OSError: it cannot be told.
-            LookupError: it is of a mount that this process does not see, or, before Linux 5.14, of any file of this mount.
+            LookupError: it is of a mount that this process does not see, or, before Linux 5.14, of
+                any file of this mount.
         """
         key = (str(task), ino)
         known = self._numbers.pop(key, None)
@@ -167,7 +185,9 @@ class Openers:
         return False
 
     def has_any_but(self, processes: Collection[int], ino: Ino) -> bool:
-        """Whether some process that is seen has a descriptor of the file that can write, but for these."""
+        """Whether some process that is seen has a descriptor of the file that can write, but for
+        these.
+        """
         return next(self._others(processes, ino), 0) > 0
 
     def _others(self, processes: Collection[int], ino: Ino) -> Iterator[int]:
@@ -205,7 +225,9 @@ def _process_in(thread: Path) -> int:
 
 
 def _live_task(directory: Path) -> Path | None:
-    """One that has the descriptors; the first thread of a process may have ended before the others."""
+    """One that has the descriptors; the first thread of a process may have ended before the
+    others.
+    """
     for task in sorted((directory / "task").iterdir(), key=lambda one: one.name != directory.name):
         if not has_ended(task):
             return task

@@ -1,9 +1,11 @@
-"""Whether a file of which no size is known will be worth the passthrough lane: by its name, and by what became of files like it.
+"""Whether a file of which no size is known will be worth the passthrough lane: by its name, and by
+what became of files like it.
 
-Small files must not pay for what is done for large ones, and logs must stay where the daemon sees their bytes. So a file counts as
-large only where something speaks for it: its name is that of a checkpoint's state, or it lies in a checkpoint and does not have the name
-of a log or a description. What was found of files like it, in the same place and with the same ending, counts more. Knows paths and
-sizes, nothing else; nothing here outlives the worker. Used under the file system's lock.
+Small files must not pay for what is done for large ones, and logs must stay where the daemon sees
+their bytes. So a file counts as large only where something speaks for it: its name is that of a
+checkpoint's state, or it lies in a checkpoint and does not have the name of a log or a description.
+What was found of files like it, in the same place and with the same ending, counts more. Knows
+paths and sizes, nothing else; nothing here outlives the worker. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from acpfs.filesystem.expectations import WORTH_LEARNING_BYTES, pattern_of
 
 KINDS_MAX = 10_000
 SMALL_IN_A_ROW = 8
-"""So many files of one directory and ending that were small, and no large one since: so will the next be."""
+"""So many files of one directory and ending that were small, and no large one since: so will the
+next be.
+"""
 _DESCRIPTION = re.compile(
     rb"(\.(json|jsonl|txt|log|out|err|md|rst|csv|tsv|ya?ml|toml|ini|cfg|conf|py|sh|lock|pid|tmp|html|xml|model|vocab|index|png|svg|[ch]|cc|cpp|js|rs|go)"
     rb"|(^|/)[^/.]*metadata|(^|/)\.[^/]*|tfevents[^/]*|(^|/)latest[^/]*)$",

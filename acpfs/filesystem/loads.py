@@ -1,8 +1,11 @@
-"""Loads of checkpoints: which files were read, from where, and for how long. For `history`, and the histogram of loads.
+"""Loads of checkpoints: which files were read, from where, and for how long.
 
-A load is all reading of one checkpoint that nothing interrupts for `QUIET_S`: ranks and shards open at different times. In memory only, and
-bounded: what a worker that dies has not handed on is missing in the history. Only the kernel sees what is read in passthrough, so what
-counts is the open, and where the bytes were then. Used under the file system's lock.
+For `history`, and the histogram of loads.
+
+A load is all reading of one checkpoint that nothing interrupts for `QUIET_S`: ranks and shards open
+at different times. In memory only, and bounded: what a worker that dies has not handed on is
+missing in the history. Only the kernel sees what is read in passthrough, so what counts is the
+open, and where the bytes were then. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ FILE_BYTES_MIN = 1 << 20
 """Smaller files say nothing of a load, and are many: what they cost stays what it is."""
 LOADS_MAX = 256
 QUIET_S = 10.0
-RAM, SPILL, BACKING, MIXED = "ram", "spill", "backing", "mixed"
+RAM = "ram"
+SPILL = "spill"
+BACKING = "backing"
+MIXED = "mixed"
 
 
 @dataclass(slots=True)
@@ -52,7 +58,9 @@ class Loads:
     ) -> None:
         """`recognise`: the checkpoint that a path belongs to."""
         self._now = clock.now
-        self._table, self._recognise, self._durations = table, recognise, durations
+        self._table = table
+        self._recognise = recognise
+        self._durations = durations
         self._loads: OrderedDict[Checkpoint, Load] = OrderedDict()
 
     @staticmethod
@@ -64,7 +72,9 @@ class Loads:
         return RAM if body.is_whole_in_ram else BACKING
 
     def closed(self, node: Node, began: float, place: str) -> None:
-        """A file that was opened for reading at a monotonic time, with its bytes at that place, was closed."""
+        """A file that was opened for reading at a monotonic time, with its bytes at that place, was
+        closed.
+        """
         now = self._now()
         self._durations.observe(now - began)
         if node.size < FILE_BYTES_MIN or not node.names:
@@ -77,7 +87,8 @@ class Loads:
             load = self._loads[checkpoint] = Load(began, now)
             if len(self._loads) > LOADS_MAX:
                 self._loads.popitem(last=False)
-        load.began, load.ended = min(load.began, began), now
+        load.began = min(load.began, began)
+        load.ended = now
         load.files[node.ino] = node.size
         load.places.add(place)
 

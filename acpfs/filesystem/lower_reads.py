@@ -1,6 +1,8 @@
-"""Reading files that are not in RAM: each open file has a descriptor of its own on the backing directory, opened at its first read.
+"""Reading files that are not in RAM: each open file has a descriptor of its own on the backing
+directory, opened at its first read.
 
-Knows neither names nor lanes. Used under the file system's lock; the bytes are read on threads of the pool of requests.
+Knows neither names nor lanes. Used under the file system's lock; the bytes are read on threads of
+the pool of requests.
 """
 
 from __future__ import annotations
@@ -31,12 +33,17 @@ class LowerReads:
         clock: Clock,
     ) -> None:
         """`call`, `open_lower`, `close_later`: of the view on the lower layer."""
-        self._call, self._open_lower, self._close_later = call, open_lower, close_later
-        self._nameless, self._rate = nameless, rate
+        self._call = call
+        self._open_lower = open_lower
+        self._close_later = close_later
+        self._nameless = nameless
+        self._rate = rate
         self._now = clock.now
 
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
-        """Read from the backing directory through the handle's own descriptor, opened at the first read."""
+        """Read from the backing directory through the handle's own descriptor, opened at the first
+        read.
+        """
         await self.ready_again(handle)
         data: bytes = await self._call("read", self._read, handle.lower_fd, size, offset)
         return data
@@ -50,7 +57,9 @@ class LowerReads:
         return data
 
     async def ready(self, handle: ReadHandle) -> None:
-        """Have the handle's own descriptor on the file that the node is on the backing directory now; of a deleted one, that it was."""
+        """Have the handle's own descriptor on the file that the node is on the backing directory
+        now; of a deleted one, that it was.
+        """
         node = handle.node
         if handle.lower_fd >= 0 and node.lower_ino in (0, handle.lower_ino):
             return
@@ -61,10 +70,13 @@ class LowerReads:
             return
         if handle.lower_fd >= 0:
             handle.left_fds.append(handle.lower_fd)
-        handle.lower_fd, handle.lower_ino = fd, node.lower_ino
+        handle.lower_fd = fd
+        handle.lower_ino = node.lower_ino
 
     async def ready_again(self, handle: ReadHandle) -> None:
-        """`ready` for a handle that is open: where its file is not there any more, that is no longer a question of names."""
+        """`ready` for a handle that is open: where its file is not there any more, that is no
+        longer a question of names.
+        """
         try:
             await self.ready(handle)
         except FileNotFoundError:

@@ -1,8 +1,10 @@
-"""What the backing directory has, as far as the file system needs to know it, and how old that knowledge is.
+"""What the backing directory has, as far as the file system needs to know it, and how old that
+knowledge is.
 
-The only place of the file system that asks the lower layer about names and attributes. Knowledge is good for `attr_timeout_s`;
-older knowledge is renewed, and used as it is when the backing directory does not answer within `patience_s` ("absent" and
-"not known" are different answers: only ENOENT means absent). Answers that a commit may have overtaken are asked for again.
+The only place of the file system that asks the lower layer about names and attributes. Knowledge is
+good for `attr_timeout_s`; older knowledge is renewed, and used as it is when the backing directory
+does not answer within `patience_s` ("absent" and "not known" are different answers: only ENOENT
+means absent). Answers that a commit may have overtaken are asked for again.
 """
 
 from __future__ import annotations
@@ -84,11 +86,13 @@ class LowerView:
         self._now = runtime.clock.now
         self._serial = runtime.clock.serial
         self._settings = settings
-        self.lower, self._there = lower, Whereabouts(lower, tree, log, lock, table.left_as)
+        self.lower = lower
+        self._there = Whereabouts(lower, tree, log, lock, table.left_as)
         self._calls = calls
         self._tree = tree
         self._log = log
-        self._table, self._contents = table, contents
+        self._table = table
+        self._contents = contents
         self._tier = tier
         self._lock = lock
         self.beneath = Beneath(table, log, tree)
@@ -101,10 +105,8 @@ class LowerView:
             self._there, calls, tree, table, lock, partial(self._listed, ahead=True)
         )
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
-        self._recognition, self._first_sight = (
-            Recognition(self._there, tree, table, lock),
-            FirstSight(table, tree, runtime.clock),
-        )
+        self._recognition = Recognition(self._there, tree, table, lock)
+        self._first_sight = FirstSight(table, tree, runtime.clock)
         self.whole = WholeReads(lower, self._there, tier, self.read_rate, runtime.clock)
         self.notices = Notices()
         self.nameless = Nameless(
@@ -120,7 +122,9 @@ class LowerView:
         )
 
     def is_fresh(self, checked_at: float, began: float, since: float = 0.0) -> bool:
-        """Whether knowledge is new enough: what a call asked for itself will do, however long that took. `since`: nothing older."""
+        """Whether knowledge is new enough: what a call asked for itself will do, however long that
+        took. `since`: nothing older.
+        """
         return checked_at >= max(
             since,
             min(began, max(self.trusted_since, self._now() - self._settings.attr_timeout_s)),
@@ -135,7 +139,9 @@ class LowerView:
         return ino in self._tree
 
     def held(self, node: Node) -> bool:
-        """Whether the mount's own idea of the node is the right one, because the backing directory has yet to hear of it."""
+        """Whether the mount's own idea of the node is the right one, because the backing directory
+        has yet to hear of it.
+        """
         return (
             node.unlogged
             or node.is_written
@@ -146,12 +152,16 @@ class LowerView:
     # -- names
 
     async def child(self, parent: Node, name: bytes, *, anew: bool = False) -> Ino:
-        """The node that a name leads to, 0 for none. `anew`: ask the backing directory, however young the knowledge is."""
+        """The node that a name leads to, 0 for none.
+
+        `anew`: ask the backing directory, however young the knowledge is.
+        """
         if not parent.is_dir:
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if parent.ino == ROOT and name == HIDDEN:
             return NO_INO
-        asked, began = False, self._now()
+        asked = False
+        began = self._now()
         while True:
             child = parent.dir.children.get(name)
             if self.is_settled(parent, name, child, began, since=began if anew else 0.0):
@@ -161,7 +171,8 @@ class LowerView:
                 and (child is None or not child.ino)
                 and self._bursts.is_worth_listing(parent)
             ):
-                asked, parent.dir.misses = True, 0
+                asked = True
+                parent.dir.misses = 0
                 await self._list(parent)
                 continue
             if (
@@ -175,7 +186,8 @@ class LowerView:
                     return self._stale(parent, name)
                 self._bursts.took(parent, self._now() - began)
                 continue
-            epoch, inquiry = self._tree.epoch, self._inquiry()
+            epoch = self._tree.epoch
+            inquiry = self._inquiry()
             late = partial(self._learn_asked, parent, name, parent.dir.notes, inquiry)
             path = self._tree.path_at(parent.ino, name)
             assert path is not None
@@ -194,7 +206,9 @@ class LowerView:
     def _learn_asked(
         self, parent: Node, name: bytes, notes: int, inquiry: Inquiry, seen: Seen
     ) -> None:
-        """Take over the answer about a name, unless more was learnt of it since: it was made, committed and (by `notes`) forgotten, say."""
+        """Take over the answer about a name, unless more was learnt of it since: it was made,
+        committed and (by `notes`) forgotten, say.
+        """
         child = parent.dir.children.get(name)
         newer = (
             parent.dir.notes != notes
@@ -231,10 +245,13 @@ class LowerView:
         return child.ino if child is not None else NO_INO
 
     def learn(self, parent: Node, name: bytes, seen: Seen, inquiry: Inquiry) -> None:
-        """Take over what the backing directory said about a name, unless own operations on it, or on its node, came between."""
+        """Take over what the backing directory said about a name, unless own operations on it, or
+        on its node, came between.
+        """
         child = parent.dir.children.get(name)
         node = self._table.get(child.ino) if child is not None and child.ino else None
-        # `settled`: our own operation left the log after the question, which may have been answered before that was carried out
+        # `settled`: our own operation left the log after the question, which may have been answered
+        # before that was carried out
         if (child is not None and (child.pins or child.settled > inquiry.serial)) or (
             node is not None and node.settled > inquiry.serial
         ):
@@ -275,7 +292,9 @@ class LowerView:
             self.reap(known)
 
     def _is_needed(self, node: Node) -> bool:
-        """Whether operations still rely on a node's place: it was removed from outside, and the drain will make it again."""
+        """Whether operations still rely on a node's place: it was removed from outside, and the
+        drain will make it again.
+        """
         # what is open may be written to yet
         return any(
             self.held(one) or (one is not node and one.open_writers)
@@ -295,8 +314,11 @@ class LowerView:
             self.reap(node)
 
     def compare(self, node: Node, st: LowerStat) -> None:
-        """Take over attributes where the backing directory's entry is not what it was; outdated content leaves RAM."""
-        node.checked_at, node.lower_device = self._now(), st.device
+        """Take over attributes where the backing directory's entry is not what it was; outdated
+        content leaves RAM.
+        """
+        node.checked_at = self._now()
+        node.lower_device = st.device
         node.checked = self._serial()
         if self.held(node):
             return
@@ -326,12 +348,15 @@ class LowerView:
         """Make sure that the node's attributes are not older than allowed.
 
         Raises:
-            OSError: ENOENT when the node is gone from the backing directory; ESTALE when another lies in its place.
+            OSError: ENOENT when the node is gone from the backing directory; ESTALE when another
+                lies in its place.
         """
         began = self._now()
         while not (self.held(node) or self.is_fresh(node.checked_at, began)):
-            epoch, inquiry = self._tree.epoch, self._inquiry()
-            place, path = self._tree.place(node.ino), self._tree.path(node.ino)
+            epoch = self._tree.epoch
+            inquiry = self._inquiry()
+            place = self._tree.place(node.ino)
+            path = self._tree.path(node.ino)
             if path is None:
                 return  # deleted, but still open
             late = partial(self._compare_asked, node, inquiry)
@@ -364,14 +389,18 @@ class LowerView:
     def _moved_away(
         self, node: Node, place: Place | None, seen: Seen, inquiry: Inquiry, number: int
     ) -> None:
-        """A name of the node leads to nothing, or to another by now; an error, when that was its only one."""
+        """A name of the node leads to nothing, or to another by now; an error, when that was its
+        only one.
+        """
         if place is not None and (seen.st is not None or self._tree.places_count(node.ino) > 1):
             self.learn(self._table[place[0]], place[1], seen, inquiry)
         if node.is_dir or self._tree.place(node.ino) in (None, place):
             raise OSError(number, os.strerror(number))
 
     def _compare_asked(self, node: Node, inquiry: Inquiry, seen: Seen) -> None:
-        """Take over attributes that came late; a file that is another one by now is left to the next who asks."""
+        """Take over attributes that came late; a file that is another one by now is left to the
+        next who asks.
+        """
         st = seen.st
         if (
             st is None
@@ -400,7 +429,9 @@ class LowerView:
         return node.xattrs
 
     async def handed_on(self, directory: Node) -> HandedOn:
-        """What the directory hands on to what is made in it; whether it does is not known only while the backing directory hangs."""
+        """What the directory hands on to what is made in it; whether it does is not known only
+        while the backing directory hangs.
+        """
         if not self.lower.features.acls:
             return HandedOn()
         if directory.xattrs is None and not await self.knows_acls(directory):
@@ -408,9 +439,11 @@ class LowerView:
         return HandedOn((directory.xattrs or {}).get(posix_acl.DEFAULT))
 
     async def knows_acls(self, node: Node) -> bool:
-        """Have the node's extended attributes loaded; False: the backing directory hangs, or does not say.
+        """Have the node's extended attributes loaded; False: the backing directory hangs, or does
+        not say.
 
-        Slow is not hung: an answer that would let nobody in is given only where there is none to wait for.
+        Slow is not hung: an answer that would let nobody in is given only where there is none to
+        wait for.
         """
         if node.xattrs is not None or self._tree.path(node.ino) is None:
             return True
@@ -423,7 +456,8 @@ class LowerView:
             return None if number > most or self._calls.health.is_stuck() else number
 
         async def ask(path: LowerPath) -> dict[bytes, bytes]:
-            # not `foresee_xattrs`: who loses patience with a call that others wait for, too, would break off theirs
+            # not `foresee_xattrs`: who loses patience with a call that others wait for, too, would
+            # break off theirs
             call = self._calls.submit("xattrs", self._there.xattrs, path)
             patience_s = self._settings.patience_s
             return await wait(self._calls.patient(call, patience_s, when_stuck=0.0, moved=goes_on))
@@ -441,14 +475,18 @@ class LowerView:
         return True
 
     def _learn_xattrs(self, node: Node, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """The next worker knows those of a directory too: what fsync means below it decides about lanes."""
+        """The next worker knows those of a directory too: what fsync means below it decides about
+        lanes.
+        """
         node.xattrs = xattrs
         if node.is_dir:
             self._table.changed(node)
         return xattrs
 
     async def peek_xattrs(self, node: Node) -> dict[bytes, bytes]:
-        """The node's extended attributes, or none when they are not known and the backing directory does not answer soon."""
+        """The node's extended attributes, or none when they are not known and the backing directory
+        does not answer soon.
+        """
         with contextlib.suppress(OSError):
             while (future := self.foresee_xattrs(node)) is not None:
                 await wait(self._calls.patient(future, self._settings.patience_s, when_stuck=0.0))
@@ -457,7 +495,9 @@ class LowerView:
         return node.xattrs or {}
 
     def foresee_xattrs(self, node: Node) -> Future[None] | None:
-        """Begin to load a node's extended attributes, if they are not known; None: nothing to wait for."""
+        """Begin to load a node's extended attributes, if they are not known; None: nothing to wait
+        for.
+        """
         if node.xattrs is not None:
             return None
         path = self._tree.path(node.ino)
@@ -549,8 +589,11 @@ class LowerView:
         self._calls.close_later(fd)
 
     async def read_up(self, path: LowerPath, size: int) -> tuple[TierId, LowerStat]:
-        """Copy the first `size` bytes of a file, which the caller has reserved, into a new tier file; and the entry as it was meanwhile."""
-        tier_id, progress = self._tier.create(), Progress()
+        """Copy the first `size` bytes of a file, which the caller has reserved, into a new tier
+        file; and the entry as it was meanwhile.
+        """
+        tier_id = self._tier.create()
+        progress = Progress()
         try:
             call = self._calls.submit("copy up", self.whole.bring, path, tier_id, size, progress)
             st = await self.questions.answer("copy up", call, progress)
@@ -564,8 +607,11 @@ class LowerView:
     # -- directories
 
     async def names(self, parent: Node) -> dict[bytes, LowerEntry | Ino]:
-        """All names in a directory: with the node's number where one is known, else with what the listing said."""
-        directory, began = parent.dir, self._now()
+        """All names in a directory: with the node's number where one is known, else with what the
+        listing said.
+        """
+        directory = parent.dir
+        began = self._now()
         while (
             parent.ino in self._tree
             and not self._is_listed(parent, began)
@@ -584,14 +630,15 @@ class LowerView:
         return names
 
     async def _list(self, parent: Node) -> bool:
-        """Ask for a listing; False when there is no answer. One that was overtaken is not taken over."""
+        """Ask for a listing; False when there is no answer.
+
+        One that was overtaken is not taken over.
+        """
         directory = parent.dir
-        epoch, notes, inquiry, known = (
-            self._tree.epoch,
-            directory.notes,
-            self._inquiry(),
-            directory.listed_at >= 0,
-        )
+        epoch = self._tree.epoch
+        notes = directory.notes
+        inquiry = self._inquiry()
+        known = directory.listed_at >= 0
         take = partial(self._listed, parent, notes, inquiry)
         path = self._tree.path(parent.ino)
         if path is None:
@@ -600,7 +647,9 @@ class LowerView:
             entries = await self.questions.renew(
                 "listdir", self._there.listdir, path, known=known, late=take
             )
-        except OSError:  # not there at the moment is no answer: the C library takes ENOENT for the end of the listing
+        except OSError:
+            # not there at the moment is no answer: the C library takes ENOENT for the end of the
+            # listing
             if not self.questions.overtaken(epoch):
                 raise
             return await self.questions.at_rest(known=False)
@@ -621,7 +670,9 @@ class LowerView:
         *,
         ahead: bool = False,
     ) -> None:
-        """Take over a listing, unless a name was forgotten since it was asked for, or a newer one has come."""
+        """Take over a listing, unless a name was forgotten since it was asked for, or a newer one
+        has come.
+        """
         directory = parent.dir
         if (
             directory.notes != notes
@@ -631,7 +682,8 @@ class LowerView:
             return
         self._table.listed(parent, {entry.name: entry for entry in entries}, inquiry, ahead=ahead)
         if self.lower.features.acls:
-            # what is known of the directory is gone on with while the backing directory hangs, and to that belongs what it hands on
+            # what is known of the directory is gone on with while the backing directory hangs, and
+            # to that belongs what it hands on
             self.foresee_xattrs(parent)
         for name, child in list(directory.children.items()):
             if (
@@ -643,11 +695,15 @@ class LowerView:
                 self.learn(parent, name, NOTHING, inquiry)
 
     def listed_entry(self, parent: Node, name: bytes) -> LowerEntry | None:
-        """What the listing says of a name; nothing of a directory that has left the backing directory."""
+        """What the listing says of a name; nothing of a directory that has left the backing
+        directory.
+        """
         return parent.dir.listing.get(name) if parent.ino in self._tree else None
 
     async def fill(self, parent: Node, names: Sequence[bytes], *, whole: bool = False) -> None:
-        """Turn listed names into nodes, with one call for all; but for `whole`, those for which there is no answer soon stay names."""
+        """Turn listed names into nodes, with one call for all; but for `whole`, those for which
+        there is no answer soon stay names.
+        """
         unknown = [
             n for n in names if (c := parent.dir.children.get(n)) is None or not (c.pins or c.ino)
         ]
@@ -656,9 +712,12 @@ class LowerView:
         )  # a list of names needs no attributes: whoever wants them asks for them
 
     async def _look_at(self, parent: Node, names: Sequence[bytes], *, known: bool) -> bool:
-        """Ask about names of a directory with one call; False when there is no answer (soon, where it is `known` what to go on with)."""
+        """Ask about names of a directory with one call; False when there is no answer (soon, where
+        it is `known` what to go on with).
+        """
         while names and parent.ino in self._tree:
-            epoch, inquiry = self._tree.epoch, self._inquiry()
+            epoch = self._tree.epoch
+            inquiry = self._inquiry()
             path = self._tree.path(parent.ino)
             assert path is not None
             late = partial(self._fill, parent, names, parent.dir.notes, inquiry)
@@ -696,7 +755,9 @@ class LowerView:
     # -- forgetting
 
     def reap(self, node: Node) -> None:
-        """Drop a node that neither kernel nor RAM tier nor log needs, and its parents, if they were kept for it."""
+        """Drop a node that neither kernel nor RAM tier nor log needs, and its parents, if they were
+        kept for it.
+        """
         todo = [node]
         while todo:
             following = todo.pop()

@@ -1,8 +1,9 @@
-"""What the tier files of files that the kernel may write to looked like when they were last looked at: rows in the state database.
+"""What the tier files of files that the kernel may write to looked like when they were last looked
+at: rows in the state database.
 
-Owns the rows; what a mark is and what a difference means is `kernel_writes`' business. A row is there as long as somebody may write
-unseen, so a worker that finds one knows that its file may hold more than its node says. Used under the file system's lock; rows are
-written at the end of the step.
+Owns the rows; what a mark is and what a difference means is `kernel_writes`' business. A row is
+there as long as somebody may write unseen, so a worker that finds one knows that its file may hold
+more than its node says. Used under the file system's lock; rows are written at the end of the step.
 """
 
 from __future__ import annotations

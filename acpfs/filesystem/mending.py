@@ -1,7 +1,9 @@
-"""Mending: clean content is in RAM and on the backing directory, and the good copy takes the place of the bad one.
+"""Mending: clean content is in RAM and on the backing directory, and the good copy takes the place
+of the bad one.
 
-What the backing directory spoiled or lost is stored once more from RAM; what RAM spoiled leaves it. Says what RAM has; comparing checksums
-is the caller's, for that takes long. Used under the file system's lock.
+What the backing directory spoiled or lost is stored once more from RAM; what RAM spoiled leaves it.
+Says what RAM has; comparing checksums is the caller's, for that takes long. Used under the file
+system's lock.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class HeldContent:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """A file of which RAM has all bytes, and which is what lies on the backing directory, as long as this is equal."""
+    """A file of which RAM has all bytes, and which is what lies on the backing directory, as long
+    as this is equal.
+    """
 
     path: bytes
     tier_id: TierId
@@ -48,14 +52,12 @@ class Mending:
         tier: Tier,
         view: LowerView,
     ) -> None:
-        self._table, self._log, self._contents, self._changes, self._tier, self._view = (
-            table,
-            log,
-            contents,
-            changes,
-            tier,
-            view,
-        )
+        self._table = table
+        self._log = log
+        self._contents = contents
+        self._changes = changes
+        self._tier = tier
+        self._view = view
 
     def in_ram(self) -> list[tuple[Ino, int]]:
         """(file, size) of those of which RAM has all bytes."""
@@ -86,7 +88,9 @@ class Mending:
         return Clean(self._table.path(ino), body.tier, node.size, node.identity)
 
     def drop(self, ino: Ino, clean: Clean) -> bool:
-        """Let RAM's copy go, and what the kernel has of it; False: it is another one by now, or somebody has it open."""
+        """Let RAM's copy go, and what the kernel has of it; False: it is another one by now, or
+        somebody has it open.
+        """
         node = self._table.get(ino)
         if node is None or self.clean(ino) != clean or not self._contents.retention.may_leave(node):
             return False
@@ -100,7 +104,10 @@ class Mending:
         """What RAM has of the file that is persisted at a path, or in words why that is nothing."""
         node = self.node(path)
         if node is None or not node.is_file:
-            return "the mount does not know it (any more): its copy has left RAM, or somebody removed it from the backing directory"
+            return (
+                "the mount does not know it (any more): its copy has left RAM, or somebody "
+                "removed it from the backing directory"
+            )
         if node.modified or self._log.is_active(node.ino):
             return "it is being written or stored anew: look again when that is done"
         body = node.body

@@ -1,7 +1,8 @@
 """Tier files that the state names and that are gone: somebody removed them from the RAM tier.
 
-Nothing of acpfs removes a tier file before no state names it. So bytes are lost, and the others must not be: what is clean is read from
-the backing directory again, what is not fails with EIO for whoever reads it, is never stored, and is named. Looks once, at the start.
+Nothing of acpfs removes a tier file before no state names it. So bytes are lost, and the others
+must not be: what is clean is read from the backing directory again, what is not fails with EIO for
+whoever reads it, is never stored, and is named. Looks once, at the start.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Missing:
 
     def __init__(self, table: NodeTable, log: OperationLog, tier: Tier) -> None:
         """Before anything else uses what an earlier worker left."""
-        self._table, self._tier, self._there = table, tier, set(tier.ids())
+        self._table = table
+        self._tier = tier
+        self._there = set(tier.ids())
         self._paths: dict[bytes, None] = {}
         for op in log:
             if op.version is not None and self._is_gone(op.version.tier_id):
@@ -36,7 +39,8 @@ class Missing:
                 clean += self._judge(node)
         if clean:
             _log.warning(
-                "files in the RAM tier are gone that the backing directory has: they are read from there",
+                "files in the RAM tier are gone that the backing directory has: they are read "
+                "from there",
                 files=clean,
             )
 
@@ -52,7 +56,8 @@ class Missing:
             return True
         self._lose(body.tier, self._table.path(node.ino))
         if body.modified:
-            body.failed, body.failed_at = errno.EIO, 0
+            body.failed = errno.EIO
+            body.failed_at = 0
             self._table.changed(node)
         return False
 
@@ -68,5 +73,8 @@ class Missing:
             return []
         named = ", ".join(map(shown, list(self._paths)[:NAMED_MAX]))
         more = f" and {len(self._paths) - NAMED_MAX} more" if len(self._paths) > NAMED_MAX else ""
-        told = f"somebody removed files in the RAM tier: lost before they were persisted are {named}{more}"
+        told = (
+            "somebody removed files in the RAM tier: lost before they were persisted are "
+            f"{named}{more}"
+        )
         return [f"{told}; write them anew, or give them up with acpfs-ctl discard"]

@@ -1,8 +1,11 @@
-"""Deleted files that are still open, and whose bytes only the backing directory has: one descriptor of each.
+"""Deleted files that are still open, and whose bytes only the backing directory has: one descriptor
+of each.
 
-A handle opens its file on the backing directory at its first read, by name; so before the last name goes, a descriptor is taken from
-which later readers copy theirs. The supervisor is handed it as well (`Notices.keep`), for the next worker of the session. Who deletes a
-file on the backing directory itself asks nobody: of that one nothing is had (exception X8). Used under the file system's lock.
+A handle opens its file on the backing directory at its first read, by name; so before the last name
+goes, a descriptor is taken from which later readers copy theirs. The supervisor is handed it as
+well (`Notices.keep`), for the next worker of the session. Who deletes a file on the backing
+directory itself asks nobody: of that one nothing is had (exception X8). Used under the file
+system's lock.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from acpfs.runtime.given import Runtime
 from acpfs.types import Ino
 
 KEPT_MAX = 32
-"""The supervisor hands over 64 descriptors at most; of deleted files beyond these the next worker has none."""
+"""The supervisor hands over 64 descriptors at most; of deleted files beyond these the next worker
+has none.
+"""
 
 
 class Nameless:
@@ -35,7 +40,9 @@ class Nameless:
         runtime: Runtime,
     ) -> None:
         """`patience_s`: for so long a removal waits for the supervisor."""
-        self._open_lower, self._close_later, self._patience_s = open_lower, close_later, patience_s
+        self._open_lower = open_lower
+        self._close_later = close_later
+        self._patience_s = patience_s
         self._notices = notices
         self._fds: dict[Ino, tuple[int, Identity | None]] = {}
         self._handed_over: set[Ino] = set()
@@ -44,7 +51,9 @@ class Nameless:
         )  # one thread: the supervisor is told in this order
 
     async def before_removal(self, node: Node) -> None:
-        """A name of the node is about to go; neither a file that cannot be opened nor a supervisor that does not answer holds that up."""
+        """A name of the node is about to go; neither a file that cannot be opened nor a supervisor
+        that does not answer holds that up.
+        """
         if (
             not node.handles
             or not node.body.is_cold
@@ -68,7 +77,9 @@ class Nameless:
             await self._hand_over(node, fd)
 
     def _has(self, node: Node) -> bool:
-        """Of the file as it is; one that was taken for a removal that did not come about is outdated when the file was written anew."""
+        """Of the file as it is; one that was taken for a removal that did not come about is
+        outdated when the file was written anew.
+        """
         return node.ino in self._fds and self._fds[node.ino][1] == node.identity
 
     async def _hand_over(self, node: Node, fd: int) -> None:
@@ -111,7 +122,9 @@ class Nameless:
             self._close_later(fd)
 
     def restore(self, node: Node, fd: int) -> None:
-        """What the last worker of the session had of a node; not of one that has a name: it was not removed after all."""
+        """What the last worker of the session had of a node; not of one that has a name: it was not
+        removed after all.
+        """
         if not node.handles or node.names:
             self.give_back(node.ino, fd)
             return

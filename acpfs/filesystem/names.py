@@ -1,7 +1,8 @@
-"""Calls that make, remove and move names: lookup, mkdir, mknod, symlink, link, unlink, rmdir, rename, readlink.
+"""Calls that make, remove and move names: lookup, mkdir, mknod, symlink, link, unlink, rmdir,
+rename, readlink.
 
-Each asks first (waiting where it must) and then changes tables and log in one step without waiting in between. Permission
-checks are the kernel's (`default_permissions`); ownership is given here.
+Each asks first (waiting where it must) and then changes tables and log in one step without waiting
+in between. Permission checks are the kernel's (`default_permissions`); ownership is given here.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Names:
         return node
 
     async def existing(self, parent: Node, name: bytes, *, waits: bool = False) -> Node:
-        """The node that a name leads to, or ENOENT; `waits`: first for other members that are about to persist it."""
+        """The node that a name leads to, or ENOENT; `waits`: first for other members that are about
+        to persist it.
+        """
         if len(name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
         ino = await (self._awaited if waits else self._view).child(parent, name)
@@ -117,7 +120,9 @@ class Names:
         return await self._view.child(parent, name, anew=self._awaited.peers.others)
 
     async def check_own(self, parent: Node, name: bytes) -> None:
-        """That the name is none of acpfs' own below the top. Asks only for one that hardly anybody wants.
+        """That the name is none of acpfs' own below the top.
+
+        Asks only for one that hardly anybody wants.
 
         Raises:
             OSError: EPERM: the `.acpfs` of a staging area, or of another backing directory.
@@ -129,14 +134,18 @@ class Names:
             raise fail(errno.EPERM)
 
     def _check_reach(self, directory: Node, new_directory: Node) -> None:
-        """A move from one file system to another, as far as is known: who would make it natively has to copy, too."""
+        """A move from one file system to another, as far as is known: who would make it natively
+        has to copy, too.
+        """
         if directory is not new_directory:
             devices = {self._device(directory), self._device(new_directory)}
             if len(devices) > 1 and 0 not in devices:
                 raise fail(errno.EXDEV)
 
     def _device(self, directory: Node) -> int:
-        """What is not on the backing directory yet will be on the file system of what it lies in."""
+        """What is not on the backing directory yet will be on the file system of what it lies
+        in.
+        """
         while not directory.lower_device and directory.names:
             directory = self._table[directory.names[0][0]]
         return directory.lower_device
@@ -154,7 +163,8 @@ class Names:
 
     @staticmethod
     def check_present(directory: Node) -> None:
-        """That names may still be made in a directory: what is logged in a removed one finds no place, and is tried again for ever.
+        """That names may still be made in a directory: what is logged in a removed one finds no
+        place, and is tried again for ever.
 
         Raises:
             OSError: ENOENT when it is deleted.
@@ -205,7 +215,8 @@ class Names:
     async def symlink(self, parent_ino: Ino, name: bytes, target: bytes, caller: Caller) -> Node:
         parent = await self.vacant(parent_ino, name)
         node = self.new_node(parent, stat.S_IFLNK | 0o777, caller, HandedOn())
-        node.target, node.size = target, len(target)
+        node.target = target
+        node.size = len(target)
         return self._make(OpKind.SYMLINK, parent, name, node, payload=target)
 
     def _make(
@@ -227,10 +238,11 @@ class Names:
         self._touch(parent)
 
     def _publish(self, node: Node, pid: int) -> None:
-        """Fix the content of a file that gets another name, unless a process that is not the thread's own is in the middle of it.
+        """Fix the content of a file that gets another name, unless a process that is not the
+        thread's own is in the middle of it.
 
-        Who writes a file, and names it, says that it is good. Where somebody else names it, its older version takes part in that, as
-        that of a half does.
+        Who writes a file, and names it, says that it is good. Where somebody else names it, its
+        older version takes part in that, as that of a half does.
         """
         if node.kernel_writers:
             self._contents.kernel.look(node)
@@ -295,7 +307,8 @@ class Names:
     def _leads_to(self, parent: Node, name: bytes, node: Node | None) -> bool:
         """Whether a name still leads to what was found there before a wait; None: to nothing.
 
-        The kernel lets nobody here change it meanwhile, but what another member has put there may have been found since.
+        The kernel lets nobody here change it meanwhile, but what another member has put there may
+        have been found since.
         """
         child = parent.dir.children.get(name)
         found = child.ino if child is not None else NO_INO
@@ -339,7 +352,8 @@ class Names:
         """Move a name, with RENAME_NOREPLACE and RENAME_EXCHANGE; `pid`: as `link` has it."""
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE):
             raise fail(errno.EINVAL)
-        parent, new_parent = self.node(parent_ino), self.node(new_parent_ino)
+        parent = self.node(parent_ino)
+        new_parent = self.node(new_parent_ino)
         if new_parent.ino == ROOT and new_name == HIDDEN:
             raise fail(errno.EPERM)
         if len(new_name) > NAME_BYTES_MAX:
@@ -469,7 +483,9 @@ class Names:
     def _exchange_halves(
         self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node
     ) -> None:
-        """One of them, or both, is a half that the backing directory has not heard of: there the other one just moves."""
+        """One of them, or both, is a half that the backing directory has not heard of: there the
+        other one just moves.
+        """
         if not node.unlogged:
             node, parent, name, target, new_parent, new_name = (
                 target,

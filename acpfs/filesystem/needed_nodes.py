@@ -1,7 +1,8 @@
 """`user.acpfs.needs`: whom the next pointer that a file or directory becomes waits for.
 
-It is no data of the file: it is not listed, not copied with it and never on the backing directory, and it is gone once a pointer has it.
-The kernel lets whoever may write to a file set its attributes; this one is for its owner. Used under the file system's lock.
+It is no data of the file: it is not listed, not copied with it and never on the backing directory,
+and it is gone once a pointer has it. The kernel lets whoever may write to a file set its
+attributes; this one is for its owner. Used under the file system's lock.
 """
 
 from __future__ import annotations

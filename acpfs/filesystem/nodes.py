@@ -1,10 +1,12 @@
 """Nodes and names: the upper tree, and its rows in the state database.
 
-Knows no policy and asks nobody: what is not here is "not known". Used under the file system's lock. Changed nodes and names
-are collected and written as rows at the end of the step (`_flush_nodes`, `_flush_names`).
+Knows no policy and asks nobody: what is not here is "not known". Used under the file system's lock.
+Changed nodes and names are collected and written as rows at the end of the step (`_flush_nodes`,
+`_flush_names`).
 
-A file that was only looked at has no row: the next worker asks the backing directory for it again. So the state grows with what is in
-RAM, open, or in the log, and not with what was listed. A row comes in the step in which something begins to need the node.
+A file that was only looked at has no row: the next worker asks the backing directory for it again.
+So the state grows with what is in RAM, open, or in the log, and not with what was listed. A row
+comes in the step in which something begins to need the node.
 """
 
 from __future__ import annotations
@@ -30,31 +32,43 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 
 UPPER_INO_FIRST = 1 << 62
-"""Nodes born in the mount get numbers from here on; nodes found on the backing directory keep theirs where it is free."""
+"""Nodes born in the mount get numbers from here on; nodes found on the backing directory keep
+theirs where it is free.
+"""
 
 DDL = f"""
 CREATE TABLE IF NOT EXISTS node (
-  ino INTEGER PRIMARY KEY, mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, nlink INTEGER, size INTEGER, blocks INTEGER,
-  atime_ns INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, lower_ino INTEGER, identity TEXT, unlogged INTEGER,
+  ino INTEGER PRIMARY KEY, mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, nlink INTEGER,
+  size INTEGER, blocks INTEGER,
+  atime_ns INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, lower_ino INTEGER, identity TEXT,
+  unlogged INTEGER,
   target BLOB, xattrs TEXT, {BODY_DDL});
-CREATE TABLE IF NOT EXISTS child (parent INTEGER, name BLOB, ino INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS child (
+  parent INTEGER, name BLOB, ino INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
 
 ABSENT_NAMES_MAX = 4096
-"""Names per directory that are known not to be there, the newest ones; any user can ask for any number of them."""
+"""Names per directory that are known not to be there, the newest ones; any user can ask for any
+number of them.
+"""
 
 COUNTED_LINKS_MIN = 2
 """Links of an empty directory, by its name and by its dot, where the storage counts them."""
 
 NAMES_TAKEN_BACK_MAX = 8
-"""The rows of a file with more names stay, once they are there: else each open and close of it would write and remove all of them."""
+"""The rows of a file with more names stay, once they are there: else each open and close of it
+would write and remove all of them.
+"""
 
 Identity = tuple[int, int, int, int]
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One file, directory, symlink … with its attributes as the mount shows them. Sizes in bytes, times in ns."""
+    """One file, directory, symlink … with its attributes as the mount shows them.
+
+    Sizes in bytes, times in ns.
+    """
 
     ino: Ino
     mode: int
@@ -62,7 +76,9 @@ class Node:
     gid: int = 0
     rdev: int = 0
     directory_links: int = 1
-    """Of a directory: its link count as it is shown, a hint of the storage (`count_subdirectory`)."""
+    """Of a directory: its link count as it is shown, a hint of the storage
+    (`count_subdirectory`).
+    """
     unseen_links: int = 0
     """Of anything else: how many names the backing directory has that nobody has looked up here."""
     size: int = 0
@@ -73,9 +89,13 @@ class Node:
     lower_ino: int = 0
     """Inode number of its entry on the backing directory; 0: not there."""
     lower_device: int = 0
-    """Of which file system that is; 0: not known. No row: the next worker learns it when it looks."""
+    """Of which file system that is; 0: not known. No row: the next worker learns it when it
+    looks.
+    """
     identity: Identity | None = None
-    """What the backing directory's entry looked like when content and attributes here were equal to it."""
+    """What the backing directory's entry looked like when content and attributes here were equal to
+    it.
+    """
     checked_at: float = 0.0
     """Monotonic time, seconds, when identity was last compared."""
     checked: int = 0
@@ -102,49 +122,76 @@ class Node:
     lookups: int = 0
     handles: int = 0
     daemon_mappers: int = 0
-    """Handles in the daemon's lane that may have mappings (any but O_WRONLY): the kernel takes no passthrough open beside these."""
+    """Handles in the daemon's lane that may have mappings (any but O_WRONLY): the kernel takes no
+    passthrough open beside these.
+    """
     daemon_opened_at: float = 0.0
-    """Monotonic time, seconds, when it was last opened in the daemon's lane while the kernel had no file for it."""
+    """Monotonic time, seconds, when it was last opened in the daemon's lane while the kernel had no
+    file for it.
+    """
     kernel_handles: int = 0
     """Handles in the passthrough lane; all of them on the same file, `kernel_target`."""
     bound_handles: int = 0
-    """Handles in the daemon's lane that were opened beside these: while one is left, the kernel maps `kernel_target` for all of them."""
+    """Handles in the daemon's lane that were opened beside these: while one is left, the kernel
+    maps `kernel_target` for all of them.
+    """
     kernel_target: TierId | None = None
     """Tier file that the kernel reads and writes for them; 0: the backing directory's file."""
     open_writers: int = 0
     """Handles that may write, in whatever lane."""
     kernel_writers: int = 0
-    """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
+    """Handles that write in the passthrough lane: what they write is only seen by looking at the
+    tier file.
+    """
     kernel_rewriters: int = 0
-    """Those among them who may change what is there: that do not append, or write through a mapping."""
+    """Those among them who may change what is there: that do not append, or write through a
+    mapping.
+    """
     kernel_mappers: int = 0
-    """Handles in the passthrough lane that can be mapped to write; not those beside them in the daemon's lane (`daemon_mappers`)."""
+    """Handles in the passthrough lane that can be mapped to write; not those beside them in the
+    daemon's lane (`daemon_mappers`).
+    """
     versions: int = 0
-    """How often its content was fixed, without closes that turned out not to count; of this worker."""
+    """How often its content was fixed, without closes that turned out not to count; of this
+    worker.
+    """
     writer_pid: int = 0
-    """Whose call wrote to it last, or opened it for writing; 0: not known. For fairness among writers, and for `status`."""
+    """Whose call wrote to it last, or opened it for writing; 0: not known.
+
+    For fairness among writers, and for `status`.
+    """
     keep_cache: bool = False
     """The kernel's cached pages of the file are still right."""
     row_rest: tuple[object, ...] | None = None
-    """What its row has that seldom changes, as it was last written; None: not known. See `NodeTable._write_row`."""
+    """What its row has that seldom changes, as it was last written; None: not known.
+
+    See `NodeTable._write_row`.
+    """
 
     @property
     def is_removed(self) -> bool:
-        """Whether it has no name (any more). A link count does not say so: that of a directory is what the storage makes of it."""
+        """Whether it has no name (any more).
+
+        A link count does not say so: that of a directory is what the storage makes of it.
+        """
         return not self.names and self.ino != ROOT
 
     @property
     def shown_links(self) -> int:
         """What stat(2) tells of its links; nothing is decided by it (`tests/test_structure.py`).
 
-        Never taken from a stat alone, which knows nothing of links and removals that are still in the log.
+        Never taken from a stat alone, which knows nothing of links and removals that are still in
+        the log.
         """
         if self.is_dir:
             return 0 if self.is_removed else max(1, self.directory_links)
         return len(self.names) + self.unseen_links
 
     def count_subdirectory(self, change: Literal[1, -1]) -> None:
-        """A directory in it has come or gone. A storage that counts none shows 1 (btrfs always, ext4 from 65,000 on): so do we."""
+        """A directory in it has come or gone.
+
+        A storage that counts none shows 1 (btrfs always, ext4 from 65,000 on): so do we.
+        """
         if self.directory_links >= COUNTED_LINKS_MIN:
             self.directory_links = max(COUNTED_LINKS_MIN, self.directory_links + change)
 
@@ -155,7 +202,9 @@ class Node:
 
     @property
     def in_kernel(self) -> bool:
-        """Whether the kernel has a file for the node: every further open gets that one, and mappings are of that one."""
+        """Whether the kernel has a file for the node: every further open gets that one, and
+        mappings are of that one.
+        """
         return self.kernel_handles > 0 or self.bound_handles > 0
 
     @property
@@ -169,20 +218,32 @@ class Node:
 
     @property
     def is_written(self) -> bool:
-        """Whether its content has changed, or may have: what the kernel writes is seen by looking, and must not lose its file before."""
+        """Whether its content has changed, or may have: what the kernel writes is seen by looking,
+        and must not lose its file before.
+        """
         return self.modified or self.kernel_writers > 0
 
     @property
     def interrupted(self) -> bool:
-        """Whether its writer was killed, or lost with an earlier daemon, and nobody has decided yet."""
+        """Whether its writer was killed, or lost with an earlier daemon, and nobody has decided
+        yet.
+        """
         return self.body.interrupted
 
     def adopt(self, st: LowerStat) -> None:
-        """Show the attributes of the backing directory's entry; the link count is another matter, but for a directory's."""
-        self.mode, self.uid, self.gid, self.rdev = st.mode, st.uid, st.gid, st.rdev
+        """Show the attributes of the backing directory's entry; the link count is another matter,
+        but for a directory's.
+        """
+        self.mode = st.mode
+        self.uid = st.uid
+        self.gid = st.gid
+        self.rdev = st.rdev
         self.directory_links = st.nlink
-        self.size, self.blocks = st.size, st.blocks
-        self.atime_ns, self.mtime_ns, self.ctime_ns = st.atime_ns, st.mtime_ns, st.ctime_ns
+        self.size = st.size
+        self.blocks = st.blocks
+        self.atime_ns = st.atime_ns
+        self.mtime_ns = st.mtime_ns
+        self.ctime_ns = st.ctime_ns
 
 
 class NodeTable:
@@ -191,11 +252,16 @@ class NodeTable:
     def __init__(
         self, state: StateDatabase, log: OperationLog, tree: LowerTree, clock: Clock
     ) -> None:
-        """Load what the last worker left. `log`: says which nodes it needs; `tree`: keeps the places of those that have rows."""
+        """Load what the last worker left.
+
+        `log`: says which nodes it needs; `tree`: keeps the places of those that have rows.
+        """
         self._clock = clock
         self.change_clock = ChangeClock(clock)
         """Times of files are given by it."""
-        self._state, self._log, self._tree = state, log, tree
+        self._state = state
+        self._log = log
+        self._tree = tree
         self._nodes: dict[Ino, Node] = {}
         self._by_lower: dict[int, list[Ino]] = {}
         self._changed: dict[Ino, None] = {}
@@ -223,7 +289,10 @@ class NodeTable:
         return len(self._nodes)
 
     def recorded(self) -> Iterator[Node]:
-        """Nodes that have a row: between steps all that are in RAM, open or in the log. Few, where many were only looked at."""
+        """Nodes that have a row: between steps all that are in RAM, open or in the log.
+
+        Few, where many were only looked at.
+        """
         return iter([self._nodes[ino] for ino in self._recorded if ino in self._nodes])
 
     def get(self, ino: Ino) -> Node | None:
@@ -233,12 +302,16 @@ class NodeTable:
         return self._nodes[ino]
 
     def left_as(self, ino: Ino) -> Identity | None:
-        """How the node's entry on the backing directory was when it was last looked at; None: not known."""
+        """How the node's entry on the backing directory was when it was last looked at; None: not
+        known.
+        """
         node = self._nodes.get(ino)
         return None if node is None else node.identity
 
     def by_lower(self, lower_ino: int) -> list[Node]:
-        """The nodes whose entries had that inode number when they were last looked at: numbers are used again."""
+        """The nodes whose entries had that inode number when they were last looked at: numbers are
+        used again.
+        """
         return [self._nodes[ino] for ino in self._by_lower.get(lower_ino, ())]
 
     def _note_lower(self, node: Node) -> None:
@@ -298,17 +371,16 @@ class NodeTable:
         return ROOT < lower_ino < UPPER_INO_FIRST and lower_ino not in self._nodes
 
     def found_file(self, parent: Node, name: bytes, st: LowerStat, now: float) -> Node:
-        """`found` and `set_child` for something that is no directory, whose number is free, under its only name, which is not known.
+        """`found` and `set_child` for something that is no directory, whose number is free, under
+        its only name, which is not known.
 
         Needs no row. The caller sees to its place on the backing directory.
         """
         node = Node(Ino(st.ino), st.mode)
         node.adopt(st)
-        node.lower_ino, node.lower_device, node.identity = (
-            st.ino,
-            st.device,
-            (st.ino, st.size, st.mtime_ns, st.ctime_ns),
-        )
+        node.lower_ino = st.ino
+        node.lower_device = st.device
+        node.identity = (st.ino, st.size, st.mtime_ns, st.ctime_ns)
         node.checked_at = now
         node.checked = self._clock.serial()
         node.names.append((parent.ino, name))
@@ -330,14 +402,17 @@ class NodeTable:
     def bind_lower(self, node: Node, st: LowerStat) -> None:
         """The node's entry on the backing directory is this one now; the attributes shown stay."""
         self.unbind_lower(node)
-        node.lower_ino, node.identity, node.lower_device = st.ino, st.identity(), st.device
+        node.lower_ino = st.ino
+        node.identity = st.identity()
+        node.lower_device = st.device
         self._note_lower(node)
         self.changed(node)
 
     def unbind_lower(self, node: Node) -> None:
         """The node has no entry on the backing directory (any more)."""
         self._forget_lower(node)
-        node.lower_ino, node.identity = 0, None
+        node.lower_ino = 0
+        node.identity = None
         self.changed(node)
 
     def changed(self, node: Node) -> None:
@@ -357,8 +432,8 @@ class NodeTable:
     def _outlives(self, node: Node) -> bool:
         """Whether a next worker needs it, and cannot simply find it again.
 
-        Directories always: processes stand in them, and paths lead through them. And what has another number than on the backing
-        directory: it would come back with that one.
+        Directories always: processes stand in them, and paths lead through them. And what has
+        another number than on the backing directory: it would come back with that one.
         """
         return bool(
             node.is_dir
@@ -390,7 +465,9 @@ class NodeTable:
     # -- names
 
     def ask_anew(self, node: Node) -> None:
-        """What is known of it is not so: it is asked for anew, also where its names are known well enough to be answered from."""
+        """What is known of it is not so: it is asked for anew, also where its names are known well
+        enough to be answered from.
+        """
         node.checked_at = 0.0
         node.checked = 0
         for parent, name in node.names:
@@ -419,13 +496,16 @@ class NodeTable:
         return child
 
     def known_absent(self, parent: Ino, name: bytes) -> None:
-        """The name leads to nothing, and no operation speaks of it: that is kept for the newest such names of a directory."""
+        """The name leads to nothing, and no operation speaks of it: that is kept for the newest
+        such names of a directory.
+        """
         absent = self._nodes[parent].dir.absent
         absent.pop(name, None)
         absent[name] = None
         if len(absent) <= ABSENT_NAMES_MAX:
             return
-        # Half of them at once: each time a listing that is under way is overtaken, and must be asked for again.
+        # Half of them at once: each time a listing that is under way is overtaken, and must be
+        # asked for again.
         for old in list(itertools.islice(absent, ABSENT_NAMES_MAX // 2)):
             del absent[old]
             child = self._known(parent, old)
@@ -473,7 +553,9 @@ class NodeTable:
         return b"/".join(reversed(names))
 
     def tree(self, node: Node) -> Iterator[Node]:
-        """The node and all that is known below it, without recursion: a tree may be deeper than the interpreter's stack."""
+        """The node and all that is known below it, without recursion: a tree may be deeper than the
+        interpreter's stack.
+        """
         todo = [node]
         while todo:
             found = todo.pop()
@@ -495,7 +577,8 @@ class NodeTable:
     ) -> None:
         """Names on the backing directory as of then; a next worker has them, too."""
         directory = parent.dir
-        directory.listing, directory.listed_ahead = listing, ahead
+        directory.listing = listing
+        directory.listed_ahead = ahead
         directory.listed_at, directory.listed = asked
         self._listings.keep(
             parent.ino, listing.keys() | directory.children.keys(), partial(self._entry, parent)
@@ -513,7 +596,8 @@ class NodeTable:
 
     # -- rows
 
-    # What changed in this step. In this order: a name that is pinned needs its node's row, and that comes with the rows of its names.
+    # What changed in this step. In this order: a name that is pinned needs its node's row, and that
+    # comes with the rows of its names.
 
     def _need_pinned(self) -> None:
         for parent, name in self._changed_names:
@@ -559,7 +643,11 @@ class NodeTable:
         self._changed_names.clear()
 
     def _write_row(self, node: Node, *, known: bool) -> None:
-        """`known`: it has one. Mostly only what changes with each use of it is new, and takes half of what a whole row does."""
+        """`known`: it has one.
+
+        Mostly only what changes with each use of it is new, and takes half of what a whole row
+        does.
+        """
         rest, often = _row_values(node)
         if known and node.row_rest == rest:
             self._state.change(_UPDATE_NODE, (*often, node.ino))
@@ -577,15 +665,18 @@ class NodeTable:
 
     def _insert(self, node: Node) -> None:
         if stat.S_ISDIR(node.mode):
-            node.is_dir, node.dir = True, Directory()
+            node.is_dir = True
+            node.dir = Directory()
         self._nodes[node.ino] = node
         self._last_upper = max(self._last_upper, node.ino)
 
     def _load(self) -> None:
         links = {}
         now = self._clock.now()
-        for row in self._state.rows(f"SELECT {', '.join(_COLUMNS)} FROM node"):  # noqa: S608 - constants
-            node, links[row[0]] = _node_from_row(row, now), row[_COLUMNS.index("nlink")]
+        # constants
+        for row in self._state.rows(f"SELECT {', '.join(_COLUMNS)} FROM node"):  # noqa: S608
+            node = _node_from_row(row, now)
+            links[row[0]] = row[_COLUMNS.index("nlink")]
             self._insert(node)
             self._recorded.add(node.ino)
             if node.lower_ino:
@@ -610,9 +701,11 @@ _SELDOM = ("mode", "uid", "gid", "rdev", "lower_ino", "identity", "target", "xat
 _OFTEN = ("nlink", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "unlogged", *COLUMNS)
 _COLUMNS = ("ino", *_SELDOM, *_OFTEN)
 _INSERT_NODE = (
-    f"INSERT OR REPLACE INTO node ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - constants
+    f"INSERT OR REPLACE INTO node ({', '.join(_COLUMNS)}) "  # noqa: S608 - constants
+    f"VALUES ({', '.join('?' * len(_COLUMNS))})"
 )
-_UPDATE_NODE = f"UPDATE node SET {', '.join(f'{name} = ?' for name in _OFTEN)} WHERE ino = ?"  # noqa: S608 - constants
+# constants
+_UPDATE_NODE = f"UPDATE node SET {', '.join(f'{name} = ?' for name in _OFTEN)} WHERE ino = ?"  # noqa: S608
 
 
 def _row_values(node: Node) -> tuple[tuple[object, ...], tuple[object, ...]]:
@@ -660,7 +753,9 @@ def _node_from_row(row: tuple[Any, ...], now: float) -> Node:
     node = Node(
         ino, mode, uid, gid, rdev, size=size, blocks=blocks, target=target, unlogged=bool(unlogged)
     )
-    node.atime_ns, node.mtime_ns, node.ctime_ns = int(atime), int(mtime), int(ctime)
+    node.atime_ns = int(atime)
+    node.mtime_ns = int(mtime)
+    node.ctime_ns = int(ctime)
     node.directory_links = int(nlink)
     node.lower_ino = int(lower_ino)
     node.identity = tuple(json.loads(str(identity))) if identity else None

@@ -1,6 +1,8 @@
-"""What kernel and supervisor are to be told, and who tells them: the transport, which comes after the file system.
+"""What kernel and supervisor are to be told, and who tells them: the transport, which comes after
+the file system.
 
-From any thread, and but for `keep` under the file system's lock; these do not wait. With nobody to tell, nothing is told.
+From any thread, and but for `keep` under the file system's lock; these do not wait. With nobody to
+tell, nothing is told.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class Notices:
             tell(handle, reader)
 
     def keep(self, ino: Ino, fds: list[int]) -> None:
-        """The supervisor is to keep descriptors of a node, instead of those that it has; may wait for it, so not under the lock."""
+        """The supervisor is to keep descriptors of a node, instead of those that it has; may wait
+        for it, so not under the lock.
+        """
         for tell in self._keep:
             tell(ino, fds)

@@ -1,6 +1,8 @@
-"""By which path people know an operation: the mount's, and where its directory is gone from the mount, the one that it had.
+"""By which path people know an operation: the mount's, and where its directory is gone from the
+mount, the one that it had.
 
-A path that is shown is a path that verbs take (`retry`, `discard`). Used under the file system's lock.
+A path that is shown is a path that verbs take (`retry`, `discard`). Used under the file system's
+lock.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class OperationPaths:
         return directory + b"/" + op.name if directory else op.name
 
     def directory(self, ino: Ino) -> bytes:
-        """Where the mount has it; else where the backing directory still has it; else where the log says that it was removed from."""
+        """Where the mount has it; else where the backing directory still has it; else where the log
+        says that it was removed from.
+        """
         names: list[bytes] = []
         while ino != ROOT:
             node = self._table.get(ino)

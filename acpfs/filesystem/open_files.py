@@ -1,8 +1,9 @@
 """Open files from open to release: their table, their lanes, and when their content is complete.
 
-Decides when a file's content is fixed (a version): FLUSH of a descriptor that wrote, and RELEASE when the kernel sent no FLUSH, unless
-somebody else is at the file (`file_writers`). Knows how open files outlive the worker (`kept_handles`); what is done with the bytes between
-open and close is `Files`' business. Used under the file system's lock; the coroutines wait as described in `steps`.
+Decides when a file's content is fixed (a version): FLUSH of a descriptor that wrote, and RELEASE
+when the kernel sent no FLUSH, unless somebody else is at the file (`file_writers`). Knows how open
+files outlive the worker (`kept_handles`); what is done with the bytes between open and close is
+`Files`' business. Used under the file system's lock; the coroutines wait as described in `steps`.
 """
 
 from __future__ import annotations
@@ -47,12 +48,15 @@ from acpfs.writeback.log.stages import Aside, Step
 
 log = get_logger(__name__)
 LAST_CLOSE_WAIT_S = 5.0
-"""So long the kernel's RELEASE, which follows a close within microseconds, is waited for before it is asked who has a copy.
+"""So long the kernel's RELEASE, which follows a close within microseconds, is waited for before it
+is asked who has a copy.
 
 It decides when that is asked, and never what the answer is.
 """
 MAPPED_LOOKS_S = (0.0, 0.001, 0.004, 0.016)
-"""When it is looked, after RELEASE, whether a mapping lives on: the kernel may let go of the file a moment after it has sent that."""
+"""When it is looked, after RELEASE, whether a mapping lives on: the kernel may let go of the file a
+moment after it has sent that.
+"""
 TURN_OPS_MAX = 1024
 """So far it is looked which closes hold up the order."""
 
@@ -103,7 +107,8 @@ class OpenFiles:
         writers: FileWriters,
         closes: DoubtfulCloses,
     ) -> None:
-        """`closing`: how a thread comes to close what it has open; `ready`: told of who is about to write.
+        """`closing`: how a thread comes to close what it has open; `ready`: told of who is about to
+        write.
 
         `openers`: what is known of the processes that open files, which `threads` ask.
         """
@@ -137,7 +142,9 @@ class OpenFiles:
         self._mapped: dict[HandleId, Handle] = {}
         """Those that were released, and may be written to through a mapping."""
         self._unanswered: dict[int, Handle] = {}
-        """Request → open file of the last worker that it opened; some of these requests come again."""
+        """Request → open file of the last worker that it opened; some of these requests come
+        again.
+        """
 
     def handle(self, number: HandleId) -> Handle:
         """The open file of a number.
@@ -172,7 +179,9 @@ class OpenFiles:
         return {handle.node for handle in self._handles.values()}
 
     def mapped_in_kernel(self) -> set[Node]:
-        """Those whose tier file somebody may change through a mapping, beside others whom the kernel serves."""
+        """Those whose tier file somebody may change through a mapping, beside others whom the
+        kernel serves.
+        """
         return {handle.node for handle in self._handles.values() if handle.unseen}
 
     def writers_of(self, node: Node) -> list[int]:
@@ -199,16 +208,19 @@ class OpenFiles:
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open an existing regular file; close-to-open: its attributes are renewed first.
 
-        What truncates it and what makes the handle known to the next worker is one step: a worker that dies between them has done neither.
-        Where it is not (others have the file in the kernel, or the lane is waited for), the next one
-        finds a half, which is none as soon as the request comes again; it may not, where its caller is gone.
+        What truncates it and what makes the handle known to the next worker is one step: a worker
+        that dies between them has done neither. Where it is not (others have the file in the
+        kernel, or the lane is waited for), the next one finds a half, which is none as soon as the
+        request comes again; it may not, where its caller is gone.
         """
         node = self._names.node(ino)
         opening = Opening(self._now())
         if self._unanswered:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
-        node.handles += 1  # from here on its content may not be evicted; counted before the waits below, which let others in
+        # from here on its content may not be evicted; counted before the waits below, which let
+        # others in
+        node.handles += 1
         truncates = bool(flags & os.O_TRUNC)
         if truncates:
             self._writers.begins(node, caller.pid)
@@ -291,13 +303,16 @@ class OpenFiles:
             raise
         try:
             self._kept.opened(handle)
-        except OSError:  # no page is left for its record: a file that the next worker would not know is not opened
+        except OSError:
+            # no page is left for its record: a file that the next worker would not know is not
+            # opened
             self._lane_use.leave(handle)
             self._view.reads.left(handle)
             raise
         self._add(handle)
         self._table.needed(node)
-        keep, node.keep_cache = node.keep_cache, True
+        keep = node.keep_cache
+        node.keep_cache = True
         self._contents.retention.settle(node)
         if handle.writable and node.names:
             self._attributes.foresee_fsync(self._table[node.names[0][0]])
@@ -319,7 +334,8 @@ class OpenFiles:
     async def _not_opened(self, node: Node, opening: Opening, error: BaseException) -> None:
         """It failed, and is at the file no more: who closed that meanwhile may have waited for it.
 
-        What it has truncated is nobody's finished work: where nobody writes to the file who goes on with it, it replaces nothing.
+        What it has truncated is nobody's finished work: where nobody writes to the file who goes on
+        with it, it replaces nothing.
         """
         if opening.has_truncated and node.modified:
             if self._is_written_on(node, opening):
@@ -338,8 +354,8 @@ class OpenFiles:
     def _is_written_on(self, node: Node, opening: Opening) -> bool:
         """Whether somebody else goes on with what a failed open has truncated.
 
-        In the kernel that is who has written since then, or before and is not done. Who only has the
-        file open there has not, though it has changed: it was changed here.
+        In the kernel that is who has written since then, or before and is not done. Who only has
+        the file open there has not, though it has changed: it was changed here.
         """
         if node.kernel_writers:
             self._contents.kernel.look(node)
@@ -355,10 +371,12 @@ class OpenFiles:
             self._contents.kernel.note_as_is(node)
 
     async def _mark(self, node: Node) -> None:
-        """Mark what the kernel writes for others, for somebody who must go on whatever becomes of that.
+        """Mark what the kernel writes for others, for somebody who must go on whatever becomes of
+        that.
 
-        Where it fails (no descriptor is left), or whoever asked is killed meanwhile, the file counts as written to in this moment.
-        So its next version is looked at again when it is copied, with a mark then.
+        Where it fails (no descriptor is left), or whoever asked is killed meanwhile, the file
+        counts as written to in this moment. So its next version is looked at again when it is
+        copied, with a mark then.
         """
         if not node.kernel_writers:
             return
@@ -435,13 +453,15 @@ class OpenFiles:
         return opened, node
 
     async def flush(self, number: HandleId, pid: int) -> None:
-        """close(2) of one descriptor: what it wrote is complete, if no copy of the descriptor (dup, fork) is open elsewhere.
+        """close(2) of one descriptor: what it wrote is complete, if no copy of the descriptor (dup,
+        fork) is open elsewhere.
 
-        The place in the order is taken now; whether it was the last close, RELEASE tells, which comes in the background, or, where it does
-        not come, what becomes of the descriptors of who opened the file (`last_close`).
-        What somebody who was killed has not finished is a half: it is `interrupted`, and its older version stays.
-        Tells writers what the backing directory refused for good.
-        Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
+        The place in the order is taken now; whether it was the last close, RELEASE tells, which
+        comes in the background, or, where it does not come, what becomes of the descriptors of who
+        opened the file (`last_close`). What somebody who was killed has not finished is a half: it
+        is `interrupted`, and its older version stays. Tells writers what the backing directory
+        refused for good. Not readers: a program that only reads treats an error from close as bytes
+        that it must not trust, and these are good.
         """
         handle = self.handle(number)
         # before the waits below, which a killed writer does not live to see
@@ -473,7 +493,8 @@ class OpenFiles:
             self.report_refusal(handle.node)
 
     async def _is_half(self, handle: Handle, pid: int, closer: int) -> bool:
-        """Whether what was written through the descriptor is not finished: its writer was killed, and nobody has gone on.
+        """Whether what was written through the descriptor is not finished: its writer was killed,
+        and nobody has gone on.
 
         `closer`: the process that closes; 0: not told.
         """
@@ -488,7 +509,8 @@ class OpenFiles:
                 return False  # who was killed had a copy by chance
             self._closes.settle(handle, written=True)  # so what it closed before was a copy
             log.warning(
-                "its writer was killed: not published, until it is written anew or `acpfs-ctl retry`",
+                "its writer was killed: not published, until it is written anew or `acpfs-ctl "
+                "retry`",
                 path=shown(self._table.path(node.ino)),
             )
             self._leave_half(node)
@@ -501,7 +523,8 @@ class OpenFiles:
     def _may_be_half(self, handle: Handle, closer: int) -> bool:
         """Whether what its writer leaves is not finished, if that one is killed.
 
-        So is what it closed before, as long as nothing is known of that: what it has had until now was another copy.
+        So is what it closed before, as long as nothing is known of that: what it has had until now
+        was another copy.
         """
         node = handle.node
         may_be_its = handle.may_be_writer(closer)
@@ -512,7 +535,9 @@ class OpenFiles:
         return may_be_its and not self._was_log(node)
 
     async def _opener_has_it(self, handle: Handle, closer: int) -> bool:
-        """Whether somebody else closes than who opened the file, and that one has a descriptor of it still."""
+        """Whether somebody else closes than who opened the file, and that one has a descriptor of
+        it still.
+        """
         if not handle.process or closer == handle.process or not (closer or handle.has_copies):
             return False
         left = await unlocked(self._openers.left, handle.process, handle.node.ino)
@@ -526,10 +551,11 @@ class OpenFiles:
         return left is not Left.GONE
 
     async def _is_of_copy(self, handle: Handle, closer: int) -> bool:
-        """Whether a copy of the descriptor was closed, and who opened the file has one still: then nothing is complete.
+        """Whether a copy of the descriptor was closed, and who opened the file has one still: then
+        nothing is complete.
 
-        Asked where there is something to complete, and a reason to: what a poller starts while a file is being written would each time
-        hold up the order for a while.
+        Asked where there is something to complete, and a reason to: what a poller starts while a
+        file is being written would each time hold up the order for a while.
         """
         if not handle.wrote or not await self._opener_has_it(handle, closer):
             return False
@@ -547,15 +573,17 @@ class OpenFiles:
             self._kept.changed(handle)
 
     def goes_on(self, handle: Handle) -> None:
-        """A copy of the descriptor is in other hands than those that were killed, and these sync it: it is what they say it is."""
+        """A copy of the descriptor is in other hands than those that were killed, and these sync
+        it: it is what they say it is.
+        """
         if handle.killed and not handle.node.body.is_cold:
             handle.node.body.interrupted = False
 
     async def settle_closes(self) -> None:
         """Find out about closes after which the kernel's RELEASE has not come.
 
-        Those that were the close of their file count. The others are withdrawn when it is their turn in the order, or when somebody waits
-        for them, and come again with their real close.
+        Those that were the close of their file count. The others are withdrawn when it is their
+        turn in the order, or when somebody waits for them, and come again with their real close.
         """
         closed_before = self._now() - LAST_CLOSE_WAIT_S
         doubtful = [
@@ -564,7 +592,8 @@ class OpenFiles:
             if self._is_in_doubt(handle) and handle.closed_at <= closed_before
         ]
         for handle in doubtful:
-            op, close = handle.tentative, self._close(handle)
+            op = handle.tentative
+            close = self._close(handle)
             counts = await wait(self._threads.submit("closes", self._openers.counts, close))
             if handle.tentative is not op or handle.number not in self._handles:
                 continue  # written to meanwhile, or released
@@ -581,7 +610,9 @@ class OpenFiles:
                 self._closes.settle(handle, written=True)
 
     def _is_in_doubt(self, handle: Handle) -> bool:
-        """Whether a close of it was heard, and something depends on whether that was the last one."""
+        """Whether a close of it was heard, and something depends on whether that was the last
+        one.
+        """
         if handle.tentative is not None:
             return True
         if not handle.closed_at or handle.node.open_writers < 2 or not handle.writes_unseen:
@@ -589,7 +620,9 @@ class OpenFiles:
         return not handle.wrote and self._writers.is_at_it(handle)
 
     def settle_at_the_end(self) -> None:
-        """Nobody can write any more, and nothing more is heard of closes: those that were the close of their file count, and no other."""
+        """Nobody can write any more, and nothing more is heard of closes: those that were the close
+        of their file count, and no other.
+        """
         for handle in self._handles.values():
             if handle.writable and handle.closed_at:
                 handle.is_closed = self._openers.counts(self._close(handle, ended=True))
@@ -609,9 +642,12 @@ class OpenFiles:
         )
 
     def _wrote_unseen(self, handle: Handle) -> bool:
-        """Whether the kernel wrote since the close: no part of its version (interleaving 10). Nobody has said so in passthrough.
+        """Whether the kernel wrote since the close: no part of its version (interleaving 10).
 
-        Where /proc shows that who opened the file has closed it, and others write to it in the kernel, these did.
+        Nobody has said so in passthrough.
+
+        Where /proc shows that who opened the file has closed it, and others write to it in the
+        kernel, these did.
         """
         if not self._writers.may_have_written(handle):
             return False
@@ -619,7 +655,9 @@ class OpenFiles:
         return handle.unseen or not (handle.is_closed and others)
 
     def _in_the_way(self) -> set[Seq]:
-        """Closes of which something waits to be known more: what stands behind them in the order, or somebody who asked."""
+        """Closes of which something waits to be known more: what stands behind them in the order,
+        or somebody who asked.
+        """
         found = self._changes.awaited_closes()
         for op in self._log.line(TURN_OPS_MAX):
             if op.tentative:
@@ -629,7 +667,9 @@ class OpenFiles:
         return found
 
     def changes(self, handle: Handle) -> None:
-        """A call through the handle is about to change the content; `changed` says that it has ended."""
+        """A call through the handle is about to change the content; `changed` says that it has
+        ended.
+        """
         if handle.tentative is not None:
             self._closes.settle(handle, written=True)
         handle.changing += 1
@@ -641,7 +681,9 @@ class OpenFiles:
         self._wrote(handle)
 
     def wrote_mapped(self, handle: Handle, offset: int, size: int) -> None:
-        """What is about to be written through the handle may have been changed through a mapping of another one."""
+        """What is about to be written through the handle may have been changed through a mapping of
+        another one.
+        """
         handle.only_written = False
         for one in self._writers.mapped_beside(handle, offset, size):
             one.only_written = False
@@ -657,7 +699,9 @@ class OpenFiles:
             self._kept.changed(handle)
 
     def fix(self, handle: Handle) -> None:
-        """Fix the content as it is, whoever else is at it: somebody says that it is good (fsync)."""
+        """Fix the content as it is, whoever else is at it: somebody says that it is good
+        (fsync).
+        """
         if not self._take_up(handle):
             return
         handle.wrote = False
@@ -666,7 +710,9 @@ class OpenFiles:
         self._closes.fix(handle.node, quiet=True)
 
     def complete(self, handle: Handle) -> Op | None:
-        """Fix what was written through the handle, which was closed, if nobody else is at the file."""
+        """Fix what was written through the handle, which was closed, if nobody else is at the
+        file.
+        """
         if not self._take_up(handle):
             return None
         handle.wrote = False
@@ -694,18 +740,24 @@ class OpenFiles:
         self._admission.learn_use(handle)
 
     def is_half(self, node: Node) -> bool:
-        """Whether nobody goes on with what its writer has left, as one would who is about to open it and truncates it."""
+        """Whether nobody goes on with what its writer has left, as one would who is about to open
+        it and truncates it.
+        """
         return node.interrupted and not self._writers.is_opening(node)
 
     def is_anybody_at_it(self, node: Node) -> bool:
-        """Whether somebody has the file open who has written to it, or may have, and is not done."""
+        """Whether somebody has the file open who has written to it, or may have, and is not
+        done.
+        """
         return self._writers.is_anybody_at_it(node)
 
     def publish_if_done(self, node: Node, *, is_still: bool = False) -> Op | None:
-        """Fix the content, unless somebody is at it, or it is a half; what becomes of a log is good at any moment.
+        """Fix the content, unless somebody is at it, or it is a half; what becomes of a log is good
+        at any moment.
 
-        In doubt as long as somebody who has closed it may have a copy of the descriptor. `is_still`: nobody was at it before the call,
-        and until that is answered the kernel holds back who writes: what is new is the caller's.
+        In doubt as long as somebody who has closed it may have a copy of the descriptor.
+        `is_still`: nobody was at it before the call, and until that is answered the kernel holds
+        back who writes: what is new is the caller's.
         """
         at_it = self._writers.has_anybody_written if is_still else self._writers.is_anybody_at_it
         if node.interrupted or (at_it(node) and not self.is_log(node)):
@@ -734,11 +786,13 @@ class OpenFiles:
                 raise fail(op.last_error)
 
     async def goes_on_mapped(self, number: HandleId) -> bool:
-        """Before `release`: whether a mapping that was made through an open file may live on, so that it is not over.
+        """Before `release`: whether a mapping that was made through an open file may live on, so
+        that it is not over.
 
-        In passthrough the kernel maps the tier file itself. The mapping keeps that open, and not the
-        mount's file: RELEASE comes when the descriptor is closed, and nothing is heard of what is
-        written after that. The file stays open here until the mapping is gone (`settle_mappings`).
+        In passthrough the kernel maps the tier file itself. The mapping keeps that open, and not
+        the mount's file: RELEASE comes when the descriptor is closed, and nothing is heard of what
+        is written after that. The file stays open here until the mapping is gone
+        (`settle_mappings`).
         """
         handle = self._handles.get(number)
         if handle is None or not handle.maps_unseen:
@@ -756,19 +810,25 @@ class OpenFiles:
         return True
 
     async def settle_mappings(self) -> None:
-        """Release what was mapped, and is not any more. Who has the file open to write still may be one who mapped it."""
+        """Release what was mapped, and is not any more.
+
+        Who has the file open to write still may be one who mapped it.
+        """
         for handle in list(self._mapped.values()):
             if handle.number not in self._mapped:
                 continue
             reader = partial(self._contents.open_kernel_target, handle.node)
             self._view.notices.mapped(handle.number, reader)
             if not self._contents.is_mapped(handle.node):
-                # Before another open can give the node another file, which the kernel would not get.
+                # Before another open can give the node another file, which the kernel would not
+                # get.
                 self._view.notices.forgotten(handle.number)
                 await self.release(handle.number)
 
     async def release(self, number: HandleId) -> None:
-        """The last reference of an open file is gone; the clean-up must not depend on FLUSH, which may be missing after an I/O error."""
+        """The last reference of an open file is gone; the clean-up must not depend on FLUSH, which
+        may be missing after an I/O error.
+        """
         handle = self._handles.pop(number, None)
         if handle is None:
             return
@@ -787,7 +847,8 @@ class OpenFiles:
         self._view.reads.left(handle)
         node = handle.node
         if handle.writable and node.modified:
-            # No FLUSH came, or a shared mapping wrote after the last one, or others waited for this one.
+            # No FLUSH came, or a shared mapping wrote after the last one, or others waited for this
+            # one.
             self.publish_if_done(node)
         if handle.writable and not node.kernel_writers and not node.interrupted:
             await self._outgrown.finish(node)
@@ -819,13 +880,16 @@ class OpenFiles:
             op = self._log.last_of(node.ino) if tentative else None
             if op is not None and self._is_closed_since(op, tentative):
                 op.take(Step.CLOSED)
-                handle.tentative, handle.closed_at = op, self._now()
+                handle.tentative = op
+                handle.closed_at = self._now()
         for former, seq in self._kept.former():
             self._settle_former(former, Seq(seq))
 
     @staticmethod
     def _is_closed_since(op: Op, seq: int) -> bool:
-        """Whether it is by a close that came with that number, or after another one which that withdrew as the worker died."""
+        """Whether it is by a close that came with that number, or after another one which that
+        withdrew as the worker died.
+        """
         return op.kind is OpKind.STORE and op.seq >= seq and not op.begun
 
     def _settle_former(self, close: Close, seq: Seq) -> None:
@@ -838,7 +902,9 @@ class OpenFiles:
             self._changes.withdraw(op)
 
     def is_log(self, node: Node) -> bool:
-        """Whether the file only grew as a log does since its last version, so that it may be published as it is."""
+        """Whether the file only grew as a log does since its last version, so that it may be
+        published as it is.
+        """
         return (
             not node.body.is_cold
             and node.body.writing is Writing.APPENDING
@@ -852,7 +918,9 @@ class OpenFiles:
         return node.body.last_writing is Writing.APPENDING and not node.kernel_rewriters
 
     def was_closed(self, node: Node) -> bool:
-        """At the end (`settle_at_the_end`): whether of those who have the file open for writing one has closed it, and nobody is at it."""
+        """At the end (`settle_at_the_end`): whether of those who have the file open for writing one
+        has closed it, and nobody is at it.
+        """
         writers = self._writers.of(node)
         return any(one.is_closed for one in writers) and not any(
             self._writers.is_at_it(one) for one in writers if not one.is_closed
@@ -863,7 +931,9 @@ class OpenFiles:
         return unique in self._unanswered
 
     def _created_before(self, unique: int) -> tuple[OpenFile, Node] | None:
-        """The answer to a request that made and opened a file, which the last worker carried out and did not give."""
+        """The answer to a request that made and opened a file, which the last worker carried out
+        and did not give.
+        """
         handle = self._unanswered.get(unique)
         if handle is None or not handle.created:
             return None
@@ -878,7 +948,9 @@ class OpenFiles:
         return OpenFile(handle.number, keep_cache=False, lane=handle.lane, backing_fd=fd), node
 
     def _forget_unanswered(self, unique: int) -> None:
-        """What the last worker opened for a request that comes again is opened anew: the kernel never learned that number."""
+        """What the last worker opened for a request that comes again is opened anew: the kernel
+        never learned that number.
+        """
         handle = self._unanswered.pop(unique, None)
         if handle is not None and self._handles.pop(handle.number, None) is not None:
             self._lane_use.leave(handle)

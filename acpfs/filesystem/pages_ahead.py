@@ -1,10 +1,13 @@
-"""Pages of a file that is about to be written, taken at its open: all it is expected to need, and as large as they come.
+"""Pages of a file that is about to be written, taken at its open: all it is expected to need, and
+as large as they come.
 
-Linux gives a tmpfs file that grows pages as large as the write. What is written in small pieces would so be mapped in small pages for as
-long as it is in RAM. Pages that are allocated beyond the end of a file are large whatever is written, and its size does not show them:
-so a writer that is killed, and a daemon that is, leave a file that is as long as what was written. What was not needed goes when the last
-writer in the passthrough lane has gone and no other write is under way. Nothing is taken that others may need: a file must be expected, RAM
-plentiful beside it, and who pays for the pages the same as if its writer had made them. Used under the file system's lock.
+Linux gives a tmpfs file that grows pages as large as the write. What is written in small pieces
+would so be mapped in small pages for as long as it is in RAM. Pages that are allocated beyond the
+end of a file are large whatever is written, and its size does not show them: so a writer that is
+killed, and a daemon that is, leave a file that is as long as what was written. What was not needed
+goes when the last writer in the passthrough lane has gone and no other write is under way. Nothing
+is taken that others may need: a file must be expected, RAM plentiful beside it, and who pays for
+the pages the same as if its writer had made them. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -35,9 +38,14 @@ from acpfs.types import TierId
 BYTES_MIN = 2 * HUGE_PAGE_BYTES
 """Smaller files have few pages anyway."""
 PIECE_BYTES = 64 << 20
-"""Taken or given back at a time under the lock: 0.2 ms, or 15 where memory is in small pieces. The first at the open or close."""
+"""Taken or given back at a time under the lock: 0.2 ms, or 15 where memory is in small pieces.
+
+The first at the open or close.
+"""
 HOLES_MAX = 256
-"""So many holes are given back; what has more is made of small pieces, and large pages in it are few."""
+"""So many holes are given back; what has more is made of small pieces, and large pages in it are
+few.
+"""
 
 
 @dataclass(slots=True)
@@ -63,7 +71,9 @@ class ReadyMemory(Protocol):
         """A file is about to be opened for writing, under the lock."""
 
     def hand_over(self, size: int, waits: bool) -> None:
-        """Before so many bytes are taken: that much comes free for them; `waits`: even if that has to wait."""
+        """Before so many bytes are taken: that much comes free for them; `waits`: even if that has
+        to wait.
+        """
 
 
 class NoReadyMemory:
@@ -89,13 +99,11 @@ class PagesAhead:
         ready: ReadyMemory,
     ) -> None:
         """`threads`: where all but the first piece is taken."""
-        self._tier, self._contents, self._admission, self._threads, self._lock = (
-            tier,
-            contents,
-            admission,
-            threads,
-            lock,
-        )
+        self._tier = tier
+        self._contents = contents
+        self._admission = admission
+        self._threads = threads
+        self._lock = lock
         self._taken: dict[TierId, _Taken] = {}
         self._ready = ready
 
@@ -167,8 +175,8 @@ class PagesAhead:
             if not self._goes_on(node, body) or not self._has_room(piece):
                 return
             fd = os.dup(self._contents.opened(body))
-            # Its bytes stay in RAM meanwhile: where one is gone that stands behind its writer by the
-            # time that the kernel allocates, zeros would take its place.
+            # Its bytes stay in RAM meanwhile: where one is gone that stands behind its writer by
+            # the time that the kernel allocates, zeros would take its place.
             body.keep_open()
         try:
             fallocate(fd, FALLOC_KEEP_SIZE, start, piece)
@@ -211,7 +219,10 @@ class PagesAhead:
             self.cut(node)
 
     def cut(self, node: Node) -> None:
-        """Give back what was not written, unless somebody may still write it unseen. The file looks as before, its times too."""
+        """Give back what was not written, unless somebody may still write it unseen.
+
+        The file looks as before, its times too.
+        """
         body = node.body
         if body.is_cold or body.tier not in self._taken:
             return
@@ -250,7 +261,8 @@ class PagesAhead:
         fd = self._contents.opened(body)
         st = os.fstat(fd)
         self._tier.look_full()
-        bytes_left, piece = PIECE_BYTES, 1
+        bytes_left = PIECE_BYTES
+        piece = 1
         while piece and bytes_left > 0:
             piece = _punch_end(fd, st.st_size, taken, bytes_left) or _punch_hole(
                 fd, st.st_size, taken, bytes_left

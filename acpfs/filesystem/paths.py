@@ -1,6 +1,8 @@
-"""Paths below the mount point, followed as the kernel would follow them, for those who name a file without opening it.
+"""Paths below the mount point, followed as the kernel would follow them, for those who name a file
+without opening it.
 
-Asks the backing directory through `LowerView` as a lookup does. Coroutines wait as described in `steps`.
+Asks the backing directory through `LowerView` as a lookup does. Coroutines wait as described in
+`steps`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ class Paths:
     """See above."""
 
     def __init__(self, table: NodeTable, view: LowerView, mountpoint: Path) -> None:
-        self._table, self._view, self._mountpoint = table, view, os.fsencode(mountpoint)
+        self._table = table
+        self._view = view
+        self._mountpoint = os.fsencode(mountpoint)
 
     def of(self, ino: Ino) -> bytes:
         """Where a node lies in the mount now, "" also for one that has no name; under the lock."""
@@ -59,8 +63,10 @@ class Paths:
         Raises:
             OSError: ENOENT, there is nothing; EXDEV, a symlink leads out of the mount; ELOOP.
         """
-        todo, links = path.split(b"/")[::-1], list[bytes]()
-        nodes, names = [self._table[ROOT]], list[bytes]()
+        todo = path.split(b"/")[::-1]
+        links = list[bytes]()
+        nodes = [self._table[ROOT]]
+        names = list[bytes]()
         while todo:
             name = todo.pop()
             if name == b"..":

@@ -1,10 +1,12 @@
 """Whose memory control group pays for pages in RAM, and that it gets them back.
 
-A page of the RAM tier is charged to whoever writes it first, and stays charged after the close: as long as it is dirty, and then as long as
-it is retained. In the daemon's lane that is the daemon. In the passthrough lane it is the writer; its groups may be limited to what
-the writer itself will need, and then the kernel kills it for pages that it does not know of. So a foreign group, whose limit does not
-hold for the daemon too, pays only where much room is left beside the file; which files it paid for is kept in the state database, and
-when its room becomes small, clean ones of them leave RAM. Used under the file system's lock; nothing here waits.
+A page of the RAM tier is charged to whoever writes it first, and stays charged after the close: as
+long as it is dirty, and then as long as it is retained. In the daemon's lane that is the daemon. In
+the passthrough lane it is the writer; its groups may be limited to what the writer itself will
+need, and then the kernel kills it for pages that it does not know of. So a foreign group, whose
+limit does not hold for the daemon too, pays only where much room is left beside the file; which
+files it paid for is kept in the state database, and when its room becomes small, clean ones of them
+leave RAM. Used under the file system's lock; nothing here waits.
 """
 
 from __future__ import annotations
@@ -20,10 +22,17 @@ from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, TierId
 
 ROOMY = 2
-"""A foreign group pays where a half of its limit is left: its processes may still double what they use."""
+"""A foreign group pays where a half of its limit is left: its processes may still double what they
+use.
+"""
 PRESSED = 4
-"""It gets pages back when less than a quarter is left: enough for a second of growth, after which it is looked at again."""
-DDL = "CREATE TABLE IF NOT EXISTS payer (tier_id INTEGER PRIMARY KEY, ino INTEGER NOT NULL, groups BLOB NOT NULL);"
+"""It gets pages back when less than a quarter is left: enough for a second of growth, after which
+it is looked at again.
+"""
+DDL = (
+    "CREATE TABLE IF NOT EXISTS payer (tier_id INTEGER PRIMARY KEY, ino INTEGER NOT NULL, groups "
+    "BLOB NOT NULL);"
+)
 
 Limits = Callable[[int], "list[LimitedGroup] | None"]
 
@@ -40,7 +49,9 @@ class Payers:
     ) -> None:
         """Load what earlier workers noted. `limits`: around a caller, by pid; None: not known."""
         state.create(DDL)
-        self._state, self._table, self._retention = state, table, retention
+        self._state = state
+        self._table = table
+        self._retention = retention
         self._limits = limits
         self._paid: dict[TierId, tuple[Ino, frozenset[bytes]]] = {
             TierId(tier_id): (Ino(ino), frozenset(groups.split(b"\0")))
@@ -48,7 +59,9 @@ class Payers:
         }
         """Tier file → its node, and the groups."""
         self.pays_as_we_do = False
-        """Of the writer that was asked about last: whether its pages are charged to the same limited groups as those of the daemon."""
+        """Of the writer that was asked about last: whether its pages are charged to the same
+        limited groups as those of the daemon.
+        """
 
     def refuse(
         self, node: Node, pid: int, wanted_bytes: int, outstanding: Callable[[Node], int]
@@ -115,6 +128,8 @@ class Payers:
         ]
 
     def _is_there(self, tier_id: TierId, ino: Ino) -> bool:
-        """Whether the file still has those pages; True, too, where it was cut to nothing and the daemon wrote anew: no loss when clean."""
+        """Whether the file still has those pages; True, too, where it was cut to nothing and the
+        daemon wrote anew: no loss when clean.
+        """
         node = self._table.get(ino)
         return node is not None and node.body.tier == tier_id

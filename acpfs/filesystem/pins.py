@@ -1,7 +1,8 @@
 """Pins: paths whose files stay in RAM, whatever the policy says.
 
-A pin is on a path, not on a file: what comes to lie at or below it is pinned too, and what is moved away is not any more. Kept in the
-state database, so that pins outlive workers and mounts, like the bytes that they keep. Used under the file system's lock.
+A pin is on a path, not on a file: what comes to lie at or below it is pinned too, and what is moved
+away is not any more. Kept in the state database, so that pins outlive workers and mounts, like the
+bytes that they keep. Used under the file system's lock.
 """
 
 from __future__ import annotations

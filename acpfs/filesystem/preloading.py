@@ -1,7 +1,9 @@
-"""Files that are brought to RAM by name, before anybody reads them: which ones, and the newest checkpoint among them.
+"""Files that are brought to RAM by name, before anybody reads them: which ones, and the newest
+checkpoint among them.
 
-Asks the backing directory through `LowerView` as a lookup or a listing does, and hands files to `Warming` one by one. Does not know who
-asked, nor how many come at the same time. Coroutines wait as described in `steps`.
+Asks the backing directory through `LowerView` as a lookup or a listing does, and hands files to
+`Warming` one by one. Does not know who asked, nor how many come at the same time. Coroutines wait
+as described in `steps`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ TRACKERS = (
     b"latest_checkpoint",
     b"latest_checkpoint.txt",
 )
-"""Files of one line that name the checkpoint beside them: Megatron writes a number, DeepSpeed and others a name."""
+"""Files of one line that name the checkpoint beside them: Megatron writes a number, DeepSpeed and
+others a name.
+"""
 TRACKER_BYTES_MAX = 4096
 SAVE_DIR_DEPTH_MAX = 3
 """How deep below the mount point save_dirs are looked for."""
@@ -56,8 +60,12 @@ class Preloading:
     ) -> None:
         """`closed`: one user of a node less."""
         self._paths = paths
-        self._table, self._view, self._reads, self._warming = table, view, reads, warming
-        self._checkpoints, self._closed = checkpoints, closed
+        self._table = table
+        self._view = view
+        self._reads = reads
+        self._warming = warming
+        self._checkpoints = checkpoints
+        self._closed = closed
 
     async def files(self, path: bytes) -> list[Found]:
         """Regular files at and below a path, as they are now; symlinks are not followed.
@@ -65,7 +73,8 @@ class Preloading:
         Raises:
             OSError: ENOENT when there is nothing.
         """
-        found, todo = [], [(path, await self._paths.find(path))]
+        found = []
+        todo = [(path, await self._paths.find(path))]
         while todo:
             where, node = todo.pop()
             if node.is_file:
@@ -79,7 +88,8 @@ class Preloading:
         return found
 
     async def bring(self, ino: Ino) -> tuple[str, str]:
-        """Bring one file; how it ended (as `Warming.bring` says) and its checksum, where it was read.
+        """Bring one file; how it ended (as `Warming.bring` says) and its checksum, where it was
+        read.
 
         Raises:
             OSError: it is gone, or the backing directory does not give it.
@@ -102,7 +112,8 @@ class Preloading:
     # -- the newest checkpoint
 
     async def latest(self) -> list[bytes]:
-        """Paths of the newest checkpoint: the one that a tracker file names, else the newest that is as whole as the one before it.
+        """Paths of the newest checkpoint: the one that a tracker file names, else the newest that
+        is as whole as the one before it.
 
         Of several save_dirs, the one that was written to last. Nothing found: no paths.
         """
@@ -140,7 +151,9 @@ class Preloading:
         return []
 
     async def _text(self, node: Node) -> bytes:
-        """As the mount has it: what names the newest checkpoint may not be on the backing directory yet."""
+        """As the mount has it: what names the newest checkpoint may not be on the backing directory
+        yet.
+        """
         node.handles += 1
         try:
             if not node.body.is_cold:

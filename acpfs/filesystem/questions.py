@@ -1,8 +1,9 @@
-"""Questions to the backing directory: how long their callers are patient, and which answers a commit has overtaken.
+"""Questions to the backing directory: how long their callers are patient, and which answers a
+commit has overtaken.
 
-Knows when the committed tree moves, and nothing of what is asked. A question waits in a thread of its own; whoever has older knowledge goes
-on with that after `patience_s`, and whoever has none fails after `backing_timeout_s`. Used by calls, under the file system's lock between
-their waits.
+Knows when the committed tree moves, and nothing of what is asked. A question waits in a thread of
+its own; whoever has older knowledge goes on with that after `patience_s`, and whoever has none
+fails after `backing_timeout_s`. Used by calls, under the file system's lock between their waits.
 """
 
 from __future__ import annotations
@@ -30,20 +31,27 @@ class Questions:
 
     def __init__(self, settings: Settings, calls: CallPool, tree: LowerTree, lock: RLock) -> None:
         """`calls`: threads for requests' calls on the backing directory."""
-        self._settings, self._calls, self._tree, self._lock = settings, calls, tree, lock
-        self.stale, self.overtaken_answers = 0, 0
+        self._settings = settings
+        self._calls = calls
+        self._tree = tree
+        self._lock = lock
+        self.stale = 0
+        self.overtaken_answers = 0
         """How often somebody went on with older knowledge; answers that do not count."""
 
     async def call(self, label: str, function: Callable[..., T], *arguments: Any) -> T:
         """A call without which the request cannot go on.
 
         Raises:
-            OSError: what the backing directory answered; EIO when it did not within `backing_timeout_s`.
+            OSError: what the backing directory answered; EIO when it did not within
+                `backing_timeout_s`.
         """
         return await self.answer(label, self._calls.submit(label, function, *arguments))
 
     async def answer(self, label: str, future: Future[T], progress: Progress | None = None) -> T:
-        """`call` for one that is under way; `progress`: patience goes by that, not by the time since it began."""
+        """`call` for one that is under way; `progress`: patience goes by that, not by the time
+        since it began.
+        """
         moved = progress.mark if progress is not None else lambda: None
         try:
             return await wait(
@@ -60,16 +68,21 @@ class Questions:
         known: bool,
         late: Callable[[T], None],
     ) -> T | None:
-        """A call that renews knowledge; None: go on with what is known. `late`: takes, under the lock, an answer that came after that."""
+        """A call that renews knowledge; None: go on with what is known.
+
+        `late`: takes, under the lock, an answer that came after that.
+        """
         if not known:
             return await self.call(label, function, *arguments)
-        epoch, future = self._tree.epoch, self._calls.submit(label, function, *arguments)
+        epoch = self._tree.epoch
+        future = self._calls.submit(label, function, *arguments)
         try:
             return await wait(
                 self._calls.patient(future, self._settings.patience_s, when_stuck=0.0)
             )
         except InterruptedError:
-            raise  # who asked was killed: that is no answer, and who asks again and again has to end
+            # who asked was killed: that is no answer, and who asks again and again has to end
+            raise
         except OSError:
             self.stale += 1
             if not future.done():
@@ -77,7 +90,9 @@ class Questions:
             return None
 
     def _came_late(self, epoch: int, late: Callable[[T], None], future: Future[T]) -> None:
-        """Else a backing directory that always takes longer than patience lasts would never be heard."""
+        """Else a backing directory that always takes longer than patience lasts would never be
+        heard.
+        """
         if not future.cancelled() and future.exception() is None:
             with self._lock:
                 if not self.overtaken(epoch):
@@ -90,13 +105,15 @@ class Questions:
 
     def overtaken(self, epoch: int) -> bool:
         """Whether a commit moved things while the question was under way."""
-        # odd: a move was under way when the question was asked; another number: one came in between (interleaving 3)
+        # odd: a move was under way when the question was asked; another number: one came in between
+        # (interleaving 3)
         overtaken = epoch % 2 == 1 or self._tree.epoch != epoch
         self.overtaken_answers += overtaken
         return overtaken
 
     async def at_rest(self, *, known: bool) -> bool:
-        """Wait until the move that is under way has ended; False: it takes long, go on with what is known.
+        """Wait until the move that is under way has ended; False: it takes long, go on with what is
+        known.
 
         Raises:
             OSError: EIO: nothing is known, and it did not end within `backing_timeout_s`.
@@ -118,16 +135,19 @@ class Questions:
     async def at_place(
         self, node: Node, question: Callable[..., Awaitable[T]], *arguments: Any, again: bool = True
     ) -> T:
-        """Ask something about a node: `question(path, *arguments)`, with its path on the backing directory.
+        """Ask something about a node: `question(path, *arguments)`, with its path on the backing
+        directory.
 
-        What a commit that moves things meanwhile made of it does not count: a path that leads nowhere, or to something else, for a
-        moment. `again`: ask again also after an answer that was overtaken, not only after an error.
+        What a commit that moves things meanwhile made of it does not count: a path that leads
+        nowhere, or to something else, for a moment. `again`: ask again also after an answer that
+        was overtaken, not only after an error.
 
         Raises:
             OSError: ESTALE: the node is not there (any more); or what the question raised.
         """
         while True:
-            epoch, path = self._tree.epoch, self._tree.path(node.ino)
+            epoch = self._tree.epoch
+            path = self._tree.path(node.ino)
             if path is None:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             try:

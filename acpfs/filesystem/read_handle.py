@@ -1,4 +1,5 @@
-"""An open file as far as reading from the backing directory goes: what the view on the lower layer needs to know of a handle.
+"""An open file as far as reading from the backing directory goes: what the view on the lower layer
+needs to know of a handle.
 
 The handle itself, with lane and flags, is `kept_handles.Handle`.
 """

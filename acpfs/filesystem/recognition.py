@@ -1,9 +1,10 @@
 """Which node an entry of the backing directory is.
 
-An inode number is no identity: a file system gives the number of a deleted file to the next new one. Who then wrote to that would
-overwrite the other, with a valid checksum. So an entry is the node that is known under its name, or the node of which it is a hard link: a
-second look, at another name of that node, shows the very same inode now. Else it is a new node. `look` runs in threads of the pool and
-takes the lock for a moment; all else runs under the lock.
+An inode number is no identity: a file system gives the number of a deleted file to the next new
+one. Who then wrote to that would overwrite the other, with a valid checksum. So an entry is the
+node that is known under its name, or the node of which it is a hard link: a second look, at another
+name of that node, shows the very same inode now. Else it is a new node. `look` runs in threads of
+the pool and takes the lock for a moment; all else runs under the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import LowerTree
 
 NAMES_LOOKED_AT_MAX = 16
-"""Of a node, to see whether an entry is one more of its names: the first that is still its own tells, and it may have thousands."""
+"""Of a node, to see whether an entry is one more of its names: the first that is still its own
+tells, and it may have thousands.
+"""
 
 
 class Seen(NamedTuple):
@@ -40,10 +43,15 @@ class Recognition:
     """Looks at entries, and says whose they are."""
 
     def __init__(self, lower: Whereabouts, tree: LowerTree, table: NodeTable, lock: RLock) -> None:
-        self._lower, self._tree, self._table, self._lock = lower, tree, table, lock
+        self._lower = lower
+        self._tree = tree
+        self._table = table
+        self._lock = lock
 
     def look(self, path: LowerPath) -> Seen:
-        """What lies at a path; costs a second question where it has several names, and this one is new here."""
+        """What lies at a path; costs a second question where it has several names, and this one is
+        new here.
+        """
         return self._seen(path, self._lstat(path))
 
     def look_at_all(self, directory: LowerPath, names: Sequence[bytes]) -> list[Seen]:
@@ -72,7 +80,9 @@ class Recognition:
             raise
 
     def _elsewhere(self, lower_ino: int, path: LowerPath) -> list[tuple[Ino, LowerPath]]:
-        """The nodes that had an inode number when they were last looked at, and where they lie; but for the one that lies at `path`."""
+        """The nodes that had an inode number when they were last looked at, and where they lie; but
+        for the one that lies at `path`.
+        """
         with self._lock:
             here = self._tree.at(path)
             return [
@@ -86,7 +96,9 @@ class Recognition:
     def node(
         self, known: Node | None, st: LowerStat, twin: Ino, asked: int, *, in_use: bool
     ) -> Node:
-        """The node of an entry that was looked at. `known`: under its name; `in_use`: somebody relies on that one.
+        """The node of an entry that was looked at.
+
+        `known`: under its name; `in_use`: somebody relies on that one.
 
         `asked`: serial of the question.
         """
@@ -104,7 +116,9 @@ class Recognition:
         return same or self._table.found(st)
 
     def _seen_meanwhile(self, st: LowerStat, asked: int) -> Node | None:
-        """The node of which another name was looked at since, as those of one listing are; `asked`: serial of the question."""
+        """The node of which another name was looked at since, as those of one listing are; `asked`:
+        serial of the question.
+        """
         if stat.S_ISDIR(st.mode) or st.nlink < 2:
             return None
         nodes = (node for node in self._table.by_lower(st.ino) if node.checked >= asked)

@@ -1,6 +1,7 @@
 """What transports hand in and get back. Plain records; the names and units of stat(2).
 
-Those that are made for nearly every request are named tuples: a frozen dataclass of eleven fields takes 2 us to make, these 0.4.
+Those that are made for nearly every request are named tuples: a frozen dataclass of eleven fields
+takes 2 us to make, these 0.4.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from acpfs.types import HandleId, Ino
 class Caller(NamedTuple):
     """Who makes the call.
 
-    `umask` counts where the directory hands no ACL on; with libfuse the kernel has applied it to modes already, in any case.
+    `umask` counts where the directory hands no ACL on; with libfuse the kernel has applied it to
+    modes already, in any case.
     """
 
     uid: int
@@ -23,7 +25,10 @@ class Caller(NamedTuple):
     pid: int
     umask: int = 0
     unique: int = 0
-    """Number of the kernel's request; the same when it comes again after a takeover. 0: it never does."""
+    """Number of the kernel's request; the same when it comes again after a takeover.
+
+    0: it never does.
+    """
 
 
 class Attributes(NamedTuple):
@@ -70,11 +75,17 @@ class OpenFile(NamedTuple):
     """The kernel may go on using the pages it has of this file."""
     lane: Lane = Lane.LIBFUSE
     backing_fd: int = -1
-    """Passthrough lane: descriptor of the file that the kernel is to read and write; stays open until `release`."""
+    """Passthrough lane: descriptor of the file that the kernel is to read and write; stays open
+    until `release`.
+    """
 
 
 class DirEntry(NamedTuple):
-    """One entry of readdir. `next_offset` resumes behind it; `attributes` only where asked for, with a kernel reference taken."""
+    """One entry of readdir.
+
+    `next_offset` resumes behind it; `attributes` only where asked for, with a kernel reference
+    taken.
+    """
 
     name: bytes
     ino: Ino

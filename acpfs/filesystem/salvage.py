@@ -1,9 +1,11 @@
 """After a reboot: from the mirror's journal to the state of a mount that has all it names.
 
-The journal knows more than there are bytes for, so the log is cut at the first version that has neither a copy in the spill directory nor a
-staging file; what follows it is lost, and what precedes it is a moment of the applications' own history. The upper tree is then made
-anew from the committed tree and the operations that are left, since the journal's is of a later moment. Works on rows, before any layer
-has read them; knows the tables of nodes, log and committed tree. Nothing here asks the backing directory.
+The journal knows more than there are bytes for, so the log is cut at the first version that has
+neither a copy in the spill directory nor a staging file; what follows it is lost, and what precedes
+it is a moment of the applications' own history. The upper tree is then made anew from the committed
+tree and the operations that are left, since the journal's is of a later moment. Works on rows,
+before any layer has read them; knows the tables of nodes, log and committed tree. Nothing here asks
+the backing directory.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Salvaged:
 
 
 def salvage(journal: Path, target: Path, size_of: Callable[[str], int]) -> Salvaged:
-    """Make the state database `target` from a journal. `size_of`: bytes of a copy in the spill directory, -1 when it is not there.
+    """Make the state database `target` from a journal.
+
+    `size_of`: bytes of a copy in the spill directory, -1 when it is not there.
 
     Raises:
         OSError, sqlite3.Error: the disk's; `target` is not there then.
@@ -67,7 +71,8 @@ def salvage(journal: Path, target: Path, size_of: Callable[[str], int]) -> Salva
 class _Salvage:
     def __init__(self, db: sqlite3.Connection, size_of: Callable[[str], int]) -> None:
         db.row_factory = sqlite3.Row
-        self._db, self._size_of = db, size_of
+        self._db = db
+        self._size_of = size_of
         self._children: dict[tuple[int, bytes], int] = {}
         self._found = Salvaged()
 
@@ -110,7 +115,8 @@ class _Salvage:
                 break
             kept.append(op)
         lost = ops[len(kept) :]
-        self._found.operations, self._found.lost = len(kept), len(lost)
+        self._found.operations = len(kept)
+        self._found.lost = len(lost)
         stores = [op["name"] for op in lost if op["kind"] == OpKind.STORE.value]
         self._found.lost_names = [os.fsdecode(name) for name in stores[:NAMES_MAX]]
         if lost:
@@ -145,7 +151,9 @@ class _Salvage:
     # -- nodes and names
 
     def _needed(self, ops: list[sqlite3.Row]) -> set[int]:
-        """Nodes that operations mention, and all directories above them; the others are found on the backing directory again."""
+        """Nodes that operations mention, and all directories above them; the others are found on
+        the backing directory again.
+        """
         needed = {int(ROOT)}
         wanted = {
             op[column]
@@ -168,48 +176,59 @@ class _Salvage:
         self._db.executemany("INSERT INTO needed VALUES (?)", [(ino,) for ino in needed])
         self._db.execute("DELETE FROM node WHERE ino NOT IN (SELECT ino FROM needed)")
         self._db.execute(
-            "DELETE FROM place WHERE ino NOT IN (SELECT ino FROM needed) OR parent NOT IN (SELECT ino FROM needed)"
+            "DELETE FROM place WHERE ino NOT IN (SELECT ino FROM needed) OR parent NOT IN "
+            "(SELECT ino FROM needed)"
         )
 
     def _name(self, ops: list[sqlite3.Row], needed: set[int]) -> None:
-        """The upper tree: where nodes lie on the backing directory, and what the operations change of that."""
+        """The upper tree: where nodes lie on the backing directory, and what the operations change
+        of that.
+        """
         children = self._children
         for row in self._rows("SELECT parent, name, ino FROM place"):
             children[(row["parent"], bytes(row["name"]))] = row["ino"]
         for op in ops:
-            here, there = (
-                (op["parent"], bytes(op["name"])),
-                (op["new_parent"], bytes(op["new_name"])),
-            )
+            here = (op["parent"], bytes(op["name"]))
+            there = (op["new_parent"], bytes(op["new_name"]))
             kind = OpKind(op["kind"])
             if kind is OpKind.LINK or (op["kind"] in _MAKING and op["creates"]):
                 children[here] = op["ino"]
             elif kind in (OpKind.UNLINK, OpKind.RMDIR):
                 children[here] = 0
             elif kind is OpKind.RENAME:
-                children[here], children[there] = 0, op["ino"]
+                children[here] = 0
+                children[there] = op["ino"]
             elif kind is OpKind.EXCHANGE:
-                children[here], children[there] = op["victim"], op["ino"]
+                children[here] = op["victim"]
+                children[there] = op["ino"]
         self._db.execute("DELETE FROM child")
         rows = [(parent, name, ino) for (parent, name), ino in children.items() if parent in needed]
         self._db.executemany("INSERT INTO child VALUES (?, ?, ?)", rows)
 
     def _mend_node(self, ino: int) -> None:
-        """The node as it was when the last operation was logged that is left: content, size, mtime, number of names."""
+        """The node as it was when the last operation was logged that is left: content, size, mtime,
+        number of names.
+        """
         rows = self._rows("SELECT * FROM node WHERE ino = ?", ino)
         if not rows:
             return
-        node, links = rows[0], Counter(self._children.values())[ino]
+        node = rows[0]
+        links = Counter(self._children.values())[ino]
         is_dir = node["mode"] & 0o170000 == 0o040000
         nlink = node["nlink"] if ino == ROOT or (is_dir and links) else links
-        staging, spilled, size, mtime_ns = "", 0, node["size"], node["mtime_ns"]
+        staging = ""
+        spilled = 0
+        size = node["size"]
+        mtime_ns = node["mtime_ns"]
         stored = self._rows(
-            "SELECT version.*, op.meta FROM op JOIN version USING (vid) WHERE op.ino = ? ORDER BY seq DESC LIMIT 1",
+            "SELECT version.*, op.meta FROM op JOIN version USING (vid) WHERE op.ino = ? ORDER "
+            "BY seq DESC LIMIT 1",
             ino,
         )
         if stored:
             version = stored[0]
-            size, mtime_ns = version["size"], json.loads(version["meta"])[4] or mtime_ns
+            size = version["size"]
+            mtime_ns = json.loads(version["meta"])[4] or mtime_ns
             if links:
                 staging, spilled = (
                     ("", version["vid"]) if version["spilled"] else (version["staging_name"], 0)
@@ -217,8 +236,10 @@ class _Salvage:
         elif node["identity"] and not is_dir:
             _lower_ino, size, mtime_ns, _ctime_ns = json.loads(node["identity"])
         self._db.execute(
-            """UPDATE node SET tier_id = 0, head = 0, staging = ?, gone = '', spilled = ?, unlogged = 0,
-              modified = 0, interrupted = 0, failed = 0, failed_at = 0, writing = 'appending', last_writing = 'appending',
+            """UPDATE node SET tier_id = 0, head = 0, staging = ?, gone = '', spilled = ?,
+              unlogged = 0,
+              modified = 0, interrupted = 0, failed = 0, failed_at = 0,
+              writing = 'appending', last_writing = 'appending',
               nlink = ?, size = ?, mtime_ns = ? WHERE ino = ?""",
             (staging, spilled, nlink, size, mtime_ns, ino),
         )

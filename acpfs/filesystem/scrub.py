@@ -1,8 +1,9 @@
 """Comparing what RAM has of files with their checksums, long after it came there.
 
-Bytes lie in RAM for days; memory fails, and strangers write into the RAM tier. A clean file whose copy in RAM is not what was stored, while
-the backing directory has that, loses the copy in RAM. Bytes that are nowhere else are named, and no more. Blocks on the backing
-directory where something differs, or only the file itself has its checksum: run it on a thread. Takes the lock for moments.
+Bytes lie in RAM for days; memory fails, and strangers write into the RAM tier. A clean file whose
+copy in RAM is not what was stored, while the backing directory has that, loses the copy in RAM.
+Bytes that are nowhere else are named, and no more. Blocks on the backing directory where something
+differs, or only the file itself has its checksum: run it on a thread. Takes the lock for moments.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES
 from acpfs.writeback.streams.checksums import digest_in_ram
 
 NOTE_BYTES = 1 << 20
-"""Asking the backing directory for a checksum counts as so many bytes: many small files must not become a load there."""
+"""Asking the backing directory for a checksum counts as so many bytes: many small files must not
+become a load there.
+"""
 
 Pace = Callable[[int], None]
 """Called before so many bytes are read; waits where that is too fast."""
@@ -63,7 +66,9 @@ class ScrubFinding:
 
 @dataclass(frozen=True, slots=True)
 class ScrubPlace:
-    """Where to look: at the clean content of a node, or at the version of an operation that waits."""
+    """Where to look: at the clean content of a node, or at the version of an operation that
+    waits.
+    """
 
     number: Ino | Seq
     size: int
@@ -85,15 +90,19 @@ class RamScrub:
         lock: RLock,
         step: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`manifest`: what this node has stored; of other files the backing directory is asked. `step`: of the state."""
-        self._mending, self._log, self._listener, self._tier, self._tree = (
-            mending,
-            operations,
-            listener,
-            tier,
-            tree,
-        )
-        self._manifest, self._lower, self._lock, self._step = manifest, lower, lock, step
+        """`manifest`: what this node has stored; of other files the backing directory is asked.
+
+        `step`: of the state.
+        """
+        self._mending = mending
+        self._log = operations
+        self._listener = listener
+        self._tier = tier
+        self._tree = tree
+        self._manifest = manifest
+        self._lower = lower
+        self._lock = lock
+        self._step = step
         self.read_bytes = self.repaired_files = 0
 
     def places(self) -> list[ScrubPlace]:
@@ -110,7 +119,9 @@ class RamScrub:
             ]
 
     def look(self, place: ScrubPlace, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
-        """Compare, if it lies at or below one of the paths (all, where none is named); None: it does not, or has changed meanwhile."""
+        """Compare, if it lies at or below one of the paths (all, where none is named); None: it
+        does not, or has changed meanwhile.
+        """
         try:
             return (
                 self._waiting(Seq(place.number), paths, pace)
@@ -123,7 +134,9 @@ class RamScrub:
     # -- what waits for the drain
 
     def _version(self, op: Op) -> Version | None:
-        """What can be compared and matters: it has a checksum, its bytes are only here, and it was not saved again."""
+        """What can be compared and matters: it has a checksum, its bytes are only here, and it was
+        not saved again.
+        """
         version = op.version
         if version is None or not version.digest or version.is_staged or not version.tier_id:
             return None
@@ -188,7 +201,8 @@ class RamScrub:
 
     def _clean(self, ino: Ino, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
         with self._lock:
-            clean, lower_path = self._mending.clean(ino), self._tree.path(ino)
+            clean = self._mending.clean(ino)
+            lower_path = self._tree.path(ino)
             if clean is None or lower_path is None or not _below_any(clean.path, paths):
                 return None
             expected = self._manifest.digest(lower_path)
@@ -206,7 +220,8 @@ class RamScrub:
         """The checksum at the file, if it is that of the file as it lies there."""
         pace(NOTE_BYTES)
         try:
-            st, note = self._lower.lstat(path), self._lower.note(path)
+            st = self._lower.lstat(path)
+            note = self._lower.note(path)
         except OSError:
             return ""
         is_about = (
@@ -238,9 +253,13 @@ class RamScrub:
 
         try:
             stored = digest_of(self._lower, lower_path)[0]
-            why = "the backing directory has not what was stored, either: restore it from another copy"
+            why = (
+                "the backing directory has not what was stored, either: restore it from another "
+                "copy"
+            )
         except OSError as error:
-            stored, why = "", f"the backing directory's copy cannot be read ({error.strerror})"
+            stored = ""
+            why = f"the backing directory's copy cannot be read ({error.strerror})"
         with self._lock, self._step():
             if self._mending.clean(ino) != clean or self._tree.path(ino) != lower_path:
                 return None
@@ -253,7 +272,8 @@ class RamScrub:
             if not self._mending.drop(ino, clean):
                 return finding(
                     Soundness.DAMAGED,
-                    "the backing directory has the right ones, and is read again when nobody has the file open",
+                    "the backing directory has the right ones, and is read again when nobody has "
+                    "the file open",
                 )
             self.repaired_files += 1
         return finding(

@@ -1,4 +1,5 @@
-"""How file system calls wait: coroutines that await only `concurrent.futures.Future`, and the drivers that run them.
+"""How file system calls wait: coroutines that await only `concurrent.futures.Future`, and the
+drivers that run them.
 
 See docs/internals/state-and-steps.md.
 """
@@ -27,19 +28,26 @@ Call = Coroutine["Future[Any] | Unlocked", Any, T]
 
 @types.coroutine
 def wait(future: Future[T]) -> Generator[Future[T], T, T]:
-    """Wait for a future; the step ends here, and the lock is free meanwhile. Costs nothing when it is done already."""
+    """Wait for a future; the step ends here, and the lock is free meanwhile.
+
+    Costs nothing when it is done already.
+    """
     if future.done():
         return future.result()
     return (yield future)
 
 
 def broken_off() -> InterruptedError:
-    """What a call is told whose caller does not wait any more; if that lives, it is told the same."""
+    """What a call is told whose caller does not wait any more; if that lives, it is told the
+    same.
+    """
     return InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
 
 def shared() -> Future[None]:
-    """A future that any number of calls wait for: a caller that is killed leaves it alone, where it would cancel one of its own."""
+    """A future that any number of calls wait for: a caller that is killed leaves it alone, where it
+    would cancel one of its own.
+    """
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -48,7 +56,8 @@ def shared() -> Future[None]:
 async def outlast(call: Future[T]) -> T:
     """What a thread answers, waited for even by a dying caller.
 
-    The thread uses what the caller would give back, or what it does could still come over newer bytes.
+    The thread uses what the caller would give back, or what it does could still come over newer
+    bytes.
     """
     while True:
         try:
@@ -67,7 +76,9 @@ class Unlocked(NamedTuple):
 
 @types.coroutine
 def unlocked(function: Callable[..., T], *arguments: Any) -> Generator[Unlocked, T, T]:
-    """Copy bytes between two steps, in the same thread but with the lock free, so that several threads copy at the same time."""
+    """Copy bytes between two steps, in the same thread but with the lock free, so that several
+    threads copy at the same time.
+    """
     return (yield Unlocked(function, arguments))
 
 
@@ -79,7 +90,9 @@ class Steps:
         self._now = clock.now
         self.lock = lock
         self.spare = SpareThreads()
-        """Of those that run steps: where a call of the storage need not be handed to another one."""
+        """Of those that run steps: where a call of the storage need not be handed to another
+        one.
+        """
         self._state = state
         self._withheld: dict[Call[Any], Future[Any] | BaseException] = {}
         """What a step came to whose changes are late, until they are recorded."""
@@ -89,9 +102,11 @@ class Steps:
     def step(self, call: Call[T], done: Future[Any] | None) -> Future[Any]:
         """Run one step; `done` is the future that the call waited for (None at the start).
 
-        Returns the next future to wait for. Raises StopIteration with the call's value, or what the call raised. Where the step's
-        changes are late that comes after one more future: an answer that the next worker knows nothing of would be a lie. A caller that
-        is killed meanwhile is let go. A step that ends by a bug, and has changed something, never happened: see `StateDatabase.abandon`.
+        Returns the next future to wait for. Raises StopIteration with the call's value, or what the
+        call raised. Where the step's changes are late that comes after one more future: an answer
+        that the next worker knows nothing of would be a lie. A caller that is killed meanwhile is
+        let go. A step that ends by a bug, and has changed something, never happened: see
+        `StateDatabase.abandon`.
         """
         withheld = self._withheld.pop(call, None)
         if isinstance(withheld, BaseException):
@@ -111,8 +126,9 @@ class Steps:
                     return (
                         Future()
                     )  # what there is in memory is half done, and the process is about to end
-                # The transaction ends before the lock is free, also where the call fails: who gets the lock next, or takes over after a
-                # kill -9 in between, sees a whole step or none of it.
+                # The transaction ends before the lock is free, also where the call fails: who gets
+                # the lock next, or takes over after a kill -9 in between, sees a whole step or none
+                # of it.
                 try:
                     request = call.send(value) if error is None else call.throw(error)
                 except BaseException as outcome:
@@ -136,7 +152,10 @@ class Steps:
                 error = failure
 
     def _is_bug(self, outcome: BaseException) -> bool:
-        """Whether a step ended by one; what it has changed is never recorded. One that has changed nothing is just an answer, EIO."""
+        """Whether a step ended by one; what it has changed is never recorded.
+
+        One that has changed nothing is just an answer, EIO.
+        """
         if isinstance(outcome, StopIteration) or is_answer(outcome):
             return False
         if self._state.has_changes:
@@ -172,7 +191,9 @@ class Steps:
             call.close()
 
     def start(self, call: Call[T], reply: Callable[[T | None, BaseException | None], None]) -> None:
-        """Run a call; whatever thread completes a future goes on with it, and at last calls `reply(value, error)` once."""
+        """Run a call; whatever thread completes a future goes on with it, and at last calls
+        `reply(value, error)` once.
+        """
         self._go_on(call, None, reply)
 
     def _go_on(
@@ -192,10 +213,13 @@ class Steps:
 
 
 async def settled(future: Future[Any]) -> None:
-    """Wait in trio until a future is done, whatever its outcome; on cancellation the future goes on."""
+    """Wait in trio until a future is done, whatever its outcome; on cancellation the future goes
+    on.
+    """
     if future.done():
         return
-    event, token = trio.Event(), trio.lowlevel.current_trio_token()
+    event = trio.Event()
+    token = trio.lowlevel.current_trio_token()
     future.add_done_callback(lambda _f: _tell(token, event))
     await event.wait()
 

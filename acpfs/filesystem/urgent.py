@@ -1,8 +1,10 @@
-"""Urgent files: those at and below paths that a client has declared urgent, for whom the last part of the budget is kept.
+"""Urgent files: those at and below paths that a client has declared urgent, for whom the last part
+of the budget is kept.
 
-A declaration is on a path, not on a file: what comes to lie at or below it is urgent too, and what is moved away is not any more.
-Declarations are in the state database, so that they outlive workers; their ends are told by a clock that no step of the wall clock
-moves, and that a new boot begins anew. Used under the file system's lock.
+A declaration is on a path, not on a file: what comes to lie at or below it is urgent too, and what
+is moved away is not any more. Declarations are in the state database, so that they outlive workers;
+their ends are told by a clock that no step of the wall clock moves, and that a new boot begins
+anew. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -50,8 +52,13 @@ class UrgentFiles:
         reserve: int | str,
         clock: Clock,
     ) -> None:
-        """Load what earlier workers of this boot were told, and keep that part of the tier's budget."""
-        self._state, self._table, self._tier, self._clock = state, table, tier, clock.since_boot
+        """Load what earlier workers of this boot were told, and keep that part of the tier's
+        budget.
+        """
+        self._state = state
+        self._table = table
+        self._tier = tier
+        self._clock = clock.since_boot
         self._boot = boot_id()
         state.create(DDL)
         rows = state.rows("SELECT path, until, uid FROM urgent WHERE boot = ?", (self._boot,))
@@ -71,7 +78,8 @@ class UrgentFiles:
         self.look()
         if path not in self._declared and len(self._declared) >= URGENT_PATHS_MAX:
             raise RefusedError(
-                f"{URGENT_PATHS_MAX} paths are urgent already: end one with --off, or declare one that lies above"
+                f"{URGENT_PATHS_MAX} paths are urgent already: end one with --off, or declare "
+                "one that lies above"
             )
         declared = self._declared[path] = Urgency(path, self._clock() + seconds, uid)
         self._state.change(
@@ -100,7 +108,9 @@ class UrgentFiles:
         ]
 
     def look(self) -> None:
-        """End what is over, and serve who waits by what is urgent now: files may have been moved in or out."""
+        """End what is over, and serve who waits by what is urgent now: files may have been moved in
+        or out.
+        """
         if not self._declared:
             return
         now = self._clock()
@@ -110,10 +120,14 @@ class UrgentFiles:
         self._tier.tell_urgent(self._is_urgent)
 
     def covers(self, node: Node) -> bool:
-        """Whether a file may take from the reserve now. Cheap as long as nothing is urgent: it is asked for each write."""
+        """Whether a file may take from the reserve now.
+
+        Cheap as long as nothing is urgent: it is asked for each write.
+        """
         if not self._declared or not node.names:
             return False
-        path, now = self._table.path(node.ino), self._clock()
+        path = self._table.path(node.ino)
+        now = self._clock()
         return any(below(path, one.path) for one in self._declared.values() if one.until > now)
 
     def _is_urgent(self, ino: Ino) -> bool:

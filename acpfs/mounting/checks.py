@@ -1,6 +1,7 @@
 """Checks before a daemon starts, each with one line that says what is wrong and what to do.
 
-They look at directories from a process that is abandoned when it hangs (`apart`). Nothing here changes anything.
+They look at directories from a process that is abandoned when it hangs (`apart`). Nothing here
+changes anything.
 """
 
 from __future__ import annotations
@@ -65,9 +66,8 @@ def check_all(settings: Settings, *, is_mounted: bool = False) -> Settings:
     check_fuse()
     budget_bytes(settings.ram, read_memory())
     if is_mounted or has_inherited_session():
-        return _allowed(
-            settings
-        )  # the mount is there, and a look at it would wait for the worker that is still to be started
+        # the mount is there, and a look at it would wait for the worker that is still to be started
+        return _allowed(settings)
     check_free(mountpoint, settings.runtime_dir or runtime.runtime_dir())
     apart(
         BACKING_WAIT_S,
@@ -112,7 +112,8 @@ def check_backing(backing: Path) -> None:
 
 
 def check_not_bare(backing: Path, tiers: Path) -> None:
-    """Refuse a directory that is not the one for which a RAM tier keeps something: most likely its file system is not mounted.
+    """Refuse a directory that is not the one for which a RAM tier keeps something: most likely its
+    file system is not mounted.
 
     Raises:
         RefusedError: so it is.
@@ -138,7 +139,8 @@ def check_not_bare(backing: Path, tiers: Path) -> None:
     if found not in kept:
         volume, tier = next(iter(kept.items()))
         raise RefusedError(
-            f"{backing} is not the directory (volume {volume}) for which the RAM tier {tier} keeps what is not drained: is its file system "
+            f"{backing} is not the directory (volume {volume}) for which the RAM tier {tier} "
+            "keeps what is not drained: is its file system "
             f"mounted? To start without what is kept, move that RAM tier away"
         )
 
@@ -158,13 +160,16 @@ def check_not_nested(backing: Path) -> None:
     if found is not None:
         directory, members = found
         raise RefusedError(
-            f"{backing} lies in {directory}, which is the backing directory of other mounts ({', '.join(members[:3])}): between the two "
-            f"there would be no order, and no pointer waits for the other's files. Mount {directory} here too, or say --nested"
+            f"{backing} lies in {directory}, which is the backing directory of other mounts "
+            f"({', '.join(members[:3])}): between the two "
+            "there would be no order, and no pointer waits for the other's files. Mount "
+            f"{directory} here too, or say --nested"
         )
 
 
 def check_spill(spill: Path, apart: dict[str, Path]) -> None:
-    """Whether the directory is there, may be written, and lies apart from what acpfs serves, which is named.
+    """Whether the directory is there, may be written, and lies apart from what acpfs serves, which
+    is named.
 
     Raises:
         MachineError: missing, not a directory, not writable.
@@ -191,7 +196,8 @@ def check_fuse() -> None:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
             raise MachineError(
-                f"no {DEV_FUSE}: load the kernel's fuse module (modprobe fuse), or give the container the device"
+                f"no {DEV_FUSE}: load the kernel's fuse module (modprobe fuse), or give the "
+                "container the device"
             ) from None
         raise MachineError(f"fuse is not permitted here: {DEV_FUSE}: {error.strerror}") from error
     if os.getuid() != 0 and shutil.which("fusermount3") is None:
@@ -201,7 +207,10 @@ def check_fuse() -> None:
 
 
 def _allowed(settings: Settings) -> Settings:
-    """Users may let others in only where fuse.conf says so. Asked for: an error; by default: left out."""
+    """Users may let others in only where fuse.conf says so.
+
+    Asked for: an error; by default: left out.
+    """
     if os.getuid() == 0 or not settings.allow_other or _user_allow_other(FUSE_CONF):
         return settings
     if "allow_other" in settings.given:
@@ -219,10 +228,12 @@ def _user_allow_other(conf: Path) -> bool:
 
 
 def apart(wait_s: float, complaint: str, look: Callable[[], T]) -> T:
-    """Look at what may hang, in a process of its own, and give what was seen; for commands, which have to end.
+    """Look at what may hang, in a process of its own, and give what was seen; for commands, which
+    have to end.
 
-    A thread that hangs in the kernel keeps its process from ending: whoever typed `acpfs mount` would wait for the storage after all.
-    The process lets go of what it was given, so that nobody who reads this one's output waits for it either.
+    A thread that hangs in the kernel keeps its process from ending: whoever typed `acpfs mount`
+    would wait for the storage after all. The process lets go of what it was given, so that nobody
+    who reads this one's output waits for it either.
 
     Raises:
         MachineError: `complaint`, when it hung.
@@ -236,7 +247,8 @@ def apart(wait_s: float, complaint: str, look: Callable[[], T]) -> T:
         _look_apart(look, write_fd)
     os.close(write_fd)
     with open(read_fd, "rb", buffering=0) as answers:
-        said, until = b"", time.monotonic() + wait_s
+        said = b""
+        until = time.monotonic() + wait_s
         while readable(answers, max(0.0, until - time.monotonic())):
             more = answers.read(1 << 16)
             if not more:
@@ -257,7 +269,8 @@ def _look_apart(look: Callable[[], object], write_fd: int) -> NoReturn:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    seen, failed = None, None
+    seen = None
+    failed = None
     try:
         seen = look()
     except Exception as error:  # noqa: BLE001 - handed on

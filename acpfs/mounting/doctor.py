@@ -1,7 +1,8 @@
 """Examines a machine for `acpfs doctor`: one finding per subject, with what it costs or what to do.
 
-Changes nothing but for a short-lived probe in a backing directory that was named, and looks at that from a thread that may hang. What the
-kernel's FUSE can do is not guessed from its version: a session is begun on a mount point in a temporary directory, and ended.
+Changes nothing but for a short-lived probe in a backing directory that was named, and looks at that
+from a thread that may hang. What the kernel's FUSE can do is not guessed from its version: a
+session is begun on a mount point in a temporary directory, and ended.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ from acpfs.transport.timeouts import RequestTimeouts
 
 SESSION_WAIT_S = 10.0
 WRITE_BYTES_ENOUGH = 1 << 20
-"""Larger requests gain nothing that could be measured (4 MiB against 1 MiB, direct lane: the same processor time per GiB)."""
+"""Larger requests gain nothing that could be measured (4 MiB against 1 MiB, direct lane: the same
+processor time per GiB).
+"""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never used
 SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 FUSE_SYSCTLS = Path("/proc/sys/fs/fuse")
@@ -65,10 +68,15 @@ THROUGH_DAEMON = "large writes take up to 7 times as long"
 """3.4 instead of 24 GB/s (bench/results/native.md)."""
 FEATURES = {
     InitFlag.HAS_RESEND: "resending of requests (6.9): calls under way when a worker dies fail",
-    InitFlag.DIRECT_IO_ALLOW_MMAP: "mapping of files in the direct lane (6.6): those that may be mapped go through the page cache",
+    InitFlag.DIRECT_IO_ALLOW_MMAP: (
+        "mapping of files in the direct lane (6.6): those that may be mapped go through the page "
+        "cache"
+    ),
     InitFlag.HAS_EXPIRE_ONLY: "expiry of names (6.2)",
     InitFlag.PARALLEL_DIROPS: "parallel lookups (4.7)",
-    InitFlag.HANDLE_KILLPRIV_V2: "set-uid removal by the daemon (5.11): each write asks for xattrs first",
+    InitFlag.HANDLE_KILLPRIV_V2: (
+        "set-uid removal by the daemon (5.11): each write asks for xattrs first"
+    ),
 }
 """What the native transport uses if it is there → since when, and what its absence costs."""
 OTHER_NAMES = {
@@ -177,13 +185,19 @@ def _try_session(mountpoint: Path) -> list[Finding]:
 
 def _passthrough(device: Device, negotiated: Negotiated) -> Finding:
     if not negotiated.has(InitFlag.PASSTHROUGH):
-        text = f"not offered by this kernel (Linux 6.9, CONFIG_FUSE_PASSTHROUGH): bytes go through the daemon, and {THROUGH_DAEMON}"
+        text = (
+            "not offered by this kernel (Linux 6.9, CONFIG_FUSE_PASSTHROUGH): bytes go through "
+            f"the daemon, and {THROUGH_DAEMON}"
+        )
         return Finding("passthrough", "note", text)
     fd = os.memfd_create("acpfs-doctor", os.MFD_CLOEXEC)
     try:
         device.backing_close(device.backing_open(fd))
     except OSError as error:
-        text = f"offered by the kernel, but not to this user ({error.strerror}): mount as root, else {THROUGH_DAEMON}"
+        text = (
+            f"offered by the kernel, but not to this user ({error.strerror}): mount as root, "
+            f"else {THROUGH_DAEMON}"
+        )
         return Finding("passthrough", "note", text)
     finally:
         os.close(fd)
@@ -191,8 +205,12 @@ def _passthrough(device: Device, negotiated: Negotiated) -> Finding:
 
 
 def _requests(negotiated: Negotiated) -> Finding:
-    size, limit = negotiated.max_write_bytes, max_pages_limit()
-    text = f"up to {size >> 10} KiB each (fs.fuse.max_pages_limit = {limit}), FUSE 7.{negotiated.minor}"
+    size = negotiated.max_write_bytes
+    limit = max_pages_limit()
+    text = (
+        f"up to {size >> 10} KiB each (fs.fuse.max_pages_limit = {limit}), FUSE "
+        f"7.{negotiated.minor}"
+    )
     if size < WRITE_BYTES_ENOUGH:
         setting = f"fs.fuse.max_pages_limit={WRITE_BYTES_ENOUGH // PAGE_BYTES}"
         return Finding(
@@ -252,13 +270,16 @@ def _memory() -> list[Finding]:
         Finding(
             "memory",
             "ok",
-            f"{text}; the RAM tier would get {budget_bytes(DEFAULT_SHARE, memory) / gib:.1f} GiB ({DEFAULT_SHARE})",
+            f"{text}; the RAM tier would get {budget_bytes(DEFAULT_SHARE, memory) / gib:.1f} GiB "
+            f"({DEFAULT_SHARE})",
         )
     ]
 
 
 def _control_group() -> list[Finding]:
-    """Passthrough pages are charged to whoever writes them, so a training container with a tight limit pays for its checkpoint."""
+    """Passthrough pages are charged to whoever writes them, so a training container with a tight
+    limit pays for its checkpoint.
+    """
     room = headroom_bytes()
     if room is None:
         return [Finding("control group", "ok", "no memory limit around this process")]
@@ -267,7 +288,8 @@ def _control_group() -> list[Finding]:
         Finding(
             "control group",
             "note",
-            f"{text}: writers in one like it take the slower direct lane unless half of its limit stays free",
+            f"{text}: writers in one like it take the slower direct lane unless half of its "
+            "limit stays free",
         )
     ]
 
@@ -275,16 +297,15 @@ def _control_group() -> list[Finding]:
 def _shared_memory() -> list[Finding]:
     """Where the RAM tier lies when no tmpfs may be mounted."""
     space = os.statvfs(SHARED_MEMORY)
-    total, free = (
-        space.f_blocks * space.f_frsize / (1 << 30),
-        space.f_bavail * space.f_frsize / (1 << 30),
-    )
+    total = space.f_blocks * space.f_frsize / (1 << 30)
+    free = space.f_bavail * space.f_frsize / (1 << 30)
     if transports.may_mount():
         return [
             Finding(
                 "shared memory",
                 "ok",
-                f"not needed: the RAM tier has a tmpfs of its own (/dev/shm: {free:.1f} of {total:.1f} GiB free)",
+                f"not needed: the RAM tier has a tmpfs of its own (/dev/shm: {free:.1f} of "
+                f"{total:.1f} GiB free)",
             )
         ]
     return [
@@ -303,7 +324,10 @@ def _huge_pages() -> list[Finding]:
                 mount_tmpfs(Path(name), f"size=4M,mode=0700,huge={huge}")
             except OSError as error:
                 if isinstance(error, PermissionError):
-                    text = f"this user may not mount a tmpfs: the RAM tier lies in /dev/shm, {SMALL_PAGES}"
+                    text = (
+                        "this user may not mount a tmpfs: the RAM tier lies in /dev/shm, "
+                        f"{SMALL_PAGES}"
+                    )
                     return [Finding("huge pages", "note", text)]
                 continue
             unmount(name, detach=True)
@@ -312,7 +336,8 @@ def _huge_pages() -> list[Finding]:
                     Finding(
                         "huge pages",
                         "note",
-                        f"{SHMEM_HUGE} says deny: {SMALL_PAGES}; write never there, which denies nothing",
+                        f"{SHMEM_HUGE} says deny: {SMALL_PAGES}; write never there, which denies "
+                        "nothing",
                         (f"echo never >{SHMEM_HUGE}",),
                     )
                 ]
@@ -357,7 +382,10 @@ def _sysctl(setting: str) -> tuple[str, ...]:
     """Now, and after the next start of the machine."""
     return (
         f"sysctl -w {setting}",
-        f"echo {setting} >/etc/sysctl.d/60-acpfs-{setting.split('=', maxsplit=1)[0].rpartition('.')[2]}.conf",
+        (
+            f"echo {setting} "
+            f">/etc/sysctl.d/60-acpfs-{setting.split('=', maxsplit=1)[0].rpartition('.')[2]}.conf"
+        ),
     )
 
 
@@ -418,7 +446,8 @@ def _backing(backing: Path) -> list[Finding]:
 
 def _room(backing: Path, space: os.statvfs_result) -> list[Finding]:
     """What acpfs would get of it, which has no right to what is reserved for root."""
-    free, gib = space.f_bavail * space.f_frsize, 1 << 30
+    free = space.f_bavail * space.f_frsize
+    gib = 1 << 30
     if lacking := _lacking(space):
         text = (
             f"{backing} is full, no {lacking} are free: "
@@ -451,7 +480,10 @@ def _inherited_acls() -> list[Finding]:
     """What libfuse loses of ACLs, where that would be the transport."""
     if not transports.native_lacks(transports.MachineSupport.this()):
         return []
-    text = "with libfuse the umask narrows what a directory's default ACL gives to new files: set it to 0"
+    text = (
+        "with libfuse the umask narrows what a directory's default ACL gives to new files: set "
+        "it to 0"
+    )
     return [Finding("ACLs", "note", text)]
 
 
@@ -462,12 +494,15 @@ def _spill(spill: Path, backing: Path | None) -> list[Finding]:
         f"spill directory {spill} does not answer",
         lambda: check_spill(spill, others),
     )
-    space, gib = os.statvfs(spill), 1 << 30
-    free, ram = space.f_bavail * space.f_frsize, budget_bytes(DEFAULT_SHARE, read_memory())
+    space = os.statvfs(spill)
+    gib = 1 << 30
+    free = space.f_bavail * space.f_frsize
+    ram = budget_bytes(DEFAULT_SHARE, read_memory())
     notes = complaints(spill, None if backing is None else Path(os.path.realpath(backing)))
     if free < ram:
         notes.append(
-            f"{free / gib:.1f} GiB are free there, less than the RAM tier would get ({ram / gib:.1f} GiB): it helps little"
+            f"{free / gib:.1f} GiB are free there, less than the RAM tier would get "
+            f"({ram / gib:.1f} GiB): it helps little"
         )
     found = Finding("spill directory", "ok", f"{spill}: {free / gib:.1f} GiB free")
     return [found, *(Finding("spill directory", "note", note) for note in notes)]

@@ -1,8 +1,10 @@
-"""Which volume is expected at a backing directory's path: the one that lay there at the last mount, remembered outside RAM.
+"""Which volume is expected at a backing directory's path: the one that lay there at the last mount,
+remembered outside RAM.
 
-After a reboot the backing file system may not be mounted. Its bare mount point is an empty directory like any other: a mount there would
-make a new volume, drain to the local disk, and be hidden by the real file system later. What a RAM tier knows (`check_not_bare`) is gone
-then. Blocks as the backing directory does; used at the first start of a mount only.
+After a reboot the backing file system may not be mounted. Its bare mount point is an empty
+directory like any other: a mount there would make a new volume, drain to the local disk, and be
+hidden by the real file system later. What a RAM tier knows (`check_not_bare`) is gone then. Blocks
+as the backing directory does; used at the first start of a mount only.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class ExpectedVolume:
         if volume and found != volume:
             what = "a volume that acpfs has used" if not found else f"that volume, but {found}"
             self._refuse(
-                f"is not {what}: {volume} is expected there (its file system was {last_kind or 'not noted'}, here is {kind})"
+                f"is not {what}: {volume} is expected there (its file system was "
+                f"{last_kind or 'not noted'}, here is {kind})"
             )
         if volume and last_kind and _same(kind) != _same(last_kind):
             self._refuse(
@@ -46,7 +49,8 @@ class ExpectedVolume:
 
     def _refuse(self, why: str) -> None:
         raise RefusedError(
-            f"{self._settings.backing} {why}. Is its file system mounted? If it is what you want, mount once with --new-volume"
+            f"{self._settings.backing} {why}. Is its file system mounted? If it is what you "
+            "want, mount once with --new-volume"
         )
 
     def remember(self, volume: str) -> None:

@@ -1,6 +1,9 @@
-"""The mount point: may it be used, is it ours, take it away again. Reads the mount table before it looks at anything.
+"""The mount point: may it be used, is it ours, take it away again.
 
-A mount point whose daemon hangs or is gone must never be touched: even stat would wait for it. Thread-safe.
+Reads the mount table before it looks at anything.
+
+A mount point whose daemon hangs or is gone must never be touched: even stat would wait for it.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -59,12 +62,14 @@ def check_free(mountpoint: str, runtime: Path) -> None:
 
 
 def check_apart(backing: Path, mountpoint: str) -> None:
-    """Refuse a pair of directories of which one lies in the other: calls on the backing directory would come back through the mount.
+    """Refuse a pair of directories of which one lies in the other: calls on the backing directory
+    would come back through the mount.
 
     Raises:
         RefusedError: they do.
     """
-    lower, upper = os.path.realpath(backing), os.path.realpath(mountpoint)
+    lower = os.path.realpath(backing)
+    upper = os.path.realpath(mountpoint)
     if (
         lower == upper
         or lower.startswith(upper.rstrip("/") + "/")
@@ -89,7 +94,8 @@ def take_away(mountpoint: str, *, detach: bool = False, abort: bool = False) -> 
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise RefusedError(
-                f"{mountpoint} is in use: some process has a file open or its working directory there"
+                f"{mountpoint} is in use: some process has a file open or its working directory "
+                "there"
             ) from None
         if error.errno != errno.EPERM:
             raise MachineError(f"cannot unmount {mountpoint}: {error.strerror}") from error

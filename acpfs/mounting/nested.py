@@ -1,9 +1,12 @@
-"""That no directory above the backing directory is one in use, too: between the two there would be no order.
+"""That no directory above the backing directory is one in use, too: between the two there would be
+no order.
 
-A member of the one knows nothing of members of the other. So a pointer that is committed by way of the outer one does not wait for shards
-that are closed in the inner one, and neither guard sees the other's checkpoints. What is above is no matter of paths: a bind mount of a
-part, or a mount of acpfs, shows a directory of which the mount table says where it lies. Only directories that this process can see are
-looked at: of a part that a container was given nothing above is. Changes nothing; may block as long as one of them hangs.
+A member of the one knows nothing of members of the other. So a pointer that is committed by way of
+the outer one does not wait for shards that are closed in the inner one, and neither guard sees the
+other's checkpoints. What is above is no matter of paths: a bind mount of a part, or a mount of
+acpfs, shows a directory of which the mount table says where it lies. Only directories that this
+process can see are looked at: of a part that a container was given nothing above is. Changes
+nothing; may block as long as one of them hangs.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ ENDED = frozenset({"left", "gone"})
 
 
 def volume_above(backing: Path) -> tuple[Path, list[str]] | None:
-    """The nearest directory above that has members which did not end in order, and those; None: there is none."""
+    """The nearest directory above that has members which did not end in order, and those; None:
+    there is none.
+    """
     for directory in _above(os.path.realpath(backing)):
         if os.path.isfile(directory / ".acpfs/volume"):  # False, too, where it may not be looked at
             members = [
@@ -49,7 +54,10 @@ def _above(path: str) -> Iterator[Path]:
 
 
 def _other_names(path: str, table: list[MountEntry]) -> Iterator[str]:
-    """By which other paths the same directory is seen here. By the table alone: none of them is touched."""
+    """By which other paths the same directory is seen here.
+
+    By the table alone: none of them is touched.
+    """
     own = mount_of(path)
     if own is None:
         return

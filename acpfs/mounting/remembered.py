@@ -1,4 +1,5 @@
-"""A small file about one backing directory that outlasts its RAM tier and a reboot: JSON beside what the runtime directory keeps.
+"""A small file about one backing directory that outlasts its RAM tier and a reboot: JSON beside
+what the runtime directory keeps.
 
 Whoever reads it must do without: it may be missing, damaged or of another time.
 """

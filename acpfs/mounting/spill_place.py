@@ -1,7 +1,7 @@
 """The spill directory of a mount: may it be used, whose is it, what an earlier mount left in it.
 
-Looks at the disk only before a mount, from a thread that may hang; a worker that takes a session over asks it nothing. Not thread-safe:
-used at start and end.
+Looks at the disk only before a mount, from a thread that may hang; a worker that takes a session
+over asks it nothing. Not thread-safe: used at start and end.
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ def complaints(spill: Path, backing: Path | None) -> list[str]:
     found = []
     if place is not None and place.kind in _MEMORY:
         found.append(
-            f"the spill directory {spill} lies in memory ({place.kind}): what moves there frees nothing, and survives no reboot"
+            f"the spill directory {spill} lies in memory ({place.kind}): what moves there frees "
+            "nothing, and survives no reboot"
         )
     elif place is not None and place.kind not in LOCAL:
         found.append(
-            f"the spill directory {spill} is on {place.kind}: it is meant for a local disk, a slow one slows the drain"
+            f"the spill directory {spill} is on {place.kind}: it is meant for a local disk, a "
+            "slow one slows the drain"
         )
     if place is not None and under is not None and place.device == under.device:
         found.append(
-            f"the spill directory {spill} is on the file system of the backing directory: it fills, fails and slows with that"
+            f"the spill directory {spill} is on the file system of the backing directory: it "
+            "fills, fails and slows with that"
         )
     return found
 
@@ -66,12 +69,15 @@ class SpillPlace:
         left = recorded_place(state)
         if left is not None and settings.spill is not None and left != settings.spill:
             raise RefusedError(
-                f"the last mount left files in the spill directory {left}: mount with --spill {left} until they are drained"
+                f"the last mount left files in the spill directory {left}: mount with --spill "
+                f"{left} until they are drained"
             )
         self.path = settings.spill or left
         """None: there is no spill tier."""
         self._runtime = runtime
-        self._settings, self._state, self._node_id = settings, state, identity.node_id
+        self._settings = settings
+        self._state = state
+        self._node_id = identity.node_id
         self._name = f"acpfs-{identity.volume_id}-{identity.node_id}"
 
     def prepare(self) -> list[str]:
@@ -86,7 +92,11 @@ class SpillPlace:
         within(SPILL_WAIT_S, f"spill directory {self.path} does not answer", directory.prepare)
         if self._settings.spill is None:
             return [
-                f"files that the last mount left in the spill directory {self.path} are drained from there; nothing new goes there"
+                (
+                    f"files that the last mount left in the spill directory "
+                    f"{self.path} are drained "
+                    "from there; nothing new goes there"
+                )
             ]
         return complaints(self.path, self._settings.backing)
 
@@ -103,7 +113,9 @@ class SpillPlace:
         settings = self._settings
         if self.path is None:
             return None
-        closed, directory, state = settings.spill is None, self.directory, self._state
+        closed = settings.spill is None
+        directory = self.directory
+        state = self._state
         mode = SpillMode.MOVE if closed else settings.spill_mode
         mirror = (
             Mirror(directory, state, operations, lower, self._node_id, self._runtime)

@@ -1,8 +1,10 @@
-"""Start of a mount, as who mounts sees it: the supervisor, in this process (foreground) or a detached one whose answer is waited for.
+"""Start of a mount, as who mounts sees it: the supervisor, in this process (foreground) or a
+detached one whose answer is waited for.
 
-The supervisor and its template load while the caller checks the settings. Then it writes them to the supervisor's standard input and reads
-lines of JSON from a pipe: the steps of the start, and then ready, or what is wrong. One that ends without that has crashed, and its log
-says why. Imports nothing of what only a worker needs: a mount costs its imports once, in the template.
+The supervisor and its template load while the caller checks the settings. Then it writes them to
+the supervisor's standard input and reads lines of JSON from a pipe: the steps of the start, and
+then ready, or what is wrong. One that ends without that has crashed, and its log says why. Imports
+nothing of what only a worker needs: a mount costs its imports once, in the template.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class Prepared:
     settings: Settings
     origin: Origin = Origin.NEW
     instance: str = ""
-    """Who mounts, where a container may be started again after another one has taken its mount; "": a person."""
+    """Who mounts, where a container may be started again after another one has taken its mount; "":
+    a person.
+    """
 
     def as_json(self) -> bytes:
         told = self.settings.as_json(given_only=True)
@@ -80,9 +84,11 @@ class Prepared:
 
 
 def prepare(settings: Settings, *, take_over: bool = False, instance: str = "") -> Prepared:
-    """Checks, absolute paths, runtime directory: everything that can fail before a daemon is started.
+    """Checks, absolute paths, runtime directory: everything that can fail before a daemon is
+    started.
 
-    `take_over`: a mount that is there already is asked for, where its supervisor answers. One that only a keeper holds is gone on with.
+    `take_over`: a mount that is there already is asked for, where its supervisor answers. One that
+    only a keeper holds is gone on with.
 
     Raises:
         AcpfsError: with one line that says what is wrong.
@@ -102,7 +108,8 @@ def prepare(settings: Settings, *, take_over: bool = False, instance: str = "") 
     settings = check_all(settings, is_mounted=origin is not Origin.NEW)
     if dead:
         sys.stderr.write(
-            f"acpfs: {settings.mountpoint}: all processes of the mount before were killed and no keeper held it: {LOST}\n"
+            f"acpfs: {settings.mountpoint}: all processes of the mount before were killed and no "
+            f"keeper held it: {LOST}\n"
         )
     try:
         runtime.prepare(directory)
@@ -130,7 +137,8 @@ def _origin(told: dict[str, Any], *, take_over: bool) -> Origin:
             return Origin.RESUMED
         if time.monotonic() >= until:
             raise RefusedError(
-                f"{told['mountpoint']} is held by the keeper for a supervisor that does not serve it: {held['phase']}"
+                f"{told['mountpoint']} is held by the keeper for a supervisor that does not "
+                f"serve it: {held['phase']}"
             )
         time.sleep(LOOK_AGAIN_S)
 
@@ -149,7 +157,9 @@ def default_log_file(settings: Settings) -> Path:
 
 
 def start(checked: Callable[[], Prepared]) -> None:
-    """Start a detached supervisor; returns when the mount is ready. `checked` gives the settings (`prepare`), while the processes load.
+    """Start a detached supervisor; returns when the mount is ready.
+
+    `checked` gives the settings (`prepare`), while the processes load.
 
     Raises:
         AcpfsError: what `checked` or the worker said, or that it crashed.
@@ -199,12 +209,16 @@ def _handed_over(child: subprocess.Popen[bytes], checked: Callable[[], Prepared]
 
 
 def _outcome(answers: io.FileIO, pid: int) -> bytes:
-    """The last line of the supervisor. Before it come the steps of the start, each of which it ends when its time is up."""
+    """The last line of the supervisor.
+
+    Before it come the steps of the start, each of which it ends when its time is up.
+    """
     limit_s = Limits().start_s + SUPERVISOR_LATE_S
     while True:
         if not readable(answers, limit_s):
             raise DeadlineError(
-                f"the supervisor (process {pid}) has said nothing for {limit_s:g} s: it hangs, or was stopped; no mount is made"
+                f"the supervisor (process {pid}) has said nothing for {limit_s:g} s: it hangs, "
+                "or was stopped; no mount is made"
             )
         line = answers.readline()
         if not line or "step" not in json.loads(line):
@@ -220,7 +234,8 @@ def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -
         child.wait(CHILD_ENDS_WAIT_S)
     if message is None:
         raise AcpfsError(
-            f"the daemon ended before the mount was ready (exit status {child.returncode}); see {log_file}"
+            f"the daemon ended before the mount was ready (exit status {child.returncode}); see "
+            f"{log_file}"
         )
     error = error_from(message)
     if error.exit_code is ExitCode.ENVIRONMENT:

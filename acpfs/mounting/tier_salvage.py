@@ -1,7 +1,9 @@
-"""`acpfs salvage`: copies out of a RAM tier that no mount takes any more what is perhaps nowhere else.
+"""`acpfs salvage`: copies out of a RAM tier that no mount takes any more what is perhaps nowhere
+else.
 
-The state in the tier says which file is which. It is read from a copy, as far as it can be read; files that it does not name are copied
-under their numbers. Nothing in the tier is changed, so this can be done again. Refused while a mount uses the tier.
+The state in the tier says which file is which. It is read from a copy, as far as it can be read;
+files that it does not name are copied under their numbers. Nothing in the tier is changed, so this
+can be done again. Refused while a mount uses the tier.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from acpfs.ram.place import DATA, STATE_FILE
 from acpfs.ram.state import lost
 from acpfs.types import ROOT
 
-NAMED, UNNAMED, LIST = "files", "unnamed", "salvaged.json"
+NAMED = "files"
+UNNAMED = "unnamed"
+LIST = "salvaged.json"
 PIECE_BYTES = 8 << 20
 SHOWN_BYTES = 16
 
@@ -62,7 +66,9 @@ class Saved:
 
 
 def salvage(tier: Path, target: Path, *, everything: bool = False) -> list[Saved]:
-    """Copy to `target`, which must be empty or not there. `everything`: also what the backing directory has.
+    """Copy to `target`, which must be empty or not there.
+
+    `everything`: also what the backing directory has.
 
     Raises:
         ConfigError: there is no RAM tier, or the target has something in it.
@@ -111,7 +117,10 @@ def _kept_out(tier: Path) -> Iterator[None]:
 def _names(
     tier: Path, scratch: Path, *, everything: bool
 ) -> tuple[str, dict[int, list[TierFileRecord]] | None]:
-    """What is wrong with the state, and what it says of tier files. One without claims is of a file that the backing directory has."""
+    """What is wrong with the state, and what it says of tier files.
+
+    One without claims is of a file that the backing directory has.
+    """
     why = lost(tier / STATE_FILE, has_bytes=True)
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
         copy = Path(directory) / STATE_FILE
@@ -129,13 +138,18 @@ def _names(
 
 
 def _claims(db: sqlite3.Connection, *, everything: bool) -> dict[int, list[TierFileRecord]]:
-    """A state that is damaged is not believed that the backing directory has a file: then `everything`."""
+    """A state that is damaged is not believed that the backing directory has a file: then
+    `everything`.
+    """
     parents = {
         ino: (parent, bytes(name))
         for parent, name, ino in db.execute("SELECT parent, name, ino FROM child WHERE ino > 0")
     }
     found: dict[int, list[TierFileRecord]] = {}
-    versions = "SELECT op.ino, op.parent, op.name, vid, tier_id, size, digest FROM op JOIN version USING (vid)"
+    versions = (
+        "SELECT op.ino, op.parent, op.name, vid, tier_id, size, digest FROM op JOIN version "
+        "USING (vid)"
+    )
     for ino, parent, name, vid, tier_id, size, digest in db.execute(versions):
         path = _path(ino, parents) or _path(ino, {**parents, ino: (parent, bytes(name))})
         if path and tier_id:
@@ -144,7 +158,8 @@ def _claims(db: sqlite3.Connection, *, everything: bool) -> dict[int, list[TierF
         "SELECT ino, tier_id, modified, identity, staging FROM node WHERE tier_id > 0 AND head = 0"
     )
     for ino, tier_id, modified, identity, staging in db.execute(contents):
-        path, note = _path(ino, parents), ""
+        path = _path(ino, parents)
+        note = ""
         if staging:
             note = f"a part of it is in the staging file {staging} on the backing directory"
         if not path:
@@ -174,7 +189,9 @@ def _told_apart(found: dict[int, list[TierFileRecord]]) -> dict[int, list[TierFi
 
 
 def _path(ino: int, parents: dict[int, tuple[int, bytes]]) -> bytes:
-    """Below the mount point; "" where the state does not say, or says what no file can be called."""
+    """Below the mount point; "" where the state does not say, or says what no file can be
+    called.
+    """
     names: list[bytes] = []
     while ino != ROOT:
         parent, name = parents.get(ino, (0, b""))
@@ -218,7 +235,10 @@ def _copy_unnamed(file: Path, target: Path, why: str) -> Saved:
 
 def _copied(file: Path, target: Path, to: Path, size: int | None) -> Saved:
     """The first bytes of a tier file, and what is wrong with that."""
-    number, hasher, begins, done = int(file.name) if file.name.isdigit() else 0, Checksum(), b"", 0
+    number = int(file.name) if file.name.isdigit() else 0
+    hasher = Checksum()
+    begins = b""
+    done = 0
     try:
         (target / to).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(
@@ -229,7 +249,8 @@ def _copied(file: Path, target: Path, to: Path, size: int | None) -> Saved:
                 PIECE_BYTES if size is None else min(PIECE_BYTES, size - done)
             ):
                 hasher.update(data)
-                begins, done = begins or data[:SHOWN_BYTES], done + len(data)
+                begins = begins or data[:SHOWN_BYTES]
+                done = done + len(data)
                 if data.strip(b"\0"):
                     writer.write(data)
                 else:

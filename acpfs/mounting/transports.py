@@ -1,7 +1,7 @@
 """Which transport serves a mount, and why.
 
-`auto` is decided twice: here by what the machine offers, and, where that was native, by whether its session can really be made
-(`worker.serving`).
+`auto` is decided twice: here by what the machine offers, and, where that was native, by whether its
+session can really be made (`worker.serving`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ KERNEL_MIN = (5, 4)
 """FUSE 7.31."""
 HELPER = "fusermount3"
 LIBFUSE_PACKAGE = "pyfuse3"
-HOW_TO_GET_LIBFUSE = f"pip install 'acpfs[libfuse]' brings {LIBFUSE_PACKAGE}, which needs a compiler and libfuse's headers"
+HOW_TO_GET_LIBFUSE = (
+    f"pip install 'acpfs[libfuse]' brings {LIBFUSE_PACKAGE}, which needs a compiler and "
+    "libfuse's headers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ def choose(
         )
     if missing and not machine.libfuse:
         raise MachineError(
-            f"the native transport is not possible here ({missing}), and libfuse is not installed: {HOW_TO_GET_LIBFUSE}"
+            f"the native transport is not possible here ({missing}), and libfuse is not "
+            f"installed: {HOW_TO_GET_LIBFUSE}"
         )
     if missing:
         return TransportChoice(
@@ -106,7 +110,8 @@ def native_lacks(machine: MachineSupport) -> str:
     if not os.access(machine.device, os.R_OK | os.W_OK):
         return f"{machine.device} may not be opened"
     if not may_mount(machine.status) and (machine.is_root or machine.helper is None):
-        # root without the capability is in a container, where the set-uid helper cannot mount either
+        # root without the capability is in a container, where the set-uid helper cannot mount
+        # either
         return f"neither CAP_SYS_ADMIN nor a user's {HELPER}"
     return ""
 

@@ -1,7 +1,7 @@
 """Memory control groups, v1 and v2: which limits hold for a process, and how much room they leave.
 
-Pure reading of /proc and /sys; roots are parameters so that tests can lay out a machine of their own. What cannot be seen is not known,
-which is another answer than "no limit". Thread-safe.
+Pure reading of /proc and /sys; roots are parameters so that tests can lay out a machine of their
+own. What cannot be seen is not known, which is another answer than "no limit". Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from acpfs.processes import PROC, directory_of
 UNLIMITED_BYTES = 1 << 60
 """A v1 control group without a limit reports about 2^63; anything as large as this is no limit."""
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
-"""Files of v2 and v1. Beyond `high` the kernel does not kill, but it brings the group to a standstill: our pages cannot be swapped out."""
+"""Files of v2 and v1.
+
+Beyond `high` the kernel does not kill, but it brings the group to a standstill: our pages cannot be
+swapped out.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +30,16 @@ class LimitedGroup:
     limit_bytes: int
 
     def room_bytes(self) -> int:
-        """What could still be charged to it: its limit, less what it uses and could not give back."""
+        """What could still be charged to it: its limit, less what it uses and could not give
+        back.
+        """
         return max(0, self.limit_bytes - _charged_bytes(self.directory))
 
 
 def limits_of_caller(pid: int, proc: Path = PROC) -> list[LimitedGroup] | None:
-    """The limits around the process that makes a call, its own group's first; None: they are not known."""
+    """The limits around the process that makes a call, its own group's first; None: they are not
+    known.
+    """
     directory = directory_of(pid, proc)
     return None if directory is None else _limits(directory, proc)
 
@@ -42,7 +50,9 @@ def own_limits(proc: Path = PROC) -> list[LimitedGroup]:
 
 
 def limit_of(directory: Path) -> LimitedGroup | None:
-    """A group's limit as it is now; None: it has none, or the memory controller is not enabled there, or the group is gone."""
+    """A group's limit as it is now; None: it has none, or the memory controller is not enabled
+    there, or the group is gone.
+    """
     found = []
     for file in _LIMITS:
         with contextlib.suppress(OSError):
@@ -81,7 +91,9 @@ def _may_limit(controllers: str) -> bool:
 
 
 def _mounts(mountinfo: Path, kind: str) -> list[tuple[str, Path]]:
-    """(root, mount point) of the mounts of a kind of hierarchy; of v1 only the memory controller's."""
+    """(root, mount point) of the mounts of a kind of hierarchy; of v1 only the memory
+    controller's.
+    """
     try:
         lines = mountinfo.read_text().splitlines()
     except OSError:
@@ -101,7 +113,8 @@ def _mounts(mountinfo: Path, kind: str) -> list[tuple[str, Path]]:
 
 
 def _parts_below(root: str, group: str) -> list[str] | None:
-    """Where a group lies below a mount's root; None: it does not, or outside of our control group namespace (`/..`).
+    """Where a group lies below a mount's root; None: it does not, or outside of our control group
+    namespace (`/..`).
 
     Inside a container the mount shows only the part below `root`.
     """
@@ -111,13 +124,17 @@ def _parts_below(root: str, group: str) -> list[str] | None:
 
 
 def _limits_up_from(mount_point: Path, parts: list[str]) -> list[LimitedGroup]:
-    """Limits of a group and its ancestors, as far as the mount shows them: those above are common to all who see it."""
+    """Limits of a group and its ancestors, as far as the mount shows them: those above are common
+    to all who see it.
+    """
     groups = (limit_of(mount_point.joinpath(*parts[:depth])) for depth in range(len(parts), -1, -1))
     return [group for group in groups if group is not None]
 
 
 def _charged_bytes(group: Path) -> int:
-    """What is charged to a group and could not be given back: its use, less its inactive page cache."""
+    """What is charged to a group and could not be given back: its use, less its inactive page
+    cache.
+    """
     for name in ("memory.current", "memory.usage_in_bytes"):
         try:
             used = int((group / name).read_text())

@@ -1,7 +1,8 @@
-"""Descriptors of this process: as many as the machine gives, a reserve that applications cannot take, and a share for each user.
+"""Descriptors of this process: as many as the machine gives, a reserve that applications cannot
+take, and a share for each user.
 
-Each file that somebody has open holds one or two; the drain, control and the next file that is read need some, too. Standard library only;
-`Reserve` is used under the file system's lock.
+Each file that somebody has open holds one or two; the drain, control and the next file that is read
+need some, too. Standard library only; `Reserve` is used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ from acpfs.runtime.clock import Clock
 WANTED = 1 << 20
 FEW = 1 << 16
 RESERVE = 512
-"""For streams, commits, syncs of directories, control connections, and what libraries open now and then."""
+"""For streams, commits, syncs of directories, control connections, and what libraries open now and
+then.
+"""
 RESERVE_SHARE = 4
 """… but never more than this fraction of what there are."""
 PER_OPEN = 4
 """More than one open file takes."""
 UNCHECKED_OPENS_MAX = 1000
 USER_SHARE = 4
-"""A user may have this many times as many files open as descriptors are left. So one user takes four fifths of them at most, each further
-one as much of the rest, and whoever has few open finds room. A fixed share would leave most of them idle where there is one user."""
+"""A user may have this many times as many files open as descriptors are left. So one user takes
+four fifths of them at most, each further one as much of the rest, and whoever has few open finds
+room. A fixed share would leave most of them idle where there is one user.
+"""
 NR_OPEN = Path("/proc/sys/fs/nr_open")
 OWN = "/proc/self/fd"
 LISTED_AGAIN_S = 1.0
-"""Where the kernel does not count them, so that nobody at the end of his share has a million of them listed for each try."""
+"""Where the kernel does not count them, so that nobody at the end of his share has a million of
+them listed for each try.
+"""
 
 
 def raise_limit() -> None:
-    """As far as this process may: with CAP_SYS_RESOURCE beyond the hard limit, which a shell has at some thousand."""
+    """As far as this process may: with CAP_SYS_RESOURCE beyond the hard limit, which a shell has at
+    some thousand.
+    """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         wanted = max(hard, min(WANTED, int(NR_OPEN.read_text())))
@@ -58,12 +67,18 @@ def complaints() -> list[str]:
         return []
     files = max(0, count - reserve(count)) // 2
     return [
-        f"the daemon may have {count} descriptors, so some {files} files can be open: raise the limit (ulimit -Hn, LimitNOFILE)"
+        (
+            f"the daemon may have {count} descriptors, so some {files} files can be open: "
+            "raise the limit (ulimit -Hn, LimitNOFILE)"
+        )
     ]
 
 
 def taken() -> int:
-    """How many this process has open. The lowest free number does not say: behind what was closed, most can be taken."""
+    """How many this process has open.
+
+    The lowest free number does not say: behind what was closed, most can be taken.
+    """
     return os.stat(OWN).st_size or len(
         os.listdir(OWN)
     )  # Linux counts since 6.2; before, the size is 0
@@ -85,8 +100,9 @@ class Reserve:
     def before_open(self, has: int, files: int) -> None:
         """Refuse an open that would take of the reserve, or of what is left for other users.
 
-        `has`: how many files the caller has open; `files`: all users together. Each may still want a descriptor: that of a file on the
-        backing directory, or of one that an earlier worker opened, is not open before it is read.
+        `has`: how many files the caller has open; `files`: all users together. Each may still want
+        a descriptor: that of a file on the backing directory, or of one that an earlier worker
+        opened, is not open before it is read.
 
         Raises:
             OSError: ENFILE.
@@ -107,8 +123,6 @@ class Reserve:
 
     def _count(self, files: int) -> None:
         count = limit()
-        self._left, self._opens, self._listed_at = (
-            count - reserve(count) - max(taken(), files),
-            0,
-            None,
-        )
+        self._left = count - reserve(count) - max(taken(), files)
+        self._opens = 0
+        self._listed_at = None

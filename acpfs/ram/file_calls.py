@@ -89,7 +89,9 @@ class RamFileCalls:
         return tier_id in self._handed_over
 
     def when_back(self, tier_id: TierId, action: Callable[[], None]) -> None:
-        """Do what takes the file's inode lock, now or when no application can have that any more."""
+        """Do what takes the file's inode lock, now or when no application can have that any
+        more.
+        """
         if self.is_handed_over(tier_id):
             self._when_back.setdefault(tier_id, []).append(action)
         else:

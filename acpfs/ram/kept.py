@@ -1,10 +1,11 @@
 """What a worker leaves to the next worker of the same kernel session, beside the state database.
 
-Open files and directories, what the kernel knows, backing ids, calls that were carried out, and a few facts that the kernel or the
-backing directory will not say again.
+Open files and directories, what the kernel knows, backing ids, calls that were carried out, and a
+few facts that the kernel or the backing directory will not say again.
 
-Owns where these records lie, and when they hold: they belong to one session, named by a token that its first worker makes and the
-supervisor hands to the next one. Under another token they are void. Does not know what the records mean: each layer reads its own.
+Owns where these records lie, and when they hold: they belong to one session, named by a token that
+its first worker makes and the supervisor hands to the next one. Under another token they are void.
+Does not know what the records mean: each layer reads its own.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ from acpfs.ram.mapped_records import Slots
 KEPT_VERSION = 1
 """Format of the records. A worker takes no session over whose records are newer than itself."""
 GENERATION_BITS = 32
-HANDLE_WORDS, DIRECTORY_WORDS, REFERENCE_WORDS, BACKING_WORDS, CALL_WORDS = 9, 3, 2, 3, 2
+HANDLE_WORDS = 9
+DIRECTORY_WORDS = 3
+REFERENCE_WORDS = 2
+BACKING_WORDS = 3
+CALL_WORDS = 2
 GIVEN_UP_MAX = 64
 """The newest: a worker serves on behind each, and is sent again what was under way."""
 _GIVEN_UP = "given_up"
 HUNG_WORDS = 2
 RAM_CALL_WORDS = 3
 HANGS_MAX = 2
-"""Workers that one request may hang: the first, and one that carries it out in a thread of its own."""
+"""Workers that one request may hang: the first, and one that carries it out in a thread of its
+own.
+"""
 _FACTS = "facts.json"
 _HANDLES = "handles.slots"
 _LISTING = "listing-"
@@ -44,7 +51,9 @@ class Kept:
     """The records of one session."""
 
     def __init__(self, directory: Path | None = None, session: str = "") -> None:
-        """Take over what lies in `directory` if it is this session's, else begin anew. Without a directory nothing is kept.
+        """Take over what lies in `directory` if it is this session's, else begin anew.
+
+        Without a directory nothing is kept.
 
         Raises:
             RefusedError: the records were written by a newer acpfs.
@@ -64,7 +73,10 @@ class Kept:
         self.directories = self._slots("directories", DIRECTORY_WORDS)
         self.references = self._slots("references", REFERENCE_WORDS)
         self.reference_slots = self.references.by_first_word()
-        """The slot of each node's references; made once, because a next worker waits for 100,000. Kept up by the transport."""
+        """The slot of each node's references; made once, because a next worker waits for 100,000.
+
+        Kept up by the transport.
+        """
         self.backings = self._slots("backings", BACKING_WORDS)
         self.calls = self._slots("calls", CALL_WORDS)
         self.hung = self._slots("hung", HUNG_WORDS)
@@ -113,7 +125,8 @@ class Kept:
             return False
         if facts["version"] > KEPT_VERSION:
             raise RefusedError(
-                f"the session in {directory} has version {facts['version']}, this acpfs knows {KEPT_VERSION}"
+                f"the session in {directory} has version {facts['version']}, this acpfs knows "
+                f"{KEPT_VERSION}"
             )
         self._facts = facts
         return True
@@ -123,7 +136,9 @@ class Kept:
 
     @property
     def first_number(self) -> int:
-        """Handle numbers of this worker are larger: none that the kernel may still have is given twice."""
+        """Handle numbers of this worker are larger: none that the kernel may still have is given
+        twice.
+        """
         return self.generation << GENERATION_BITS if self.taken_over else 0
 
     def references_of(self, ino: int) -> int:
@@ -132,7 +147,9 @@ class Kept:
         return 0 if slot is None else self.references.get(slot, 1)
 
     def give_up(self) -> bool:
-        """This worker ends by a bug in this thread: what it serves is not tried again; whether there was anything."""
+        """This worker ends by a bug in this thread: what it serves is not tried again; whether
+        there was anything.
+        """
         unique: int = getattr(self.serving, "unique", 0)
         if not unique:
             return False
@@ -158,7 +175,8 @@ class Kept:
         if self._directory is None:
             return
         data = json.dumps(self._facts).encode()
-        temporary, final = self._directory / f".{_FACTS}", self._directory / _FACTS
+        temporary = self._directory / f".{_FACTS}"
+        final = self._directory / _FACTS
         try:
             temporary.write_bytes(data)
             temporary.rename(final)
@@ -166,8 +184,9 @@ class Kept:
             temporary.unlink(missing_ok=True)
             if error.errno != errno.ENOSPC or not final.exists() or len(data) > mmap.PAGESIZE:
                 raise
-            # The tmpfs has no page left, and a worker that did not begin would end the mount: the page that is there is written over, with
-            # blanks behind. That is whole or not at all, too: a kill takes effect between two pages.
+            # The tmpfs has no page left, and a worker that did not begin would end the mount: the
+            # page that is there is written over, with blanks behind. That is whole or not at all,
+            # too: a kill takes effect between two pages.
             with open(final, "r+b", buffering=0) as file:
                 file.write(data.ljust(final.stat().st_size))
 
@@ -176,8 +195,9 @@ class Kept:
     def write_listing(self, number: int, names: list[bytes]) -> None:
         """Keep the names that an open directory showed, where there is room.
 
-        Without them, a listing in whose middle the worker is replaced is made anew, and may show a name twice or not at all. That is
-        better than no listing: any user can have any number of large directories open.
+        Without them, a listing in whose middle the worker is replaced is made anew, and may show a
+        name twice or not at all. That is better than no listing: any user can have any number of
+        large directories open.
         """
         if self._directory is None:
             return

@@ -1,8 +1,9 @@
 """How room is made in RAM, one step after the other: what is dearest to lose goes last.
 
-Each part of the file system that can give something up takes its step when it is made; the tier, which has this from its own beginning,
-climbs it when room is wanted. The last step is not here: a file whose writers are held moves out (`filesystem.hold`), when nothing here
-helps. Does not know what gives way. Used under the file system's lock.
+Each part of the file system that can give something up takes its step when it is made; the tier,
+which has this from its own beginning, climbs it when room is wanted. The last step is not here: a
+file whose writers are held moves out (`filesystem.hold`), when nothing here helps. Does not know
+what gives way. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ class Ladder:
         self._later: dict[Rung, Callable[[], bool]] = {}
 
     def gives(self, rung: Rung, free: Callable[[int], int]) -> None:
-        """A step that makes room at once: given the bytes that are wanted, it returns those that came free."""
+        """A step that makes room at once: given the bytes that are wanted, it returns those that
+        came free.
+        """
         assert rung not in self._at_once
         self._at_once[rung] = free
 
     def begins(self, rung: Rung, begin: Callable[[], bool]) -> None:
-        """A step that takes time: it begins, if it has not, and says whether room is about to come."""
+        """A step that takes time: it begins, if it has not, and says whether room is about to
+        come.
+        """
         assert rung not in self._later
         self._later[rung] = begin
 

@@ -1,8 +1,10 @@
-"""Records of fixed size in a mapped file: what changes with every open and every lookup, and must outlive the worker process.
+"""Records of fixed size in a mapped file: what changes with every open and every lookup, and must
+outlive the worker process.
 
-A row of the state database costs 4 µs and more; storing a few words in a mapping costs a few hundred nanoseconds, and a mapping of a
-file outlives kill -9 just as well. A record is used when its first word is 1, which is written last and cleared first, so a record
-that is there is whole; of a used record only single words are changed. Not thread-safe: every owner has its own lock.
+A row of the state database costs 4 µs and more; storing a few words in a mapping costs a few
+hundred nanoseconds, and a mapping of a file outlives kill -9 just as well. A record is used when
+its first word is 1, which is written last and cleared first, so a record that is there is whole; of
+a used record only single words are changed. Not thread-safe: every owner has its own lock.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Slots:
     """A table of records of `words` unsigned 64-bit numbers."""
 
     def __init__(self, path: Path | None, words: int) -> None:
-        """Map the file, with what an earlier process left in it. None: memory of this process only."""
+        """Map the file, with what an earlier process left in it. None: memory of this process
+        only.
+        """
         self._words = words
         self._stride = words + 1
         self._fd = (
@@ -40,13 +44,16 @@ class Slots:
         size = slots * self._stride * WORD_BYTES
         if self._fd < 0:
             return memoryview(bytearray(size)).cast("Q")
-        os.posix_fallocate(
-            self._fd, 0, size
-        )  # on a full tmpfs an error here, where a page that is missing later ends the worker by SIGBUS
+        # on a full tmpfs an error here, where a page that is missing later ends the worker by
+        # SIGBUS
+        os.posix_fallocate(self._fd, 0, size)
         return memoryview(mmap.mmap(self._fd, size)).cast("Q")
 
     def __iter__(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """(slot, words) of every record that is used now. Column by column: a next worker waits for 100,000 of them."""
+        """(slot, words) of every record that is used now.
+
+        Column by column: a next worker waits for 100,000 of them.
+        """
         used, *columns = (self._column(number) for number in range(self._stride))
         return zip(compress(count(), used), compress(zip(*columns, strict=True), used), strict=True)
 
@@ -94,7 +101,8 @@ class Slots:
             self.free(slot)
 
     def _grow(self) -> None:
-        old, before = self._view, len(self._view) // self._stride
+        old = self._view
+        before = len(self._view) // self._stride
         self._view = self._map(2 * before)
         if self._fd < 0:
             self._view[: len(old)] = old

@@ -1,6 +1,7 @@
 """How much memory there is for a RAM tier: the machine's, or less where a control group says so.
 
-Pure reading of /proc and /sys; roots are parameters so that tests can lay out a machine of their own. Thread-safe.
+Pure reading of /proc and /sys; roots are parameters so that tests can lay out a machine of their
+own. Thread-safe.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def read_memory(proc: Path = PROC) -> Memory:
 
 
 def headroom_bytes() -> int | None:
-    """How much more memory this process may charge to its control group, by the tightest one around it; None: no limit is seen."""
+    """How much more memory this process may charge to its control group, by the tightest one around
+    it; None: no limit is seen.
+    """
     return min((group.room_bytes() for group in own_limits()), default=None)
 
 
@@ -67,22 +70,23 @@ def budget_bytes(wanted: int | str, memory: Memory) -> int:
         )
     if wanted > memory.usable_bytes:
         raise MachineError(
-            f"ram = {_gib(wanted)} is more than the control group {memory.cgroup} allows ({_gib(memory.usable_bytes)})"
+            f"ram = {_gib(wanted)} is more than the control group {memory.cgroup} allows "
+            f"({_gib(memory.usable_bytes)})"
         )
     return wanted
 
 
 def unfit(budget: int, memory: Memory) -> str:
-    """What is wrong with a budget that the control group around this process has no room for now; "" for nothing.
+    """What is wrong with a budget that the control group around this process has no room for now;
+    "" for nothing.
 
-    The group may have got its limit, or a smaller one, after the mount; and what the daemon itself needs is charged to it, too.
+    The group may have got its limit, or a smaller one, after the mount; and what the daemon itself
+    needs is charged to it, too.
     """
     if memory.cgroup_bytes is None or budget + DAEMON_BYTES <= memory.cgroup_bytes:
         return ""
-    allowed, wanted = (
-        _gib(memory.cgroup_bytes),
-        f"{_gib(budget)} and some {DAEMON_BYTES >> 20} MiB for the daemon",
-    )
+    allowed = _gib(memory.cgroup_bytes)
+    wanted = f"{_gib(budget)} and some {DAEMON_BYTES >> 20} MiB for the daemon"
     return (
         f"the control group {memory.cgroup} allows {allowed}, ram and daemon need {wanted}: "
         "the kernel will kill the daemon before RAM is full; lower ram, or raise the limit"

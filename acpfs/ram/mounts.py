@@ -1,7 +1,7 @@
 """The mount table, and the two system calls that change it.
 
-Never looks at a mount point itself (a dead or hung mount would answer with a hang): everything here reads
-/proc/self/mountinfo. Thread-safe.
+Never looks at a mount point itself (a dead or hung mount would answer with a hang): everything here
+reads /proc/self/mountinfo. Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,14 +15,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 2, 4, 8, 32
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
 MNT_FORCE = 1
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_OPEN_TREE = 428
+_MOVE_MOUNT = 429
+_MOUNT_SETATTR = 442
 """The same numbers on every architecture."""
-_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
-_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x200, 1 << 18
+_AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MOVE_MOUNT_BENEATH = 0x200
+_MS_PRIVATE = 1 << 18
 
 LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay", "tmpfs", "ramfs"}
@@ -60,7 +70,8 @@ def mount_table(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[MountEnt
     entries = []
     for line in mountinfo.read_bytes().splitlines():
         before, _dash, after = line.partition(b" - ")
-        fields, (kind, source, options) = before.split(b" "), after.split(b" ", 2)
+        fields = before.split(b" ")
+        (kind, source, options) = after.split(b" ", 2)
         words = (_text(fields[4]), _text(kind), _text(source), _text(options), _text(fields[2]))
         entries.append(MountEntry(*words, int(fields[0]), _text(fields[3])))
     return entries
@@ -72,8 +83,11 @@ def mounted_at(path: str) -> MountEntry | None:
 
 
 def holders(device: str) -> list[int]:
-    """Processes that have a mount of this file system, in whatever mount namespace; those that this process can see."""
-    found, field = [], f" {device} ".encode()
+    """Processes that have a mount of this file system, in whatever mount namespace; those that this
+    process can see.
+    """
+    found = []
+    field = f" {device} ".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended
@@ -87,10 +101,11 @@ def users_elsewhere(
 ) -> list[str]:
     """Who else has a mount, in words: those whom unmounting it does not reach. Reads tables only.
 
-    An overlay over a directory in it, another mount of it here, and mounts in other mount namespaces to which its end is not propagated.
-    Not seen: what the kernel has by itself otherwise, and the overlays of other namespaces, whose paths mean something else.
-    `has_directory`: whether the kernel has one in the mount whose path ends so. An overlay that was mounted with relative names does not
-    say relative to what, and has its directories all the time.
+    An overlay over a directory in it, another mount of it here, and mounts in other mount
+    namespaces to which its end is not propagated. Not seen: what the kernel has by itself
+    otherwise, and the overlays of other namespaces, whose paths mean something else.
+    `has_directory`: whether the kernel has one in the mount whose path ends so. An overlay that was
+    mounted with relative names does not say relative to what, and has its directories all the time.
     """
     table = mount_table()
     own = [entry for entry in table if entry.device == mount.device]
@@ -137,7 +152,8 @@ def _lies_in(options: str, path: str) -> bool:
 
 
 def _may_lie_in(name: str, path: str, has_directory: Callable[[str], bool]) -> bool:
-    """Whether a relative name may be one of a directory at or below a path: named from in there, or from above.
+    """Whether a relative name may be one of a directory at or below a path: named from in there, or
+    from above.
 
     Of `.` and `..` alone nothing is known.
     """
@@ -156,7 +172,8 @@ def _may_lie_in(name: str, path: str, has_directory: Callable[[str], bool]) -> b
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Of a mount: its number, and the peer groups of the mount that it lies on, by which its end travels to other name spaces.
+    """Of a mount: its number, and the peer groups of the mount that it lies on, by which its end
+    travels to other name spaces.
 
     `shared` gets and gives what happens in a group, `master` only gets it; b"" is none.
     """
@@ -167,7 +184,9 @@ class _Place:
 
 
 def _beyond(device: str, own: set[int]) -> list[int]:
-    """Processes that have mounts of a file system beside ours, and beside those that the unmounting of ours is propagated to."""
+    """Processes that have mounts of a file system beside ours, and beside those that the unmounting
+    of ours is propagated to.
+    """
     found: dict[int, list[_Place]] = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -207,13 +226,17 @@ def _places(mountinfo: bytes, device: bytes) -> list[_Place]:
 
 
 def kind_at(fd: int) -> str:
-    """The kind of file system that a descriptor leads to; asks the kernel's tables alone, so it cannot hang. "" when they do not say."""
+    """The kind of file system that a descriptor leads to; asks the kernel's tables alone, so it
+    cannot hang. "" when they do not say.
+    """
     number = number_of(fd)
     return next((entry.kind for entry in mount_table() if entry.number == number), "")
 
 
 def number_of(fd: int) -> int:
-    """The kernel's id of the mount that a descriptor leads to, attached or not; -1 when it does not say."""
+    """The kernel's id of the mount that a descriptor leads to, attached or not; -1 when it does not
+    say.
+    """
     lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), -1)
 
@@ -244,10 +267,12 @@ def mount_of(path: str) -> MountEntry | None:
 
 
 def bind(source: str | Path, target: str | Path) -> None:
-    """Show a directory, with what is mounted below it, at another place too; what is mounted over it there does not appear at `source`.
+    """Show a directory, with what is mounted below it, at another place too; what is mounted over
+    it there does not appear at `source`.
 
-    A detached copy is taken out of `source`'s peer group first and attached afterwards, so that it gets the propagation of where it
-    lies: bound the old way it would be a peer of `source`, and a mount over the one would cover the other.
+    A detached copy is taken out of `source`'s peer group first and attached afterwards, so that it
+    gets the propagation of where it lies: bound the old way it would be a peer of `source`, and a
+    mount over the one would cover the other.
 
     Raises:
         OSError: EPERM without CAP_SYS_ADMIN, ENOSYS before Linux 5.12.
@@ -294,7 +319,10 @@ def attach(tree: int, target: str | Path, *, beneath: bool = False) -> None:
 
 
 def unmount(path: str | Path, *, detach: bool = False, abort: bool = False) -> None:
-    """umount(2). With `abort`, whoever waits for the server of a FUSE mount gets an error: it is dead, and may never be seen to be.
+    """umount(2).
+
+    With `abort`, whoever waits for the server of a FUSE mount gets an error: it is dead, and may
+    never be seen to be.
 
     Raises:
         OSError: EBUSY (in use), EPERM, EINVAL (nothing mounted there).

@@ -1,9 +1,10 @@
 """The node's clock: what operations are stamped with, and what watermarks are made of.
 
-It starts as the wall clock and then runs with the kernel's clock since boot, which no step of the wall clock touches; so it never goes
-back, not over a change of workers either. Where somebody has set the wall clock, the difference (`drift_s`) is known exactly, is told to
-other members, which add it to their clock bound, and is worked off at half speed. The one place that reads the wall clock for the order
-between nodes. Used under the file system's lock.
+It starts as the wall clock and then runs with the kernel's clock since boot, which no step of the
+wall clock touches; so it never goes back, not over a change of workers either. Where somebody has
+set the wall clock, the difference (`drift_s`) is known exactly, is told to other members, which add
+it to their clock bound, and is worked off at half speed. The one place that reads the wall clock
+for the order between nodes. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -16,16 +17,22 @@ from acpfs.ram.state import StateDatabase
 from acpfs.runtime.clock import Clock
 
 OFFSET_VARIABLE = "ACPFS_CLOCK_OFFSET_S"
-"""For tests: seconds that this node's wall clock is ahead; a number, or the path of a file that holds one."""
+"""For tests: seconds that this node's wall clock is ahead; a number, or the path of a file that
+holds one.
+"""
 WORK_OFF_RATE = 0.5
-"""A clock that was set by a minute is right again after two, and its bound with it. Faster forward than this would be a step."""
+"""A clock that was set by a minute is right again after two, and its bound with it.
+
+Faster forward than this would be a step.
+"""
 DRIFT_S_MIN = 0.001
 """Less is how the two clocks are read one after the other."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 DDL = """
 CREATE TABLE IF NOT EXISTS node_clock (
-  one INTEGER PRIMARY KEY CHECK (one = 1), boot_id TEXT NOT NULL, base REAL NOT NULL, last REAL NOT NULL);
+  one INTEGER PRIMARY KEY CHECK (one = 1), boot_id TEXT NOT NULL, base REAL NOT NULL,
+  last REAL NOT NULL);
 """
 
 
@@ -60,7 +67,8 @@ class NodeClock:
         self._running = clock.since_boot
         state.create(DDL)
         self._boot_id = boot_id()
-        self._base, self._last = self._wall() - self._running(), 0.0
+        self._base = self._wall() - self._running()
+        self._last = 0.0
         for known, base, last in state.rows("SELECT boot_id, base, last FROM node_clock"):
             self._last = last
             if known == self._boot_id:
@@ -76,7 +84,10 @@ class NodeClock:
         return self._last
 
     def age_s(self, at: float) -> float:
-        """How long ago something was stamped with this time. Changes nothing: may be asked without the lock."""
+        """How long ago something was stamped with this time.
+
+        Changes nothing: may be asked without the lock.
+        """
         return max(0.0, self._running() + self._base - at)
 
     def not_before(self, at: float) -> None:

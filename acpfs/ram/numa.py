@@ -1,7 +1,9 @@
-"""On which NUMA nodes the RAM tier's pages lie: the tmpfs memory policy (`mpol=`) behind the setting `numa`.
+"""On which NUMA nodes the RAM tier's pages lie: the tmpfs memory policy (`mpol=`) behind the
+setting `numa`.
 
-Pages that the kernel allocates for a writer in the passthrough lane follow this policy, not the writer's own. Pure reading of /sys; the
-root is a parameter so that tests can lay out a machine of their own. Thread-safe.
+Pages that the kernel allocates for a writer in the passthrough lane follow this policy, not the
+writer's own. Pure reading of /sys; the root is a parameter so that tests can lay out a machine of
+their own. Thread-safe.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ NODES = Path("/sys/devices/system/node")
 
 
 def mount_option(numa: str, nodes: Path = NODES) -> str:
-    """What to add to a tmpfs' options for a setting such as `interleave` or `bind:0-1`; "" for `default`.
+    """What to add to a tmpfs' options for a setting such as `interleave` or `bind:0-1`; "" for
+    `default`.
 
     Raises:
         MachineError: a NUMA node has no memory here, or the kernel knows no NUMA nodes at all.
@@ -31,13 +34,16 @@ def mount_option(numa: str, nodes: Path = NODES) -> str:
     if missing:
         named = ", ".join(str(number) for number in sorted(missing))
         raise MachineError(
-            f"numa = {numa}: this machine has no memory on NUMA node {named} (it has some on {here})"
+            f"numa = {numa}: this machine has no memory on NUMA node {named} (it has some on "
+            f"{here})"
         )
     return f",mpol={numa}"
 
 
 def policy_of(options: str) -> str:
-    """The memory policy in a mount table's options, as the setting has it (node lists hold commas, and so do options)."""
+    """The memory policy in a mount table's options, as the setting has it (node lists hold commas,
+    and so do options).
+    """
     _before, found, after = f",{options}".partition(",mpol=")
     if not found:
         return "default"

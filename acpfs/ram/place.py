@@ -1,8 +1,10 @@
-"""Where a RAM tier lies: one directory per (volume, node), on a tmpfs of its own where this process may mount one.
+"""Where a RAM tier lies: one directory per (volume, node), on a tmpfs of its own where this process
+may mount one.
 
-The directory outlives the daemon. The next mount of the same backing directory takes it over with all that is left in it;
-`give_up` removes it once nothing is. `meta.json` inside says whose it is, and a tier that belongs to another backing
-directory is refused. A lock beside it keeps a second daemon out. Not thread-safe: used at start and end, and by `set ram`.
+The directory outlives the daemon. The next mount of the same backing directory takes it over with
+all that is left in it; `give_up` removes it once nothing is. `meta.json` inside says whose it is,
+and a tier that belongs to another backing directory is refused. A lock beside it keeps a second
+daemon out. Not thread-safe: used at start and end, and by `set ram`.
 """
 
 from __future__ import annotations
@@ -26,16 +28,22 @@ from acpfs.ram.numa import mount_option, policy_of
 from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state_space import RESERVE_BYTES, StateSpace
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 — not a temporary file: the one tmpfs that every user has
+# not a temporary file: the one tmpfs that every user has
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 STATE_SLACK_BYTES_MIN = 128 << 20
 STATE_BYTES_MAX = 2 << 30
 """How far the state's tmpfs grows, whatever the budget is."""
 BALLAST = "reserve"
 DATA = "data"
-"""The bytes have a tmpfs of their own below the state's: writers that the daemon does not see can fill it, and the state must go on."""
-SLACK_BYTES_MIN, SLACK_BYTES_MAX = 256 << 20, 2 << 30
-"""How far the bytes may go beyond the budget for a moment: what writers in the passthrough lane write until they are held.
-At 8 GB/s the smallest is 32 ms of writing, the largest is one write(2), which Linux cuts at 2 GiB."""
+"""The bytes have a tmpfs of their own below the state's: writers that the daemon does not see can
+fill it, and the state must go on.
+"""
+SLACK_BYTES_MIN = 256 << 20
+SLACK_BYTES_MAX = 2 << 30
+"""How far the bytes may go beyond the budget for a moment: what writers in the passthrough lane
+write until they are held. At 8 GB/s the smallest is 32 ms of writing, the largest is one write(2),
+which Linux cuts at 2 GiB.
+"""
 HUGE_CHOICES = ("within_size", "advise", "")
 """Not every kernel is built with huge pages."""
 SMALL_PAGES = "with small pages large writes take up to 8 times as long"
@@ -77,13 +85,17 @@ def take(
     lock_fd: int = -1,
     names: Collection[str] = (),
 ) -> Place:
-    """Find or make the tier of this volume and node, below `tiers` (in the runtime directory). `numa`: its memory policy.
+    """Find or make the tier of this volume and node, below `tiers` (in the runtime directory).
 
-    `lock_fd`: the lock that an earlier worker of the same mount had, and that was kept. `names`: see `find_again`.
+    `numa`: its memory policy.
+
+    `lock_fd`: the lock that an earlier worker of the same mount had, and that was kept. `names`:
+    see `find_again`.
 
     Raises:
         RefusedError: another daemon uses it, or it belongs to another backing directory.
-        MachineError: no tmpfs is large enough, or the memory policy names what this machine has not got.
+        MachineError: no tmpfs is large enough, or the memory policy names what this machine has not
+            got.
     """
     policy = mount_option(numa)
     name = f"{volume_id}-{node_id}"
@@ -108,10 +120,11 @@ def take(
 
 
 def find_again(directory: Path, lock_fd: int, names: Collection[str] = ()) -> bool:
-    """Show the tier at its place again where somebody has moved the run directory away; whether anything was done for that.
+    """Show the tier at its place again where somebody has moved the run directory away; whether
+    anything was done for that.
 
-    The lock lies beside it, and is open: by its path now the tier is found. `names`: of the mount's files in the run directory,
-    without their suffix.
+    The lock lies beside it, and is open: by its path now the tier is found. `names`: of the mount's
+    files in the run directory, without their suffix.
     """
     moved = Path(os.readlink(f"/proc/self/fd/{lock_fd}").removesuffix(".lock"))
     if moved == directory or moved.name != directory.name or mounted_at(str(moved)) is None:
@@ -135,8 +148,8 @@ def find_again(directory: Path, lock_fd: int, names: Collection[str] = ()) -> bo
 def _bring_back(moved: Path, runtime: Path, names: Collection[str]) -> None:
     """What lay beside the tiers: the node id, locks, and what says how the mount is to be ended.
 
-    Each by a rename, and nothing over what has been made anew. What is of other mounts they bring back themselves, or they
-    were begun where it lies now; and what is remembered for all is copied.
+    Each by a rename, and nothing over what has been made anew. What is of other mounts they bring
+    back themselves, or they were begun where it lies now; and what is remembered for all is copied.
     """
     for found in [one for one in moved.glob("*/*") if one.parent.name != "tiers"]:
         place = runtime / found.parent.name / found.name
@@ -184,9 +197,11 @@ def resize(place: Place, budget_bytes: int) -> None:
 
 
 def fit(place: Place) -> bool:
-    """Bring the tmpfs of the bytes to the size of the budget, or as near to it as what it still holds lets; whether it is there.
+    """Bring the tmpfs of the bytes to the size of the budget, or as near to it as what it still
+    holds lets; whether it is there.
 
-    Cheap when it is: called every second, so that a budget that was lowered is followed as RAM drains.
+    Cheap when it is: called every second, so that a budget that was lowered is followed as RAM
+    drains.
     """
     if not place.own_tmpfs:
         return True
@@ -195,7 +210,8 @@ def fit(place: Place) -> bool:
         return False
     wanted = _rounded(place.budget_bytes + slack_bytes(place.budget_bytes))
     capacity = _capacity_bytes(place.directory / DATA)
-    # Never more than it has, whatever was written: a write of a passthrough writer that cannot be held ends at this limit.
+    # Never more than it has, whatever was written: a write of a passthrough writer that cannot be
+    # held ends at this limit.
     size = max(
         wanted, min(capacity, _rounded(taken_bytes(place) + slack_bytes(place.budget_bytes)))
     )
@@ -208,7 +224,8 @@ def fit(place: Place) -> bool:
 
 
 def lend(place: Place) -> None:
-    """Let the tmpfs of the bytes take half of the memory that the machine has left, or a whole slack where it has that.
+    """Let the tmpfs of the bytes take half of the memory that the machine has left, or a whole
+    slack where it has that.
 
     For writers that nobody holds for a moment: the kernel would tell them ENOSPC. How much they
     write until it is looked again is a matter of how long that takes, and no number is sure to be
@@ -254,15 +271,21 @@ def give_up(place: Place) -> None:
 
 
 def way_out(place: Place) -> str:
-    """For a tier that cannot be used as it is: what is there, that it was left alone, and what a person can do."""
-    files, size = 0, 0
+    """For a tier that cannot be used as it is: what is there, that it was left alone, and what a
+    person can do.
+    """
+    files = 0
+    size = 0
     with contextlib.suppress(OSError):
         for name in os.listdir(place.directory / DATA):
-            files, size = files + 1, size + os.lstat(place.directory / DATA / name).st_size
+            files = files + 1
+            size = size + os.lstat(place.directory / DATA / name).st_size
     remove = f"umount -l {place.directory}" if place.own_tmpfs else f"rm -r {place.directory}"
     return (
-        f"{files} files of {size} bytes in {place.directory / DATA} may not be on the backing directory, and were left alone: "
-        f"copy them with `acpfs salvage {place.directory} TARGET`, then start without them after `{remove}`"
+        f"{files} files of {size} bytes in {place.directory / DATA} may not be on the backing "
+        "directory, and were left alone: "
+        f"copy them with `acpfs salvage {place.directory} TARGET`, then start without them after "
+        f"`{remove}`"
     )
 
 
@@ -296,7 +319,8 @@ def _take_locked(own: Path, shared: Path, budget_bytes: int, policy: str, lock_f
         data = mounted_at(str(own / DATA))
         if data is None:
             raise MachineError(
-                f"{own} has no tmpfs for its bytes; move what is in {own / DATA} away, and unmount it"
+                f"{own} has no tmpfs for its bytes; move what is in {own / DATA} away, and "
+                "unmount it"
             )
         place = Place(
             own,
@@ -307,7 +331,8 @@ def _take_locked(own: Path, shared: Path, budget_bytes: int, policy: str, lock_f
             lock_fd=lock_fd,
         )
         if not policy and policy_of(data.options) != "default":
-            policy = ",mpol=local"  # what default means, but for a remount, which takes it for nothing said
+            # what default means, but for a remount, which takes it for nothing said
+            policy = ",mpol=local"
         return _resized(place, budget_bytes, policy)
     try:
         huge = _mount(own, budget_bytes, policy)
@@ -357,7 +382,8 @@ def _mount(directory: Path, budget_bytes: int, policy: str) -> str:
 
 def _policy_refused(policy: str, error: OSError) -> MachineError:
     return MachineError(
-        f"the kernel refuses the memory policy {policy.removeprefix(',')} that `numa` asks for: {error.strerror}"
+        f"the kernel refuses the memory policy {policy.removeprefix(',')} that `numa` asks for: "
+        f"{error.strerror}"
     )
 
 
@@ -384,9 +410,11 @@ def state_space(place: Place) -> StateSpace:
 
 
 def shared_reserve_bytes(capacity_bytes: int, budget_bytes: int) -> int:
-    """The state's reserve on a tmpfs that has the bytes of files, too: from what their budget leaves.
+    """The state's reserve on a tmpfs that has the bytes of files, too: from what their budget
+    leaves.
 
-    With more, a RAM tier that is full as it may be, where writers are to wait, would count as a state that has no room.
+    With more, a RAM tier that is full as it may be, where writers are to wait, would count as a
+    state that has no room.
     """
     return min(RESERVE_BYTES, max(0, capacity_bytes - budget_bytes) // 4)
 
@@ -420,7 +448,9 @@ def _grow_state(place: Place) -> bool:
 
 
 def taken_bytes(place: Place) -> int:
-    """Bytes that the tier's own tmpfs holds now, those among them that the kernel has only just written."""
+    """Bytes that the tier's own tmpfs holds now, those among them that the kernel has only just
+    written.
+    """
     try:
         info = os.statvfs(place.directory / DATA)
     except FileNotFoundError:
@@ -437,7 +467,8 @@ def size_bytes(place: Place) -> int:
 
 
 def spare_tmpfs(place: Place, size_bytes: int) -> int | None:
-    """A file without a name on another tmpfs like the tier's, for memory that is to be given back later; it ends with its descriptor.
+    """A file without a name on another tmpfs like the tier's, for memory that is to be given back
+    later; it ends with its descriptor.
 
     None where the tier has no tmpfs of its own, or the kernel refuses.
     """
@@ -461,7 +492,9 @@ def spare_tmpfs(place: Place, size_bytes: int) -> int | None:
 
 
 def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:
-    """Tiers of the same backing directory that no daemon has: left by a mount that had another id, and alone drains them."""
+    """Tiers of the same backing directory that no daemon has: left by a mount that had another id,
+    and alone drains them.
+    """
     warnings = []
     for file in sorted(tiers.glob(f"{volume_id}-*.lock")):
         name = file.name.removesuffix(".lock")
@@ -471,7 +504,8 @@ def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:
             os.close(_lock(file, name))
             node = name.removeprefix(f"{volume_id}-")
             warnings.append(
-                f"an earlier mount under node id {node} left a RAM tier that is not drained: mount with --node-id {node} to drain it"
+                f"an earlier mount under node id {node} left a RAM tier that is not drained: "
+                f"mount with --node-id {node} to drain it"
             )
     return warnings
 
@@ -486,10 +520,14 @@ def _on_shared_memory(
     capacity = _capacity_bytes(directory)
     if budget_bytes > capacity:
         raise MachineError(
-            f"no tmpfs of its own for the RAM tier ({reason}), and {directory.parent.parent} has only {capacity >> 20} MiB: "
+            f"no tmpfs of its own for the RAM tier ({reason}), and {directory.parent.parent} has "
+            f"only {capacity >> 20} MiB: "
             f"give a smaller ram, or more shared memory"
         )
-    warning = f"the RAM tier lies in {directory.parent.parent} ({reason}): {SMALL_PAGES}, and others can fill it"
+    warning = (
+        f"the RAM tier lies in {directory.parent.parent} ({reason}): {SMALL_PAGES}, and others "
+        "can fill it"
+    )
     place = Place(
         directory,
         budget_bytes,
@@ -507,7 +545,9 @@ def _on_shared_memory(
 
 
 def _private_directory(path: Path) -> None:
-    """A directory of ours that nobody else can enter; a symlink or somebody else's directory at that name is refused."""
+    """A directory of ours that nobody else can enter; a symlink or somebody else's directory at
+    that name is refused.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -529,7 +569,10 @@ def _huge_of(options: str) -> str:
 
 
 def _is_left(directory: Path) -> bool:
-    """Whether an earlier daemon may have left something, whatever of its own files is missing. What is in doubt is never thrown away."""
+    """Whether an earlier daemon may have left something, whatever of its own files is missing.
+
+    What is in doubt is never thrown away.
+    """
     if not directory.is_dir() or (directory / _GIVEN_UP).exists():
         return False
     return _has_meta(directory) or (directory / STATE_FILE).exists() or has_bytes(directory)
@@ -571,7 +614,8 @@ def _check_owner(place: Place, volume_id: str, node_id: str, backing: Path) -> N
         ) from error
     if owner != (volume_id, node_id):
         raise RefusedError(
-            f"the RAM tier {place.directory} belongs to {meta.get('backing')} (volume {owner[0]}, node {owner[1]})"
+            f"the RAM tier {place.directory} belongs to {meta.get('backing')} (volume "
+            f"{owner[0]}, node {owner[1]})"
         )
 
 

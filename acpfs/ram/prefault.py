@@ -1,13 +1,16 @@
-"""Memory made ready before a save needs it: pages are allocated in the background, and freed as a save takes memory.
+"""Memory made ready before a save needs it: pages are allocated in the background, and freed as a
+save takes memory.
 
-What a save then gets is memory that the host has backed, that is in one piece (huge pages), and that no page cache has to be reclaimed for.
-The pages lie in a file of their own, not in the tier: they count neither as used nor against the budget of a writer. Together with what
-is used they never exceed the budget for longer than one look. They come free a little ahead of what is written and no faster, because free
-memory does not stay ready: page cache takes it, and a virtual machine gives it back to its host within seconds, so that the second file of
-a save would find nothing. For the same reason memory is made ready again as soon as a save is over: what it left of its lead, and what an
-older checkpoint gives up when it leaves, is still warm then, and costs a twentieth of memory that is cold.
-A thread of its own, since allocating takes time and must be interruptible; it takes no lock of the file system.
-`give_back` may be called from any thread and does not wait.
+What a save then gets is memory that the host has backed, that is in one piece (huge pages), and
+that no page cache has to be reclaimed for. The pages lie in a file of their own, not in the tier:
+they count neither as used nor against the budget of a writer. Together with what is used they never
+exceed the budget for longer than one look. They come free a little ahead of what is written and no
+faster, because free memory does not stay ready: page cache takes it, and a virtual machine gives it
+back to its host within seconds, so that the second file of a save would find nothing. For the same
+reason memory is made ready again as soon as a save is over: what it left of its lead, and what an
+older checkpoint gives up when it leaves, is still warm then, and costs a twentieth of memory that
+is cold. A thread of its own, since allocating takes time and must be interruptible; it takes no
+lock of the file system. `give_back` may be called from any thread and does not wait.
 """
 
 from __future__ import annotations
@@ -22,25 +25,38 @@ from acpfs.runtime.given import Runtime
 from acpfs.runtime.threads import Running
 
 STEP_BYTES = 32 << 20
-"""Written and not fallocated: that takes pages, but does not touch them. 5 ms of warm memory, 150 of cold."""
+"""Written and not fallocated: that takes pages, but does not touch them.
+
+5 ms of warm memory, 150 of cold.
+"""
 PIECE_BYTES = 4 << 20
 """So much of a step goes on when somebody is about to write: 20 ms of cold memory."""
 REST = 1.0
-"""Rest between two steps, in times of what the step took: half of one processor, and never two steps in a row."""
+"""Rest between two steps, in times of what the step took: half of one processor, and never two
+steps in a row.
+"""
 LOOK_S = 1.0
 LEAD_BYTES = 256 << 20
-"""So much more than was written has come free at each look during a save; writers take it in the meantime, 160 MB at 8 GB/s."""
+"""So much more than was written has come free at each look during a save; writers take it in the
+meantime, 160 MB at 8 GB/s.
+"""
 FOLLOW_S = 0.02
 """Between two looks during a save."""
 SOON_S = 0.1
-"""The same where there is nothing to follow, and a save may be over soon: what it did not use stays warm for a second or two."""
+"""The same where there is nothing to follow, and a save may be over soon: what it did not use stays
+warm for a second or two.
+"""
 CLOSED_S = 0.3
-"""No file is open for writing any more, none was opened and RAM has not grown by a step for so long: the save is over."""
+"""No file is open for writing any more, none was opened and RAM has not grown by a step for so
+long: the save is over.
+"""
 QUIET_S = 2.0
 """The same where one stays open: a log is no save."""
 QUIET_S_MAX = 3600.0
 WORTH_BYTES = 64 << 20
-"""Where less than this was written since the memory was given back, it was not for a save: next time the wait is twice as long."""
+"""Where less than this was written since the memory was given back, it was not for a save: next
+time the wait is twice as long.
+"""
 LONG_REST_S = 10.0
 """After the kernel refused memory."""
 FLOOR_SHARE = 10
@@ -50,13 +66,17 @@ _ZEROS = memoryview(bytes(2 << 20))
 
 
 def takeable_bytes() -> int:
-    """What this process may still take without hurting others: the machine's, or less where its control group has less."""
+    """What this process may still take without hurting others: the machine's, or less where its
+    control group has less.
+    """
     room = headroom_bytes()
     return available_bytes() if room is None else min(available_bytes(), room)
 
 
 def with_lead(save_bytes: int) -> int:
-    """What has to be ready for a save of that size, with what comes free ahead of it; nothing for none."""
+    """What has to be ready for a save of that size, with what comes free ahead of it; nothing for
+    none.
+    """
     return save_bytes + LEAD_BYTES if save_bytes else 0
 
 
@@ -75,18 +95,26 @@ class Prefault:
         why: str = "set",
         writers: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`make_file`: a file without a name that may take so many bytes. `budget`, `used`: the RAM tier's bytes, also those unseen.
+        """`make_file`: a file without a name that may take so many bytes.
 
-        `available`: bytes that this process may still take. `why`: so much is wanted, for people. `writers`: descriptors open for writing.
+        `budget`, `used`: the RAM tier's bytes, also those unseen.
+
+        `available`: bytes that this process may still take. `why`: so much is wanted, for people.
+        `writers`: descriptors open for writing.
         """
-        self._make_file, self._wanted, self._budget, self._used = make_file, wanted, budget, used
-        self._available, self._writers = available, writers
+        self._make_file = make_file
+        self._wanted = wanted
+        self._budget = budget
+        self._used = used
+        self._available = available
+        self._writers = writers
         self._clock = runtime.clock.now
         self._threads = runtime.threads
         self.why = why
         self._floor_bytes = max(FLOOR_BYTES, machine_bytes // FLOOR_SHARE)
         self._changed = runtime.threads.condition()
-        self._fd, self._file_bytes = -1, 0
+        self._fd = -1
+        self._file_bytes = 0
         self._pages = threading.Lock()
         """Held while what is ready changes, or how far a save is."""
         self._closed = self._asked = False
@@ -110,7 +138,9 @@ class Prefault:
             self._thread = self._threads.start("prefault", self._run)
 
     def give_back(self) -> None:
-        """Somebody is about to write: memory comes back from now on, ahead of what is written (the kernel frees some 200 GiB/s)."""
+        """Somebody is about to write: memory comes back from now on, ahead of what is written (the
+        kernel frees some 200 GiB/s).
+        """
         self._active_at = self._clock()
         if self.ready_bytes and not (self._asked or self._following):
             with self._changed:
@@ -118,7 +148,9 @@ class Prefault:
                 self._changed.notify()
 
     def hand_over(self, size: int, waits: bool) -> None:
-        """As `give_back`, for somebody who takes so many bytes now: they come free before it returns. `waits`: also if that takes 20 ms."""
+        """As `give_back`, for somebody who takes so many bytes now: they come free before it
+        returns. `waits`: also if that takes 20 ms.
+        """
         self.give_back()
         if self.ready_bytes and self._pages.acquire(blocking=waits):
             try:
@@ -155,7 +187,9 @@ class Prefault:
                     return
 
     def look(self) -> float:
-        """Allocate a step more, give back what is too much, or neither; seconds until the next look."""
+        """Allocate a step more, give back what is too much, or neither; seconds until the next
+        look.
+        """
         with self._pages:
             target = self._target() // STEP_BYTES * STEP_BYTES
             if self.ready_bytes > target:
@@ -184,9 +218,13 @@ class Prefault:
         return max(0, most)
 
     def _follow(self, used: int, *, grown: bool) -> None:
-        """Whether a save is under way, and how far it is. One that waits long between open and write shows by what it writes."""
+        """Whether a save is under way, and how far it is.
+
+        One that waits long between open and write shows by what it writes.
+        """
         with self._changed:
-            asked, self._asked = self._asked, False
+            asked = self._asked
+            self._asked = False
         if asked or (grown and self.ready_bytes and not self._following):
             self._begin_following(used)
         if self._following:
@@ -197,8 +235,11 @@ class Prefault:
                 self._active_at = self._clock() - QUIET_S_MAX  # a longer wait is for the next time
 
     def _begin_following(self, used: int) -> None:
-        self._following, self._active_at = True, self._clock()
-        self._ready_before, self._used_before, self._taken = self.ready_bytes, used, 0
+        self._following = True
+        self._active_at = self._clock()
+        self._ready_before = self.ready_bytes
+        self._used_before = used
+        self._taken = 0
 
     def _is_quiet(self) -> bool:
         """Whether no save is under way."""
@@ -248,11 +289,14 @@ class Prefault:
         return True
 
     def _begin(self) -> bool:
-        """A new file, as long as it may become: a tmpfs with huge=within_size gives huge pages only below the end of a file."""
+        """A new file, as long as it may become: a tmpfs with huge=within_size gives huge pages only
+        below the end of a file.
+        """
         size = self._wanted()
         fd = self._make_file(size)
         if fd is None:
             return False
         os.ftruncate(fd, size)
-        self._fd, self._file_bytes = fd, size
+        self._fd = fd
+        self._file_bytes = size
         return True

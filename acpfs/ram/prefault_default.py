@@ -1,8 +1,10 @@
-"""Whether memory is made ready where nobody asked for it: only where it helps, and only with memory that nobody uses.
+"""Whether memory is made ready where nobody asked for it: only where it helps, and only with memory
+that nobody uses.
 
-It helps on virtual machines: their host backs memory at the first touch, and may take back what is free (free page reporting). On other
-machines what a save waits for is zeroing, which memory made ready does not save. Pure reading of /proc and /sys; roots are parameters so
-that tests can lay out a machine of their own.
+It helps on virtual machines: their host backs memory at the first touch, and may take back what is
+free (free page reporting). On other machines what a save waits for is zeroing, which memory made
+ready does not save. Pure reading of /proc and /sys; roots are parameters so that tests can lay out
+a machine of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ SHARE = "25%"
 SHARE_MAX = "50%"
 """Where the largest save that is known needs more."""
 PRESSURE_MAX = 1.0
-"""Percent of the last ten seconds in which somebody waited for memory (`some avg10`); above, everything is given back."""
+"""Percent of the last ten seconds in which somebody waited for memory (`some avg10`); above,
+everything is given back.
+"""
 CALM_S = 60.0
 """After pressure nothing is made ready for so long."""
 NOTHING_BYTES = -(1 << 62)
@@ -51,13 +55,18 @@ class PrefaultChoice:
     """As much where saves are known to need it."""
 
     def bytes(self, budget_bytes: int, save_bytes: int) -> int:
-        """Of a budget; `save_bytes`: what the largest save that is known takes, and what comes free ahead of it."""
-        least, most = share_of(self.wanted, budget_bytes), share_of(self.wanted_max, budget_bytes)
+        """Of a budget; `save_bytes`: what the largest save that is known takes, and what comes free
+        ahead of it.
+        """
+        least = share_of(self.wanted, budget_bytes)
+        most = share_of(self.wanted_max, budget_bytes)
         return max(least, min(most, save_bytes))
 
 
 def choose(limit_bytes: int | None, proc: Path = PROC, sys: Path = _SYS) -> PrefaultChoice:
-    """`limit_bytes`: of the control group around the daemon; there what is made ready counts against what the group runs."""
+    """`limit_bytes`: of the control group around the daemon; there what is made ready counts
+    against what the group runs.
+    """
     if limit_bytes is not None:
         return PrefaultChoice(0, "the daemon's control group has a limit")
     if not is_virtual(proc, sys):
@@ -66,7 +75,10 @@ def choose(limit_bytes: int | None, proc: Path = PROC, sys: Path = _SYS) -> Pref
 
 
 def is_virtual(proc: Path = PROC, sys: Path = _SYS) -> bool:
-    """Whether a host backs this machine's memory. The processor says so on x86, the firmware elsewhere."""
+    """Whether a host backs this machine's memory.
+
+    The processor says so on x86, the firmware elsewhere.
+    """
     if (sys / "hypervisor/type").exists():
         return True
     if "hypervisor" in _read(proc / "cpuinfo").partition("\n\n")[0].split():
@@ -78,7 +90,9 @@ def is_virtual(proc: Path = PROC, sys: Path = _SYS) -> bool:
 
 
 class UnusedMemory:
-    """How much memory nobody uses, page cache included: what is free, and nothing while somebody waits for memory."""
+    """How much memory nobody uses, page cache included: what is free, and nothing while somebody
+    waits for memory.
+    """
 
     def __init__(
         self,
@@ -87,7 +101,9 @@ class UnusedMemory:
         proc: Path = PROC,
     ) -> None:
         """`takeable`: bytes that this process may still take without hurting others."""
-        self._takeable, self._proc, self._clock = takeable, proc, clock.now
+        self._takeable = takeable
+        self._proc = proc
+        self._clock = clock.now
         self._calm_at = clock.now()
 
     def bytes(self) -> int:

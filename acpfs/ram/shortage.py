@@ -1,6 +1,7 @@
 """How much of the budget the machine has not got right now: others use memory too.
 
-Reads MemAvailable and the room in this process's memory control group, seldom enough to cost nothing. Used under the file system's lock.
+Reads MemAvailable and the room in this process's memory control group, seldom enough to cost
+nothing. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ GROUP_INTERVAL_S = 1.0
 """Control groups are several files to read, 0.3 ms."""
 KEPT_BYTES_MIN = 256 << 20
 KEPT_SHARE = 64
-"""So much memory, or this part of the machine's, is left to others whatever the budget says: the kernel kills when there is none."""
+"""So much memory, or this part of the machine's, is left to others whatever the budget says: the
+kernel kills when there is none.
+"""
 
 
 class Shortage:
@@ -41,10 +44,12 @@ class Shortage:
     def _look(self) -> None:
         now = self._now()
         if now - self._looked_at >= LOOK_INTERVAL_S:
-            self._looked_at, self._bytes = now, self._available()
+            self._looked_at = now
+            self._bytes = self._available()
         if now - self._group_at >= GROUP_INTERVAL_S:
             headroom = headroom_bytes()
-            self._group_at, self._group_bytes = now, 1 << 62 if headroom is None else headroom
+            self._group_at = now
+            self._group_bytes = 1 << 62 if headroom is None else headroom
 
 
 def available_bytes() -> int:

@@ -1,7 +1,9 @@
-"""Spill directory: copies of versions on a local disk, one file each, in a directory that only acpfs can enter.
+"""Spill directory: copies of versions on a local disk, one file each, in a directory that only
+acpfs can enter.
 
-Owns names and file calls; does not know why a copy is made, nor what it takes of the budget (`writeback.sources.spill`). Every call may
-hang with the disk: they are made on threads of a pool, never under the file system's lock. Thread-safe.
+Owns names and file calls; does not know why a copy is made, nor what it takes of the budget
+(`writeback.sources.spill`). Every call may hang with the disk: they are made on threads of a pool,
+never under the file system's lock. Thread-safe.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class SpillDirectory:
         self.path = path
 
     def prepare(self) -> None:
-        """Make the directory if it is not there. What it lies in must be: a disk that is not mounted is not written beneath.
+        """Make the directory if it is not there.
+
+        What it lies in must be: a disk that is not mounted is not written beneath.
 
         Raises:
             MachineError: it cannot be made.
@@ -44,7 +48,9 @@ class SpillDirectory:
             raise RefusedError(f"{self.path} is not a private directory of this user")
 
     def new_name(self, vid: VersionId) -> str:
-        """Never used before: a thread of a dead worker that still hangs in a call on an older file cannot harm this one."""
+        """Never used before: a thread of a dead worker that still hangs in a call on an older file
+        cannot harm this one.
+        """
         return f"{vid}-{self._chance.token(6)}"
 
     def create(self, name: str) -> int:
@@ -89,7 +95,9 @@ class SpillDirectory:
         return info.f_bavail * info.f_frsize
 
     def give_up(self) -> None:
-        """Remove everything; called when nothing is left in it that the backing directory has not got."""
+        """Remove everything; called when nothing is left in it that the backing directory has not
+        got.
+        """
         for name in self.names():
             self.remove(name)
         with contextlib.suppress(OSError):

@@ -1,18 +1,21 @@
 """State database: what must survive the worker process, in SQLite on the RAM tier's tmpfs.
 
-The tmpfs outlives processes and not nodes, exactly like the bytes that the database describes, so there is nothing to
-flush (synchronous=off). A transaction is opened by the first change of a step and committed by `commit`, before the step's
-result leaves the file system's lock; one step costs about 13 µs for three changes (measured, Linux 6.18, 2 cores).
+The tmpfs outlives processes and not nodes, exactly like the bytes that the database describes, so
+there is nothing to flush (synchronous=off). A transaction is opened by the first change of a step
+and committed by `commit`, before the step's result leaves the file system's lock; one step costs
+about 13 µs for three changes (measured, Linux 6.18, 2 cores).
 
-SQLite may fail: the tmpfs is full, or its pages cannot be read. That never ends a worker, and never leaves half a step. The transaction
-is rolled back as a whole, its changes are kept in memory in their order, and every later `commit` tries them all again, until
-one transaction has them. Meanwhile the database is `LATE`: it shows an earlier moment, as a whole, which is what a next worker would
-find. So nothing may leave the worker, and nothing may be done that cannot be undone, on the strength of a change that is late:
-`Steps` withholds the answers to applications, and `must_commit` stops whoever is about to act.
+SQLite may fail: the tmpfs is full, or its pages cannot be read. That never ends a worker, and never
+leaves half a step. The transaction is rolled back as a whole, its changes are kept in memory in
+their order, and every later `commit` tries them all again, until one transaction has them.
+Meanwhile the database is `LATE`: it shows an earlier moment, as a whole, which is what a next
+worker would find. So nothing may leave the worker, and nothing may be done that cannot be undone,
+on the strength of a change that is late: `Steps` withholds the answers to applications, and
+`must_commit` stops whoever is about to act.
 
-A step that ends by a bug is no step. What it has changed in memory cannot be undone, so the state is abandoned (`step`, `abandon`): the
-transaction is rolled back, nothing is committed any more, and whoever owns the process ends it, so that a next worker goes on from the
-last whole step.
+A step that ends by a bug is no step. What it has changed in memory cannot be undone, so the state
+is abandoned (`step`, `abandon`): the transaction is rolled back, nothing is committed any more, and
+whoever owns the process ends it, so that a next worker goes on from the last whole step.
 
 Each layer creates and reads its own tables. Not thread-safe: used under the file system's lock.
 """
@@ -38,17 +41,23 @@ from acpfs.ram.state_space import StateSpace
 from acpfs.runtime.given import Runtime
 
 STATE_VERSION = 3
-"""Format of all tables together. A worker refuses a state that is newer than itself, and brings up one that is older (`migration`)."""
+"""Format of all tables together.
+
+A worker refuses a state that is newer than itself, and brings up one that is older (`migration`).
+"""
 
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any], bool]
 """A change: SQL, values, and whether these are those of many rows."""
 
 RETRY_S = 0.1
-"""How long after a failure the late changes are tried again, at the earliest: each try makes all of them."""
+"""How long after a failure the late changes are tried again, at the earliest: each try makes all of
+them.
+"""
 INTEGER_MAX = (1 << 63) - 1
 """Largest number that SQLite takes."""
-_SQLITE_OK, _SQLITE_DONE = 0, 101
+_SQLITE_OK = 0
+_SQLITE_DONE = 101
 
 log = get_logger(__name__)
 
@@ -79,8 +88,9 @@ class LateError(OSError):
 def storable(values: Sequence[Any]) -> Sequence[Any]:
     """The same values, numbers beyond 64 bits as their decimal digits in bytes; `int` reads both.
 
-    A time after 2262 in nanoseconds is such a number, and so are inode numbers of some network file systems: nothing that the backing
-    directory can say may be refused here. Bytes, because a column of integers turns digits in text into a rounded number.
+    A time after 2262 in nanoseconds is such a number, and so are inode numbers of some network file
+    systems: nothing that the backing directory can say may be refused here. Bytes, because a column
+    of integers turns digits in text into a rounded number.
     """
     return [
         b"%d" % value
@@ -95,7 +105,9 @@ class DamagedError(RefusedError):
 
 
 def lost(path: Path, *, has_bytes: bool) -> str:
-    """Why what is at `path` cannot be what its last user left there; "" where nothing says so. Before the database is opened.
+    """Why what is at `path` cannot be what its last user left there; "" where nothing says so.
+
+    Before the database is opened.
 
     `has_bytes`: there are tier files beside it.
     """
@@ -108,7 +120,9 @@ def lost(path: Path, *, has_bytes: bool) -> str:
 
 
 def _in_use(path: Path) -> Path:
-    """A mark: from the first change on, until a user is about to close the database, which takes the write-ahead log away."""
+    """A mark: from the first change on, until a user is about to close the database, which takes
+    the write-ahead log away.
+    """
     return path.with_name(f"{path.name}-in-use")
 
 
@@ -130,7 +144,9 @@ def forget(path: Path) -> None:
 
 
 def _check_copying(status: int, _remaining: int, _total: int) -> None:
-    """Of a copy that cannot be made SQLite would else wait for the end of the transaction, for ever and with the interpreter's signals."""
+    """Of a copy that cannot be made SQLite would else wait for the end of the transaction, for ever
+    and with the interpreter's signals.
+    """
     if status not in (_SQLITE_OK, _SQLITE_DONE):
         raise sqlite3.OperationalError(
             "the state was changed while it was copied, without the lock"
@@ -149,7 +165,9 @@ class StateDatabase:
         check: bool = False,
         abandoned: Callable[[BaseException], None] = lambda _error: None,
     ) -> None:
-        """Open or create the database at `path` (mode 0600). `space`: the room that it has. `check`: look at all of it (30 ms for 34 MB).
+        """Open or create the database at `path` (mode 0600). `space`: the room that it has.
+
+        `check`: look at all of it (30 ms for 34 MB).
 
         `abandoned`: told, under the lock, of the bug for which it was abandoned; ends the process.
 
@@ -171,11 +189,13 @@ class StateDatabase:
             raise DamagedError(f"{path} is damaged: {error}") from error
 
     def _open_database(self, path: Path, space: StateSpace) -> None:
-        self.path, self.space = path, space
+        self.path = path
+        self.space = space
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.close(fd)
-        # Without SQLite's locks: a killed worker whose thread never comes back from the backing directory keeps them for as long. Whoever
-        # opens the database holds the tier's lock, and the supervisor has one worker at a time.
+        # Without SQLite's locks: a killed worker whose thread never comes back from the backing
+        # directory keeps them for as long. Whoever opens the database holds the tier's lock, and
+        # the supervisor has one worker at a time.
         self._db = sqlite3.connect(
             f"{path.as_uri()}?vfs=unix-none",
             uri=True,
@@ -193,7 +213,9 @@ class StateDatabase:
         self._db.execute("PRAGMA synchronous=OFF")
         self._open = False
         self._is_trial = False
-        """The open transaction has brought up an older format, and is not committed before `accept`."""
+        """The open transaction has brought up an older format, and is not committed before
+        `accept`.
+        """
         self._writers: list[tuple[Sized, Callable[[], None]]] = []
         self._after: list[Callable[[], None]] = []
         self._follower: Callable[[list[Statement]], None] | None = None
@@ -214,8 +236,9 @@ class StateDatabase:
     def _mark_in_use(self) -> None:
         """Say that there is a write-ahead log from here on.
 
-        A database that was closed in order, or made from a mirror, has none until something is written: who was killed before its
-        first change would have left what looks like a loss. Where a tmpfs has no room for it, damage is found by what is read.
+        A database that was closed in order, or made from a mirror, has none until something is
+        written: who was killed before its first change would have left what looks like a loss.
+        Where a tmpfs has no room for it, damage is found by what is read.
         """
         if not _has_write_ahead_log(self.path):
             with contextlib.suppress(sqlite3.OperationalError):
@@ -225,10 +248,12 @@ class StateDatabase:
                 _in_use(self.path).touch(mode=0o600)
 
     def follow(self, follower: Callable[[list[Statement]], None]) -> sqlite3.Connection:
-        """Have `follower` called with the changes of each transaction from now on, after its end; returns a copy of the state as it is now.
+        """Have `follower` called with the changes of each transaction from now on, after its end;
+        returns a copy of the state as it is now.
 
-        All tables must have been created. The copy may be used in another thread. Changes that are late follow it. Under the lock of all
-        who change the state: a transaction that another thread begins meanwhile raises sqlite3.OperationalError.
+        All tables must have been created. The copy may be used in another thread. Changes that are
+        late follow it. Under the lock of all who change the state: a transaction that another
+        thread begins meanwhile raises sqlite3.OperationalError.
         """
         self.commit()
         self._follower = follower
@@ -240,7 +265,8 @@ class StateDatabase:
         found: int = self._db.execute("PRAGMA user_version").fetchone()[0]
         if found > STATE_VERSION:
             raise RefusedError(
-                f"the state in {self.path} has version {found}, this acpfs knows {STATE_VERSION}: drain it with the newer acpfs"
+                f"the state in {self.path} has version {found}, this acpfs knows "
+                f"{STATE_VERSION}: drain it with the newer acpfs"
             )
         if (
             found != STATE_VERSION
@@ -254,7 +280,8 @@ class StateDatabase:
     def accept(self) -> None:
         """All layers have read what the last worker left, and this one goes on with it.
 
-        Until then nothing is written to a state of an older format: if this worker does not come to serve, the older one takes over again.
+        Until then nothing is written to a state of an older format: if this worker does not come to
+        serve, the older one takes over again.
         """
         self._is_trial = False
         self.commit()
@@ -320,16 +347,22 @@ class StateDatabase:
             raise LateError(str(error)) from error
 
     def before_commit(self, changed: Sized, write: Callable[[], None]) -> None:
-        """Have `write` called at each commit that finds something in `changed`: it brings the rows of that, and empties it."""
+        """Have `write` called at each commit that finds something in `changed`: it brings the rows
+        of that, and empties it.
+        """
         self._writers.append((changed, write))
 
     def after_commit(self, action: Callable[[], None]) -> None:
-        """Have `action` called once, after the next commit: what takes away something that the state of before it still needs."""
+        """Have `action` called once, after the next commit: what takes away something that the
+        state of before it still needs.
+        """
         self._after.append(action)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """One step under the lock: committed at its end, also where that is an answer; abandoned where it is a bug."""
+        """One step under the lock: committed at its end, also where that is an answer; abandoned
+        where it is a bug.
+        """
         try:
             yield
         except BaseException as error:
@@ -342,11 +375,15 @@ class StateDatabase:
 
     @property
     def has_changes(self) -> bool:
-        """Whether anything was changed since the last commit, be it still to be brought (`before_commit`) or late."""
+        """Whether anything was changed since the last commit, be it still to be brought
+        (`before_commit`) or late.
+        """
         return bool(self._statements) or any(changed for changed, _write in self._writers)
 
     def abandon(self, error: BaseException) -> None:
-        """A bug left a step half done: the database stays as it was before it, for the next worker."""
+        """A bug left a step half done: the database stays as it was before it, for the next
+        worker.
+        """
         if self.is_abandoned:
             return
         self._roll_back()
@@ -357,7 +394,9 @@ class StateDatabase:
         self._tell_abandoned(error)
 
     def commit(self) -> bool:
-        """End the step's transaction, if it changed anything; whether all that was changed is recorded."""
+        """End the step's transaction, if it changed anything; whether all that was changed is
+        recorded.
+        """
         if self.is_abandoned:
             return False
         try:
@@ -375,7 +414,8 @@ class StateDatabase:
         if has_changes and not self._settle() and not (self._try_at <= 0 and self._settle()):
             return False
         if self._after and not self._is_trial:
-            actions, self._after = self._after, []
+            actions = self._after
+            self._after = []
             for action in actions:
                 action()
         return True
@@ -395,7 +435,9 @@ class StateDatabase:
         return len(self._statements)
 
     def when_recorded(self) -> Future[None]:
-        """Done, under the lock, when all that was changed until now is recorded; whoever asked may cancel it."""
+        """Done, under the lock, when all that was changed until now is recorded; whoever asked may
+        cancel it.
+        """
         future: Future[None] = Future()
         if self.recording is Recording.CURRENT and not self.is_abandoned:
             future.set_result(None)
@@ -409,7 +451,10 @@ class StateDatabase:
             return self.space.warnings()
         since = time.strftime("%H:%M:%S", time.localtime(self.late_since))
         return [
-            f"since {since} the state in the RAM tier cannot be written ({self.problem}): what applications change waits until it can"
+            (
+                f"since {since} the state in the RAM tier cannot be written ({self.problem}): what "
+                "applications change waits until it can"
+            )
         ]
 
     def close(self) -> None:
@@ -450,7 +495,8 @@ class StateDatabase:
                 self._fall_behind(error)
                 return False
             self._open = False
-            statements, self._statements = self._statements, []
+            statements = self._statements
+            self._statements = []
             if self._follower is not None:
                 self._follower(statements)
             if self.recording is not Recording.CURRENT:
@@ -461,8 +507,10 @@ class StateDatabase:
         """A transaction has all that was late."""
         late_s = round(self._clock.wall() - self.late_since, 1)
         log.warning("the state in the RAM tier is written again", late_s=late_s, changes=changes)
-        self.recording, self.problem = Recording.CURRENT, ""
-        waiting, self._recorded = self._recorded, []
+        self.recording = Recording.CURRENT
+        self.problem = ""
+        waiting = self._recorded
+        self._recorded = []
         for future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_result(None)
@@ -484,7 +532,8 @@ class StateDatabase:
         if self.recording is Recording.CURRENT:
             self.late_since = self._clock.wall()
             log.error(
-                "the state in the RAM tier cannot be written; what applications change waits until it can",
+                "the state in the RAM tier cannot be written; what applications change waits "
+                "until it can",
                 error=self.problem,
             )
         self.recording = Recording.LATE

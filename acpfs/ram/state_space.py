@@ -1,8 +1,11 @@
-"""Room for the state database: a reserve that only what was promised may use, and a tmpfs that grows.
+"""Room for the state database: a reserve that only what was promised may use, and a tmpfs that
+grows.
 
-What is logged must be recorded: a drain, a close, a deletion. So calls that make new names are refused (ENOSPC) while less than the
-reserve is free, before they change anything; the rest goes on from the reserve. The tmpfs grows before that, where it is ours and the
-machine has memory. Where it is shared, others can take what is free; there the reserve is a file that is given up when it is needed.
+What is logged must be recorded: a drain, a close, a deletion. So calls that make new names are
+refused (ENOSPC) while less than the reserve is free, before they change anything; the rest goes on
+from the reserve. The tmpfs grows before that, where it is ours and the machine has memory. Where it
+is shared, others can take what is free; there the reserve is a file that is given up when it is
+needed.
 
 Asked at each call that makes a name: one statvfs, 1 µs. Used under the file system's lock.
 """
@@ -38,13 +41,14 @@ class StateSpace:
         ballast: Path | None = None,
         reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
-        """`grow`: makes the tmpfs larger, False where that cannot be. `ballast`: the file that has the reserve where others write."""
-        self._free_bytes, self._grow, self._ballast, self._reserve_bytes = (
-            free_bytes,
-            grow,
-            ballast,
-            reserve_bytes,
-        )
+        """`grow`: makes the tmpfs larger, False where that cannot be.
+
+        `ballast`: the file that has the reserve where others write.
+        """
+        self._free_bytes = free_bytes
+        self._grow = grow
+        self._ballast = ballast
+        self._reserve_bytes = reserve_bytes
 
     def is_short(self) -> bool:
         """Whether only what was promised may still be recorded."""
@@ -83,7 +87,10 @@ class StateSpace:
         if not self.is_short():
             return []
         return [
-            "little room is left for the state in the RAM tier: new names are refused (ENOSPC) until more of it is drained"
+            (
+                "little room is left for the state in the RAM tier: new names are refused (ENOSPC) "
+                "until more of it is drained"
+            )
         ]
 
 

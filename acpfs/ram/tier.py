@@ -1,7 +1,8 @@
 """RAM tier: numbered files on a tmpfs, and how many bytes of the budget they take.
 
-Owns the tier files and the accounting, and does not know what the bytes mean or who may leave: the file system decides
-that (`filesystem.content.retention`). Thread-safe where stated; the accounting is used under the file system's lock.
+Owns the tier files and the accounting, and does not know what the bytes mean or who may leave: the
+file system decides that (`filesystem.content.retention`). Thread-safe where stated; the accounting
+is used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -31,16 +32,21 @@ COPY_CHUNK_BYTES = 64 << 20
 BLOCK_BYTES = 512
 HUGE_PAGE_BYTES = 2 << 20
 UNCOUNTED_BYTES_MAX = 64 << 10
-"""Small writes are not counted for turns: that would cost more than the bytes are worth (1 us of 24)."""
+"""Small writes are not counted for turns: that would cost more than the bytes are worth (1 us of
+24).
+"""
 UNREAD_NS = 1
-"""The atime of a tier file that was neither read nor mapped since it was set. So old a one is replaced by the first that comes, also
-where atimes are kept as rarely as with `relatime`."""
+"""The atime of a tier file that was neither read nor mapped since it was set. So old a one is
+replaced by the first that comes, also where atimes are kept as rarely as with `relatime`.
+"""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
-    """Bytes of the RAM tier; used = sum over all tier files of their allocated pages, also of removed ones that somebody still reads."""
+    """Bytes of the RAM tier; used = sum over all tier files of their allocated pages, also of
+    removed ones that somebody still reads.
+    """
 
     budget_bytes: int
     used_bytes: int
@@ -69,8 +75,9 @@ class Tier:
         """Take over what lies there. `budget_bytes`: most bytes that tier files may take together.
 
         `ladder`: how room is made when the budget does not hold what is wanted.
-        `large_pages`: whether pages that are allocated ahead are larger than those that a small write gets. `when_safe`: puts the end of a
-        tier file off until no state that a next worker could find names it: `StateDatabase.after_commit`. `lend`: see `lend_slack`.
+        `large_pages`: whether pages that are allocated ahead are larger than those that a small
+        write gets. `when_safe`: puts the end of a tier file off until no state that a next worker
+        could find names it: `StateDatabase.after_commit`. `lend`: see `lend_slack`.
         """
         self._lend = lend
         self.large_pages = large_pages
@@ -126,7 +133,9 @@ class Tier:
         return tier_id, fd
 
     def open(self, tier_id: TierId) -> int:
-        """A read-write descriptor, reading by which leaves no trace; the caller closes it. Thread-safe.
+        """A read-write descriptor, reading by which leaves no trace; the caller closes it.
+
+        Thread-safe.
 
         Raises:
             OSError: EIO: its bytes are lost.
@@ -136,7 +145,9 @@ class Tier:
         return os.open(str(tier_id), flags, dir_fd=self._dir_fd)
 
     def open_to_read(self, tier_id: TierId) -> int:
-        """A descriptor that only reads, and leaves no trace of that; the caller closes it. Thread-safe.
+        """A descriptor that only reads, and leaves no trace of that; the caller closes it.
+
+        Thread-safe.
 
         Raises:
             OSError: EIO: its bytes are lost.
@@ -148,10 +159,11 @@ class Tier:
     def has_writers(self, tier_id: TierId) -> bool:
         """Whether anybody has a tier file open to write, or mapped through such a descriptor.
 
-        The kernel counts the open files of an inode that can write, and a mapping keeps the one that
-        it was made through. It tells of that count only whether it is zero: to whoever asks for a
-        lease to read. What the caller himself has open to write counts, too. Where it cannot be told
-        (`fs.leases-enable=0`): False where it never could, and True where it was told before.
+        The kernel counts the open files of an inode that can write, and a mapping keeps the one
+        that it was made through. It tells of that count only whether it is zero: to whoever asks
+        for a lease to read. What the caller himself has open to write counts, too. Where it cannot
+        be told (`fs.leases-enable=0`): False where it never could, and True where it was told
+        before.
         """
         fd = self.open_to_read(tier_id)
         try:
@@ -167,9 +179,11 @@ class Tier:
         return False
 
     def tells_of_mappings(self) -> bool:
-        """Whether this kernel and this file system tell that a file was mapped, and when that is over; tried once.
+        """Whether this kernel and this file system tell that a file was mapped, and when that is
+        over; tried once.
 
-        A person may mount the file system anew with `noatime` at any time, so that is asked each time.
+        A person may mount the file system anew with `noatime` at any time, so that is asked each
+        time.
         """
         if self._tells_of_mappings is None:
             self._tells_of_mappings = self._try_mapping()
@@ -220,7 +234,9 @@ class Tier:
         return list(self._allocated)
 
     def remove(self, tier_id: TierId) -> None:
-        """Delete a tier file, as soon as `when_safe` lets it, and give its bytes back to the budget once no reader keeps them."""
+        """Delete a tier file, as soon as `when_safe` lets it, and give its bytes back to the budget
+        once no reader keeps them.
+        """
         taken = self._allocated.pop(tier_id)
         self._lost.discard(tier_id)
         # unlink waits for the inode lock of the file with that of the directory in its hands,
@@ -233,13 +249,18 @@ class Tier:
             self._wake()
 
     def discard(self, tier_id: TierId) -> None:
-        """`remove` a file that never became a content. Its pages are free at once, also where a thread that hangs has it open."""
+        """`remove` a file that never became a content.
+
+        Its pages are free at once, also where a thread that hangs has it open.
+        """
         assert not self.calls.is_handed_over(tier_id), tier_id
         self._truncate(tier_id, 0)
         self.remove(tier_id)
 
     def cut(self, tier_id: TierId, size: int) -> None:
-        """Keep only the first bytes of a tier file, as soon as `when_safe` lets it, and give the rest back to the budget."""
+        """Keep only the first bytes of a tier file, as soon as `when_safe` lets it, and give the
+        rest back to the budget.
+        """
         freed = max(0, self._allocated[tier_id] - size)
         self._allocated[tier_id] -= freed
         self.used_bytes -= freed
@@ -281,8 +302,11 @@ class Tier:
             os.unlink(str(tier_id), dir_fd=self._dir_fd)
 
     def copy(self, source: TierId, target: TierId, size: int) -> None:
-        """Copy the first `size` bytes; slow, thread-safe; the caller has reserved the bytes and settles afterwards."""
-        read_fd, write_fd = self.open_to_read(source), self.open(target)
+        """Copy the first `size` bytes; slow, thread-safe; the caller has reserved the bytes and
+        settles afterwards.
+        """
+        read_fd = self.open_to_read(source)
+        write_fd = self.open(target)
         try:
             done = 0
             while done < size:
@@ -304,7 +328,9 @@ class Tier:
         return self._allocated.get(tier_id, 0)
 
     def free_bytes(self, *, urgent: bool = False) -> int:
-        """What the budget still holds; for all but urgent files without what is kept for those, so that it may be less than nothing."""
+        """What the budget still holds; for all but urgent files without what is kept for those, so
+        that it may be less than nothing.
+        """
         free = self.budget_bytes - self.used_bytes - self.reserved_bytes - self.withheld_bytes
         return free if urgent else free - self.urgent_bytes
 
@@ -313,7 +339,10 @@ class Tier:
         return self.budget_bytes if urgent else self.budget_bytes - self.urgent_bytes
 
     def keep_for_urgent(self, wanted: int | str) -> None:
-        """The last part of the budget, bytes or percent, is for urgent files from now on. What others have of it, they keep."""
+        """The last part of the budget, bytes or percent, is for urgent files from now on.
+
+        What others have of it, they keep.
+        """
         self._urgent_wanted = wanted
         self.urgent_bytes = min(
             share_of(wanted, self.budget_bytes), self.budget_bytes * RESERVE_PERCENT_MAX // 100
@@ -331,16 +360,23 @@ class Tier:
         return info.f_bavail * info.f_frsize
 
     def lend_slack(self) -> None:
-        """Nobody stops those who write unseen: the tmpfs takes more for a while, where that can be."""
+        """Nobody stops those who write unseen: the tmpfs takes more for a while, where that can
+        be.
+        """
         self._lend()
 
     def look_full(self) -> int:
-        """How often the tmpfs was seen full, with this look. Whatever frees pages looks first, so that no such moment ends unseen."""
+        """How often the tmpfs was seen full, with this look.
+
+        Whatever frees pages looks first, so that no such moment ends unseen.
+        """
         self._fulls += self.space_left_bytes() < HUGE_PAGE_BYTES
         return self._fulls
 
     def reserve_nowait(self, size: int, applicant: Applicant = NOBODY) -> bool:
-        """Take `size` bytes of the budget before they are written; False when they are not there, or others wait for them."""
+        """Take `size` bytes of the budget before they are written; False when they are not there,
+        or others wait for them.
+        """
         if self.take_free(size, applicant):
             return True
         missing = size - self.free_bytes(urgent=applicant.urgent)
@@ -359,7 +395,9 @@ class Tier:
         return True
 
     def reserve_slack(self, size: int, applicant: Applicant, left: int) -> bool:
-        """Take bytes beyond the budget; False where the tmpfs would have less than `left` when all that is reserved is written."""
+        """Take bytes beyond the budget; False where the tmpfs would have less than `left` when all
+        that is reserved is written.
+        """
         if self.space_left_bytes() - self.reserved_bytes < size + left:
             return False
         self.reserved_bytes += size
@@ -367,7 +405,9 @@ class Tier:
         return True
 
     def reserve(self, size: int, applicant: Applicant = NOBODY) -> Future[None]:
-        """Like `reserve_nowait`, but the answer comes when the bytes are there and it is the applicant's turn."""
+        """Like `reserve_nowait`, but the answer comes when the bytes are there and it is the
+        applicant's turn.
+        """
         if self.reserve_nowait(size, applicant):
             given: Future[None] = Future()
             given.set_result(None)
@@ -377,7 +417,9 @@ class Tier:
         return waiting.room
 
     def had(self, applicant: Applicant, size: int) -> None:
-        """The applicant has got bytes without waiting, or has written them unseen: its next turn comes the later."""
+        """The applicant has got bytes without waiting, or has written them unseen: its next turn
+        comes the later.
+        """
         if size > UNCOUNTED_BYTES_MAX:
             self._turns.had(applicant, size, self.budget_bytes)
 
@@ -386,7 +428,9 @@ class Tier:
         return self._turns.turn(applicant)
 
     def release(self, size: int) -> None:
-        """Give a reservation back, after the bytes were written and settled (or were not written)."""
+        """Give a reservation back, after the bytes were written and settled (or were not
+        written).
+        """
         self.reserved_bytes -= size
         self._wake()
 
@@ -407,13 +451,17 @@ class Tier:
         self._peak_bytes = max(self._peak_bytes, self.used_bytes)
 
     def change_budget(self, budget_bytes: int) -> None:
-        """Another budget from now on: what may leave does at once where it is smaller, and who waits is served where it is larger."""
+        """Another budget from now on: what may leave does at once where it is smaller, and who
+        waits is served where it is larger.
+        """
         self.budget_bytes = budget_bytes
         self.keep_for_urgent(self._urgent_wanted)
         self.room_changed()
 
     def room_changed(self) -> None:
-        """Something may have become evictable, or the budget has changed: look again whether it holds, and whether waiting writers fit."""
+        """Something may have become evictable, or the budget has changed: look again whether it
+        holds, and whether waiting writers fit.
+        """
         if self.free_bytes(urgent=True) < 0:
             self.ladder.make_room(
                 -self.free_bytes(urgent=True)
@@ -421,7 +469,10 @@ class Tier:
         self._wake()
 
     def fail_waiting(self, number: int, in_vain: Iterable[Waiting]) -> None:
-        """No room will ever come for these: answer them with that errno. Then it is the turn of those behind them."""
+        """No room will ever come for these: answer them with that errno.
+
+        Then it is the turn of those behind them.
+        """
         given_up = self._turns.give_up(in_vain)
         for one in given_up:
             if one.room.set_running_or_notify_cancel():
@@ -466,7 +517,9 @@ class Tier:
         os.close(self._dir_fd)
 
 
-FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
+FALLOC_KEEP_SIZE = 1
+FALLOC_PUNCH_HOLE = 2
+FALLOC_ZERO_RANGE = 16
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
@@ -489,7 +542,8 @@ def _set_times(fd: int, atime: tuple[int, int], mtime: tuple[int, int]) -> None:
 
 
 def set_mtime(fd: int, time_ns: int) -> None:
-    """Set a tier file's mtime, and leave its atime alone, which tells whether it was read or mapped since.
+    """Set a tier file's mtime, and leave its atime alone, which tells whether it was read or mapped
+    since.
 
     `os.utime` sets both: what the kernel sets in between would be lost.
     """

@@ -1,9 +1,11 @@
-"""Who waits for room in the RAM tier, and whose turn it is: writers get as many bytes each, also of what there was before RAM was full.
+"""Who waits for room in the RAM tier, and whose turn it is: writers get as many bytes each, also of
+what there was before RAM was full.
 
-First come, first served is not fair here: who was first in filling RAM keeps that lead, and finished 2.8 times as fast as the others
-where four writers had five times the budget to write. So turns are given by bytes had, as a fair queue in a network gives them.
-Knows numbers and names nothing: what an applicant's file is called, and which command its process runs, is found out by whoever shows
-it. Used under the file system's lock.
+First come, first served is not fair here: who was first in filling RAM keeps that lead, and
+finished 2.8 times as fast as the others where four writers had five times the budget to write. So
+turns are given by bytes had, as a fair queue in a network gives them. Knows numbers and names
+nothing: what an applicant's file is called, and which command its process runs, is found out by
+whoever shows it. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -62,23 +64,28 @@ class Waiting:
 
 
 LIVE_S = 5.0
-"""What a writer had is forgotten when it wanted nothing for so long: then it does not compete any more."""
+"""What a writer had is forgotten when it wanted nothing for so long: then it does not compete any
+more.
+"""
 PURGE_S = 1.0
 
 
 class Turns:
     """The queue, and how many bytes each writer had.
 
-    A clock runs by bytes given, divided by the number of writers. A turn is the clock's time when room was asked for, or later by what
-    the writer has had beyond its share. So a lead is made up for, and nobody starves: whoever comes new gets no turn before the clock's
-    time, and that goes on.
+    A clock runs by bytes given, divided by the number of writers. A turn is the clock's time when
+    room was asked for, or later by what the writer has had beyond its share. So a lead is made up
+    for, and nobody starves: whoever comes new gets no turn before the clock's time, and that goes
+    on.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._time = 0.0
         self._had: dict[int, tuple[float, float]] = {}
-        """Writer → (the turn that it would get now if the clock stood, when it last wanted something)."""
+        """Writer → (the turn that it would get now if the clock stood, when it last wanted
+        something).
+        """
         self._waiting: list[Waiting] = []
         self._purge_at = 0.0
 
@@ -90,7 +97,10 @@ class Turns:
         return iter(sorted((one for one in self._waiting if not one.room.cancelled()), key=_place))
 
     def had(self, applicant: Applicant, size: int, lead_bytes_max: int) -> None:
-        """Bytes were given without waiting, or taken unseen. `lead_bytes_max`: a larger lead is not made up for."""
+        """Bytes were given without waiting, or taken unseen.
+
+        `lead_bytes_max`: a larger lead is not made up for.
+        """
         self._take_turn(applicant, size, lead_bytes_max)
         self._time += size / len(self._had)
 
@@ -130,7 +140,11 @@ class Turns:
             one.urgent = is_urgent(one.applicant.ino)
 
     def serve(self, waiting: Waiting) -> None:
-        """It gets its room. Only those who wait share the clock now: not everybody who came, had a little and ended since."""
+        """It gets its room.
+
+        Only those who wait share the clock now: not everybody who came, had a little and ended
+        since.
+        """
         self._time += waiting.size / len({_writer(one.applicant) for one in self._waiting})
         self._waiting.remove(waiting)
 

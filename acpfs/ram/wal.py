@@ -1,8 +1,11 @@
-"""Whether SQLite's write-ahead log of the state is whole. SQLite itself goes by the part before the first damaged frame, and says nothing.
+"""Whether SQLite's write-ahead log of the state is whole.
 
-That would be an older state: operations that were carried out would come once more, and those behind the damage never. A log whose end
-is torn is no damage: whoever is killed leaves that, and what an earlier log had there. Damage is a frame that does not fit, with a
-commit behind it that does. Format: https://www.sqlite.org/fileformat2.html#walformat. Reads only.
+SQLite itself goes by the part before the first damaged frame, and says nothing.
+
+That would be an older state: operations that were carried out would come once more, and those
+behind the damage never. A log whose end is torn is no damage: whoever is killed leaves that, and
+what an earlier log had there. Damage is a frame that does not fit, with a commit behind it that
+does. Format: https://www.sqlite.org/fileformat2.html#walformat. Reads only.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ def damage(path: Path) -> str:
 
 def _damaged_frame(log: bytes, order: str) -> str:
     (page_bytes,) = struct.unpack_from(">I", log, 8)
-    salts, before, broken = log[16:24], _sums(log, 24), 0
+    salts = log[16:24]
+    before = _sums(log, 24)
+    broken = 0
     frames = range(
         _HEADER_BYTES,
         len(log) - _FRAME_HEADER_BYTES - page_bytes + 1,

@@ -1,1 +1,4 @@
-"""What the daemon takes of the machine by itself: time, threads, its load, chance. Below everything else."""
+"""What the daemon takes of the machine by itself: time, threads, its load, chance.
+
+Below everything else.
+"""

@@ -1,7 +1,8 @@
 """Time as it is given to everything from `ram` to `worker`, and what is to be done at a later time.
 
 Nothing there reads a clock of the machine by itself: a history of `tests/sim` has one of its own.
-A clock measures; what came before what is said by `serial`, since a clock may stand still between two looks.
+A clock measures; what came before what is said by `serial`, since a clock may stand still between
+two looks.
 
 Owns the thread that ends patience. Does not know for what anybody waits. Thread-safe.
 """

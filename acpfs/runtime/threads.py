@@ -1,11 +1,15 @@
-"""Threads of the daemon, all of which are started here: where the machine has none left, what they are to do waits until it has.
+"""Threads of the daemon, all of which are started here: where the machine has none left, what they
+are to do waits until it has.
 
-A full control group (pids.max), a user's limit or kernel.threads-max is a state of the machine that passes, like a full disk. Python
-raises RuntimeError for it, in the middle of whatever was being done: eight workers in a row died of that within a second, and the mount
-with them. In a process that has said `be_ready`, `start` never fails: one thread, which was there before, tries again for all that
-lack one. In any other process it fails with an OSError, as a process that cannot be started does.
+A full control group (pids.max), a user's limit or kernel.threads-max is a state of the machine that
+passes, like a full disk. Python raises RuntimeError for it, in the middle of whatever was being
+done: eight workers in a row died of that within a second, and the mount with them. In a process
+that has said `be_ready`, `start` never fails: one thread, which was there before, tries again for
+all that lack one. In any other process it fails with an OSError, as a process that cannot be
+started does.
 
-Knows nothing of what the threads do. Thread-safe; its lock is the last one that anybody takes, so `start` may be called under any other.
+Knows nothing of what the threads do. Thread-safe; its lock is the last one that anybody takes, so
+`start` may be called under any other.
 """
 
 from __future__ import annotations
@@ -50,7 +54,10 @@ class Running:
         self._ended = threading.Event()
 
     def begin(self) -> bool:
-        """Start the thread; False where the machine has none. A new object each time: Python says nothing of starting one twice."""
+        """Start the thread; False where the machine has none.
+
+        A new object each time: Python says nothing of starting one twice.
+        """
         try:
             threading.Thread(target=self._run, name=self.name, daemon=True).start()
         except RuntimeError as error:
@@ -85,7 +92,10 @@ class Running:
         return self._ended.wait(timeout_s)
 
     def end(self, timeout_s: float | None = None) -> bool:
-        """`join` for what was told to end. What has no thread yet is withdrawn: nobody knows when it would come."""
+        """`join` for what was told to end.
+
+        What has no thread yet is withdrawn: nobody knows when it would come.
+        """
         return self.withdraw() or self.join(timeout_s)
 
 
@@ -109,7 +119,10 @@ class Threads:
 
     def __init__(self) -> None:
         self._lacking: dict[object, tuple[str, Running | None, float]] = {}
-        """In the order in which they came: name, what is to be started, since when. None: another than this starts it."""
+        """In the order in which they came: name, what is to be started, since when.
+
+        None: another than this starts it.
+        """
         self._changed = threading.Condition()
         self._is_ready = False
         self._while_lacking: Callable[[float], None] = _nothing
@@ -131,7 +144,9 @@ class Threads:
         self._is_ready = True
 
     def follow(self, while_lacking: Callable[[float], None]) -> None:
-        """Have this called at each try in vain, with the seconds for which the first of them has waited; None of it before."""
+        """Have this called at each try in vain, with the seconds for which the first of them has
+        waited; None of it before.
+        """
         self._while_lacking = while_lacking
 
     def start(
@@ -140,7 +155,8 @@ class Threads:
         """Do it in a daemon thread: at once, or as soon as the machine has one.
 
         Raises:
-            NoThreadError: there was none within `patience_s`, in a process in which nobody tries again.
+            NoThreadError: there was none within `patience_s`, in a process in which nobody tries
+                again.
         """
         running = Running(name, function, arguments, self._withdraw)
         until = time.monotonic() + patience_s
@@ -156,7 +172,9 @@ class Threads:
     async def run_sync(
         self, function: Callable[..., T], *arguments: Any, abandon_on_cancel: bool = False
     ) -> T:
-        """`trio.to_thread.run_sync`, for which it waits where the machine has no thread; cancelled as that, and while it waits."""
+        """`trio.to_thread.run_sync`, for which it waits where the machine has no thread; cancelled
+        as that, and while it waits.
+        """
         import trio  # the supervisor has none
 
         began = False
@@ -227,7 +245,10 @@ class Threads:
             )
 
     def _begin_lacking(self) -> None:
-        """Under the lock, so that whoever withdraws one finds it on the list or begun. The new thread needs none to come that far."""
+        """Under the lock, so that whoever withdraws one finds it on the list or begun.
+
+        The new thread needs none to come that far.
+        """
         with self._changed:
             for key, (_name, running, _since) in list(self._lacking.items()):
                 if running is not None:

@@ -1,1 +1,3 @@
-"""From settings to a running worker: checks, the daemon process, mount point, logs, service manager."""
+"""From settings to a running worker: checks, the daemon process, mount point, logs, service
+manager.
+"""

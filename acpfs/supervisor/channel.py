@@ -1,7 +1,8 @@
-"""Messages between supervisor, template and worker: one JSON object per packet, with descriptors beside it.
+"""Messages between supervisor, template and worker: one JSON object per packet, with descriptors
+beside it.
 
-Owns the form and nothing of the meaning. A packet comes whole or not at all; the end of a channel is the end of the process behind it.
-Imports as little as the supervisor may.
+Owns the form and nothing of the meaning. A packet comes whole or not at all; the end of a channel
+is the end of the process behind it. Imports as little as the supervisor may.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def send(
 
 
 def receive(end: socket.socket) -> tuple[Message | None, list[int]]:
-    """The next message and its descriptors, which do not outlive an exec; None: the other end is gone.
+    """The next message and its descriptors, which do not outlive an exec; None: the other end is
+    gone.
 
     Raises:
         ValueError: it is no message; its descriptors are closed.

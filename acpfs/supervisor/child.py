@@ -1,7 +1,8 @@
 """A worker as its supervisor sees it: what it said last, and whether it is well.
 
-Owns the limits of its silence: while it starts, each step has a limit of its own, told by name; while it serves, it gives signs of life.
-Says what is wrong and does nothing about it. Standard library only, no thread; one per worker, the supervisor's.
+Owns the limits of its silence: while it starts, each step has a limit of its own, told by name;
+while it serves, it gives signs of life. Says what is wrong and does nothing about it. Standard
+library only, no thread; one per worker, the supervisor's.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ from acpfs.supervisor.templates import Template
 
 HANG_VARIABLE = "ACPFS_HANG_TIMEOUT_S"
 HANG_TIMEOUT_S = 30.0
-"""Without a sign of life, or with one request in a thread: far beyond what a step takes, and any stall of a machine in heavy use."""
+"""Without a sign of life, or with one request in a thread: far beyond what a step takes, and any
+stall of a machine in heavy use.
+"""
 START_VARIABLE = "ACPFS_START_TIMEOUT_S"
 START_TIMEOUT_S = 120.0
-"""For one step of a worker's start. Those that wait for the backing directory end by themselves after 30 s; to load the rows of a large
-RAM tier takes seconds."""
+"""For one step of a worker's start. Those that wait for the backing directory end by themselves
+after 30 s; to load the rows of a large RAM tier takes seconds.
+"""
 OVERSLEPT_S = 2.0
 """What a supervisor may be late without looking at its worker with other eyes."""
 DUMP_WAIT_S = 1.0
 """Between asking a hung worker for its stacks and killing it."""
 UNSENT_AGAIN_S = 0.1
-"""Until what found no room is tried again, or its process is to be watched where there was no descriptor for that."""
+"""Until what found no room is tried again, or its process is to be watched where there was no
+descriptor for that.
+"""
 FIRST_STEP = "loading the program"
 
 
@@ -52,8 +58,11 @@ class Attention:
         self._awake_at = time.monotonic()
 
     def overslept_s(self, patience_s: float | None) -> float:
-        """Since the last call, beyond the time that it meant to sleep; what is as short as a busy machine's pauses does not count."""
-        now, since = time.monotonic(), self._awake_at
+        """Since the last call, beyond the time that it meant to sleep; what is as short as a busy
+        machine's pauses does not count.
+        """
+        now = time.monotonic()
+        since = self._awake_at
         self._awake_at = now
         late_s = 0.0 if patience_s is None else now - since - patience_s
         return late_s if late_s > OVERSLEPT_S else 0.0
@@ -65,14 +74,22 @@ class Child:
     def __init__(
         self, end: socket.socket, template: Template | None = None, *, told: Stop = Stop.NOT_TOLD
     ) -> None:
-        """`template`: has the order to fork it; None: it lives already. `told`: to end, by an earlier supervisor."""
-        self.end, self._template = end, template
+        """`template`: has the order to fork it; None: it lives already.
+
+        `told`: to end, by an earlier supervisor.
+        """
+        self.end = end
+        self._template = template
         self.pid = self.own_pid = 0
-        """The process, by its template's word and by its own; 0: nothing was said yet. The template's comes in the order of the orders."""
+        """The process, by its template's word and by its own; 0: nothing was said yet.
+
+        The template's comes in the order of the orders.
+        """
         self.pidfd = self.main_end = -1
         self.stuck_at = 0.0
         """Since when nothing is left of it but a call that does not return; 0: it lives."""
-        self.step, self.step_at = FIRST_STEP, time.monotonic()
+        self.step = FIRST_STEP
+        self.step_at = time.monotonic()
         """What its start is at, and since when."""
         self.serving_at = 0.0
         """Monotonic time, seconds; 0: not yet."""
@@ -84,14 +101,20 @@ class Child:
         """It ended on purpose, with this code for whoever asked."""
         self.error: dict[str, Any] | None = None
         self.wanted = ""
-        """The resource of the machine for want of which it ended, or was not forked; "": it was another reason."""
+        """The resource of the machine for want of which it ended, or was not forked; "": it was
+        another reason.
+        """
         self.gave_up_a_call = False
-        """It ended by a bug in a call of an application, which the next one answers and does not try again."""
+        """It ended by a bug in a call of an application, which the next one answers and does not
+        try again.
+        """
         self.leaving = False
         self._has_old_log = False
         self._told = told
         self._unsent: deque[tuple[channel.Message, list[int]]] = deque()
-        """With copies of the descriptors: what they are copies of may be gone when there is room."""
+        """With copies of the descriptors: what they are copies of may be gone when there is
+        room.
+        """
         self._signals: list[int] = []
         """That came while its process could not be watched."""
 
@@ -112,9 +135,11 @@ class Child:
         now = time.monotonic()
         self.own_pid = message.get("pid", self.own_pid)
         if "step" in message:
-            self.step, self.step_at = message["step"], now
+            self.step = message["step"]
+            self.step_at = now
         if "beat" in message:
-            self.beat_at, self.busy_s = now, message["beat"]
+            self.beat_at = now
+            self.busy_s = message["beat"]
         if "serving" in message:
             self.serving_at = self.beat_at = now
             if self._has_old_log:
@@ -128,7 +153,10 @@ class Child:
             self.exit_code = message["ended"]
 
     def kill(self, number: int) -> None:
-        """Send it a signal; one that has ended does not matter. SIGHUP not before it serves: until then it would die of it."""
+        """Send it a signal; one that has ended does not matter.
+
+        SIGHUP not before it serves: until then it would die of it.
+        """
         if number == signal.SIGHUP and not self.serving_at:
             self._has_old_log = True  # perhaps: it may have opened that already
             return
@@ -152,14 +180,20 @@ class Child:
             self._drop_first()
 
     def watched(self, pidfd: int) -> None:
-        """Its process can be told apart from one that gets its number later: what it was to be sent is sent."""
+        """Its process can be told apart from one that gets its number later: what it was to be sent
+        is sent.
+        """
         self.pidfd = pidfd
-        signals, self._signals = self._signals, []
+        signals = self._signals
+        self._signals = []
         for number in signals:
             self.kill(number)
 
     def send(self, message: channel.Message, fds: Sequence[int] = ()) -> None:
-        """Say something on its channel: now, or when there is room. One that is stopped, or busy, must not stop its supervisor."""
+        """Say something on its channel: now, or when there is room.
+
+        One that is stopped, or busy, must not stop its supervisor.
+        """
         self._unsent.append((message, [os.dup(fd) for fd in fds]))
         self.send_waiting()
 
@@ -179,7 +213,8 @@ class Child:
             os.close(fd)
 
     def tell(self, stop: Stop) -> None:
-        """To end, each once: it drains at a signal, and leaves what is dirty when it hears that here, for signals come from others, too.
+        """To end, each once: it drains at a signal, and leaves what is dirty when it hears that
+        here, for signals come from others, too.
 
         A worker of older code counts signals. Two of one number may come as one.
         """
@@ -210,11 +245,9 @@ class Child:
     def excuse(self, seconds: float) -> None:
         """Nobody listened for so long: that was no silence of the worker."""
         now = time.monotonic()
-        self.step_at, self.beat_at, self.dumped_at = (
-            min(now, self.step_at + seconds),
-            min(now, self.beat_at + seconds),
-            0.0,
-        )
+        self.step_at = min(now, self.step_at + seconds)
+        self.beat_at = min(now, self.beat_at + seconds)
+        self.dumped_at = 0.0
 
     def is_well(self, now: float, limits: Limits) -> bool:
         """Whether it goes on; its error says where its start did not."""
@@ -222,6 +255,9 @@ class Child:
             return now - self.beat_at < limits.hang_s and self.busy_s < limits.hang_s
         if now - self.step_at < limits.start_s:
             return True
-        text = f"the start did not get past this step within {limits.start_s:g} s: {self.step}; the stacks are in the log"
+        text = (
+            f"the start did not get past this step within {limits.start_s:g} s: {self.step}; the "
+            "stacks are in the log"
+        )
         self.error = self.error or {"exit_code": int(ExitCode.ENVIRONMENT), "message": text}
         return False

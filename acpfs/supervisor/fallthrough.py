@@ -1,12 +1,15 @@
-"""Falling through: the backing directory is bound to the mount point first, the FUSE mount lies over it, and taking that away leaves it.
+"""Falling through: the backing directory is bound to the mount point first, the FUSE mount lies
+over it, and taking that away leaves it.
 
-Over a network a directory entry can become invalid (one look-up that fails with ENOTCONN or ESTALE is enough, whoever makes it), and
-the kernel then takes away what is mounted on it: acpfs, whose mount would lie on the backing directory's own entry. Such a directory is
-bound *aside*, in the runtime directory, and put to the mount point only when acpfs gives up.
+Over a network a directory entry can become invalid (one look-up that fails with ENOTCONN or ESTALE
+is enough, whoever makes it), and the kernel then takes away what is mounted on it: acpfs, whose
+mount would lie on the backing directory's own entry. Such a directory is bound *aside*, in the
+runtime directory, and put to the mount point only when acpfs gives up.
 
-Owns the layer beneath: lays it at mount time, uncovers it when acpfs gives up or is told to (`fall`), lifts it at the end of a mount. A
-small record in the runtime directory says what lies where, and since when it is uncovered. Knows mounts and never looks into one: no
-call here can hang on a dead daemon or (but for `lay`) on the backing directory. Needs CAP_SYS_ADMIN. Any thread.
+Owns the layer beneath: lays it at mount time, uncovers it when acpfs gives up or is told to
+(`fall`), lifts it at the end of a mount. A small record in the runtime directory says what lies
+where, and since when it is uncovered. Knows mounts and never looks into one: no call here can hang
+on a dead daemon or (but for `lay`) on the backing directory. Needs CAP_SYS_ADMIN. Any thread.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ class BypassedMount:
     """Wall clock, seconds: when the mount was bypassed; 0: it is not."""
     reason: str = ""
     kept_operations: int | None = 0
-    """What the RAM tier held then and the backing directory did not; None: its state could not be read."""
+    """What the RAM tier held then and the backing directory did not; None: its state could not be
+    read.
+    """
     kept_bytes: int | None = 0
     aside: str = ""
     """Where it is bound until it is needed; "": at the mount point."""
@@ -84,7 +89,9 @@ class BypassedMount:
         )
 
     def as_it_lies(self) -> BypassedMount:
-        """What is on its way may have come, and whoever brought it been killed before noting that: the mount table knows."""
+        """What is on its way may have come, and whoever brought it been killed before noting that:
+        the mount table knows.
+        """
         at_mountpoint = [
             entry.number
             for entry in mount_table()
@@ -104,10 +111,11 @@ class BypassedMount:
 
 
 def lay(runtime: Path, backing: Path, mountpoint: str) -> str:
-    """Bind the backing directory to the mount point, before anything is mounted there; "" or why that cannot be.
+    """Bind the backing directory to the mount point, before anything is mounted there; "" or why
+    that cannot be.
 
-    One that an earlier, bypassed mount left is taken over: between two of them, applications that go on natively would write into the
-    bare directory.
+    One that an earlier, bypassed mount left is taken over: between two of them, applications that
+    go on natively would write into the bare directory.
     """
     found = beneath(runtime, mountpoint)
     if found is not None and found.uncovered and found.backing == os.fspath(backing):
@@ -134,7 +142,9 @@ def lay(runtime: Path, backing: Path, mountpoint: str) -> str:
 
 
 def _lasts(backing: Path) -> bool:
-    """Whether the kernel never takes away what is mounted on the directory: local, or the root of its file system, which is no entry."""
+    """Whether the kernel never takes away what is mounted on the directory: local, or the root of
+    its file system, which is no entry.
+    """
     path = os.path.realpath(backing)
     entry = mount_of(path)
     return entry is not None and (entry.kind in _LASTING or (entry.path, entry.root) == (path, "/"))
@@ -154,13 +164,15 @@ def fall(
     kept: Kept | None = None,
     tier: Path | None = None,
 ) -> bool:
-    """Take the FUSE mount away from over the backing directory, so that new opens are native; False: nothing lies beneath.
+    """Take the FUSE mount away from over the backing directory, so that new opens are native;
+    False: nothing lies beneath.
 
-    What is open in the old mount goes on as long as somebody serves it. `kept`: (operations, bytes) in the RAM tier; without a worker
-    that knows, they are counted in the state database of `tier`.
+    What is open in the old mount goes on as long as somebody serves it. `kept`: (operations, bytes)
+    in the RAM tier; without a worker that knows, they are counted in the state database of `tier`.
 
     Raises:
-        OSError: the mount cannot be detached, or the backing directory does not answer: then the mount stays, dead or not.
+        OSError: the mount cannot be detached, or the backing directory does not answer: then the
+            mount stays, dead or not.
     """
     found = beneath(runtime, mountpoint)
     if found is None:
@@ -196,8 +208,11 @@ def fall(
 
 
 def end_mount(runtime: Path, settings: dict[str, Any], facts: dict[str, Any], reason: str) -> None:
-    """Nobody will serve this mount any more: uncover what lies beneath, or take it away; with `on_failure = "stop"` it stays dead."""
-    mountpoint, tier = settings["mountpoint"], facts.get("tier")
+    """Nobody will serve this mount any more: uncover what lies beneath, or take it away; with
+    `on_failure = "stop"` it stays dead.
+    """
+    mountpoint = settings["mountpoint"]
+    tier = facts.get("tier")
     with contextlib.suppress(OSError):
         fell = fall(runtime, mountpoint, reason, tier=Path(tier) if tier else None)
         if not fell and settings.get("on_failure") != "stop":
@@ -207,7 +222,9 @@ def end_mount(runtime: Path, settings: dict[str, Any], facts: dict[str, Any], re
 def end_unserved(
     settings: dict[str, Any], facts: dict[str, Any], reason: str, *, told: bool
 ) -> None:
-    """No worker comes any more: `end_mount`; one that was `told` to end is taken away, and its last words say what it leaves."""
+    """No worker comes any more: `end_mount`; one that was `told` to end is taken away, and its last
+    words say what it leaves.
+    """
     say(
         settings,
         f"{settings['mountpoint']}: {reason}" + (f"; {_left(settings, facts)}" if told else ""),
@@ -242,14 +259,17 @@ def _left(settings: dict[str, Any], facts: dict[str, Any]) -> str:
     )
     return (
         f"what is not persisted stays in the RAM tier{f' {tier}' if tier else ''} ({known}): "
-        f"`acpfs mount {settings['backing']} {settings['mountpoint']}` drains it, unless this machine loses its memory first"
+        f"`acpfs mount {settings['backing']} {settings['mountpoint']}` drains it, unless this "
+        "machine loses its memory first"
     )
 
 
 def _uncover(mountpoint: str, tree: int) -> None:
-    """Take away what acpfs has mounted, and leave `tree` there (-1: it lies beneath); nobody is to see the bare directory.
+    """Take away what acpfs has mounted, and leave `tree` there (-1: it lies beneath); nobody is to
+    see the bare directory.
 
-    Where the kernel cannot put the tree beneath the last mount first, an open in between does, and a kill leaves it to `finished`.
+    Where the kernel cannot put the tree beneath the last mount first, an open in between does, and
+    a kill leaves it to `finished`.
     """
     over = _stacked(mountpoint)
     for _ in range(over - 1):
@@ -283,7 +303,9 @@ def covers(mountpoint: str) -> bool:
 
 
 def finished(runtime: Path, mountpoint: str) -> BypassedMount | None:
-    """What lies beneath, after a fall in whose middle somebody was killed was ended: nothing of acpfs is mounted, but it is still aside."""
+    """What lies beneath, after a fall in whose middle somebody was killed was ended: nothing of
+    acpfs is mounted, but it is still aside.
+    """
     found = beneath(runtime, mountpoint)
     if found is None or not (found.since and found.aside) or _stacked(mountpoint):
         return found
@@ -295,9 +317,11 @@ def finished(runtime: Path, mountpoint: str) -> BypassedMount | None:
 
 
 def _tree(found: BypassedMount) -> int:
-    """What is to be attached to the mount point: what lies aside, or, where its entry became invalid, what is there by that name now.
+    """What is to be attached to the mount point: what lies aside, or, where its entry became
+    invalid, what is there by that name now.
 
-    All that asks the backing directory, before anything is taken away: the bare directory is no place to write to.
+    All that asks the backing directory, before anything is taken away: the bare directory is no
+    place to write to.
 
     Raises:
         OSError: it does not answer, or refuses.
@@ -334,7 +358,10 @@ def _remove_aside(aside: str) -> None:
 
 
 def lift(runtime: Path, mountpoint: str) -> None:
-    """Remove the layer beneath, where it is uncovered; whoever has files open in it keeps them. Nothing when there is none."""
+    """Remove the layer beneath, where it is uncovered; whoever has files open in it keeps them.
+
+    Nothing when there is none.
+    """
     found = beneath(runtime, mountpoint)
     if found is not None and not found.aside:
         if not found.uncovered:
@@ -371,13 +398,16 @@ def bypassed() -> list[tuple[Path, BypassedMount]]:
 
 
 def count_kept(tier: Path | None) -> Kept:
-    """(operations, bytes) in the log of a RAM tier that no worker has; (None, None) where that cannot be told, which is not nothing.
+    """(operations, bytes) in the log of a RAM tier that no worker has; (None, None) where that
+    cannot be told, which is not nothing.
 
-    Without SQLite's locks and shared index, like the worker: on a tmpfs that is full the index cannot be made.
+    Without SQLite's locks and shared index, like the worker: on a tmpfs that is full the index
+    cannot be made.
     """
     if tier is None:
         return None, None
-    import sqlite3  # whoever mounts, unmounts or asks for the status needs this module, but seldom this function
+    # whoever mounts, unmounts or asks for the status needs this module, but seldom this function
+    import sqlite3
 
     place = f"{(tier / 'state.sqlite').absolute().as_uri()}?mode=ro&vfs=unix-none"
     with (
@@ -417,7 +447,8 @@ def _write(runtime: Path, record: BypassedMount) -> None:
 
 def clear_away(settings: dict[str, Any], *, mounted: bool) -> None:
     """Take down a mount that never came to be, as far as it goes, and what was laid beneath it."""
-    runtime, mountpoint = Path(settings["runtime_dir"]), settings["mountpoint"]
+    runtime = Path(settings["runtime_dir"])
+    mountpoint = settings["mountpoint"]
     with contextlib.suppress(OSError):
         if mounted:
             unmount(Path(mountpoint), detach=True)

@@ -1,8 +1,10 @@
-"""How one supervisor gives its mount to another: of another version, in another container, beside it on the same machine.
+"""How one supervisor gives its mount to another: of another version, in another container, beside
+it on the same machine.
 
-The one that has the mount listens at a socket of its own (`Door`); it serves on until the next one has loaded its code and asks. Then its
-worker makes room, as for a reload, and it sends what it keeps. It goes only when it is told that the other one serves: the connection is a
-descriptor like those that are kept, so it ends when nobody is left who could serve, and then the old one goes on.
+The one that has the mount listens at a socket of its own (`Door`); it serves on until the next one
+has loaded its code and asks. Then its worker makes room, as for a reload, and it sends what it
+keeps. It goes only when it is told that the other one serves: the connection is a descriptor like
+those that are kept, so it ends when nobody is left who could serve, and then the old one goes on.
 
 Standard library only; the supervisor's, no thread. Knows nothing of what is handed over.
 """
@@ -42,7 +44,9 @@ def knock(path: Path) -> socket.socket | None:
 
 
 def ask(settings: dict[str, Any], instance: str) -> socket.socket | None:
-    """Ask the supervisor of this mount for it, as this instance (`instances`); None: there is none."""
+    """Ask the supervisor of this mount for it, as this instance (`instances`); None: there is
+    none.
+    """
     end = knock(door_of(settings))
     if end is not None:
         send_with_pidfd(
@@ -54,7 +58,9 @@ def ask(settings: dict[str, Any], instance: str) -> socket.socket | None:
 
 
 def send_with_pidfd(end: socket.socket, message: channel.Message, pid: int) -> None:
-    """Say something about a process, which whoever hears it can end even where its number means nothing to them."""
+    """Say something about a process, which whoever hears it can end even where its number means
+    nothing to them.
+    """
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -100,12 +106,16 @@ class Door:
         served: Callable[[], None],
         left_alone: Callable[[], None],
     ) -> None:
-        """`asked` has the worker leave, or says why not; `served`: another supervisor has the mount now.
+        """`asked` has the worker leave, or says why not; `served`: another supervisor has the mount
+        now.
 
         `left_alone`: whoever was given the mount has ended without having served.
         """
-        self._watch, self._forget = watch, forget
-        self._asked, self._served, self._left_alone = asked, served, left_alone
+        self._watch = watch
+        self._forget = forget
+        self._asked = asked
+        self._served = served
+        self._left_alone = left_alone
         self._door: socket.socket | None = None
         self._successor: socket.socket | None = None
         self._processes: list[int] = []
@@ -120,7 +130,9 @@ class Door:
         return self._successor is not None
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Listen, from the first worker that serves on; anew where somebody has removed the socket."""
+        """Listen, from the first worker that serves on; anew where somebody has removed the
+        socket.
+        """
         if self._door is not None and not door_of(settings).is_socket():
             self._forget(self._door)
             self._door = None
@@ -130,7 +142,10 @@ class Door:
                 self._watch(self._door, self._answer)
 
     def close(self) -> None:
-        """Listen no more. The name stays: another supervisor listens there by now, or the mount's end removes it."""
+        """Listen no more.
+
+        The name stays: another supervisor listens there by now, or the mount's end removes it.
+        """
         for end in (self._door, self._successor):
             if end is not None:
                 self._forget(end)
@@ -157,7 +172,9 @@ class Door:
         return self.given
 
     def look(self, silence_s: float) -> None:
-        """Whoever was given the mount and gives no sign of life, stopped or hung, is killed: its end tells this one to go on."""
+        """Whoever was given the mount and gives no sign of life, stopped or hung, is killed: its
+        end tells this one to go on.
+        """
         now = time.monotonic()
         if not self.given or now - self._heard_at < silence_s:
             return
@@ -169,7 +186,8 @@ class Door:
                 pass
             except OSError as error:  # it lives in a PID name space that this one does not see into
                 sys.stderr.write(
-                    f"acpfs: who took the mount over gives no sign of life, and cannot be ended from here: {error.strerror}\n"
+                    "acpfs: who took the mount over gives no sign of life, and cannot be ended "
+                    f"from here: {error.strerror}\n"
                 )
 
     def _answer(self) -> None:
@@ -215,7 +233,9 @@ class Door:
 
     def _gone(self) -> None:
         self._let_go()
-        given, self._successor, self.given = self.given, None, False
+        given = self.given
+        self._successor = None
+        self.given = False
         if self._door is not None:
             self._forget(self._door)  # its name may be the other one's by now
             self._door = None

@@ -1,9 +1,11 @@
-"""One mount as its keeper sees it: the descriptors and facts that are held, who has it, and since when nobody serves it.
+"""One mount as its keeper sees it: the descriptors and facts that are held, who has it, and since
+when nobody serves it.
 
-Owns the phases, and the rule by which a mount is given to nobody while a process lives that may serve it: the supervisor's connection is
-among what each worker gets, so it ends with the last of them; only what is stuck in a call that does not return may keep it open. The
-end alone is no proof: who could not get rid of a message gives its connection up and serves on. So the pidfds count as well.
-The keeper's; standard library only, no thread, and no call on the mount.
+Owns the phases, and the rule by which a mount is given to nobody while a process lives that may
+serve it: the supervisor's connection is among what each worker gets, so it ends with the last of
+them; only what is stuck in a call that does not return may keep it open. The end alone is no proof:
+who could not get rid of a message gives its connection up and serves on. So the pidfds count as
+well. The keeper's; standard library only, no thread, and no call on the mount.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ SESSION = "session"
 WAIT_S = 300.0
 """For a supervisor that has not said how long its mount waits for the next one."""
 GIVEN_UP_S = 5.0
-"""A process that ends closes its connection a moment before its pidfd says so; one that lives for longer has given the connection up."""
+"""A process that ends closes its connection a moment before its pidfd says so; one that lives for
+longer has given the connection up.
+"""
 
 
 class Phase(Enum):
@@ -94,15 +98,18 @@ class HeldSession:
         """Whether it has waited long enough, also for one that was given it and does not serve."""
         return self.waits and self.patience_s > 0 and now - self.alone_since >= self.patience_s
 
-    # -- what its supervisor says. Whatever descriptor is kept is taken out of `fds`, in the same step; the rest is the caller's to close.
+    # -- what its supervisor says. Whatever descriptor is kept is taken out of `fds`, in the same
+    # step; the rest is the caller's to close.
 
     def begin(self, end: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
         """A supervisor has it, and its worker serves; all that is to be held follows."""
         token = message["session"]
         if token != self._token:
             self.close()  # of an earlier mount at this place
-        self._token, self.whole = token, False
-        self.owner, self.alone_since = end, 0.0
+        self._token = token
+        self.whole = False
+        self.owner = end
+        self.alone_since = 0.0
         self._set_supervisor(fds)
         self._go(Phase.SERVED)
 
@@ -136,7 +143,9 @@ class HeldSession:
     # -- whether anybody is left
 
     def look(self, now: float) -> None:
-        """Whether those who may serve it have ended; the connection may be open in a process that will never run again."""
+        """Whether those who may serve it have ended; the connection may be open in a process that
+        will never run again.
+        """
         if self.phase is Phase.ALONE:
             return
         if self.owner is not None and (
@@ -148,11 +157,14 @@ class HeldSession:
 
     def cut_off(self, now: float) -> None:
         """Its connection has ended."""
-        self.owner, self._unheard_since = None, now
+        self.owner = None
+        self._unheard_since = now
         self.look(now)
 
     def is_given_up(self, now: float) -> bool:
-        """Whether somebody serves it who tells nothing any more: what is held here becomes untrue."""
+        """Whether somebody serves it who tells nothing any more: what is held here becomes
+        untrue.
+        """
         return (
             self.owner is None
             and self.phase is Phase.SERVED
@@ -229,10 +241,16 @@ class HeldSession:
     # -- its end
 
     def take_away(self, runtime: Path) -> None:
-        """Uncover the backing directory, or leave the mount dead. In a process of its own: it may wait for the backing directory."""
+        """Uncover the backing directory, or leave the mount dead.
+
+        In a process of its own: it may wait for the backing directory.
+        """
         from acpfs.supervisor import fallthrough
 
-        reason = f"all processes of the mount were killed, and none came back within {self.patience_s:g} s"
+        reason = (
+            "all processes of the mount were killed, and none came back within "
+            f"{self.patience_s:g} s"
+        )
         fallthrough.end_mount(runtime, self.state["settings"], self.state["facts"], reason)
 
     def close(self) -> None:

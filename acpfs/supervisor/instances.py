@@ -1,8 +1,10 @@
-"""Which of several daemons may have a mount: each hand-over is a generation, and whoever had an earlier one does not get it back.
+"""Which of several daemons may have a mount: each hand-over is a generation, and whoever had an
+earlier one does not get it back.
 
-A container that gave its mount to a newer one may be started again before it is removed; it would take the mount back. So each container
-says who it is (`acpfs mount --instance`), and the state that goes from supervisor to supervisor says who had the mount in which
-generation. Pure; standard library only. Who says nothing is a person, who is not refused.
+A container that gave its mount to a newer one may be started again before it is removed; it would
+take the mount back. So each container says who it is (`acpfs mount --instance`), and the state that
+goes from supervisor to supervisor says who had the mount in which generation. Pure; standard
+library only. Who says nothing is a person, who is not refused.
 """
 
 from __future__ import annotations

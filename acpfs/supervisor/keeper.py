@@ -1,13 +1,17 @@
-"""The keeper: a process outside the life of a mount's own, which holds what the next supervisor needs when all of them are killed.
+"""The keeper: a process outside the life of a mount's own, which holds what the next supervisor
+needs when all of them are killed.
 
-Owns copies of the descriptors and facts of each mount of one runtime directory, as a service manager's store does. It never reads from a
-session, never touches a mount, and does not know what a name means but the session's and those of workers. Whoever has a mount tells it
-(`keeper_client`); when the last process that could serve it has ended, the next supervisor that asks is given it. Where none comes in
-time, the mount ends: with an error for what is open in it and, unless `on_failure` says stop, uncovering the backing directory.
+Owns copies of the descriptors and facts of each mount of one runtime directory, as a service
+manager's store does. It never reads from a session, never touches a mount, and does not know what a
+name means but the session's and those of workers. Whoever has a mount tells it (`keeper_client`);
+when the last process that could serve it has ended, the next supervisor that asks is given it.
+Where none comes in time, the mount ends: with an error for what is open in it and, unless
+`on_failure` says stop, uncovering the backing directory.
 
     python -m acpfs.supervisor.keeper RUNTIME_DIRECTORY
 
-Standard library only, one thread, nothing that waits for anybody but the kernel: small, so that it need not be updated with the rest.
+Standard library only, one thread, nothing that waits for anybody but the kernel: small, so that it
+need not be updated with the rest.
 """
 
 from __future__ import annotations
@@ -39,7 +43,10 @@ IDLE_LOOK_S = 10.0
 CUT_OFF_LOOK_S = 0.05
 """The same while a connection has ended, and its processes not yet."""
 OTHERS_MAX = 64
-"""Connections that have no mount: they ask something and go. With more, the oldest is ended: descriptors are for mounts."""
+"""Connections that have no mount: they ask something and go.
+
+With more, the oldest is ended: descriptors are for mounts.
+"""
 UNHEARD_MAX = 1000
 """More messages than a connection has room for."""
 END_WAIT_S = 30.0
@@ -68,7 +75,9 @@ class Keeper:
         self._peers: dict[int, socket.socket] = {}
         self._held: dict[str, HeldSession] = {}
         self._ending: dict[str, tuple[int, float]] = {}
-        """Mount point → the process that uncovers what lies beneath, and when that must have ended."""
+        """Mount point → the process that uncovers what lies beneath, and when that must have
+        ended.
+        """
         self._stopping = False
         self._poll.register(self._door, select.POLLIN)
 
@@ -142,7 +151,9 @@ class Keeper:
         ):  # ended, or heard already, since it was looked for who speaks
             return
         fds: list[int] = []
-        """What nobody keeps of the message; whoever keeps one takes it out, so that none is left open whatever goes wrong."""
+        """What nobody keeps of the message; whoever keeps one takes it out, so that none is left
+        open whatever goes wrong.
+        """
         try:
             message, fds = channel.receive(end)
             if message is None:
@@ -156,7 +167,8 @@ class Keeper:
             OSError,
         ) as error:  # another version's, or no descriptor is left
             _say(
-                f"a message was not understood or could not be carried out: {type(error).__name__}: {error}"
+                "a message was not understood or could not be carried out: "
+                f"{type(error).__name__}: {error}"
             )
             self._forget(end)
         finally:
@@ -212,7 +224,8 @@ class Keeper:
         """`asker`: pidfd of the supervisor that asks."""
         if message["take"] in self._held:
             self._hear_out(self._held[message["take"]])
-        held, now = self._held.get(message["take"]), time.monotonic()
+        held = self._held.get(message["take"])
+        now = time.monotonic()
         if held is None or message["take"] in self._ending:
             channel.send(end, {"none": True}, wait=False)
             return
@@ -252,7 +265,9 @@ class Keeper:
                 self._end(held, now)
 
     def _end(self, held: HeldSession, now: float) -> None:
-        """Nobody has come: a process of its own takes the mount away, since that may wait for the backing directory."""
+        """Nobody has come: a process of its own takes the mount away, since that may wait for the
+        backing directory.
+        """
         self._tell(held, f"no supervisor has come for {held.patience_s:g} s: {held.how_it_ends}")
         pid = os.fork()
         if pid == 0:

@@ -1,7 +1,9 @@
-"""The keeper as a supervisor and a command see it: it is told what is to be held, and asked for a mount that nobody serves.
+"""The keeper as a supervisor and a command see it: it is told what is to be held, and asked for a
+mount that nobody serves.
 
-Owns the connection. A keeper that is not there, ends or hangs costs nothing: the mount goes on, nothing here waits for it but `take`, and
-one that comes later is told everything. The supervisor's; standard library only, no thread.
+Owns the connection. A keeper that is not there, ends or hangs costs nothing: the mount goes on,
+nothing here waits for it but `take`, and one that comes later is told everything. The supervisor's;
+standard library only, no thread.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from acpfs.supervisor import channel
 from acpfs.supervisor.local_sockets import connected
 
 KEEPER = "keeper"
-"""Name under which workers get the connection: it ends with the last of them, and so the keeper knows that nobody serves."""
+"""Name under which workers get the connection: it ends with the last of them, and so the keeper
+knows that nobody serves.
+"""
 SOCKET = "keeper.sock"
 AGAIN_S = 1.0
 """Between two looks for a keeper that is not there."""
@@ -37,7 +41,9 @@ class KeeperClient:
         self, watch: Watch, forget: Forget, changed: Callable[[Sequence[int]], None]
     ) -> None:
         """`changed`: there is a connection now, or none; workers are to have it."""
-        self._watch, self._forget, self._changed = watch, forget, changed
+        self._watch = watch
+        self._forget = forget
+        self._changed = changed
         self._end: socket.socket | None = None
         self._told = False
         """Everything was told, and every change is since."""
@@ -60,7 +66,10 @@ class KeeperClient:
         state: dict[str, Any],
         worker: int,
     ) -> None:
-        """Where a keeper has come, or a worker begins to serve, tell it all. `worker`: pidfd of the one that serves."""
+        """Where a keeper has come, or a worker begins to serve, tell it all.
+
+        `worker`: pidfd of the one that serves.
+        """
         now = time.monotonic()
         if self._end is not None:
             if not self._told:
@@ -148,7 +157,8 @@ class KeeperClient:
 
     def _lose(self) -> None:
         if self._end is not None:
-            end, self._end = self._end, None
+            end = self._end
+            self._end = None
             self._forget(end)
             self._changed([])
 
@@ -174,7 +184,8 @@ def take(settings: dict[str, Any], instance: str) -> Taken:
     end = connected(socket_of(settings), ANSWER_S)
     if end is None:
         return Taken("there is no keeper any more")
-    pidfd, taken = os.pidfd_open(os.getpid()), Taken(end=end)
+    pidfd = os.pidfd_open(os.getpid())
+    taken = Taken(end=end)
     try:
         channel.send(
             end,

@@ -1,6 +1,8 @@
-"""What a supervisor keeps for the next worker: descriptors by name, each in the stores too that outlive the supervisor.
+"""What a supervisor keeps for the next worker: descriptors by name, each in the stores too that
+outlive the supervisor.
 
-Owns the descriptors; what the names mean is the worker's affair. The supervisor's; standard library only, no thread.
+Owns the descriptors; what the names mean is the worker's affair. The supervisor's; standard library
+only, no thread.
 """
 
 from __future__ import annotations
@@ -67,13 +69,17 @@ class KeptDescriptors(dict[str, list[int]]):
             self._store(STUCK)
 
     def unlock(self) -> None:
-        """What has not ended has copies of the descriptors: the next mount is not to wait for its locks."""
+        """What has not ended has copies of the descriptors: the next mount is not to wait for its
+        locks.
+        """
         for fd in self.all():
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
 
     def let_go(self) -> None:
-        """Nothing of it is this supervisor's any more; what is locked stays locked, and the stores are not told."""
+        """Nothing of it is this supervisor's any more; what is locked stays locked, and the stores
+        are not told.
+        """
         for fd in self.all():
             os.close(fd)
         self.clear()

@@ -1,6 +1,8 @@
-"""Local sockets between the long-lived processes of acpfs: listen, connect, and who is at the other end as the kernel vouches for it.
+"""Local sockets between the long-lived processes of acpfs: listen, connect, and who is at the other
+end as the kernel vouches for it.
 
-Only their owner may connect (mode 0600), and whoever listens asks who did. Standard library only, no thread.
+Only their owner may connect (mode 0600), and whoever listens asks who did. Standard library only,
+no thread.
 """
 
 from __future__ import annotations
@@ -29,11 +31,17 @@ def uid_of(end: socket.socket) -> int:
 
 
 def connected(path: Path, wait_s: float) -> socket.socket | None:
-    """A connection; None: nobody listens, or not to this user. Nothing waits for longer than `wait_s` (whole seconds)."""
-    end, directory = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), None
+    """A connection; None: nobody listens, or not to this user.
+
+    Nothing waits for longer than `wait_s` (whole seconds).
+    """
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    directory = None
     try:
         address, directory = socket_address(path)
-        if wait_s:  # a time limit of Python's would not wait where as many as may have come and not been let in yet
+        if wait_s:
+            # a time limit of Python's would not wait where as many as may have come and not been
+            # let in yet
             end.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack(_TIMEVAL, int(wait_s), 0)
             )
@@ -52,9 +60,12 @@ def connected(path: Path, wait_s: float) -> socket.socket | None:
 
 
 def listening(path: Path) -> socket.socket:
-    """A socket that takes the place of what lies there: never is there none, and never one that does not listen."""
+    """A socket that takes the place of what lies there: never is there none, and never one that
+    does not listen.
+    """
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    new, directory = path.with_suffix(f".{os.getpid()}"), None
+    new = path.with_suffix(f".{os.getpid()}")
+    directory = None
     try:
         with contextlib.suppress(FileNotFoundError):
             new.unlink()

@@ -1,6 +1,8 @@
-"""What whoever mounts is told: the steps of the start, and then once that the mount is ready or what is wrong.
+"""What whoever mounts is told: the steps of the start, and then once that the mount is ready or
+what is wrong.
 
-Owns the pipe to that command. The supervisor's; standard library only, no thread. Knows nothing of what it says.
+Owns the pipe to that command. The supervisor's; standard library only, no thread. Knows nothing of
+what it says.
 """
 
 from __future__ import annotations

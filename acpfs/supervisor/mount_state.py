@@ -1,6 +1,8 @@
-"""What is known of a mount beside its descriptors, and goes on: to each worker with its orders, and from one supervisor to the next.
+"""What is known of a mount beside its descriptors, and goes on: to each worker with its orders, and
+from one supervisor to the next.
 
-Owns the three forms of it, which other versions read and write, too. Pure; the supervisor's, standard library only.
+Owns the three forms of it, which other versions read and write, too. Pure; the supervisor's,
+standard library only.
 """
 
 from __future__ import annotations
@@ -49,34 +51,38 @@ class MountState:
             "died_at": self.died_at,
             "reason": self.reason,
             "lineage": self.lineage,
-            "says_hurry": True,  # absent: an older supervisor, whose second signal ends a worker at once
+            # absent: an older supervisor, whose second signal ends a worker at once
+            "says_hurry": True,
         }
 
     def begin(self) -> None:
         """Nobody had the mount before."""
-        self.workers, self.died_at, self.reason = 0, None, ""
+        self.workers = 0
+        self.died_at = None
+        self.reason = ""
         self.lineage = self.lineage or next_generation({}, self.instance)
 
     def go_on_from(self, record: dict[str, Any], renewed: dict[str, Any], why: str) -> None:
-        """Take over from another supervisor; `renewed`: settings that hold from now on. A record of an older acpfs may have no settings."""
-        self.settings, self.reason = record.get("settings", self.settings) | renewed, why
-        self.facts, self.workers, self.died_at = (
-            record["facts"],
-            max(1, record["workers"]),
-            record.get("died_at", time.monotonic()),
-        )
+        """Take over from another supervisor; `renewed`: settings that hold from now on.
+
+        A record of an older acpfs may have no settings.
+        """
+        self.settings = record.get("settings", self.settings) | renewed
+        self.reason = why
+        self.facts = record["facts"]
+        self.workers = max(1, record["workers"])
+        self.died_at = record.get("died_at", time.monotonic())
         self.lineage = next_generation(record, self.instance)
 
     def adopt(self, message: dict[str, Any]) -> None:
         """Take over from a living worker; an older one knows no lineage."""
-        self.settings, self.facts, self.workers = (
-            message["settings"],
-            message["facts"],
-            message["workers"],
-        )
+        self.settings = message["settings"]
+        self.facts = message["facts"]
+        self.workers = message["workers"]
         self.lineage = message.get("lineage") or next_generation({}, "")
 
     def served(self) -> None:
         """Another worker serves."""
         self.workers += 1
-        self.died_at, self.reason = None, ""
+        self.died_at = None
+        self.reason = ""

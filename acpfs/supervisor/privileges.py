@@ -1,7 +1,8 @@
 """The capabilities of a daemon of root: what it needs, and nothing else from its first moment on.
 
-Standard library only: the supervisor calls it before it does anything, and all that it starts inherits. Nobody else drops or takes
-capabilities, but for the process that takes inode locks, which keeps one. To be called before there are threads: each has its own.
+Standard library only: the supervisor calls it before it does anything, and all that it starts
+inherits. Nobody else drops or takes capabilities, but for the process that takes inode locks, which
+keeps one. To be called before there are threads: each has its own.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ KEPT = {
     "MKNOD": 27,
     "SETFCAP": 31,
 }
-"""Name → number; docs/OPERATIONS.md says what each is for. Left out on purpose: SYS_RESOURCE, with which the drain would use up the blocks
-that the backing file system reserves, and go past its quotas."""
-_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 38, 47, 4
+"""Name → number; docs/OPERATIONS.md says what each is for. Left out on purpose: SYS_RESOURCE, with
+which the drain would use up the blocks that the backing file system reserves, and go past its
+quotas.
+"""
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
 _VERSION_3 = 0x20080522
 _LAST = Path("/proc/sys/kernel/cap_last_cap")
 _LAST_ANYWHERE = 63
@@ -39,9 +45,11 @@ def kept_mask() -> int:
 
 
 def confine() -> None:
-    """Keep `KEPT`, as far as it is there, for this process and all that it will start; no program can give back what is gone.
+    """Keep `KEPT`, as far as it is there, for this process and all that it will start; no program
+    can give back what is gone.
 
-    Nothing without root: there are no capabilities to drop, and fusermount3 is set-uid, which "no new privileges" would defeat.
+    Nothing without root: there are no capabilities to drop, and fusermount3 is set-uid, which "no
+    new privileges" would defeat.
     """
     if os.geteuid() != 0:
         return
@@ -59,7 +67,8 @@ def confine() -> None:
 
 
 def _permitted() -> int:
-    header, data = struct.pack("=Ii", _VERSION_3, 0), ctypes.create_string_buffer(24)
+    header = struct.pack("=Ii", _VERSION_3, 0)
+    data = ctypes.create_string_buffer(24)
     if _libc.capget(header, data) != 0:
         return 0
     low, high = struct.unpack("=6I", data.raw)[1::3]
@@ -67,7 +76,8 @@ def _permitted() -> int:
 
 
 def _set(permitted: int) -> None:
-    low, high = permitted & 0xFFFFFFFF, permitted >> 32
+    low = permitted & 0xFFFFFFFF
+    high = permitted >> 32
     words = struct.pack("=6I", low, low, 0, high, high, 0)
     if _libc.capset(struct.pack("=Ii", _VERSION_3, 0), words) != 0:
         number = ctypes.get_errno()

@@ -1,7 +1,9 @@
-"""What a supervisor in the foreground does when a newer one has its mount: nothing, until it is told to end.
+"""What a supervisor in the foreground does when a newer one has its mount: nothing, until it is
+told to end.
 
-Who runs a container would start one that ends again, and that would take the mount back. When nobody has the mount any more, the newer
-one was withdrawn: then it ends, and is started again. Standard library only, no thread.
+Who runs a container would start one that ends again, and that would take the mount back. When
+nobody has the mount any more, the newer one was withdrawn: then it ends, and is started again.
+Standard library only, no thread.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ WITHDRAWN = 1
 
 
 def rest(settings: dict[str, Any], look_once: Callable[[float], bool]) -> int:
-    """Until it is to end; the exit code. `look_once`: waits so long, and says whether a signal came."""
+    """Until it is to end; the exit code.
+
+    `look_once`: waits so long, and says whether a signal came.
+    """
     sys.stderr.write("acpfs: another process has the mount; this one only waits to be ended\n")
     missed = 0
     while missed < LOOKS:

@@ -1,7 +1,9 @@
-"""The service manager as the supervisor sees it: notifications, watchdog, and its store of descriptors (sd_notify(3), FDSTORE).
+"""The service manager as the supervisor sees it: notifications, watchdog, and its store of
+descriptors (sd_notify(3), FDSTORE).
 
-What lies in the store is handed to the next supervisor when the service restarts, so a kernel session outlives the supervisor too. Without
-a service manager everything here does nothing. Imports as little as the supervisor may.
+What lies in the store is handed to the next supervisor when the service restarts, so a kernel
+session outlives the supervisor too. Without a service manager everything here does nothing. Imports
+as little as the supervisor may.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ FIRST_FD = 3
 STATE = "acpfs-state"
 ALIVE = "WATCHDOG=1"
 PATIENCE_S = 1.0
-"""A manager that does not read has a queue of ten to some hundred words. Workers die meanwhile, too, and must be followed by others."""
+"""A manager that does not read has a queue of ten to some hundred words.
+
+Workers die meanwhile, too, and must be followed by others.
+"""
 _PREFIX = "acpfs-"
 
 
@@ -25,7 +30,9 @@ class Service:
     """Sends datagrams to $NOTIFY_SOCKET."""
 
     def __init__(self) -> None:
-        """Read the environment, and leave nothing of it to children that would take it for theirs."""
+        """Read the environment, and leave nothing of it to children that would take it for
+        theirs.
+        """
         self._address = os.environ.get("NOTIFY_SOCKET", "")
         microseconds = os.environ.pop("WATCHDOG_USEC", "")
         watched = os.environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
@@ -41,7 +48,10 @@ class Service:
         return bool(self._address)
 
     def notify(self, text: str, fds: Sequence[int] = ()) -> None:
-        """Tell it something; one that is gone, or does not read, does not matter. A sign of life does not wait at all."""
+        """Tell it something; one that is gone, or does not read, does not matter.
+
+        A sign of life does not wait at all.
+        """
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
@@ -88,8 +98,11 @@ class Service:
 
 
 def inherited() -> tuple[dict[str, list[int]], dict[str, Any]]:
-    """(descriptors by name, state) that the service manager kept for this process; empty where there is nothing. Can be asked once."""
-    count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
+    """(descriptors by name, state) that the service manager kept for this process; empty where
+    there is nothing. Can be asked once.
+    """
+    count = os.environ.pop("LISTEN_FDS", "")
+    pid = os.environ.pop("LISTEN_PID", "")
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
     if not count.isdigit() or pid != str(os.getpid()):
         return {}, {}

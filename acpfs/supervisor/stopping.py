@@ -1,11 +1,14 @@
-"""What a supervisor does when it is told to end: the first time what is dirty is drained, the second time it ends at once.
+"""What a supervisor does when it is told to end: the first time what is dirty is drained, the
+second time it ends at once.
 
-Only the supervisor counts. Its worker may get any number of signals from whoever signals all processes of a mount, and drains; the
-supervisor itself may get the same order twice then, so what comes together with the first signal is one order with it.
+Only the supervisor counts. Its worker may get any number of signals from whoever signals all
+processes of a mount, and drains; the supervisor itself may get the same order twice then, so what
+comes together with the first signal is one order with it.
 
-The signal comes at any moment: before there is a mount, while a worker is forked, starts, serves or has just died, between two workers,
-while the mount is another supervisor's. Owns how often it came, and the table of what is to be done. Does nothing itself. The
-supervisor's; standard library only, no thread.
+The signal comes at any moment: before there is a mount, while a worker is forked, starts, serves or
+has just died, between two workers, while the mount is another supervisor's. Owns how often it came,
+and the table of what is to be done. Does nothing itself. The supervisor's; standard library only,
+no thread.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import enum
 from typing import Any
 
 TOGETHER_S = 1.0
-"""What comes within this after the first signal is one order with it: `timeout` signals its child and then its group, a shell that has got
-a group's signal passes it on. Who means it waits longer, or says it once more."""
+"""What comes within this after the first signal is one order with it: `timeout` signals its child
+and then its group, a shell that has got a group's signal passes it on. Who means it waits longer,
+or says it once more.
+"""
 
 
 class Stop(enum.Enum):
@@ -72,7 +77,8 @@ TABLE: dict[tuple[Owner, Readiness | None], tuple[Act, Act]] = {
         Act.KILL,
         Act.KILL,
     ),  # it must not unmount what others go on with
-    # a process may come of it that lives on by itself: only when its number is known can it be told anything
+    # a process may come of it that lives on by itself: only when its number is known can it be told
+    # anything
     (Owner.NOBODY, Readiness.ORDERED): (Act.CANCEL, Act.CANCEL),
     (Owner.OURS, Readiness.ORDERED): (Act.WAIT, Act.CANCEL),
     (Owner.OTHERS, Readiness.ORDERED): (Act.CANCEL, Act.CANCEL),
@@ -81,7 +87,9 @@ TABLE: dict[tuple[Owner, Readiness | None], tuple[Act, Act]] = {
         [(Owner.SUCCESSOR, readiness) for readiness in (None, *Readiness)], (Act.WAIT, Act.WAIT)
     ),
 }
-"""Whose the mount is, and how far the worker is (None: there is none) → what is done with `DRAIN`, and with `NOW`."""
+"""Whose the mount is, and how far the worker is (None: there is none) → what is done with `DRAIN`,
+and with `NOW`.
+"""
 
 
 class Stopping:
@@ -112,7 +120,8 @@ class Stopping:
     def go_on(self, since: float | None) -> None:
         """Where an earlier supervisor was told, at that time; None: it was not."""
         if since is not None:
-            self.stop, self.since = Stop.DRAIN, since
+            self.stop = Stop.DRAIN
+            self.since = since
 
     def act(self, owner: Owner, readiness: Readiness | None) -> Act:
         """What is to be done now; nothing before the first signal."""

@@ -1,9 +1,11 @@
-"""What is left of a killed process one of whose threads is in a call that does not return: not ended, and never to run again.
+"""What is left of a killed process one of whose threads is in a call that does not return: not
+ended, and never to run again.
 
-SIGKILL ends a thread when it next leaves the kernel. One that waits uninterruptibly for the backing directory (a FUSE or NFS server that
-has the request and does not answer, a frozen file system) stays, and so does the process: its pidfd does not become readable, and its
-descriptors and POSIX locks stay taken. It executes no instruction of ours any more, but the call itself may still be carried out. The
-supervisor's; the standard library only, no thread.
+SIGKILL ends a thread when it next leaves the kernel. One that waits uninterruptibly for the backing
+directory (a FUSE or NFS server that has the request and does not answer, a frozen file system)
+stays, and so does the process: its pidfd does not become readable, and its descriptors and POSIX
+locks stay taken. It executes no instruction of ours any more, but the call itself may still be
+carried out. The supervisor's; the standard library only, no thread.
 """
 
 from __future__ import annotations
@@ -17,15 +19,21 @@ from acpfs.descriptors import readable
 STUCK = "remains"
 """Name under which the supervisor keeps the pidfds of such processes."""
 STUCK_S = 0.25
-"""A large read or write is uninterruptible for as long as its memory is copied; what takes longer than this is not that."""
+"""A large read or write is uninterruptible for as long as its memory is copied; what takes longer
+than this is not that.
+"""
 LOOK_AGAIN_S = 0.05
 STUCK_MAX = 16
-"""Each pins its descriptors and a thread's memory: with so many, the next worker waits until one of them has ended."""
+"""Each pins its descriptors and a thread's memory: with so many, the next worker waits until one of
+them has ended.
+"""
 _SIGKILL_PENDING = 1 << 8
 
 
 def thread_end(thread: int) -> int:
-    """Descriptor that is readable when a thread has ended, whatever the others do; -1: it has, or before Linux 6.9."""
+    """Descriptor that is readable when a thread has ended, whatever the others do; -1: it has, or
+    before Linux 6.9.
+    """
     try:
         return os.pidfd_open(thread, os.O_EXCL)  # PIDFD_THREAD
     except OSError:

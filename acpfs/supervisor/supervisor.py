@@ -1,13 +1,15 @@
-"""The supervisor: keeps the kernel session and whatever else must outlive a worker, and sees to it that there is a worker.
+"""The supervisor: keeps the kernel session and whatever else must outlive a worker, and sees to it
+that there is a worker.
 
-Tiny on purpose: the standard library, no thread, no event loop, and never a system call on its own mount, which would wait for the worker
-that it is to replace. It knows processes, descriptors by name and times; what the worker does it does not know. Workers are forked from a
-template; one that dies, or gives no sign of life, is replaced; one that cannot be kept alive ends in the fall-through.
+Tiny on purpose: the standard library, no thread, no event loop, and never a system call on its own
+mount, which would wait for the worker that it is to replace. It knows processes, descriptors by
+name and times; what the worker does it does not know. Workers are forked from a template; one that
+dies, or gives no sign of life, is replaced; one that cannot be kept alive ends in the fall-through.
 
     python -m acpfs.supervisor.supervisor --start FD | --foreground | --adopt FD
 
-`--start`: settings on standard input as soon as they are checked, the answer for whoever mounts to descriptor FD. `--adopt`: FD is the
-channel of a living worker whose supervisor is gone.
+`--start`: settings on standard input as soon as they are checked, the answer for whoever mounts to
+descriptor FD. `--adopt`: FD is the channel of a living worker whose supervisor is gone.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Supervisor:
     def __init__(
         self, settings: dict[str, Any], answer_fd: int = -1, *, detached: bool = True
     ) -> None:
-        """`settings`: as JSON has them, not looked into but for the places that falling through needs. `detached`: from any terminal."""
+        """`settings`: as JSON has them, not looked into but for the places that falling through
+        needs. `detached`: from any terminal.
+        """
         self._detached = detached
         self._mount = MountState(settings)
         self._answer = MountAnswer(answer_fd)
@@ -83,7 +87,9 @@ class Supervisor:
         self._failed = ""
         """What went wrong in the last round."""
         self._take_over: dict[str, Any] | None = None
-        """Settings that hold from now on for a mount that is to be taken over; None: one is to be made."""
+        """Settings that hold from now on for a mount that is to be taken over; None: one is to be
+        made.
+        """
         self._resume: dict[str, Any] | None = None
         """The same for one that only a keeper holds, until a worker serves it."""
         self._predecessor: socket.socket | None = None
@@ -157,10 +163,8 @@ class Supervisor:
 
     def told(self, settings: dict[str, Any]) -> bool:
         """With these; False without any: nothing is to be mounted after all."""
-        self._take_over, self._resume = (
-            settings.pop("take_over", None),
-            settings.pop("resume", None),
-        )
+        self._take_over = settings.pop("take_over", None)
+        self._resume = settings.pop("resume", None)
         self._mount = MountState(settings, settings.pop("instance", ""))
         if not settings:
             self._templates.kill()  # by itself it ends when it has loaded
@@ -197,7 +201,9 @@ class Supervisor:
                 self._child.kill(number)
 
     def _do_as_told(self) -> None:
-        """Where it is told to end: at each signal, and again whenever the worker has come further."""
+        """Where it is told to end: at each signal, and again whenever the worker has come
+        further.
+        """
         if self._ended:
             return  # the mount may be another supervisor's by now
         child = self._child
@@ -229,7 +235,8 @@ class Supervisor:
         if template.is_gone:
             return
         message, _fds = channel.receive(template.end)
-        is_next, is_current = template is self._templates.next, template is self._templates.current
+        is_next = template is self._templates.next
+        is_current = template is self._templates.current
         if message is None:
             self._templates.ended(template)
             if is_next:
@@ -259,7 +266,9 @@ class Supervisor:
             self._tell_worker({"leave": True})
 
     def _look_after_orphan(self, child: Child) -> None:
-        """Its template died before or after the fork: it says who it is, or nobody has the other end of its channel. Never two at once."""
+        """Its template died before or after the fork: it says who it is, or nobody has the other
+        end of its channel. Never two at once.
+        """
         if child is not self._child or not child.is_orphan:
             return
         if child.own_pid:
@@ -274,7 +283,9 @@ class Supervisor:
     # -- workers
 
     def _start_worker(self) -> None:
-        """Start one now; it is still to be started after an OSError, where the machine has no process or descriptor left."""
+        """Start one now; it is still to be started after an OSError, where the machine has no
+        process or descriptor left.
+        """
         self._start_at = self._start_at or time.monotonic()
         template = self._templates.have()
         ours, theirs = channel.pair()
@@ -298,7 +309,9 @@ class Supervisor:
             self._do_as_told()
 
     def _watch_process(self, child: Child) -> None:
-        """So that its end is heard, and signals reach it; tried again where there is no descriptor for that now."""
+        """So that its end is heard, and signals reach it; tried again where there is no descriptor
+        for that now.
+        """
         try:
             pidfd = os.pidfd_open(child.pid)
         except ProcessLookupError:
@@ -321,9 +334,12 @@ class Supervisor:
     def _main_thread_gone(self, child: Child) -> None:
         """The others follow in a moment, unless one is stuck."""
         if child is not self._child:
-            return  # both came in one look, its end first: the numbers of its descriptors may be others' by now
+            # both came in one look, its end first: the numbers of its descriptors may be others' by
+            # now
+            return
         self._forget(child.main_end)
-        child.main_end, child.stuck_at = -1, time.monotonic()
+        child.main_end = -1
+        child.stuck_at = time.monotonic()
 
     def _hear(self, child: Child) -> None:
         if child.end.fileno() < 0:
@@ -407,7 +423,9 @@ class Supervisor:
         self._worker_gone(child)
 
     def _complain(self, text: str) -> None:
-        """To the log, once in a row; where no descriptor or memory is left for that, it is not said."""
+        """To the log, once in a row; where no descriptor or memory is left for that, it is not
+        said.
+        """
         if text != self._complaint:
             self._complaint = text
             with contextlib.suppress(OSError, ImportError, MemoryError):
@@ -447,11 +465,13 @@ class Supervisor:
                 ExitCode.TIMEOUT,
             )
             return
-        # a drain that its worker dies of would go on for ever: told to end, each death counts, however long that one served
+        # a drain that its worker dies of would go on for ever: told to end, each death counts,
+        # however long that one served
         served_s = (
             now - child.serving_at if child.serving_at and not self._stopping.is_told else 0.0
         )
-        # who gave a call up dies of that one no more; another such call is another death, and no reason to give the mount up
+        # who gave a call up dies of that one no more; another such call is another death, and no
+        # reason to give the mount up
         is_over = child.leaving or child.gave_up_a_call
         delay_s = (
             0.0
@@ -548,7 +568,9 @@ class Supervisor:
             self._child.send({KEEPER: len(connection)}, connection)
 
     def _look_for_keeper(self) -> None:
-        """One that has come is told everything, and so is one that was there all along when a worker begins to serve."""
+        """One that has come is told everything, and so is one that was there all along when a
+        worker begins to serve.
+        """
         if self._child is not None and "session" in self._kept:
             self._keeper.look(
                 self._mount.settings, self._kept, self._mount.record(), self._child.pidfd
@@ -556,7 +578,9 @@ class Supervisor:
 
     @property
     def _is_borrowed(self) -> bool:
-        """Whether no worker of this supervisor has served yet, and others can go on with the mount."""
+        """Whether no worker of this supervisor has served yet, and others can go on with the
+        mount.
+        """
         return PREDECESSOR in self._kept or self._resume is not None
 
     def _ask_for_mount(self) -> None:
@@ -589,7 +613,9 @@ class Supervisor:
             os.close(self._kept.pop(PREDECESSOR)[0])
 
     def _let_predecessor_go(self) -> None:
-        """First this one can be asked, then the other one ends: at each moment there is one that answers."""
+        """First this one can be asked, then the other one ends: at each moment there is one that
+        answers.
+        """
         if PREDECESSOR in self._kept:
             self._door.open(self._mount.settings)
             handover.tell_serving(self._kept.pop(PREDECESSOR))
@@ -607,7 +633,8 @@ class Supervisor:
     # -- time
 
     def _patience_s(self) -> float | None:
-        now, times = time.monotonic(), []
+        now = time.monotonic()
+        times = []
         if self._start_at:
             times.append(self._start_at - now)
         if self._child is not None:
@@ -650,7 +677,9 @@ class Supervisor:
                 self._watch_process(self._child)
 
     def _start_what_lacks(self, now: float) -> None:
-        """A template, and a worker that is due; tried again, but not for ever, where the machine has no process or descriptor left."""
+        """A template, and a worker that is due; tried again, but not for ever, where the machine
+        has no process or descriptor left.
+        """
         try:
             self._templates.have()
             if self._start_at and now >= self._start_at:
@@ -701,7 +730,9 @@ class Supervisor:
         )
 
     def _end_unserved(self, why: str, code: int, error: dict[str, Any] | None = None) -> None:
-        """The mount falls through to the backing directory, if that lies beneath; one that is to end is taken away. The RAM tier stays."""
+        """The mount falls through to the backing directory, if that lies beneath; one that is to
+        end is taken away. The RAM tier stays.
+        """
         self._finish(code, error)
         self._kept.put(
             "control", []
@@ -711,10 +742,12 @@ class Supervisor:
         fallthrough.end_unserved(
             self._mount.settings, self._mount.facts, why, told=self._stopping.is_told
         )
-        self._kept.unlock()  # a template that was killed with an order may have its copies for a moment longer
+        # a template that was killed with an order may have its copies for a moment longer
+        self._kept.unlock()
 
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
-        self._exit_code, self._ended = code, True
+        self._exit_code = code
+        self._ended = True
         self._templates.end()
         if self._kept.get(stuck_processes.STUCK) and not self._is_borrowed:
             self._kept.unlock()

@@ -1,6 +1,8 @@
-"""The processes that workers are forked from: of the code in use, of newer code while it loads, of the older until the newer serves.
+"""The processes that workers are forked from: of the code in use, of newer code while it loads, of
+the older until the newer serves.
 
-Owns which is which; what becomes of workers when one ends is the supervisor's affair. Standard library only, no thread.
+Owns which is which; what becomes of workers when one ends is the supervisor's affair. Standard
+library only, no thread.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class Template:
     """One of them, as its supervisor sees it."""
 
     def __init__(self, end: socket.socket, pid: int) -> None:
-        self.end, self.spawned_at = end, time.monotonic()
+        self.end = end
+        self.spawned_at = time.monotonic()
         try:
             self.pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -57,7 +60,9 @@ class Templates:
         heard: Callable[[Template], None],
     ) -> None:
         """`heard`: one says something, or has ended."""
-        self._watch, self._forget, self._heard = watch, forget, heard
+        self._watch = watch
+        self._forget = forget
+        self._heard = heard
         self.current: Template | None = None
         self.next: Template | None = None
         """Of new code, while it loads."""
@@ -91,7 +96,9 @@ class Templates:
             self.next = self.spawn()
 
     def end_late(self, now: float, start_s: float) -> None:
-        """New code that takes too long to load; its end is told like that of one that cannot be loaded."""
+        """New code that takes too long to load; its end is told like that of one that cannot be
+        loaded.
+        """
         if self.next is not None and now - self.next.spawned_at >= start_s:
             self.next.kill()
 
@@ -114,7 +121,9 @@ class Templates:
         """Workers are of the new code from now on, if that has loaded."""
         if self.next is None:
             return False
-        self._old, self.current, self.next = self.current, self.next, None
+        self._old = self.current
+        self.current = self.next
+        self.next = None
         return True
 
     def go_back(self) -> bool:
@@ -123,7 +132,8 @@ class Templates:
             return False
         if self.current is not None:
             self._let_go(self.current)
-        self.current, self._old = self._old, None
+        self.current = self._old
+        self._old = None
         return True
 
     def served(self) -> None:

@@ -1,6 +1,8 @@
-"""What concerns training beside the mount: how often to save, which losses copies cover, and `protect`.
+"""What concerns training beside the mount: how often to save, which losses copies cover, and
+`protect`.
 
-Imports nothing before it is used: planning needs no member, and nothing here needs torch but a rank that trains.
+Imports nothing before it is used: planning needs no member, and nothing here needs torch but a rank
+that trains.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,9 @@
-"""Starts coordinators and finds them: the first rank of each of the first nodes starts one, in a session of its own.
+"""Starts coordinators and finds them: the first rank of each of the first nodes starts one, in a
+session of its own.
 
-A session of its own, since launchers such as torchrun kill the process group of their children when one of them dies. What ranks tell each
-other here goes over the process group that they have; nothing later depends on it.
+A session of its own, since launchers such as torchrun kill the process group of their children when
+one of them dies. What ranks tell each other here goes over the process group that they have;
+nothing later depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from acpfs.training.wire import LinkClosedError, SocketLink
 JOBS = ".acpfs-job"
 LOOK_AGAIN_S = 0.05
 STANDING = 2
-"""Coordinators of a job on one node. The second one is started by the first, so that no rank waits for it."""
+"""Coordinators of a job on one node.
+
+The second one is started by the first, so that no rank waits for it.
+"""
 Gathered = Callable[[Any], list[Any]]
 """Everybody's value, by rank; a collective."""
 
@@ -74,7 +79,8 @@ def boot(rank: int, gathered: Gathered, directory: Path, policy: Policy) -> Boot
     told = gathered(
         (mine, f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}")
     )
-    places, job = [place for place, _ in told], told[0][1]
+    places = [place for place, _ in told]
+    job = told[0][1]
     nodes = list(dict.fromkeys(place.node for place in places))
     starters = {
         number: [place.node for place in places].index(node)

@@ -1,4 +1,5 @@
-"""Calls coordinators that were started after this rank: in threads, since a call may wait for a node that is gone, and a beat must not.
+"""Calls coordinators that were started after this rank: in threads, since a call may wait for a
+node that is gone, and a beat must not.
 
 Whoever asks is the member's thread; it takes what came of it. No torch, no policy.
 """
@@ -16,7 +17,8 @@ from acpfs.logger import get_logger
 from acpfs.training.wire import LinkClosedError, SocketLink
 
 log = get_logger(__name__)
-TRIES, PAUSE_S = 3, 1.0
+TRIES = 3
+PAUSE_S = 1.0
 
 
 class Calling:
@@ -51,7 +53,9 @@ class Calling:
         return found
 
     def close(self) -> None:
-        """Nobody will ask any more: connections that nobody took end, also one that is about to be made."""
+        """Nobody will ask any more: connections that nobody took end, also one that is about to be
+        made.
+        """
         self._closed.set()
         for _, link in self.answered():
             link.close()

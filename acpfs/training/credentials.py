@@ -1,8 +1,10 @@
-"""TLS between members and coordinators of one job: one key and one self-signed certificate, which both sides must present.
+"""TLS between members and coordinators of one job: one key and one self-signed certificate, which
+both sides must present.
 
-The first coordinator makes them in the job's directory: who may write the job's checkpoints may join the job. What is trusted is that one
-certificate, byte for byte, not whoever it might sign. The `openssl` program makes it, once per job, in a hundredth of a second: Python's
-ssl has no way to, and the package `cryptography` would be a dependency of every training process for these two calls.
+The first coordinator makes them in the job's directory: who may write the job's checkpoints may
+join the job. What is trusted is that one certificate, byte for byte, not whoever it might sign. The
+`openssl` program makes it, once per job, in a hundredth of a second: Python's ssl has no way to,
+and the package `cryptography` would be a dependency of every training process for these two calls.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ NAME = "tls"
 CONNECT_S = 5.0
 """So long a node is called that may be gone; the kernel answers for a process that is busy."""
 HANDSHAKE_S = 30.0
-"""For the process at the other end, which may have a thousand others to speak with, or stand still for a while."""
+"""For the process at the other end, which may have a thousand others to speak with, or stand still
+for a while.
+"""
 _LEAST_S = 0.001
-BEGINS, ENDS = "20000101000000Z", "20991231235959Z"
+BEGINS = "20000101000000Z"
+ENDS = "20991231235959Z"
 """A job's certificate ends with its directory; nodes' clocks need not agree."""
 _CONFIG = """[ca]
 default_ca = job
@@ -78,11 +83,13 @@ class Credentials:
         Raises:
             RefusedError: the key is not the user's own secret.
         """
-        key, certificate = self.directory / "key.pem", self.directory / "certificate.pem"
+        key = self.directory / "key.pem"
+        certificate = self.directory / "certificate.pem"
         status = key.stat()
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o077:
             raise RefusedError(
-                f"{key} is not this user's own, or others may read it; remove {self.directory}, the next job makes it anew"
+                f"{key} is not this user's own, or others may read it; remove {self.directory}, "
+                "the next job makes it anew"
             )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -171,7 +178,8 @@ def _openssl(*arguments: str) -> None:
         ) from None
     if done.returncode:
         raise MachineError(
-            f"openssl {arguments[0]}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
+            f"openssl {arguments[0]}: "
+            f"{done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
         )
 
 
@@ -180,7 +188,8 @@ def connect(
 ) -> SocketLink:
     """A link to a coordinator, for a thread; without credentials without TLS.
 
-    `timeout_s`: for all of it. None: a node that is gone is given up soon, and a process that is busy has its time for the handshake.
+    `timeout_s`: for all of it. None: a node that is gone is given up soon, and a process that is
+    busy has its time for the handshake.
 
     Raises:
         LinkClosedError: nobody is there, or it has not the job's certificate.

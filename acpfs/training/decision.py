@@ -1,19 +1,26 @@
-"""What survivors do: at which step they meet, and who writes what. Pure: layout, reports and losses in, decisions out.
+"""What survivors do: at which step they meet, and who writes what.
 
-Let update n+1 be *begun* by a rank when it leaves the gate for it, and *done* when its local part is complete. Training is synchronous;
-an update needs the rank's own state and its reduced gradients only; damage is reported; with gate `none` every rank holds every shard.
+Pure: layout, reports and losses in, decisions out.
 
-1. Nobody begins n+1 before all ranks are ready(n+1): the gate is a collective that no rank leaves before all have entered. So ranks differ
-   by at most one update: to begin n+2, all must be ready(n+2), hence done(n+1).
-2. S = max over survivors of `done`; one that is updating is waited for, and needs nobody. If S = n+1, somebody began n+1, so every survivor
-   is ready(n+1) or done(n+1), has its gradients, and can do its update alone. If S = n, no survivor has begun n+1. Either way all meet at
-   S, whoever died. With gate `none` some stay behind; the others hold everything.
-3. A parked rank's marks cannot move. One whose update was torn reports so, or still says `updating`: nothing of it is in a cover.
-4. A cover has a live holder at S for every shard, or nothing is saved. Copies with different digests are told; of three or more the
-   majority is taken.
+Let update n+1 be *begun* by a rank when it leaves the gate for it, and *done* when its local part
+is complete. Training is synchronous; an update needs the rank's own state and its reduced gradients
+only; damage is reported; with gate `none` every rank holds every shard.
 
-Reports that contradict this (an optimizer that communicates inside its update) make a rank stay behind, never a wrong cover; where no
-cover at S is left then, S − 1 is tried with those who are there.
+1. Nobody begins n+1 before all ranks are ready(n+1): the gate is a collective that no rank leaves
+   before all have entered. So ranks differ by at most one update: to begin n+2, all must be
+   ready(n+2), hence done(n+1).
+2. S = max over survivors of `done`; one that is updating is waited for, and needs nobody. If S =
+   n+1, somebody began n+1, so every survivor is ready(n+1) or done(n+1), has its gradients, and can
+   do its update alone. If S = n, no survivor has begun n+1. Either way all meet at S, whoever died.
+   With gate `none` some stay behind; the others hold everything.
+3. A parked rank's marks cannot move. One whose update was torn reports so, or still says
+   `updating`: nothing of it is in a cover.
+4. A cover has a live holder at S for every shard, or nothing is saved. Copies with different
+   digests are told; of three or more the majority is taken.
+
+Reports that contradict this (an optimizer that communicates inside its update) make a rank stay
+behind, never a wrong cover; where no cover at S is left then, S − 1 is tried with those who are
+there.
 """
 
 from __future__ import annotations
@@ -97,7 +104,8 @@ def layout_of(hellos: Mapping[int, Hello]) -> Layout:
         for name in ("world", "gate", "name", "begun"):
             if getattr(hello, name) != getattr(first, name):
                 raise LayoutError(
-                    f"rank {rank} says {name} = {getattr(hello, name)}, rank {first.rank} says {getattr(first, name)}"
+                    f"rank {rank} says {name} = {getattr(hello, name)}, rank {first.rank} says "
+                    f"{getattr(first, name)}"
                 )
         for shard, ranks in hello.holders.items():
             known = holders.setdefault(shard, tuple(sorted(ranks)))
@@ -129,7 +137,9 @@ def layout_of(hellos: Mapping[int, Hello]) -> Layout:
 def meeting(
     layout: Layout, reports: Mapping[int, Stopped], unable: frozenset[int] = frozenset()
 ) -> Meeting | NoCover:
-    """Where the ranks that reported can meet, such that a cover is left. Those who are lost have no report here.
+    """Where the ranks that reported can meet, such that a cover is left.
+
+    Those who are lost have no report here.
 
     `unable`: ranks that could not write; they meet, and are in no cover.
     """
@@ -188,9 +198,11 @@ def _of(held: frozenset[Held], rank: int) -> set[Shard]:
 def cover(
     layout: Layout, able: Iterable[int], without: frozenset[Held] = frozenset()
 ) -> Cover | NoCover:
-    """One able holder for each shard, none from `without`; nodes and ranks have equal shares as far as that goes.
+    """One able holder for each shard, none from `without`; nodes and ranks have equal shares as far
+    as that goes.
 
-    Shards with the fewest holders choose first; of equal holders the lowest rank is taken, so that the same reports give the same cover.
+    Shards with the fewest holders choose first; of equal holders the lowest rank is taken, so that
+    the same reports give the same cover.
     """
     able = frozenset(able)
     choices = {
@@ -215,7 +227,10 @@ def cover(
 def differing(
     layout: Layout, digests: Mapping[int, Mapping[Shard, str]]
 ) -> Mapping[Shard, Mapping[int, str]]:
-    """Shards whose holders at S have different digests: rank → digest. A holder that gave none is not compared."""
+    """Shards whose holders at S have different digests: rank → digest.
+
+    A holder that gave none is not compared.
+    """
     found = {}
     for shard, ranks in layout.holders.items():
         given = {rank: digests[rank][shard] for rank in ranks if shard in digests.get(rank, {})}
@@ -225,7 +240,10 @@ def differing(
 
 
 def outvoted(different: Mapping[Shard, Mapping[int, str]]) -> frozenset[Held]:
-    """Copies that more than half of their shard's copies contradict. With two copies, or no majority: none."""
+    """Copies that more than half of their shard's copies contradict.
+
+    With two copies, or no majority: none.
+    """
     wrong = set()
     for shard, given in different.items():
         ((digest, count),) = Counter(given.values()).most_common(1)

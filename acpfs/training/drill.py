@@ -1,8 +1,10 @@
-"""Drills: a rank kills itself at a point by name, and what the others left is judged. No torch; for any job that uses `protect`.
+"""Drills: a rank kills itself at a point by name, and what the others left is judged.
 
-What dies where is said by the setting `drill` (`ACPFS_TRAIN_DRILL`): `RANK:POINT:UPDATE`, several divided by commas. Updates count from the
-beginning of protection; the points of a fault that others have begun need none. Before it dies a rank notes where it was, in the job's
-directory.
+No torch; for any job that uses `protect`.
+
+What dies where is said by the setting `drill` (`ACPFS_TRAIN_DRILL`): `RANK:POINT:UPDATE`, several
+divided by commas. Updates count from the beginning of protection; the points of a fault that others
+have begun need none. Before it dies a rank notes where it was, in the job's directory.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def parsed(text: str) -> tuple[Kill, ...]:
             or (update and not update.isdecimal())
         ):
             raise ConfigError(
-                f"drill = {word!r}: RANK:POINT:UPDATE; points are {', '.join(OF_AN_UPDATE | OF_A_FAULT)}"
+                f"drill = {word!r}: RANK:POINT:UPDATE; points are "
+                f"{', '.join(OF_AN_UPDATE | OF_A_FAULT)}"
             )
         if (point in OF_AN_UPDATE) != (int(update or 0) > 0):
             raise ConfigError(
@@ -86,7 +89,9 @@ class Points:
         self._followers: list[Callable[[str], object]] = []
 
     def follow(self, reached: Callable[[str], object]) -> None:
-        """Have this called, before those who asked earlier: a drill, which asks when protection begins, may end the process."""
+        """Have this called, before those who asked earlier: a drill, which asks when protection
+        begins, may end the process.
+        """
         self._followers.insert(0, reached)
 
     def __call__(self, point: str) -> None:
@@ -101,7 +106,9 @@ class Drill:
         self, kills: tuple[Kill, ...], rank: int, marks: Marks, job_directory: Path
     ) -> None:
         self._kills = [kill for kill in kills if kill.rank == rank]
-        self._marks, self._begun, self._notes = marks, marks.now.done, job_directory / NOTES
+        self._marks = marks
+        self._begun = marks.now.done
+        self._notes = job_directory / NOTES
 
     def __call__(self, point: str) -> None:
         mark = self._marks.now
@@ -150,10 +157,8 @@ def judge(directory: Path, before: set[str], kills: tuple[Kill, ...], tracker: s
     new = sorted(jobs(directory) - before)
     if not new:
         return Verdict(f"no rank began protection in {directory}")
-    notes, faults = (
-        lines(directory / JOBS / new[-1] / NOTES),
-        lines(directory / JOBS / new[-1] / FAULTS),
-    )
+    notes = lines(directory / JOBS / new[-1] / NOTES)
+    faults = lines(directory / JOBS / new[-1] / FAULTS)
     reached = {(note["rank"], note["point"]) for note in notes}
     missed = [str(kill) for kill in kills if (kill.rank, kill.point) not in reached]
     if missed:
@@ -161,7 +166,8 @@ def judge(directory: Path, before: set[str], kills: tuple[Kill, ...], tracker: s
     if not faults:
         return Verdict("a rank died, and the coordinator noted no fault")
     fault = faults[-1]
-    name, took_s = Path(str(fault.get("gasp", ""))).name, fault.get("took_s")
+    name = Path(str(fault.get("gasp", ""))).name
+    took_s = fault.get("took_s")
     if fault.get("status") != SAVED:
         return Verdict(f"not saved: {fault.get('text')}", took_s=took_s)
     try:

@@ -1,8 +1,10 @@
-"""How a rank tells the launcher of its node that it has done an update: one datagram, at its first one in each generation.
+"""How a rank tells the launcher of its node that it has done an update: one datagram, at its first
+one in each generation.
 
-A process that dies before that may have a program that fails at once; one that dies behind it was of use, and so is the next one. Owns the
-name of the socket and both its ends; knows nothing of ranks or jobs. Standard library only. Nothing here waits: a word that is lost makes
-one death look fruitless, no more. `tell_launcher` may be called by any thread; `Listener` belongs to one.
+A process that dies before that may have a program that fails at once; one that dies behind it was
+of use, and so is the next one. Owns the name of the socket and both its ends; knows nothing of
+ranks or jobs. Standard library only. Nothing here waits: a word that is lost makes one death look
+fruitless, no more. `tell_launcher` may be called by any thread; `Listener` belongs to one.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class Listener:
         self.socket.bind(f"\0{self.name}")
 
     def heard(self) -> set[int]:
-        """Sessions of processes that have told since the last time; a rank leads one. One that is gone by now counts by its own pid."""
+        """Sessions of processes that have told since the last time; a rank leads one.
+
+        One that is gone by now counts by its own pid.
+        """
         found: set[int] = set()
         for _ in range(_HEARD_MAX):
             try:

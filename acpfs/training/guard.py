@@ -1,4 +1,5 @@
-"""What acpfs does inside a training process goes through here: a fault of its own never ends training. No torch.
+"""What acpfs does inside a training process goes through here: a fault of its own never ends
+training. No torch.
 
 Whatever the loop, its optimizer, its framework or a signal calls of acpfs is done by `Guard.ours`.
 What comes out of it passes if it is said on purpose (`ConfigError`, `Interrupted`), or is of the
@@ -56,7 +57,8 @@ class Guard:
         """Called once with the reason, each of them, when protection ends by a fault."""
 
     def begin(self, is_stopped: Callable[[], bool], at_end: Callable[[str], object]) -> None:
-        """`is_stopped`: whether the loop is to be left anyway; what handles that fault needs this rank.
+        """`is_stopped`: whether the loop is to be left anyway; what handles that fault needs this
+        rank.
 
         `at_end`: tells the others.
         """
@@ -85,7 +87,9 @@ class Guard:
         return None
 
     def last(self, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """The same at the end, when protection is over in any case: whether it went well; what fails is logged."""
+        """The same at the end, when protection is over in any case: whether it went well; what
+        fails is logged.
+        """
         try:
             call(*args, **kwargs)
         except Exception as error:
@@ -96,7 +100,8 @@ class Guard:
         return True
 
     def failed(self, error: Exception) -> None:
-        """Acpfs has, in what `ours` called, or in a thread of its own; then `at_end` are called by that.
+        """Acpfs has, in what `ours` called, or in a thread of its own; then `at_end` are called by
+        that.
 
         Raises:
             Interrupted: the loop is to be left anyway.

@@ -1,8 +1,8 @@
 """Handlers of signals wait for the end of an update: what they raise would tear it. No torch.
 
-That of SIGINT does so by default. Only handlers in Python can raise, and Python calls them in the main thread between two lines. They
-are taken away for an update, whoever has set them, and called behind it. SIGTERM is left alone:
-`protection` answers it without raising anything.
+That of SIGINT does so by default. Only handlers in Python can raise, and Python calls them in the
+main thread between two lines. They are taken away for an update, whoever has set them, and called
+behind it. SIGTERM is left alone: `protection` answers it without raising anything.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class HeldSignals:
         Raises:
             BaseException: whatever they raise.
         """
-        came, self._came = self._came, {}
+        came = self._came
+        self._came = {}
         with ExitStack() as calls:  # all of them, whatever one of them raises
             for number in reversed(came):
                 calls.callback(signal.raise_signal, number)

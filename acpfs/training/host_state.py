@@ -1,7 +1,10 @@
-"""What is not a tensor of the update: random numbers, scheduler, scaler, buffers. Kept for two steps, brought to the end of one.
+"""What is not a tensor of the update: random numbers, scheduler, scaler, buffers.
 
-It is taken when a rank is ready for an update: nothing random happens in an update, and the forward pass of the next one moves what the
-checkpoint of this one needs. What the loop does between update and next step (`scheduler.step()`) is done by `after_update`.
+Kept for two steps, brought to the end of one.
+
+It is taken when a rank is ready for an update: nothing random happens in an update, and the forward
+pass of the next one moves what the checkpoint of this one needs. What the loop does between update
+and next step (`scheduler.step()`) is done by `after_update`.
 """
 
 from __future__ import annotations
@@ -67,7 +70,10 @@ class Stateful:
 
 @dataclass(frozen=True)
 class Taken:
-    """What all parts were at one moment. `follows`: whether the step's end was still to come, which `after_update` brings."""
+    """What all parts were at one moment.
+
+    `follows`: whether the step's end was still to come, which `after_update` brings.
+    """
 
     values: Mapping[str, Any]
     follows: bool
@@ -77,7 +83,9 @@ class HostState:
     """Of one rank. Main thread only."""
 
     def __init__(self, parts: Mapping[str, Part], after_update: Callable[[], None]) -> None:
-        """`after_update`: from the update to the end of its step; called after a state was given back."""
+        """`after_update`: from the update to the end of its step; called after a state was given
+        back.
+        """
         self._parts = dict(parts)
         self._after_update = after_update
         self._kept: dict[int, Taken] = {}

@@ -1,14 +1,19 @@
-"""Gets the main thread out of Python code that does not end by itself after a STOP: an asynchronous exception, again and again.
+"""Gets the main thread out of Python code that does not end by itself after a STOP: an asynchronous
+exception, again and again.
 
-It never comes while an update is under way: a local update is finished, not torn. A thread that waits in C gets it when it is back;
-closing sockets or aborting communicators is what brings it back, and is somebody else's (`torch.groups`). Where that does not help, the
-thread is *stuck*: it uses no processor time, turn after turn. Turns are counted, not seconds: a process that stood still had none.
+It never comes while an update is under way: a local update is finished, not torn. A thread that
+waits in C gets it when it is back; closing sockets or aborting communicators is what brings it
+back, and is somebody else's (`torch.groups`). Where that does not help, the thread is *stuck*: it
+uses no processor time, turn after turn. Turns are counted, not seconds: a process that stood still
+had none.
 
-Then another thread stands in for it, and yet another one where that one is stuck, too. gloo forgets whom to tell of an error when a send
-is half-way (torch 2.13: `Pair::signalException` looks at `tx_` without its unbound buffers): whoever waits for that send waits for the
-group's time-out, whatever is done to its connections. And who waits to be called by a rank that is dead has no connection yet
-(`Pair::waitUntilConnected`). The state does not need the thread: nothing moves in it while that one waits, no update begins after a hold,
-and what it meets when it is back is `Interrupted`. No torch here.
+Then another thread stands in for it, and yet another one where that one is stuck, too. gloo forgets
+whom to tell of an error when a send is half-way (torch 2.13: `Pair::signalException` looks at `tx_`
+without its unbound buffers): whoever waits for that send waits for the group's time-out, whatever
+is done to its connections. And who waits to be called by a rank that is dead has no connection yet
+(`Pair::waitUntilConnected`). The state does not need the thread: nothing moves in it while that one
+waits, no update begins after a hold, and what it meets when it is back is `Interrupted`. No torch
+here.
 """
 
 from __future__ import annotations
@@ -33,7 +38,10 @@ FORGET_TURNS = 1000
 
 
 class Interrupted(BaseException):
-    """A fault elsewhere: the rank goes to its protection's handler. No `Exception`, so that a retry loop does not swallow it."""
+    """A fault elsewhere: the rank goes to its protection's handler.
+
+    No `Exception`, so that a retry loop does not swallow it.
+    """
 
 
 def _set_asynchronous(thread: int, exception: type[BaseException] | None) -> None:
@@ -50,13 +58,14 @@ class _Swallowed(BaseException):
 def forget_asynchronous() -> None:
     """Have the interpreter forget that an exception was on its way to some thread.
 
-    Up to Python 3.12 `PyThreadState_SetAsyncExc` sets a flag of the whole interpreter, also when it takes an exception
-    back, and only a thread that raises one clears it (`_PyEval_SignalAsyncExc` and `_Py_HandlePending` in ceval.c,
-    ceval_gil.c). Until then every call in every thread goes the slow way, and with a profiler or a debugger on
-    (`sys.setprofile`, `sys.settrace`) Python 3.11 never leaves the beginning of the next function. So a thread raises one.
+    Up to Python 3.12 `PyThreadState_SetAsyncExc` sets a flag of the whole interpreter, also when it
+    takes an exception back, and only a thread that raises one clears it (`_PyEval_SignalAsyncExc`
+    and `_Py_HandlePending` in ceval.c, ceval_gil.c). Until then every call in every thread goes the
+    slow way, and with a profiler or a debugger on (`sys.setprofile`, `sys.settrace`) Python 3.11
+    never leaves the beginning of the next function. So a thread raises one.
 
-    Not the caller: of a thread that could not be started Python keeps a state with the number of who was to start it, and
-    finds that one first.
+    Not the caller: of a thread that could not be started Python keeps a state with the number of
+    who was to start it, and finds that one first.
     """
     thread = threading.Thread(target=_raise_and_swallow, name="acpfs-forget", daemon=True)
     try:
@@ -79,9 +88,11 @@ def _raise_and_swallow() -> None:
 def importing(thread: int, below: CodeType) -> bool:
     """Whether this thread is in an import that began inside of the function with this code.
 
-    One that is broken off leaves modules that are half there, and every further try fails: `Interrupted` has to wait for its end.
+    One that is broken off leaves modules that are half there, and every further try fails:
+    `Interrupted` has to wait for its end.
     """
-    frame = sys._current_frames().get(thread)  # noqa: SLF001  # there is no other way to see another thread's
+    # there is no other way to see another thread's
+    frame = sys._current_frames().get(thread)  # noqa: SLF001
     while frame is not None and frame.f_code is not below:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -100,17 +111,21 @@ class Interrupter:
         every_s: float,
         stuck_s: float = 2.0,
     ) -> None:
-        """`thread`: its identifier. `updating`: whether it is to be left alone; once false it stays false until `disarm`.
+        """`thread`: its identifier.
 
-        `stuck_s`: turns that take so long or longer, without processor time for the thread, make it stuck.
+        `updating`: whether it is to be left alone; once false it stays false until `disarm`.
+
+        `stuck_s`: turns that take so long or longer, without processor time for the thread, make it
+        stuck.
         """
-        self._thread, self._updating = thread, updating
-        self._after_s, self._every_s, self._stuck_turns = (
-            after_s,
-            every_s,
-            max(1, round(stuck_s / LOOK_EVERY_S)),
-        )
-        self._used, self._still, self._look_at = -1.0, 0, 0.0
+        self._thread = thread
+        self._updating = updating
+        self._after_s = after_s
+        self._every_s = every_s
+        self._stuck_turns = max(1, round(stuck_s / LOOK_EVERY_S))
+        self._used = -1.0
+        self._still = 0
+        self._look_at = 0.0
         """Its processor time, and for how many turns it has been that; when the next turn ends."""
         self._sending = threading.Lock()
         self._due: float | None = None
@@ -120,7 +135,8 @@ class Interrupter:
         """From now on. Does nothing where it is armed already."""
         with self._sending:
             if self._due is None:
-                self._due, self._still = time.monotonic() + self._after_s, 0
+                self._due = time.monotonic() + self._after_s
+                self._still = 0
 
     def tick(self) -> bool:
         """Send one if it is time; whether one was sent."""
@@ -152,7 +168,8 @@ class Interrupter:
     def hand_over(self, start: Callable[[], int]) -> bool:
         """If the thread is stuck even now, another one stands in for it; whether one does.
 
-        `start`: starts that one, and returns its identifier. The stuck one gets its `Interrupted` when it is back.
+        `start`: starts that one, and returns its identifier. The stuck one gets its `Interrupted`
+        when it is back.
         """
         with self._sending:
             if (
@@ -160,13 +177,16 @@ class Interrupter:
                 or time.clock_gettime(time.pthread_getcpuclockid(self._thread)) != self._used
             ):
                 return False
-            stuck, self._thread = self._thread, start()
-            self._due, self._still = None, 0
+            stuck = self._thread
+            self._thread = start()
+            self._due = None
+            self._still = 0
             _set_asynchronous(stuck, Interrupted)
             return True
 
     def disarm(self) -> None:
-        """In the thread itself: nothing comes after this returns, and what was on its way is swallowed.
+        """In the thread itself: nothing comes after this returns, and what was on its way is
+        swallowed.
 
         Raises:
             Interrupted: another thread stands in for this one.
@@ -186,17 +206,24 @@ class Interrupter:
 
 
 class Charge:
-    """One thread has it, from the first that takes it to the end of the process, or until it is stuck."""
+    """One thread has it, from the first that takes it to the end of the process, or until it is
+    stuck.
+    """
 
     def __init__(self, interrupter: Interrupter, run: Callable[[], None]) -> None:
         """`run`: what handles the fault; it takes the charge first."""
-        self._interrupter, self._run = interrupter, run
+        self._interrupter = interrupter
+        self._run = run
         self._taking = threading.Lock()
         self._owner: threading.Thread | None = None
         self._given_up = threading.Event()
 
     def take(self) -> bool:
-        """Whether it is this thread's. Where it is another's, this waits until that one gives up; the process ends before, as a rule."""
+        """Whether it is this thread's.
+
+        Where it is another's, this waits until that one gives up; the process ends before, as a
+        rule.
+        """
         if self._take():
             return True
         while not self._given_up.is_set():
@@ -213,7 +240,9 @@ class Charge:
             return self._owner is threading.current_thread()
 
     def give_up(self) -> None:
-        """Nobody says what to do: a main thread that waits for this one goes on with its exception."""
+        """Nobody says what to do: a main thread that waits for this one goes on with its
+        exception.
+        """
         self._given_up.set()
 
     @property
@@ -222,7 +251,9 @@ class Charge:
         return self._owner is threading.current_thread()
 
     def stand_in(self) -> None:
-        """The thread that has it, or is to take it, is stuck: unless it has come back, a new one has it from now on."""
+        """The thread that has it, or is to take it, is stuck: unless it has come back, a new one
+        has it from now on.
+        """
         with self._taking:
             self._interrupter.hand_over(self._start)
 
@@ -230,7 +261,9 @@ class Charge:
         thread = threading.Thread(target=self._in_its_place, name="acpfs-stand-in", daemon=True)
         thread.start()
         assert thread.ident is not None
-        self._owner = thread  # last: one that could not be started has no charge; one that was waits for `_taking` before it asks
+        # last: one that could not be started has no charge; one that was waits for `_taking` before
+        # it asks
+        self._owner = thread
         return thread.ident
 
     def _in_its_place(self) -> None:
@@ -241,6 +274,8 @@ class Charge:
             log.exception("the thread that stood in for another one failed")
             if self.is_mine:
                 self.give_up()
-        while True:  # given up: the interrupter looks at this thread's clock as long as the process lives, so it must not end
+        while True:
+            # given up: the interrupter looks at this thread's clock as long as the process lives,
+            # so it must not end
             with contextlib.suppress(Interrupted):
                 threading.Event().wait()

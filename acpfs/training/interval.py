@@ -1,8 +1,10 @@
 """How often to save: the interval that wastes least, given what a save, a restart and a fault cost.
 
-Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974; J. T. Daly, "A higher order
-estimate of the optimum checkpoint interval for restart dumps", FGCS 22, 2006. The expected time of a segment with exponential faults is
-Daly's; faults that cost no step, and nodes whose RAM is lost before the drain, are added to it. `tests/training/simulation.py` checks it.
+Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9),
+1974; J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+FGCS 22, 2006. The expected time of a segment with exponential faults is Daly's; faults that cost no
+step, and nodes whose RAM is lost before the drain, are added to it. `tests/training/simulation.py`
+checks it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Job:
     fault_s: float
     """Mean time between faults of the whole job."""
     covered: float = 0.0
-    """Share of faults that cost no step: survivors leave a checkpoint of the last one, or the rank is replaced."""
+    """Share of faults that cost no step: survivors leave a checkpoint of the last one, or the rank
+    is replaced.
+    """
     node_share: float = 0.0
     """Share of the other faults that take a node and its RAM: what was not drained is lost."""
     drain_s: float = 0.0
@@ -62,9 +66,11 @@ class Job:
 
 
 def mean_fault_s(observed_s: float, faults: int, prior_s: float = 0.0) -> float:
-    """Mean time between faults from what was observed: the mean of a gamma posterior with one fault assumed in `prior_s` before.
+    """Mean time between faults from what was observed: the mean of a gamma posterior with one fault
+    assumed in `prior_s` before.
 
-    So a job that never had a fault does not get "never". Without `prior_s` the one fault is assumed within what was observed.
+    So a job that never had a fault does not get "never". Without `prior_s` the one fault is assumed
+    within what was observed.
 
     Raises:
         ValueError: nothing was observed and nothing is assumed, or a negative number.
@@ -93,7 +99,9 @@ def daly_s(job: Job) -> float:
 
 
 def waste(job: Job, interval_s: float) -> float:
-    """Share of the time that is not training, when a save begins `interval_s` of training after the last one ended: 0 to 1."""
+    """Share of the time that is not training, when a save begins `interval_s` of training after the
+    last one ended: 0 to 1.
+    """
     segment = interval_s + job.save_s
     rate = 1 / job.losing_s
     if rate * segment > 700:  # more than a double holds: no segment ever ends
@@ -109,15 +117,17 @@ def waste(job: Job, interval_s: float) -> float:
 
 
 def best_s(job: Job) -> float:
-    """The interval that wastes least; infinite where no fault costs steps. Golden section on the logarithm: the waste has one minimum."""
+    """The interval that wastes least; infinite where no fault costs steps.
+
+    Golden section on the logarithm: the waste has one minimum.
+    """
     if math.isinf(job.losing_s):
         return math.inf
-    low, high = (
-        math.log(min(job.save_s, job.losing_s) / 1e4),
-        math.log(20 * max(job.save_s, job.losing_s)),
-    )
+    low = math.log(min(job.save_s, job.losing_s) / 1e4)
+    high = math.log(20 * max(job.save_s, job.losing_s))
     for _ in range(_NARROW):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        left = high - _GOLDEN * (high - low)
+        right = low + _GOLDEN * (high - low)
         if waste(job, math.exp(left)) <= waste(job, math.exp(right)):
             high = right
         else:
@@ -137,15 +147,20 @@ def without_cover(job: Job) -> Job:
 
 
 def product_s(save_s: float) -> float:
-    """The interval that the product's curve has for a save of so many seconds; its first point before that, its last line beyond."""
+    """The interval that the product's curve has for a save of so many seconds; its first point
+    before that, its last line beyond.
+    """
     points = PRODUCT_CURVE
     if save_s <= points[0][0]:
         return float(points[0][1])
     index = next((i for i in range(1, len(points) - 1) if save_s <= points[i][0]), len(points) - 1)
-    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    (x0, y0) = points[index - 1]
+    (x1, y1) = points[index]
     return y0 + (save_s - x0) * (y1 - y0) / (x1 - x0)
 
 
 def implied_fault_s(save_s: float, interval_s: float) -> float:
-    """The mean time between faults for which Young's interval is this one: what a recommendation assumes without saying so."""
+    """The mean time between faults for which Young's interval is this one: what a recommendation
+    assumes without saying so.
+    """
     return interval_s**2 / (2 * save_s)

@@ -42,7 +42,8 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 def saved_file(directory: Path, path: Path) -> SavedFile:
     """What to report of a file that was written."""
-    digest, size = Checksum(), 0
+    digest = Checksum()
+    size = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
@@ -62,7 +63,8 @@ def files_in(directory: Path) -> dict[str, int]:
 
 def differences(directory: Path, files: Iterable[SavedFile]) -> list[str]:
     """What a directory has otherwise than reported; by names and sizes."""
-    reported, there = {file.path: file.size for file in files}, files_in(directory)
+    reported = {file.path: file.size for file in files}
+    there = files_in(directory)
     missing = [f"{path} is missing" for path in sorted(reported.keys() - there.keys())]
     strange = [f"{path} was reported by nobody" for path in sorted(there.keys() - reported.keys())]
     sizes = [(path, there[path], reported[path]) for path in sorted(reported.keys() & there.keys())]

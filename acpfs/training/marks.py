@@ -1,8 +1,10 @@
-"""A rank's own word on where it is: updates done, updates whose gradients are complete, and what it does now.
+"""A rank's own word on where it is: updates done, updates whose gradients are complete, and what it
+does now.
 
-The main thread moves the marks; any thread reads them: a mark is one immutable record, replaced as a whole, so there is no lock.
-A hold keeps further updates from beginning. The main thread writes `updating` and then looks for the hold; who holds sets it and
-then looks at the phase. One of the two sees the other, so after `hold` a phase other than `updating` stays what it is.
+The main thread moves the marks; any thread reads them: a mark is one immutable record, replaced as
+a whole, so there is no lock. A hold keeps further updates from beginning. The main thread writes
+`updating` and then looks for the hold; who holds sets it and then looks at the phase. One of the
+two sees the other, so after `hold` a phase other than `updating` stays what it is.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ class Marks:
     # -- main thread
 
     def ready(self) -> int:
-        """Gradients of the next update are complete; its number. Said again where its gate had failed."""
+        """Gradients of the next update are complete; its number.
+
+        Said again where its gate had failed.
+        """
         now = self._now
         assert now.phase is not Phase.UPDATING, "an update begins inside another"
         self._now = Mark(now.done, now.done + 1, Phase.READY)
@@ -57,9 +62,9 @@ class Marks:
             Interrupted: there is to be none any more; the mark stays at `ready`.
         """
         now = self._now
-        if (
-            self._held and not settling
-        ):  # before anything is written: a thread that stands in for this one may have moved the mark
+        if self._held and not settling:
+            # before anything is written: a thread that stands in for this one may have moved the
+            # mark
             raise Interrupted(f"update {now.ready} does not begin")
         assert now.phase is Phase.READY, "an update begins without its gradients"
         try:
@@ -86,7 +91,8 @@ class Marks:
 
     def resume(self, step: int) -> None:
         """The state is that of `step`, and the loop goes on there; updates may begin again."""
-        self._now, self._held = Mark(step, step, Phase.COMPUTING), False
+        self._now = Mark(step, step, Phase.COMPUTING)
+        self._held = False
 
     # -- any thread
 

@@ -1,12 +1,16 @@
-"""What acpfs has inside a rank: one thread, a connection to each coordinator, and the last word that came over one.
+"""What acpfs has inside a rank: one thread, a connection to each coordinator, and the last word
+that came over one.
 
-The thread works while the main thread sits in a collective. It tells where the marks are, and at STOP it holds them, ends all collectives
-and arms the interrupter; everything else of a fault is the main thread's (`park`). Commands do not queue: the newest replaces the one
-before, since a coordinator sends the next one only when this one is answered, or void. What the main thread has to say goes through the
-outbox, also from a signal handler: it takes no lock that the thread might hold. It waits there while nobody commands, and what was said
-since the last command is said again to a coordinator that takes over.
+The thread works while the main thread sits in a collective. It tells where the marks are, and at
+STOP it holds them, ends all collectives and arms the interrupter; everything else of a fault is the
+main thread's (`park`). Commands do not queue: the newest replaces the one before, since a
+coordinator sends the next one only when this one is answered, or void. What the main thread has to
+say goes through the outbox, also from a signal handler: it takes no lock that the thread might
+hold. It waits there while nobody commands, and what was said since the last command is said again
+to a coordinator that takes over.
 
-Whatever goes wrong in the thread ends the protection of this rank, never its training: it says goodbye, as at the end of a loop.
+Whatever goes wrong in the thread ends the protection of this rank, never its training: it says
+goodbye, as at the end of a loop.
 """
 
 from __future__ import annotations
@@ -66,7 +70,10 @@ TURN_S = 0.05
 LEAVE_S = 20.0
 """A main thread that has not left so long after LEAVE never will."""
 SILENT_BEATS = 2
-"""The active coordinator answers each beat. When so many have no answer it is as good as gone, and this rank votes for another."""
+"""The active coordinator answers each beat.
+
+When so many have no answer it is as good as gone, and this rank votes for another.
+"""
 FAREWELL_S = 5.0
 """For all coordinators together, to take what was said last."""
 Command = Stop | Settle | Save | Publish | Leave | Resume | Done
@@ -102,7 +109,7 @@ class Order:
 class Member:
     """Of one rank. `start` and what follows it belong to the main thread, unless said otherwise."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # one statement for each part
         self,
         job: str,
         hello: Hello,
@@ -115,13 +122,20 @@ class Member:
         clues: Callable[[], Mapping[str, int]] = dict,
         on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
-        """`abort`: ends all collectives of this process; called by the member's thread. `call`: a coordinator that came later; may wait.
+        """`abort`: ends all collectives of this process; called by the member's thread.
 
-        `clues`: what beats say of collectives. `on_stuck`: called in each turn in which the main thread has not come out of C after a STOP.
+        `call`: a coordinator that came later; may wait.
+
+        `clues`: what beats say of collectives. `on_stuck`: called in each turn in which the main
+        thread has not come out of C after a STOP.
         """
         self._calling = Calling(call)
-        self._job, self._hello, self._marks = job, hello, marks
-        self._abort, self._interrupter, self._policy = abort, interrupter, policy
+        self._job = job
+        self._hello = hello
+        self._marks = marks
+        self._abort = abort
+        self._interrupter = interrupter
+        self._policy = policy
         self._links: dict[int, SocketLink] = {}
         self._ballot = Ballot()
         self._outbox: deque[tuple[int, FromMember]] = deque()
@@ -139,7 +153,8 @@ class Member:
         """The one that nobody commanded any more."""
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="acpfs-member", daemon=True)
-        self._news, self._answered = threading.Event(), threading.Event()
+        self._news = threading.Event()
+        self._answered = threading.Event()
         self._answers: dict[int, StoreAnswer | MalformedError] = {}
         """By request; an error where it could not be sent."""
         self._requests = count(1)
@@ -151,10 +166,13 @@ class Member:
         self._beat_at = 0.0
         self._leave_at: float | None = None
         self.cut_off_since: float | None = None
-        """Since when no coordinator is connected, or nobody listens here any more: the thread has failed."""
+        """Since when no coordinator is connected, or nobody listens here any more: the thread has
+        failed.
+        """
         self.long_operation = False
         self._parked = False
-        self._clues, self._on_stuck = clues, on_stuck
+        self._clues = clues
+        self._on_stuck = on_stuck
         self.on_leave_late: Callable[[Leave], None] = lambda leave: os._exit(leave.status)
 
     # -- life
@@ -213,12 +231,16 @@ class Member:
 
     @property
     def parked(self) -> bool:
-        """Where ranks are replaced: outside of the loop, or before its first update. All coordinators are told at once."""
+        """Where ranks are replaced: outside of the loop, or before its first update.
+
+        All coordinators are told at once.
+        """
         return self._parked
 
     @parked.setter
     def parked(self, parked: bool) -> None:
-        self._parked, self._beat_at = parked, 0.0
+        self._parked = parked
+        self._beat_at = 0.0
         self._wake()
 
     @property
@@ -228,12 +250,17 @@ class Member:
 
     @property
     def commanded(self) -> bool:
-        """Whether there is a connection to the coordinator that commands, and somebody here who listens to it."""
+        """Whether there is a connection to the coordinator that commands, and somebody here who
+        listens to it.
+        """
         return self._ballot.connected and self.cut_off_since is None
 
     @property
     def _commander(self) -> tuple[int, int | None]:
-        """Who commands, and since which term. Both change in the member's thread, and what is seen in between is neither."""
+        """Who commands, and since which term.
+
+        Both change in the member's thread, and what is seen in between is neither.
+        """
         return self._ballot.term, self._ballot.active
 
     def tell(self, message: FromMember) -> None:
@@ -262,7 +289,9 @@ class Member:
             GenerationOverError: nobody will answer any more.
             MalformedError: it is longer than a message may be.
         """
-        request, order, commander = next(self._requests), self._order, self._commander
+        request = next(self._requests)
+        order = self._order
+        commander = self._commander
         self.tell(StoreAsk(request, verb, keys, value, expected, timeout_s))
         while True:
             self._answered.clear()
@@ -308,7 +337,8 @@ class Member:
         self._send_outbox()
         self._beat()
         if self._interrupter.tick():
-            self._end_collectives()  # a group that was being made had connections later; no order for a new one came since
+            # a group that was being made had connections later; no order for a new one came since
+            self._end_collectives()
         if self._interrupter.stuck:
             self._on_stuck()
         if (
@@ -326,13 +356,17 @@ class Member:
                 link.close()
                 continue
             log.info("another coordinator stands by", coordinator=number)
-            self._links[number], self._heard[number] = link, time.monotonic()
+            self._links[number] = link
+            self._heard[number] = time.monotonic()
             self.cut_off_since = None
             self._send(link, self._hello)
 
     def _look_at_active(self) -> None:
-        """Vote for another one where the active coordinator says nothing: it is stopped, or only the network to it is gone."""
-        now, patience = time.monotonic(), SILENT_BEATS * self._policy.beat_s
+        """Vote for another one where the active coordinator says nothing: it is stopped, or only
+        the network to it is gone.
+        """
+        now = time.monotonic()
+        patience = SILENT_BEATS * self._policy.beat_s
         if (
             now - self._turned_at > patience / 2
         ):  # this process stood still: what was said meanwhile was not heard yet
@@ -348,7 +382,9 @@ class Member:
             self._ballot.disconnected(active)
 
     def _look_whether_alone(self) -> None:
-        """Too few are left here to elect anybody, so the others are gone, or go on without them: only a time-out would end a collective."""
+        """Too few are left here to elect anybody, so the others are gone, or go on without them:
+        only a time-out would end a collective.
+        """
         trains = isinstance(self._protected, Protected) and (
             self._order is None or isinstance(self._order.command, Resume)
         )
@@ -367,7 +403,9 @@ class Member:
         return self._order is not None and isinstance(self._order.command, Save)
 
     def _look_whether_savers_are_alone(self) -> None:
-        """Savers wait for each other as long as somebody commands, who knows when to give up: their group has no time-out of its own."""
+        """Savers wait for each other as long as somebody commands, who knows when to give up: their
+        group has no time-out of its own.
+        """
         now = time.monotonic()
         if not self._saves or self.commanded:
             self._commanded_at = now
@@ -379,7 +417,8 @@ class Member:
                 self._left_save is not self._order
             ):  # once: what comes behind it is not to be interrupted
                 self._left_save = self._order
-                self._interrupter.arm()  # it may wait for somebody who has not called: no connection's end brings it back
+                # it may wait for somebody who has not called: no connection's end brings it back
+                self._interrupter.arm()
 
     def _wait(self) -> None:
         if any(link.buffered for link in self._links.values()):
@@ -388,7 +427,8 @@ class Member:
         for link in self._links.values():
             waiting.register(link, select.POLLIN)
         waiting.register(self._wake_reads, select.POLLIN)
-        # before a STOP all that can happen has a descriptor, but for beats: this thread takes no time of the one that trains
+        # before a STOP all that can happen has a descriptor, but for beats: this thread takes no
+        # time of the one that trains
         until_s = min(
             self._beat_at - time.monotonic(), self._policy.beat_s / 2
         )  # longer looks as if the process had stood still
@@ -433,7 +473,8 @@ class Member:
 
     def _take(self, number: int, link: SocketLink, sent: Sent) -> None:
         """One message."""
-        message, header = sent.message, sent.header
+        message = sent.message
+        header = sent.header
         if header.job != self._job:
             raise MalformedError(f"a message of job {header.job}")
         if isinstance(message, Vote):
@@ -462,7 +503,9 @@ class Member:
             self._obey(header.generation, link, message)
 
     def _hears(self, term: int, number: int) -> bool:
-        """A word of whoever commands; one that has just begun to is told what the one before was told. False: it commands no more."""
+        """A word of whoever commands; one that has just begun to is told what the one before was
+        told. False: it commands no more.
+        """
         before = self._commander
         if not self._ballot.hears(term, number):
             return False
@@ -515,7 +558,9 @@ class Member:
         self._answered.set()
 
     def _end_collectives(self) -> int:
-        """How many connections; a main thread that stays in one all the same is stuck, and stood in for."""
+        """How many connections; a main thread that stays in one all the same is stuck, and stood in
+        for.
+        """
         try:
             return self._abort()
         except Exception:
@@ -524,7 +569,8 @@ class Member:
 
     def _send_outbox(self) -> None:
         while self._outbox:
-            (generation, message), active = self._outbox[0], self._ballot.active
+            (generation, message) = self._outbox[0]
+            active = self._ballot.active
             if active not in self._links and not (
                 isinstance(message, Goodbye | StoreAsk) or self._ended
             ):
@@ -540,7 +586,10 @@ class Member:
                 self._send(self._links[active], message, generation)
 
     def _send_to_store(self, link: SocketLink, asked: StoreAsk, generation: int) -> None:
-        """Not said again to who takes over: the store goes with its coordinator. How long it is, is the program's doing: no bug here."""
+        """Not said again to who takes over: the store goes with its coordinator.
+
+        How long it is, is the program's doing: no bug here.
+        """
         try:
             self._send(link, asked, generation)
         except MalformedError as error:

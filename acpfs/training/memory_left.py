@@ -1,11 +1,15 @@
-"""What a rank that has to end leaves to the process that takes its place: its memory, kept by a child that it forks. No torch.
+"""What a rank that has to end leaves to the process that takes its place: its memory, kept by a
+child that it forks. No torch.
 
-The child has the rank's memory without a copy of it, since it was forked, and touches nothing but what it gives away. It listens at a name
-that only a process of the same user, network namespace, job and rank asks for, and ends when it is told that all was taken, when the
-launcher has ended, or after `KEPT_S`. Where memory is short it is the first that the kernel kills: what it has is lost then, and no more.
+The child has the rank's memory without a copy of it, since it was forked, and touches nothing but
+what it gives away. It listens at a name that only a process of the same user, network namespace,
+job and rank asks for, and ends when it is told that all was taken, when the launcher has ended, or
+after `KEPT_S`. Where memory is short it is the first that the kernel kills: what it has is lost
+then, and no more.
 
-`leave` may be called from any thread, and the process ends soon after it, whatever hangs meanwhile. In the child no library of the
-rank's is called: another thread may have held its locks when it was forked.
+`leave` may be called from any thread, and the process ends soon after it, whatever hangs meanwhile.
+In the child no library of the rank's is called: another thread may have held its locks when it was
+forked.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ KEPT_S = 900.0
 """As long as a job waits for a process in a dead one's place (`replace_s`)."""
 END_S = 20.0
 """A rank that cannot leave anything in so long ends without."""
-READY_S, ANSWER_S = 10.0, 60.0
+READY_S = 10.0
+ANSWER_S = 60.0
 LOOK_AGAIN_S = 0.05
 _NUMBER = struct.Struct("<Q")
 _TAKEN = 2**64 - 1
@@ -56,7 +61,10 @@ class Span:
 
 
 def name_of(directory: Path, job: str, rank: int) -> str:
-    """Where a rank's successor asks. The directory is no path here: a storage that hangs is not touched."""
+    """Where a rank's successor asks.
+
+    The directory is no path here: a storage that hangs is not touched.
+    """
     whose = f"{os.path.abspath(directory)}\0{job}\0{rank}"  # of its text alone
     return f"acpfs-left-{os.getuid()}-{hashlib.sha256(os.fsencode(whose)).hexdigest()}"
 
@@ -104,7 +112,9 @@ def leave(name: str, head: bytes, spans: Sequence[Span]) -> int:
 
 
 def _take_name(listening: socket.socket, name: str) -> None:
-    """Whoever keeps something there for an earlier process of this rank may end: this one has a state of its own."""
+    """Whoever keeps something there for an earlier process of this rank may end: this one has a
+    state of its own.
+    """
     deadline = time.monotonic() + READY_S
     while True:
         try:
@@ -148,17 +158,26 @@ def _keep(
     os.write(says, b"+")
     os.close(says)
     Keeper(listening, launcher, head, spans).run(time.monotonic() + KEPT_S)
-    listening.close()  # the kernel frees a process's memory before it closes its files: the name would be taken meanwhile
+    # the kernel frees a process's memory before it closes its files: the name would be taken
+    # meanwhile
+    listening.close()
 
 
 class Keeper:
-    """Gives bytes of its process away, to one process after the other, until one says that it has all that it wants."""
+    """Gives bytes of its process away, to one process after the other, until one says that it has
+    all that it wants.
+    """
 
     def __init__(
         self, listening: socket.socket, launcher: int, head: bytes, spans: Sequence[Span]
     ) -> None:
-        """`launcher`: a descriptor that is readable when nobody is left who starts a process for the rank."""
-        self._listening, self._launcher, self._head, self._spans = listening, launcher, head, spans
+        """`launcher`: a descriptor that is readable when nobody is left who starts a process for
+        the rank.
+        """
+        self._listening = listening
+        self._launcher = launcher
+        self._head = head
+        self._spans = spans
 
     def run(self, deadline: float) -> None:
         while self._readable(self._listening, deadline):
@@ -207,7 +226,8 @@ class Left:
     """What the process before this one has left. One thread."""
 
     def __init__(self, asking: socket.socket, head: bytes) -> None:
-        self._asking, self.head = asking, head
+        self._asking = asking
+        self.head = head
 
     @classmethod
     def ask(cls, name: str, timeout_s: float = ANSWER_S) -> Left | None:

@@ -1,7 +1,9 @@
-"""Every message between members, coordinators and watchers, as a frozen record (docs/TRAINING.md says what each is for).
+"""Every message between members, coordinators and watchers, as a frozen record (docs/TRAINING.md
+says what each is for).
 
-`Sent` is what travels: a header, the message's kind, its fields. `decode` is total. Ranks are integers below `world`; a shard is named by
-the layout (`pp0/tp1/opt2`); steps count completed updates. What a sender may say about itself only, it says in the header. Pure.
+`Sent` is what travels: a header, the message's kind, its fields. `decode` is total. Ranks are
+integers below `world`; a shard is named by the layout (`pp0/tp1/opt2`); steps count completed
+updates. What a sender may say about itself only, it says in the header. Pure.
 """
 
 from __future__ import annotations
@@ -44,11 +46,17 @@ class TroubleKind(Enum):
     """What a main thread met."""
 
     COLLECTIVE = "collective"
-    """A collective or the store failed: somebody else is gone, or only the network to them. Not a lost rank by itself."""
+    """A collective or the store failed: somebody else is gone, or only the network to them.
+
+    Not a lost rank by itself.
+    """
     MEMORY = "memory"
     """Device memory is lost; `damaged` names the shards, or none: all of this rank's."""
     ERROR = "error"
-    """An exception that would have ended this rank. It is parked as the others are, and its state is as whole as its marks say."""
+    """An exception that would have ended this rank.
+
+    It is parked as the others are, and its state is as whole as its marks say.
+    """
     SAVE = "save"
     """This rank could not settle, write or publish; another may."""
 
@@ -68,7 +76,9 @@ class ExitStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """What an implicit gate computed for update `step`: a rank whose gate failed needs it to finish."""
+    """What an implicit gate computed for update `step`: a rank whose gate failed needs it to
+    finish.
+    """
 
     step: int
     values: tuple[float, ...]
@@ -88,7 +98,10 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A rank registers, with every coordinator. `holders`: for each shard that it holds, all ranks that hold it, itself included."""
+    """A rank registers, with every coordinator.
+
+    `holders`: for each shard that it holds, all ranks that hold it, itself included.
+    """
 
     rank: int
     world: int
@@ -101,7 +114,9 @@ class Hello:
     name: str = "step-{step}"
     """What the framework calls the checkpoint of a step: `iter_{step:07d}`."""
     begun: int = 0
-    """Updates that were completed when protection began: a gasp of that step would have nothing new."""
+    """Updates that were completed when protection began: a gasp of that step would have nothing
+    new.
+    """
     address: str = ""
     """Where other members reach it; empty where they need not."""
     first: bool = False
@@ -131,7 +146,9 @@ class Beat:
     long_operation: bool = False
     """Evaluation, a first step that compiles: the watchdog looks away."""
     parked: bool = False
-    """Where ranks are replaced: outside of the loop, or before its first update; what it makes then needs the coordinator's store."""
+    """Where ranks are replaced: outside of the loop, or before its first update; what it makes then
+    needs the coordinator's store.
+    """
     moved: int = 0
     """Bytes that this process has written in all; while it saves."""
 
@@ -190,17 +207,25 @@ class Stacks:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The rank leaves `protect` in order: its end is no fault. The coordinator closes the connection when it has taken this."""
+    """The rank leaves `protect` in order: its end is no fault.
+
+    The coordinator closes the connection when it has taken this.
+    """
 
     all_done: bool = False
-    """Where ranks are replaced: it was told DONE. So all coordinators know, also when the one that said it has died."""
+    """Where ranks are replaced: it was told DONE.
+
+    So all coordinators know, also when the one that said it has died.
+    """
     why: str = ""
     """What ended its protection where its training goes on: a fault of acpfs in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Where ranks are replaced: behind the first update of this generation, or with nothing left to do."""
+    """Where ranks are replaced: behind the first update of this generation, or with nothing left to
+    do.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +238,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Another coordinator's process registers: it tells of its node's ranks. `coordinator`: its number, None for one that only watches."""
+    """Another coordinator's process registers: it tells of its node's ranks.
+
+    `coordinator`: its number, None for one that only watches.
+    """
 
     node: str
     coordinator: int | None = None
@@ -222,7 +250,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Exiting:
-    """The kernel has begun to end this rank's process; nothing can stop that. `pid`: the process, since another may be the rank by now."""
+    """The kernel has begun to end this rank's process; nothing can stop that.
+
+    `pid`: the process, since another may be the rank by now.
+    """
 
     rank: int
     pid: int = 0
@@ -237,7 +268,10 @@ class Vouching:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A launcher waited for the process. `status`: as wait(2) has it. `updated`: it had done an update, and said so."""
+    """A launcher waited for the process. `status`: as wait(2) has it.
+
+    `updated`: it had done an update, and said so.
+    """
 
     rank: int
     status: int
@@ -262,7 +296,9 @@ class Voted:
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """The coordinator commands in this term: told when it begins, to coordinators every second, and to a member as answer to each BEAT."""
+    """The coordinator commands in this term: told when it begins, to coordinators every second, and
+    to a member as answer to each BEAT.
+    """
 
     term: int
     coordinator: int
@@ -273,7 +309,9 @@ class Active:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Coordinator to launcher: begin these ranks; the number of the first one, and what all have to know."""
+    """Coordinator to launcher: begin these ranks; the number of the first one, and what all have to
+    know.
+    """
 
     name: str
     """Of this attempt; nobody else's."""
@@ -341,7 +379,9 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class StopRanks:
-    """Coordinator to launcher: SIGTERM to all ranks, SIGKILL to who is there when the time is over."""
+    """Coordinator to launcher: SIGTERM to all ranks, SIGKILL to who is there when the time is
+    over.
+    """
 
     why: str
 
@@ -430,13 +470,18 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Compare the files, write `gasp.json`, rename, tracker. Where `name` has this gasp already, that is success."""
+    """Compare the files, write `gasp.json`, rename, tracker.
+
+    Where `name` has this gasp already, that is success.
+    """
 
     manifest: Manifest
     directory: str
     name: str
     elsewhere: tuple[str, ...] = ()
-    """Other nodes, on which a publisher of an earlier generation may have given the name to its gasp before it died."""
+    """Other nodes, on which a publisher of an earlier generation may have given the name to its
+    gasp before it died.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +496,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Each rank has a process: make groups, take the state from whoever has it, run the loop. `replaced`: ranks with a new one."""
+    """Each rank has a process: make groups, take the state from whoever has it, run the loop.
+
+    `replaced`: ranks with a new one.
+    """
 
     replaced: tuple[int, ...] = ()
 
@@ -483,7 +531,10 @@ class StoreVerb(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoreAsk:
-    """One operation in the generation's store. `get` and `wait` are answered when all keys are there, or after `timeout_s` with `late`."""
+    """One operation in the generation's store.
+
+    `get` and `wait` are answered when all keys are there, or after `timeout_s` with `late`.
+    """
 
     request: int
     verb: StoreVerb

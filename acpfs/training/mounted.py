@@ -1,7 +1,8 @@
-"""What a gasp asks of the mount that it lies in: room, whom its pointers wait for, and when it is safe. Where there is none, nothing.
+"""What a gasp asks of the mount that it lies in: room, whom its pointers wait for, and when it is
+safe. Where there is none, nothing.
 
-No question here fails a gasp: what a mount refuses is logged, and the gasp goes on without. A worker that was killed answers when the
-next one does.
+No question here fails a gasp: what a mount refuses is logged, and the gasp goes on without. A
+worker that was killed answers when the next one does.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from acpfs.logger import get_logger
 
 log = get_logger(__name__)
 PREFIX = "acpfs:"
-"""Before the id of a node that has a mount: in a list of nodes, those that a pointer can wait for."""
+"""Before the id of a node that has a mount: in a list of nodes, those that a pointer can wait
+for.
+"""
 URGENT_S = 1800.0
 LOOK_AGAIN_S = 0.1
 
 
 def node_name(directory: Path) -> str:
-    """What this node is called among those of the job: by its mount, so that two mounts are two nodes, else by its host."""
+    """What this node is called among those of the job: by its mount, so that two mounts are two
+    nodes, else by its host.
+    """
     try:
         return PREFIX + client.node_id(directory)
     except NotMountedError:
@@ -36,7 +41,9 @@ def node_name(directory: Path) -> str:
 
 
 def places(directory: Path) -> list[Path]:
-    """Where what lies in a directory can be read: the mount, which has it in RAM, and the storage below it."""
+    """Where what lies in a directory can be read: the mount, which has it in RAM, and the storage
+    below it.
+    """
     found = [directory]
     try:
         record, below = registry.locate(os.fspath(directory))
@@ -47,7 +54,9 @@ def places(directory: Path) -> list[Path]:
 
 
 def readable(directory: Path) -> Path:
-    """Where to read small files of the job: in the mount, or in the storage where the mount is dead or gone."""
+    """Where to read small files of the job: in the mount, or in the storage where the mount is dead
+    or gone.
+    """
     try:
         record, below = registry.locate(os.fspath(directory))
     except (AcpfsError, OSError):
@@ -58,7 +67,9 @@ def readable(directory: Path) -> Path:
 
 
 def tell_where(directory: Path) -> None:
-    """Say it where gasps go to no mount of acpfs: one that is missing is noticed before the fault, not behind it."""
+    """Say it where gasps go to no mount of acpfs: one that is missing is noticed before the fault,
+    not behind it.
+    """
     try:
         registry.locate(os.fspath(directory))
     except NotMountedError:
@@ -74,9 +85,11 @@ def needed(nodes: Iterable[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def written_by_one(directory: Path) -> Iterator[None]:
-    """While this rank writes its part of a gasp: the directory is there, it is urgent, and pointers in it wait for no other node.
+    """While this rank writes its part of a gasp: the directory is there, it is urgent, and pointers
+    in it wait for no other node.
 
-    They need not: nobody looks for them before the directory has its name, and that waits for all who wrote.
+    They need not: nobody looks for them before the directory has its name, and that waits for all
+    who wrote.
     """
     directory.mkdir(
         exist_ok=True
@@ -98,7 +111,8 @@ def written_by_one(directory: Path) -> Iterator[None]:
 def wait_until_back(directory: Path, go_on: Callable[[], bool]) -> None:
     """Return when the mount is there, or `go_on` does not hold.
 
-    With libfuse a mount whose worker was killed is made anew: calls fail until then, or see what lies below the mount point.
+    With libfuse a mount whose worker was killed is made anew: calls fail until then, or see what
+    lies below the mount point.
     """
     try:
         record, _below = registry.locate(os.fspath(directory))
@@ -125,7 +139,9 @@ def set_needs(path: Path, nodes: tuple[str, ...]) -> None:
 
 
 def wait_persisted(checkpoint: Path, tracker: Path | None, timeout_s: float) -> bool:
-    """Whether a gasp is on stable storage, its name and its tracker included; on every node that wrote some of it."""
+    """Whether a gasp is on stable storage, its name and its tracker included; on every node that
+    wrote some of it.
+    """
     deadline = time.monotonic() + timeout_s
     paths = [checkpoint, *([tracker] if tracker is not None else [])]
     while True:

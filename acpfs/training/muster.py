@@ -1,8 +1,9 @@
-"""How a rank whose place may be taken finds its coordinators: through files in the job's directory, since there is no process group yet.
+"""How a rank whose place may be taken finds its coordinators: through files in the job's directory,
+since there is no process group yet.
 
-The first rank of each of the first three nodes starts one; on one node rank 0 starts two, so that the death of one is no fault. A process
-that comes later starts none: it calls those that it finds. `ACPFS_COORDINATORS` (`0=HOST:PORT,1=HOST:PORT`) names them where a launcher
-has started them.
+The first rank of each of the first three nodes starts one; on one node rank 0 starts two, so that
+the death of one is no fault. A process that comes later starts none: it calls those that it finds.
+`ACPFS_COORDINATORS` (`0=HOST:PORT,1=HOST:PORT`) names them where a launcher has started them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from acpfs.training.wire import LinkClosedError, SocketLink
 
 log = get_logger(__name__)
 LATE_S = 2.0
-"""So long a process that comes later waits for coordinators that do not answer, where another one does."""
+"""So long a process that comes later waits for coordinators that do not answer, where another one
+does.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ def place_from(environment: Mapping[str, str]) -> Place:
         ConfigError: no launcher has said so.
     """
     try:
-        rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        rank = int(environment["RANK"])
+        world = int(environment["WORLD_SIZE"])
     except (KeyError, ValueError) as error:
         raise ConfigError(
             "resilient needs RANK and WORLD_SIZE, as acpfs-run and torchrun set them"
@@ -125,7 +129,8 @@ def muster(
 
 
 class Drawn:
-    """What tells attempts of a job apart whose launcher gives them all one name: rank 0 draws a number, and says it in a file.
+    """What tells attempts of a job apart whose launcher gives them all one name: rank 0 draws a
+    number, and says it in a file.
 
     Who reads it before rank 0 has written meets an older job there. Its coordinators are gone, or
     know the rank's first process, and refuse this one (`Hello.first`): then it looks again.
@@ -175,7 +180,8 @@ def _mustered(
     directory: Path, place: Place, policy: Policy, named: str, is_over: Callable[[], bool]
 ) -> Boot | None:
     """`named`: coordinators that a launcher has started. None: the job `is_over`."""
-    job_directory, node = directory / JOBS / place.job, _node(directory)
+    job_directory = directory / JOBS / place.job
+    node = _node(directory)
     if not named:
         for number in place.starts:
             first = "" if number == 0 else _address(job_directory, 0, policy, is_over)
@@ -199,7 +205,9 @@ def _mustered(
 
 
 def _node(directory: Path) -> str:
-    """A mount that does not answer right now has a name all the same, and a process that comes later needs none of its node's."""
+    """A mount that does not answer right now has a name all the same, and a process that comes
+    later needs none of its node's.
+    """
     try:
         return node_name(directory)
     except AcpfsError:
@@ -278,8 +286,11 @@ def _links(
     policy: Policy,
     is_over: Callable[[], bool],
 ) -> dict[int, SocketLink] | None:
-    """To all of them; a process that comes later takes those that answer. None: the job `is_over`."""
-    began, links = time.monotonic(), dict[int, SocketLink]()
+    """To all of them; a process that comes later takes those that answer. None: the job
+    `is_over`.
+    """
+    began = time.monotonic()
+    links = dict[int, SocketLink]()
     found: Credentials | None = None
     wanted = len(named) or place.coordinators
     patience = policy.protected_s

@@ -40,7 +40,8 @@ def keep_beside(path: Path, manifest: Manifest) -> None:
     if not os.path.lexists(path):
         return
     first = f"{path.name}.before-gasp-{manifest.generation}"
-    kept, number = path.with_name(first), 1
+    kept = path.with_name(first)
+    number = 1
     while os.path.lexists(kept):  # of an earlier job: a rename would replace it, or fail
         number += 1
         kept = path.with_name(f"{first}-{number}")
@@ -56,7 +57,8 @@ def write_tracker(path: Path, text: str, manifest: Manifest) -> None:
     Nor does it come behind an older one that is withheld for a node that died: one that is there is
     written in place, in one write and without being cut off first. Without a mount it is replaced.
     """
-    data, nodes = text.encode(), mounted.needed(manifest.nodes)
+    data = text.encode()
+    nodes = mounted.needed(manifest.nodes)
     if _lies_in_mount(path):
         # a file that may not be written may have its name taken: that is the directory's to allow
         with suppress(FileNotFoundError, PermissionError), _opened_in_place(path) as file:
@@ -95,9 +97,9 @@ def read_tracker(path: Path) -> Path:
 def remove_begun(directory: Path, begun: str, generation: int, keep: str) -> None:
     """What a job has begun to write up to this generation, and has not named, goes.
 
-    It takes the room of what comes. Nobody writes there any more but in vain: who hangs in an older generation, and was about to
-    give the name, could still do so. Without the manifest, which goes first, that would be no
-    checkpoint to anybody. `begun`: what their names have in common.
+    It takes the room of what comes. Nobody writes there any more but in vain: who hangs in an older
+    generation, and was about to give the name, could still do so. Without the manifest, which goes
+    first, that would be no checkpoint to anybody. `begun`: what their names have in common.
     """
     left = re.compile(".*" + re.escape(begun) + r"-(\d+)\.tmp")
     with suppress(OSError):  # the mount may be full or gone for a moment: the next one removes them

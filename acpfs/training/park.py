@@ -1,7 +1,9 @@
-"""The main thread's side of a fault: parked, it does what the coordinator says, until it is told to leave. No torch here.
+"""The main thread's side of a fault: parked, it does what the coordinator says, until it is told to
+leave. No torch here.
 
-`Interrupted` may come at any point until the interrupter is disarmed, which is the first thing that every STOP does. It means that a newer
-command is there, or that this one was not handled yet: the loop looks again, and everything in it may be repeated.
+`Interrupted` may come at any point until the interrupter is disarmed, which is the first thing that
+every STOP does. It means that a newer command is there, or that this one was not handled yet: the
+loop looks again, and everything in it may be repeated.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Rank(Protocol):
     def digests(self) -> Mapping[Shard, str]: ...
 
     def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
-        """Write what the cover gives this rank, together with the other savers, who meet by the store that `ask` reaches.
+        """Write what the cover gives this rank, together with the other savers, who meet by the
+        store that `ask` reaches.
 
         Raises:
             OthersFailedError: it was another saver that could not.
@@ -100,24 +103,31 @@ class Park:
         on_stopped: Callable[[], None] | None = None,
         on_settled: Callable[[int], None] | None = None,
     ) -> None:
-        """`number`: of the rank in the job. `directory`: below which gasps are written. `at`: called at points by name.
+        """`number`: of the rank in the job. `directory`: below which gasps are written.
+
+        `at`: called at points by name.
 
         `is_mine`: whether this thread is still the one that handles the fault.
         """
-        self._member, self._interrupter, self._marks = member, interrupter, marks
-        self._rank, self._number, self._directory, self._policy = rank, number, directory, policy
+        self._member = member
+        self._interrupter = interrupter
+        self._marks = marks
+        self._rank = rank
+        self._number = number
+        self._directory = directory
+        self._policy = policy
         self._published: int | None = None
         self._handled = 0
         self._begun: set[Path] = set()
         """Where this rank has begun to write."""
         self._stop_failed: BaseException | None = None
-        """What `on_stopped` raised: told at SETTLE, since the coordinator takes no trouble from who has not parked."""
-        self._is_mine, self._at, self._on_stopped, self._on_settled = (
-            is_mine,
-            at,
-            on_stopped,
-            on_settled,
-        )
+        """What `on_stopped` raised: told at SETTLE, since the coordinator takes no trouble from who
+        has not parked.
+        """
+        self._is_mine = is_mine
+        self._at = at
+        self._on_stopped = on_stopped
+        self._on_settled = on_settled
 
     def run(self, trouble: Trouble) -> Leave:
         """From the exception that brought the main thread here to LEAVE.
@@ -181,7 +191,9 @@ class Park:
             log.warning("a save is left that nobody commands")  # else it would begin again
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever it is, another rank may be able to; torch's CheckpointException is no Exception
+        except BaseException as error:
+            # whatever it is, another rank may be able to; torch's CheckpointException is no
+            # Exception
             self._look_whose_it_is()
             until = time.monotonic() + BACK_S  # whoever asks again at once would meet the same
             mounted.wait_until_back(
@@ -243,7 +255,10 @@ class Park:
             self._member.tell(Saved(files))
 
     def _remove_void(self) -> None:
-        """What this rank has begun before takes the room that the next try needs. Whoever writes there still does so in vain."""
+        """What this rank has begun before takes the room that the next try needs.
+
+        Whoever writes there still does so in vain.
+        """
         for directory in self._begun:
             mounted.withdraw_urgent(directory)
             shutil.rmtree(directory, ignore_errors=True)

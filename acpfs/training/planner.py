@@ -1,7 +1,9 @@
-"""Which losses the copies of a training state cover, what the copies cost, and whether a node's RAM tier holds what a fault leaves.
+"""Which losses the copies of a training state cover, what the copies cost, and whether a node's RAM
+tier holds what a fault leaves.
 
-Placement is Megatron's order (and torch's for a mesh of pipeline, data, tensor): tensor parallel ranks lie side by side, then data
-parallel ones, then pipeline stages. Replica sets are parts of the data parallel group: part r has ranks r·d/R to (r+1)·d/R − 1.
+Placement is Megatron's order (and torch's for a mesh of pipeline, data, tensor): tensor parallel
+ranks lie side by side, then data parallel ones, then pipeline stages. Replica sets are parts of the
+data parallel group: part r has ranks r·d/R to (r+1)·d/R − 1.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 KEPT_SAVES = 2
-"""A RAM tier should hold two saves and a gasp: the newest one, the one that is being written, and what survivors leave."""
+"""A RAM tier should hold two saves and a gasp: the newest one, the one that is being written, and
+what survivors leave.
+"""
 
 
 class Sharding(Enum):
@@ -21,7 +25,9 @@ class Sharding(Enum):
     DDP = "ddp"
     """Everything."""
     ZERO1 = "zero1"
-    """All weights, a part of the optimizer's state: Megatron's distributed optimizer, torch's ZeroRedundancyOptimizer."""
+    """All weights, a part of the optimizer's state: Megatron's distributed optimizer, torch's
+    ZeroRedundancyOptimizer.
+    """
     FSDP = "fsdp"
     """A part of both: FSDP2, HSDP, ZeRO-3."""
 
@@ -100,7 +106,9 @@ class Plan:
 
     @property
     def product_added_bytes(self) -> float:
-        """The same by the product's formula: GB = parameters in billions × 12 × further copies, for ZeRO-1."""
+        """The same by the product's formula: GB = parameters in billions × 12 × further copies, for
+        ZeRO-1.
+        """
         return self.params * 12 * (self.copies - 1)
 
     @property
@@ -160,7 +168,9 @@ def coverage(plan: Plan) -> Coverage:
 
 
 def most_on_a_node(plan: Plan) -> float:
-    """Bytes of a checkpoint on the node that writes most of it, when each shard is written by the holder whose node has least so far."""
+    """Bytes of a checkpoint on the node that writes most of it, when each shard is written by the
+    holder whose node has least so far.
+    """
     sets = list(plan.replica_sets())
     share = plan.checkpoint_bytes / len(sets)
     written: Counter[int] = Counter()

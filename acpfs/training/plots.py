@@ -25,7 +25,8 @@ def text_waste(job: Job, best_s: float) -> str:
         share = waste(job, seconds)
         bar = "█" * max(1, round(WIDTH * share / most))
         rows.append(
-            f"{_short(seconds):>9}  {bar} {100 * share:.2f} %{'  ← best' if seconds == best_s else ''}"
+            f"{_short(seconds):>9}  {bar} {100 * share:.2f} "
+            f"%{'  ← best' if seconds == best_s else ''}"
         )
     return "\n".join(rows)
 
@@ -34,7 +35,8 @@ def draw_waste(path: Path, job: Job, marks: Sequence[tuple[str, float]]) -> None
     """A picture; the format comes from the name's suffix.
 
     Raises:
-        RefusedError: matplotlib is missing, the format is not known to it, or the file cannot be written.
+        RefusedError: matplotlib is missing, the format is not known to it, or the file cannot be
+            written.
     """
     try:
         import matplotlib as mpl

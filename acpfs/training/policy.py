@@ -1,4 +1,6 @@
-"""Settings of a protected rank: one record; each field has an environment variable, `ACPFS_TRAIN_` and its name in capitals."""
+"""Settings of a protected rank: one record; each field has an environment variable, `ACPFS_TRAIN_`
+and its name in capitals.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,22 @@ class Policy:
     tracker_text: str = "{name}"
     """What that file says: `{name}`, or `{step}` alone for a loader that makes the name of it."""
     durability: str = "ram"
-    """When a rank may end: `ram`, as soon as the gasp is published; `persisted`, when it is on stable storage, or `durable_s` are over."""
+    """When a rank may end: `ram`, as soon as the gasp is published; `persisted`, when it is on
+    stable storage, or `durable_s` are over.
+    """
     durable_s: float = 600.0
     tls: bool = True
     """Between members and coordinators. Off is for a network that nobody else is on."""
     coordinator_python: str = ""
-    """Interpreter for the coordinator where this one has no acpfs with its dependencies; empty: this one."""
+    """Interpreter for the coordinator where this one has no acpfs with its dependencies; empty:
+    this one.
+    """
     coordinators: int = COORDINATORS_MAX
     """Nodes that have one; the first commands, the others stand by."""
     on_stall: str = "report"
-    """What ranks are that hang: `report` names them, with their stacks; `fault` counts them as lost."""
+    """What ranks are that hang: `report` names them, with their stacks; `fault` counts them as
+    lost.
+    """
     stall_after_s: float = 60.0
     """So long nothing has to move for that; or ten steps, if that is longer."""
     beat_s: float = 2.0
@@ -54,22 +62,32 @@ class Policy:
     protected_s: float = 60.0
     """So long `protect` waits until all ranks have registered."""
     interrupt_after_s: float = 0.1
-    """After STOP, a main thread that has not come by itself gets `Interrupted`; one whose update is under way, at its end."""
+    """After STOP, a main thread that has not come by itself gets `Interrupted`; one whose update is
+    under way, at its end.
+    """
     interrupt_every_s: float = 0.5
     """And again so often."""
     stuck_s: float = 2.0
-    """After STOP, a main thread that has used no processor time for so long waits in C, and another thread does what is to be done."""
+    """After STOP, a main thread that has used no processor time for so long waits in C, and another
+    thread does what is to be done.
+    """
     command_s: float = 30.0
     """A main thread that is parked gives up where no coordinator says anything for so long."""
     files_s: float = 20.0
     """So long PUBLISH waits for files that another node wrote."""
     buffers_bytes_max: int = 64 << 20
-    """Persistent buffers above this are not part of the host state; `protect` refuses a model that has more."""
+    """Persistent buffers above this are not part of the host state; `protect` refuses a model that
+    has more.
+    """
     copies_bytes_max: int = 8 << 30
-    """Of a rank's parameters, where a loop changes them behind an update: no larger copy is taken."""
+    """Of a rank's parameters, where a loop changes them behind an update: no larger copy is
+    taken.
+    """
 
     drill: str = ""
-    """Who is to die where (`acpfs.training.drill`): for `acpfs-train drill`, which kills ranks on purpose."""
+    """Who is to die where (`acpfs.training.drill`): for `acpfs-train drill`, which kills ranks on
+    purpose.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,4 +1,7 @@
-"""What a user holds: `with protect(…):` around the training loop. The life of a protected rank, and its end."""
+"""What a user holds: `with protect(…):` around the training loop.
+
+The life of a protected rank, and its end.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,8 @@ def protect(
     policy: Policy | None = None,
     **settings: object,
 ) -> Protection:
-    """Protection of this rank's state: called by all ranks, when groups, model and optimizer are made.
+    """Protection of this rank's state: called by all ranks, when groups, model and optimizer are
+    made.
 
     Args:
         directory: where gasps go, in an acpfs mount; the job's own files are in `.acpfs-job` there.
@@ -61,18 +65,27 @@ def protect(
         optimizer: one, or several that make one update.
         scheduler: one, or several, that step once per update.
         scaler: the GradScaler, if there is one.
-        state: further objects with `state_dict` and `load_state_dict`, by name. Or, in place of model and optimizer, a function: what has
-            to be equal in all ranks at the end of a step, by name. Then `save` and `update` have to be given.
-        save: `save(step, directory)` writes a checkpoint in the script's own format; without it, a torch distributed checkpoint.
-        copies: of parameters that DDP ignores, such as experts: the beginning of their names → the group whose ranks have equal ones.
+        state: further objects with `state_dict` and `load_state_dict`, by name. Or, in place of
+            model and optimizer, a function: what has to be equal in all ranks at the end of a step,
+            by name. Then `save` and `update` have to be given.
+        save: `save(step, directory)` writes a checkpoint in the script's own format; without it, a
+            torch distributed checkpoint.
+        copies: of parameters that DDP ignores, such as experts: the beginning of their names → the
+            group whose ranks have equal ones.
         step: updates that were completed before, where the loop goes on from a checkpoint.
-        after_update: what the loop does from an update to the end of its step; by default the schedulers' and the scaler's steps.
-        update: does one update without any communication, where `begin_update` and `end_update` are called by hand.
-        gate: for a loop with a collective over all ranks between gradients and update, inside `with protection.gate():`; what this rank
-            does with the values that it gave before the update, such as clipping. There is no other collective for a gate then.
-        on_stopped: called when this rank has stopped, before anything is sent or saved. May be called again.
-        on_settled: called with the step that this rank is at when it has done the update that it could. May be called again.
-        on_saved: called in each survivor with the path of the checkpoint that they left, before the process ends.
+        after_update: what the loop does from an update to the end of its step; by default the
+            schedulers' and the scaler's steps.
+        update: does one update without any communication, where `begin_update` and `end_update` are
+            called by hand.
+        gate: for a loop with a collective over all ranks between gradients and update, inside `with
+            protection.gate():`; what this rank does with the values that it gave before the update,
+            such as clipping. There is no other collective for a gate then.
+        on_stopped: called when this rank has stopped, before anything is sent or saved. May be
+            called again.
+        on_settled: called with the step that this rank is at when it has done the update that it
+            could. May be called again.
+        on_saved: called in each survivor with the path of the checkpoint that they left, before the
+            process ends.
         policy: all settings; without it, those of the environment.
         settings: single settings, by name.
 
@@ -88,7 +101,8 @@ def protect(
         )
     if own is not None and update is None:
         raise ConfigError(
-            "acpfs knows nothing of a state of your own: give update=, and call begin_update and end_update"
+            "acpfs knows nothing of a state of your own: give update=, and call begin_update and "
+            "end_update"
         )
     policy = policy or Policy.from_environment(None, **settings)
     rank = TorchRank(
@@ -125,8 +139,12 @@ class Protection:
         on_settled: Callable[[int], None] | None = None,
         on_saved: Callable[[Path], None] | None = None,
     ) -> None:
-        self._directory, self._rank, self._policy = directory, rank, policy
-        self._on_stopped, self._on_settled, self._on_saved = on_stopped, on_settled, on_saved
+        self._directory = directory
+        self._rank = rank
+        self._policy = policy
+        self._on_stopped = on_stopped
+        self._on_settled = on_settled
+        self._on_saved = on_saved
         self._member: Member | None = None
         self._park: Park | None = None
         self._charge: Charge | None = None
@@ -138,7 +156,8 @@ class Protection:
     # -- life
 
     def __enter__(self) -> Protection:
-        rank, policy = self._rank, self._policy
+        rank = self._rank
+        policy = self._policy
         self._directory.mkdir(parents=True, exist_ok=True)
         if int(os.environ.get("LOCAL_RANK") or rank.number) == 0:
             tell_where(self._directory)  # once on each node
@@ -146,7 +165,8 @@ class Protection:
 
     def enter(self, booted: Boot) -> Protection:
         """Begin, with coordinators that are there."""
-        rank, policy = self._rank, self._policy
+        rank = self._rank
+        policy = self._policy
         interrupter = Interrupter(
             *(threading.get_ident(), lambda: rank.marks.updating),
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
@@ -221,7 +241,9 @@ class Protection:
             self._handlers.close()
 
     def _fault(self, error: BaseException | None) -> None:
-        """Do what the coordinator says, and end the process; comes back where nobody says anything."""
+        """Do what the coordinator says, and end the process; comes back where nobody says
+        anything.
+        """
         while True:
             try:
                 return self._handle_fault(error)
@@ -285,10 +307,12 @@ class Protection:
         self._rank.hooks.end()
 
     def gate(self) -> AbstractContextManager[Passage]:
-        """Around the loop's own collective over all ranks between gradients and update, for loops that gave `gate=`.
+        """Around the loop's own collective over all ranks between gradients and update, for loops
+        that gave `gate=`.
 
-        All gradients are complete where the block begins. The loop sets `values` of what this gives. After the block it does with them what
-        the function given as `gate=` does, and the update, and nothing that waits for another rank.
+        All gradients are complete where the block begins. The loop sets `values` of what this
+        gives. After the block it does with them what the function given as `gate=` does, and the
+        update, and nothing that waits for another rank.
         """
         return self._rank.hooks.implicit_gate()
 
@@ -320,7 +344,9 @@ class Protection:
     # -- signals
 
     def _handle_signals(self) -> None:
-        """SIGTERM is a fault like others: a launcher sends it when another rank has died, a scheduler when it wants the node."""
+        """SIGTERM is a fault like others: a launcher sends it when another rank has died, a
+        scheduler when it wants the node.
+        """
         self._handlers.callback(setattr, sys, "excepthook", sys.excepthook)
         sys.excepthook = self._last_net
         if threading.current_thread() is threading.main_thread():

@@ -1,6 +1,9 @@
-"""A gasp gets its name: files compared with what was reported, `gasp.json`, rename, tracker last. May be repeated by anybody. No torch.
+"""A gasp gets its name: files compared with what was reported, `gasp.json`, rename, tracker last.
 
-After a kill at any point there is either no such name, or a whole checkpoint behind it; the next attempt goes on from there.
+May be repeated by anybody. No torch.
+
+After a kill at any point there is either no such name, or a whole checkpoint behind it; the next
+attempt goes on from there.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ def publish(
 ) -> Path:
     """Do it; the checkpoint's path.
 
-    `tracker`: a file that names the newest checkpoint, or nothing. `files_s`: so long files of other nodes may take.
-    `text`: what the tracker says, with `{name}` or `{step}`.
+    `tracker`: a file that names the newest checkpoint, or nothing. `files_s`: so long files of
+    other nodes may take. `text`: what the tracker says, with `{name}` or `{step}`.
 
     Raises:
         GaspError: the files are not those that were reported, or there are none.
@@ -33,7 +36,8 @@ def publish(
     """
     if not order.manifest.files:
         raise GaspError(f"{order.name}: nothing was written of it")
-    written, final = save_directory / order.directory, save_directory / order.name
+    written = save_directory / order.directory
+    final = save_directory / order.name
     nodes = mounted.needed(order.manifest.nodes)
     if not _is_there(final, order):
         _wait_for_files(written, order, files_s)
@@ -63,9 +67,11 @@ def _give_name(written: Path, final: Path, order: Publish, nodes: tuple[str, ...
 
 
 def _comes_from_elsewhere(final: Path, order: Publish, files_s: float) -> bool:
-    """Whether an earlier generation's gasp of the same step has the name, given on another node by a rank that then died.
+    """Whether an earlier generation's gasp of the same step has the name, given on another node by
+    a rank that then died.
 
-    What that node renamed is seen here when it is in the storage, with all its files. Two nodes that rename to one name are a conflict.
+    What that node renamed is seen here when it is in the storage, with all its files. Two nodes
+    that rename to one name are a conflict.
     """
     deadline = time.monotonic() + files_s
     while order.elsewhere:

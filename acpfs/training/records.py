@@ -1,7 +1,9 @@
-"""Frozen records to JSON and back: total, so that whatever arrives becomes a record or one clear error.
+"""Frozen records to JSON and back: total, so that whatever arrives becomes a record or one clear
+error.
 
-A record is a frozen dataclass of integers, floats, strings, booleans, enums, other records, tuples of these, mappings with plain keys, and
-None. Integers are counts, from 0 to 2^63 − 1. Unknown and missing fields are errors, unless the field has a default. Pure.
+A record is a frozen dataclass of integers, floats, strings, booleans, enums, other records, tuples
+of these, mappings with plain keys, and None. Integers are counts, from 0 to 2^63 − 1. Unknown and
+missing fields are errors, unless the field has a default. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""`resilient`: runs a training function again after a fault, in the processes that are left, and in those that took a dead one's place.
+"""`resilient`: runs a training function again after a fault, in the processes that are left, and in
+those that took a dead one's place.
 
-The main thread is in the function, or parked here; the member's thread gets it out at STOP, as for a gasp. `Interrupted` may come at any
-point between that and the moment in which STOP is handled: it means that a newer command is there, and everything here may be repeated.
-No torch at import.
+The main thread is in the function, or parked here; the member's thread gets it out at STOP, as for
+a gasp. `Interrupted` may come at any point between that and the moment in which STOP is handled: it
+means that a newer command is there, and everything here may be repeated. No torch at import.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ def resilient(
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorator of a function `train(run, …)` that makes its process groups and its model itself.
 
-    It runs in all ranks, and again in all of them whenever one has died or failed: `run.restore` then gives it the state of the last step
-    that was done.
+    It runs in all ranks, and again in all of them whenever one has died or failed: `run.restore`
+    then gives it the state of the last step that was done.
 
     Args:
-        directory: where checkpoints are, in an acpfs mount; the job's own files are in `.acpfs-job` there.
+        directory: where checkpoints are, in an acpfs mount; the job's own files are in `.acpfs-job`
+            there.
         on_fault: `replace`; there is nothing else yet.
-        device: what its errors mean: `cpu`, `cuda`, `npu`, or `auto`. Which of them were run on a device: docs/TRAINING.md.
+        device: what its errors mean: `cpu`, `cuda`, `npu`, or `auto`. Which of them were run on a
+            device: docs/TRAINING.md.
         policy: all settings; without it, those of the environment.
         settings: single settings, by name.
 
@@ -105,7 +108,9 @@ class Voyage:
         """`device`: where the rank's tensors are."""
         from acpfs.training.torch.device import device_named
 
-        self._directory, self._policy, self._train = directory, policy, train
+        self._directory = directory
+        self._policy = policy
+        self._train = train
         self._device: Device = device_named(device)
         self._place = place_from(os.environ)
         self._marks = Marks()
@@ -122,7 +127,9 @@ class Voyage:
         self._damaged = False
         self._value: Any = None
         self._error: BaseException | None = None
-        """What the loop raised last, for the case that nobody commands any more; and of which kind it was."""
+        """What the loop raised last, for the case that nobody commands any more; and of which kind
+        it was.
+        """
         self._kind = TroubleKind.ERROR
         self._ended_by: BaseException | None = None
         """What the loop of this generation raised."""
@@ -204,11 +211,14 @@ class Voyage:
         return member
 
     def _stuck(self) -> None:
-        """Nothing brings the main thread out of C: another process takes this one's place, and has what this one has."""
+        """Nothing brings the main thread out of C: another process takes this one's place, and has
+        what this one has.
+        """
         end_soon()
         try:
             left = f"it finds {self._run.leave()} bytes of what this one holds"
-        except Exception as error:  # noqa: BLE001  # whatever it is, this process ends: others may have copies
+        except Exception as error:  # noqa: BLE001
+            # whatever it is, this process ends: others may have copies
             left = f"what this one holds ends with it: {told(error)}"
         self._make_room(f"the main thread is stuck ({left})", all_stacks())
 
@@ -303,7 +313,8 @@ class Voyage:
                 raise
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # noqa: BLE001  # whatever it is, another process or another try may do
+        except BaseException as error:  # noqa: BLE001
+            # whatever it is, another process or another try may do
             self._member.parked = True
             self._ended_by = error
             self._failed(error)
@@ -320,7 +331,9 @@ class Voyage:
             tell_launcher()
 
     def _failed(self, error: BaseException) -> None:
-        """The loop was left by an exception: the fault's cause, or what the abort of its collectives raised."""
+        """The loop was left by an exception: the fault's cause, or what the abort of its
+        collectives raised.
+        """
         from acpfs.training.torch.rank import trouble_kind
 
         if self._device.ends_process(error):

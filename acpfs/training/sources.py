@@ -1,7 +1,8 @@
-"""From where each rank takes its state when all have met again: this process, a replica, the mount, whichever is newest. Pure.
+"""From where each rank takes its state when all have met again: this process, a replica, the mount,
+whichever is newest. Pure.
 
-Every rank has told all others what it has, and each decides the same from the same reports. Where survivors meet is `decision`'s answer;
-this module adds who is in want of what, and who gives it.
+Every rank has told all others what it has, and each decides the same from the same reports. Where
+survivors meet is `decision`'s answer; this module adds who is in want of what, and who gives it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Having:
     mount: int | None = None
     """Step of the newest checkpoint that it sees."""
     lineage: int = 0
-    """The generation in which all had to begin elsewhere than behind their last step, as far as it knows."""
+    """The generation in which all had to begin elsewhere than behind their last step, as far as it
+    knows.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,10 @@ class Sources:
 
 
 def sources(having: Mapping[int, Having]) -> Sources:
-    """The decision. What is of an older lineage than somebody has is void: the job has done those steps again since."""
+    """The decision.
+
+    What is of an older lineage than somebody has is void: the job has done those steps again since.
+    """
     lineage = max(one.lineage for one in having.values())
     having = {
         rank: one if one.lineage == lineage else Having(one.holders, mount=one.mount)

@@ -1,4 +1,6 @@
-"""Python stacks of all threads of this process, taken by a thread that is not the one that hangs."""
+"""Python stacks of all threads of this process, taken by a thread that is not the one that
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,13 @@ FRAMES_MAX = 60
 
 def all_stacks() -> str:
     """As a traceback has them, the main thread first."""
-    frames, main = sys._current_frames(), threading.main_thread().ident  # noqa: SLF001  # the documented way
+    # the documented way
+    frames = sys._current_frames()  # noqa: SLF001
+    main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     ordered = sorted(frames.items(), key=lambda item: item[0] != main)
     return "\n".join(
-        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame, limit=FRAMES_MAX))}"
+        f"thread {names.get(ident, ident)}\n"
+        f"{''.join(traceback.format_stack(frame, limit=FRAMES_MAX))}"
         for ident, frame in ordered
     )

@@ -1,8 +1,10 @@
-"""Messages as frames on a stream: four bytes of length, then JSON; a side for trio, and one for threads that own a socket.
+"""Messages as frames on a stream: four bytes of length, then JSON; a side for trio, and one for
+threads that own a socket.
 
-A link is not usable after an error. Both sides bound what they take: a frame that claims more is refused before a byte of it is kept.
-`SocketLink` may be sent on by several threads while one receives: an SSL object bears no two calls at a time, so no call is made
-without the lock, none waits inside it, and waiting is done on the descriptor.
+A link is not usable after an error. Both sides bound what they take: a frame that claims more is
+refused before a byte of it is kept. `SocketLink` may be sent on by several threads while one
+receives: an SSL object bears no two calls at a time, so no call is made without the lock, none
+waits inside it, and waiting is done on the descriptor.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def frame(sent: Sent) -> bytes:
 
 
 def notice_silence(connection: socket.socket | trio.socket.SocketType) -> None:
-    """Have the kernel end a connection whose other side is gone without a word, after ten seconds."""
+    """Have the kernel end a connection whose other side is gone without a word, after ten
+    seconds.
+    """
     for option, value in (
         (socket.TCP_KEEPIDLE, 3),
         (socket.TCP_KEEPINTVL, 2),
@@ -80,7 +84,8 @@ class Frames:
             MalformedError: a frame that is too long, or that is no message.
         """
         self._kept += data
-        found, begin = [], 0
+        found = []
+        begin = 0
         while len(self._kept) - begin >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._kept, begin)
             if length > self._bytes_max:
@@ -164,7 +169,11 @@ def identity_of(descriptor: int) -> Identity:
 
 
 class SocketLink:
-    """A link for threads. In a forked child it is closed: a data loader's workers must not keep a dead rank's connection open."""
+    """A link for threads.
+
+    In a forked child it is closed: a data loader's workers must not keep a dead rank's connection
+    open.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
         """`connected`: TLS or not; its handshake is done. Owned from here on."""
@@ -239,7 +248,8 @@ class SocketLink:
     def farewell(self, timeout_s: float = 5.0) -> None:
         """Close behind what was sent, when the other side has closed too.
 
-        A plain close with something unread makes the kernel drop what was sent and not yet taken: GOODBYE would look like a death.
+        A plain close with something unread makes the kernel drop what was sent and not yet taken:
+        GOODBYE would look like a death.
         """
         with self._touching, contextlib.suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
@@ -280,7 +290,9 @@ class SocketLink:
             _wait(descriptor, wanted, deadline)
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: the descriptor only, since the connection is the parent's, and locks may be held by nobody."""
+        """After a fork, in the child: the descriptor only, since the connection is the parent's,
+        and locks may be held by nobody.
+        """
         self._closed = True
         descriptor = socket.socket.detach(self._socket)
         if descriptor >= 0:
@@ -288,7 +300,8 @@ class SocketLink:
 
 
 def _wait(descriptor: int, events: int, deadline: float | None) -> None:
-    """Until the descriptor is ready, in short turns: another thread may have taken what this one waits for.
+    """Until the descriptor is ready, in short turns: another thread may have taken what this one
+    waits for.
 
     Raises:
         LinkTimeoutError: the deadline passed.
@@ -303,7 +316,8 @@ def _wait(descriptor: int, events: int, deadline: float | None) -> None:
 
 @contextlib.contextmanager
 def dialling(host: str, port: int, timeout_s: float) -> Iterator[socket.socket]:
-    """A connection that is to become a link, which is acpfs's own from its first moment on (`own_sockets`). The block owns it.
+    """A connection that is to become a link, which is acpfs's own from its first moment on
+    (`own_sockets`). The block owns it.
 
     Raises:
         OSError: nobody is there.
@@ -341,7 +355,10 @@ def _connected(host: str, port: int, timeout_s: float, known: list[Identity]) ->
 
 
 def own_sockets() -> set[Identity]:
-    """Connections of acpfs itself in this process. Whoever ends a program's connections leaves these alone."""
+    """Connections of acpfs itself in this process.
+
+    Whoever ends a program's connections leaves these alone.
+    """
     with _noting:
         return {link.identity for link in _links if not link.closed} | _on_their_way
 

@@ -1,1 +1,3 @@
-"""Adapters between the kernel and the file system: `libfuse` (pyfuse3) and `native` (/dev/fuse itself)."""
+"""Adapters between the kernel and the file system: `libfuse` (pyfuse3) and `native` (/dev/fuse
+itself).
+"""

@@ -1,8 +1,10 @@
-"""Tells the kernel what others changed in the backing directory, so that it does not go on showing what it has cached.
+"""Tells the kernel what others changed in the backing directory, so that it does not go on showing
+what it has cached.
 
-Owns a thread for that and a queue before it: the kernel takes locks that requests under way may hold, so whoever serves requests, or
-holds the file system's lock, only puts something into the queue. Knows no kernel interface (the transport hands two functions in) and
-loses nothing but time when something is dropped: what the kernel caches has its timeout.
+Owns a thread for that and a queue before it: the kernel takes locks that requests under way may
+hold, so whoever serves requests, or holds the file system's lock, only puts something into the
+queue. Knows no kernel interface (the transport hands two functions in) and loses nothing but time
+when something is dropped: what the kernel caches has its timeout.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from acpfs.runtime.threads import THREADS, Running
 from acpfs.types import Ino
 
 PENDING_MAX = 10_000
-"""A whole tree that was exchanged underneath comes here entry by entry; beyond this, the timeouts have to do."""
+"""A whole tree that was exchanged underneath comes here entry by entry; beyond this, the timeouts
+have to do.
+"""
 
 log = get_logger(__name__)
 
@@ -27,7 +31,9 @@ class Invalidations:
     def __init__(
         self, fs: FileSystem, inode: Callable[[Ino], None], entry: Callable[[Ino, bytes, Ino], None]
     ) -> None:
-        """`inode`: forget attributes and cached bytes of a node; `entry`: a name (parent, name, node) is gone."""
+        """`inode`: forget attributes and cached bytes of a node; `entry`: a name (parent, name,
+        node) is gone.
+        """
         self._inode = inode
         self._entry = entry
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

@@ -1,8 +1,8 @@
 """The libfuse transport: pyfuse3 and trio in front of the file system.
 
-Translates attributes, flags and errors, and nothing else. Runs in the worker's trio loop; every call is driven step by step
-through `FileSystem.steps`. An unexpected exception is a bug of ours: logged with its stack and answered with EIO, so
-that the mount stays.
+Translates attributes, flags and errors, and nothing else. Runs in the worker's trio loop; every
+call is driven step by step through `FileSystem.steps`. An unexpected exception is a bug of ours:
+logged with its stack and answered with EIO, so that the mount stays.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from acpfs.transport.request_turns import taken_in_turns
 from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino
 
-WORKERS_MIN, WORKERS_MAX = 8, 256
-"""Requests under way at once: one that waits for the backing directory takes a task and nothing else."""
+WORKERS_MIN = 8
+WORKERS_MAX = 256
+"""Requests under way at once: one that waits for the backing directory takes a task and nothing
+else.
+"""
 BLOCK_BYTES = 4096
 KIND = "fuse.acpfs"
 """What the mount table calls it: fuse and the subtype below."""
@@ -246,7 +249,8 @@ class Operations(pyfuse3.Operations):
         return await self._run(self._fs.opendir(Ino(inode)))
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        full, offset = False, start_id
+        full = False
+        offset = start_id
         while not full:
             found = await self._run(
                 self._fs.readdir(HandleId(fh), offset, with_attributes=True, without_fails=True)
@@ -275,16 +279,12 @@ class Operations(pyfuse3.Operations):
         space = await self._run(self._fs.statfs())
         answer = pyfuse3.StatvfsData()
         answer.f_bsize = answer.f_frsize = space.block_bytes
-        answer.f_blocks, answer.f_bfree, answer.f_bavail = (
-            space.blocks,
-            space.blocks_free,
-            space.blocks_available,
-        )
-        answer.f_files, answer.f_ffree, answer.f_favail = (
-            space.files,
-            space.files_free,
-            space.files_free,
-        )
+        answer.f_blocks = space.blocks
+        answer.f_bfree = space.blocks_free
+        answer.f_bavail = space.blocks_available
+        answer.f_files = space.files
+        answer.f_ffree = space.files_free
+        answer.f_favail = space.files_free
         answer.f_namemax = space.name_bytes_max
         return answer
 
@@ -316,7 +316,8 @@ async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None]) -
         pyfuse3.init(Operations(fs), os.fspath(settings.mountpoint), mount_options(settings))
     except RuntimeError as error:
         raise MachineError(
-            f"cannot mount on {settings.mountpoint}: {error} (is /dev/fuse there, and is mounting permitted?)"
+            f"cannot mount on {settings.mountpoint}: {error} (is /dev/fuse there, and is "
+            "mounting permitted?)"
         ) from error
     invalidations = Invalidations(fs, pyfuse3.invalidate_inode, pyfuse3.invalidate_entry)
     invalidations.start()
@@ -331,6 +332,8 @@ async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None]) -
 
 
 def _close(mountpoint: str) -> None:
-    """Unmount, unless it is detached already and something else lies there; in a thread, because others may still touch the mount."""
+    """Unmount, unless it is detached already and something else lies there; in a thread, because
+    others may still touch the mount.
+    """
     entry = mounted_at(mountpoint)
     pyfuse3.close(unmount=entry is not None and entry.kind == KIND)

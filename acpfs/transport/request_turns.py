@@ -1,9 +1,11 @@
-"""How pyfuse3's tasks take requests from the kernel: one of them waits, and goes on with the next request that has come already.
+"""How pyfuse3's tasks take requests from the kernel: one of them waits, and goes on with the next
+request that has come already.
 
-pyfuse3 has each request waited for by another task: a lock that is handed on in turn, a registration with epoll and two rounds of
-trio's loop, which cost more than half of a write of 4 KiB. It takes all of these from the module that it knows as `trio`, and has that
-exchanged for asyncio; here it is exchanged for trio with another lock and another way to wait. Whatever pyfuse3 does not take from
-there stays as it is. Trio's thread only.
+pyfuse3 has each request waited for by another task: a lock that is handed on in turn, a
+registration with epoll and two rounds of trio's loop, which cost more than half of a write of 4
+KiB. It takes all of these from the module that it knows as `trio`, and has that exchanged for
+asyncio; here it is exchanged for trio with another lock and another way to wait. Whatever pyfuse3
+does not take from there stays as it is. Trio's thread only.
 """
 
 from __future__ import annotations
@@ -18,18 +20,25 @@ import pyfuse3
 import trio
 
 PATIENCE = 20
-"""Looks, of about 1.5 us each, for the next request before trio waits for it: as `native.reader` does, and for the same reason."""
+"""Looks, of about 1.5 us each, for the next request before trio waits for it: as `native.reader`
+does, and for the same reason.
+"""
 BURST_MAX = 16
-"""Requests in a row before trio's other tasks get their turn: control, and the drain. About a millisecond of small ones."""
+"""Requests in a row before trio's other tasks get their turn: control, and the drain.
+
+About a millisecond of small ones.
+"""
 _TAKER: Any = pyfuse3
 """Its stubs do not tell of `trio`."""
 
 
 class RequestTurns:
-    """Whose turn it is to wait for requests; stands in for the lock, and for `wait_readable`, that pyfuse3 uses for that.
+    """Whose turn it is to wait for requests; stands in for the lock, and for `wait_readable`, that
+    pyfuse3 uses for that.
 
-    It is given up before a request is carried out. Whoever stands by is called then, and finds it taken again where the request was
-    done without waiting for anything; where it was not, it goes on reading. So one that waits keeps nobody from being served.
+    It is given up before a request is carried out. Whoever stands by is called then, and finds it
+    taken again where the request was done without waiting for anything; where it was not, it goes
+    on reading. So one that waits keeps nobody from being served.
     """
 
     def __init__(self) -> None:
@@ -58,7 +67,9 @@ class RequestTurns:
             self._standing_by.unpark()
 
     async def wait_readable(self, fd: int) -> None:
-        """As trio's; at once where a request is there, and another task would serve the next one if this one waited."""
+        """As trio's; at once where a request is there, and another task would serve the next one if
+        this one waited.
+        """
         if self._burst < BURST_MAX and self._is_anybody_left() and self._is_readable_soon(fd):
             self._burst += 1
             return
@@ -66,7 +77,9 @@ class RequestTurns:
         await trio.lowlevel.wait_readable(fd)
 
     def _is_anybody_left(self) -> bool:
-        """Where nobody is, pyfuse3 has just started a task, or is about to: that has to run to stand by."""
+        """Where nobody is, pyfuse3 has just started a task, or is about to: that has to run to
+        stand by.
+        """
         return self._called or bool(self._standing_by)
 
     def _is_readable_soon(self, fd: int) -> bool:

@@ -1,7 +1,8 @@
 """Taking set-uid and set-gid away where the kernel leaves it to the daemon.
 
-With HANDLE_KILLPRIV_V2 it leaves all of it to the daemon, and says when. Without, it does it itself, but for an open with O_TRUNC: that
-clears the bits only in the kernel's own copy, because the truncation is the daemon's. Any thread; no state.
+With HANDLE_KILLPRIV_V2 it leaves all of it to the daemon, and says when. Without, it does it
+itself, but for an open with O_TRUNC: that clears the bits only in the kernel's own copy, because
+the truncation is the daemon's. Any thread; no state.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from acpfs.types import Ino
 
 
 def truncates_unprivileged(flags: int, caller: Caller) -> bool:
-    """Whether an open takes the bits away of which the kernel says nothing. Root alone is taken to have CAP_FSETID."""
+    """Whether an open takes the bits away of which the kernel says nothing.
+
+    Root alone is taken to have CAP_FSETID.
+    """
     return bool(flags & os.O_TRUNC) and caller.uid != 0
 
 

@@ -1,7 +1,9 @@
-"""The kernel's request time-outs (Linux 6.15): it aborts the mount when one call takes longer, and calls of ours may wait for hours.
+"""The kernel's request time-outs (Linux 6.15): it aborts the mount when one call takes longer, and
+calls of ours may wait for hours.
 
-A writer waits for room as long as the drain needs. `default_request_timeout` is for servers that do not say what they want, so the native
-transport says it; `max_request_timeout` binds every server, so all that is left is a warning. Pure but for reading the two.
+A writer waits for room as long as the drain needs. `default_request_timeout` is for servers that do
+not say what they want, so the native transport says it; `max_request_timeout` binds every server,
+so all that is left is a warning. Pure but for reading the two.
 """
 
 from __future__ import annotations
@@ -36,15 +38,21 @@ class RequestTimeouts:
         return LONGEST_S if self.default_s else 0
 
     def warning(self, *, asks: bool) -> str:
-        """What an operator should know; "" for nothing. `asks`: this transport can say what it wants."""
+        """What an operator should know; "" for nothing.
+
+        `asks`: this transport can say what it wants.
+        """
         if self.max_s:
-            name, limit_s = "max", self.max_s
+            name = "max"
+            limit_s = self.max_s
         elif self.default_s and not asks:
-            name, limit_s = "default", self.default_s
+            name = "default"
+            limit_s = self.default_s
         else:
             return ""
         return (
-            f"fs.fuse.{name}_request_timeout = {limit_s} s: the kernel aborts the mount when a call waits longer, for room in RAM or for "
+            f"fs.fuse.{name}_request_timeout = {limit_s} s: the kernel aborts the mount when a "
+            "call waits longer, for room in RAM or for "
             "the backing directory; set it to 0"
         )
 

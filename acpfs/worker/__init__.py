@@ -1,1 +1,3 @@
-"""The worker: what one is made of, what it does besides serving calls, and what control sees of it."""
+"""The worker: what one is made of, what it does besides serving calls, and what control sees of
+it.
+"""

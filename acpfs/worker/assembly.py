@@ -1,8 +1,8 @@
 """Puts a worker's parts together, bottom up, and takes them apart again.
 
-The order is the point: first the identity (so that nobody else touches the same staging directory or RAM tier), then the
-RAM tier with what an earlier daemon left, then the layers over it. Nothing is mounted or started here, and nothing is replayed:
-that happens behind the mount.
+The order is the point: first the identity (so that nobody else touches the same staging directory
+or RAM tier), then the RAM tier with what an earlier daemon left, then the layers over it. Nothing
+is mounted or started here, and nothing is replayed: that happens behind the mount.
 """
 
 from __future__ import annotations
@@ -68,9 +68,13 @@ from acpfs.writeback.streams.give_way import GiveWay
 COPY_THREADS = 4
 """Copies inside the RAM tier are memory bound: more threads would only share the same bandwidth."""
 NODE_THREADS = 24
-"""For node records: our own, four or sixteen that read others' for pointers, four or sixteen for names, and some that may hang."""
+"""For node records: our own, four or sixteen that read others' for pointers, four or sixteen for
+names, and some that may hang.
+"""
 UNKNOWN_VARIABLE = "ACPFS_EXPECTED_BYTES"
-"""For tests: the size to expect of files like which none was seen, so that their writers get the passthrough lane too."""
+"""For tests: the size to expect of files like which none was seen, so that their writers get the
+passthrough lane too.
+"""
 
 log = get_logger(__name__)
 
@@ -154,7 +158,8 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
 
     Raises:
         MachineError: backing directory, memory or tmpfs do not offer what is needed.
-        RefusedError: the identity is in use, or the RAM tier belongs to another backing directory or a newer acpfs.
+        RefusedError: the identity is in use, or the RAM tier belongs to another backing directory
+            or a newer acpfs.
     """
     with ExitStack() as undo, _state_named(runtime):
         directory, identity, probed = (
@@ -185,13 +190,13 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             lend=partial(places.lend, place),
         )
         undo.callback(tier.close)
-        spill, history = SpillPlace(settings, identity, state, given), History(state)
+        spill = SpillPlace(settings, identity, state, given)
+        history = History(state)
         place.warnings += [] if link.session else spill.prepare()
-        operations, tree = OperationLog(state, given.clock), LowerTree(state)
-        calls, copies = (
-            CallPools.make(given, streams=settings.streams * 4),
-            CallPool("copies", COPY_THREADS, given),
-        )
+        operations = OperationLog(state, given.clock)
+        tree = LowerTree(state)
+        calls = CallPools.make(given, streams=settings.streams * 4)
+        copies = CallPool("copies", COPY_THREADS, given)
         kept: Kept = _kept(place, link, given)
         undo.callback(kept.close)
         prefault = _prefault(settings, place, tier, lambda: inner, given)
@@ -214,10 +219,8 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             make_spill=spill.maker(tier, operations, directory),
             ready=prefault,
         )
-        manifest, before = (
-            Manifest(state, directory, inner.lock, identity.node_id),
-            mirroring.journal(inner.spill, directory, identity),
-        )
+        manifest = Manifest(state, directory, inner.lock, identity.node_id)
+        before = mirroring.journal(inner.spill, directory, identity)
         drained = DrainParts(
             directory,
             tree,
@@ -230,7 +233,8 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             settings,
             given,
         )
-        engine = Engine(drained, manifest, inner.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
+        # it needs the engine's gate
+        engine = Engine(drained, manifest, inner.spill, before, lambda: cluster.place())  # noqa: PLW0108
         cluster: Cluster = _cluster(
             settings, identity, directory, engine, operations, state, calls, inner.awaited, given
         )
@@ -312,12 +316,15 @@ def _scrubbing(
 
 @contextmanager
 def _state_named(runtime: Path) -> Iterator[None]:
-    """What SQLite refuses is told as what it is: a state that cannot be read or written, in the RAM tier, and nothing of it is lost."""
+    """What SQLite refuses is told as what it is: a state that cannot be read or written, in the RAM
+    tier, and nothing of it is lost.
+    """
     try:
         yield
     except sqlite3.Error as error:
         raise MachineError(
-            f"the state in the RAM tier (below {runtime / 'tiers'}) cannot be read or written: {error}; what it keeps stays there"
+            f"the state in the RAM tier (below {runtime / 'tiers'}) cannot be read or written: "
+            f"{error}; what it keeps stays there"
         ) from error
 
 
@@ -421,7 +428,8 @@ def _prefault(
     inner: Callable[[], FileSystemParts],
     given: Runtime,
 ) -> Prefault:
-    memory, asked = read_memory(), settings.prefault
+    memory = read_memory()
+    asked = settings.prefault
     if asked and asked != AUTO and not place.own_tmpfs:
         place.warnings.append("`prefault` has no effect: it takes a tmpfs of its own")
     choice = (
@@ -449,19 +457,23 @@ def _prefault(
 
 
 def _kept(place: Place, link: Link, given: Runtime) -> Kept:
-    """The session's records; for a new session, which still has to be mounted, empty ones under a new name."""
+    """The session's records; for a new session, which still has to be mounted, empty ones under a
+    new name.
+    """
     session = link.session or given.chance.token(16)
     kept = Kept(place.directory / "session", session)
     if link.session and not kept.taken_over:
         raise MachineError(
-            f"the session cannot be taken over: its records are not in the RAM tier {place.directory}"
+            "the session cannot be taken over: its records are not in the RAM tier "
+            f"{place.directory}"
         )
     link.session_name = session
     return kept
 
 
 def keep(parts: Parts, link: Link) -> None:
-    """Have the supervisor keep what the next worker needs to get this far without asking the backing directory.
+    """Have the supervisor keep what the next worker needs to get this far without asking the
+    backing directory.
 
     The identity last: it says that the rest is there.
     """
@@ -480,7 +492,8 @@ def keep(parts: Parts, link: Link) -> None:
 
 def _nested(path: LowerPath) -> str:
     return (
-        f"{shown(b'/'.join(path))} is the backing directory of other acpfs mounts: there is no order between those and this one, "
+        f"{shown(b'/'.join(path))} is the backing directory of other acpfs mounts: there is no "
+        "order between those and this one, "
         "and no pointer waits for the other's files"
     )
 
@@ -501,7 +514,10 @@ def _kept_lower(
 
 
 def _clear_leftovers(directory: BackingDirectory, place: places.Place, given: Runtime) -> None:
-    """Of node ids that ended with an earlier boot. They cost space, not correctness: where it fails now, the next mount does it."""
+    """Of node ids that ended with an earlier boot.
+
+    They cost space, not correctness: where it fails now, the next mount does it.
+    """
     try:
         place.warnings += leftovers.clear(directory, leftovers.MachineId.this(), given.clock)
     except OSError as error:
@@ -568,7 +584,7 @@ def _refuse_rival(
 
     for pause_s in rival.pauses():
         link.step(f"watching whether node id {identity.node_id} is in use elsewhere")
-        given.clock.sleep(
-            pause_s
-        )  # the main thread, which SIGTERM ends at once: signals have their default action until the worker serves
+        # the main thread, which SIGTERM ends at once: signals have their default action until the
+        # worker serves
+        given.clock.sleep(pause_s)
         within(BACKING_WAIT_S, complaint, rival.look)

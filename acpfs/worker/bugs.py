@@ -1,4 +1,5 @@
-"""The end of a worker by a bug: loud, at once, and before anything that is half done leaves the process.
+"""The end of a worker by a bug: loud, at once, and before anything that is half done leaves the
+process.
 
 Knows neither the bug nor the call. In the thread that had it, under the file system's lock.
 """
@@ -17,7 +18,9 @@ log = get_logger(__name__)
 
 
 def of_want(want: str) -> dict[str, Any]:
-    """The last words of a worker that ended for want of a resource: the supervisor does not take it for one that cannot serve."""
+    """The last words of a worker that ended for want of a resource: the supervisor does not take it
+    for one that cannot serve.
+    """
     return {
         "exit_code": int(ExitCode.ENVIRONMENT),
         "message": f"the machine has no {want} left for acpfs",
@@ -26,10 +29,11 @@ def of_want(want: str) -> dict[str, Any]:
 
 
 def end_by_bug(link: Link, kept: Kept, error: BaseException) -> None:
-    """What a step has changed in memory cannot be undone: the next worker goes on from the last whole step, as after kill -9.
+    """What a step has changed in memory cannot be undone: the next worker goes on from the last
+    whole step, as after kill -9.
 
-    The request that this thread serves, if it does, is answered with an error by that one, and not tried again. Want of memory is no bug:
-    then it is tried again.
+    The request that this thread serves, if it does, is answered with an error by that one, and not
+    tried again. Want of memory is no bug: then it is tried again.
     """
     if want := wanted(error):
         log.error("a step ended for want of a resource: this worker ends", wanted=want)

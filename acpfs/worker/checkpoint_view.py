@@ -1,8 +1,9 @@
-"""Checkpoints as control shows them: files of the upper tree and of the manifest, put together by shape of name.
+"""Checkpoints as control shows them: files of the upper tree and of the manifest, put together by
+shape of name.
 
-Takes the file system's lock for each part of the answer, and calls the backing directory for nothing but sizes (`learn`).
-What was written or looked at through this mount is shown.
-A checkpoint that lies on the backing directory and was never touched is not known here.
+Takes the file system's lock for each part of the answer, and calls the backing directory for
+nothing but sizes (`learn`). What was written or looked at through this mount is shown. A checkpoint
+that lies on the backing directory and was never touched is not known here.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class _Sum:
 
 
 def _around(save_dir: bytes, path: bytes) -> bytes:
-    """Below what the files of a checkpoint lie. Only one with `*` in its name has them beside others': a walk over all takes long."""
+    """Below what the files of a checkpoint lie.
+
+    Only one with `*` in its name has them beside others': a walk over all takes long.
+    """
     return save_dir if b"*" in path else path
 
 
@@ -72,7 +76,8 @@ class CheckpointView:
 
     def files(self, report: CheckpointReport) -> list[CheckpointFile]:
         """Files of a checkpoint, in order; sizes, and checksums of what is persisted."""
-        recognise, path = self._parts.inner.catalogue.recognise, os.fsencode(report.path)
+        recognise = self._parts.inner.catalogue.recognise
+        path = os.fsencode(report.path)
         files = self._known(_around(os.fsencode(report.save_dir), path))
         ours = (
             self._file(file)
@@ -82,9 +87,12 @@ class CheckpointView:
         return sorted(ours, key=lambda file: file.path)
 
     async def learn(self, path: bytes) -> None:
-        """Have the sizes of what an earlier mount stored; go on without them when the backing directory does not say."""
+        """Have the sizes of what an earlier mount stored; go on without them when the backing
+        directory does not say.
+        """
         if self._learning.done():
-            manifest, below = self._parts.manifest, self._scope(path)
+            manifest = self._parts.manifest
+            below = self._scope(path)
             self._learning = self._parts.calls.requests.submit(
                 "sizes", manifest.learn_sizes, tuple(below.split(b"/")) if below else ()
             )
@@ -92,14 +100,17 @@ class CheckpointView:
             await settled(self._learning)
 
     def _scope(self, path: bytes) -> bytes:
-        """Where files of what is asked for may lie: a path in a checkpoint stands for that, which may have files beside it."""
+        """Where files of what is asked for may lie: a path in a checkpoint stands for that, which
+        may have files beside it.
+        """
         with self._parts.fs.lock:
             top = self._parts.inner.catalogue.recognise(path, directory=True)
         return path if top is None else _around(top.save_dir, top.path)
 
     def moments(self, report: CheckpointReport) -> tuple[float, float]:
         """(last close, last persisted) by the clock of the machine."""
-        save_dir, path = os.fsencode(report.save_dir), os.fsencode(report.path)
+        save_dir = os.fsencode(report.save_dir)
+        path = os.fsencode(report.path)
         name = path[len(save_dir) + 1 :] if save_dir else path
         with self._parts.fs.lock:
             found = self._parts.inner.catalogue.moments(
@@ -124,8 +135,11 @@ class CheckpointView:
         return sum(file.is_persisted for file in files), len(files)
 
     def _known(self, path: bytes) -> Iterator[KnownFile]:
-        """From the upper tree, and from the manifest what has left it; there a size of -1 is not known."""
-        lock, files = self._parts.fs.lock, self._parts.inner.known_files
+        """From the upper tree, and from the manifest what has left it; there a size of -1 is not
+        known.
+        """
+        lock = self._parts.fs.lock
+        files = self._parts.inner.known_files
         with lock:
             known = {file.path: file for file in files.below(path)}
         yield from known.values()
@@ -154,7 +168,9 @@ class CheckpointView:
                 damaged.found(path)
 
     def verified(self, path: bytes, good: Collection[bytes], since: float) -> None:
-        """Files at and below a path were read back from `since` on: note checkpoints that lie there whole and were good."""
+        """Files at and below a path were read back from `since` on: note checkpoints that lie there
+        whole and were good.
+        """
         catalogue = self._parts.inner.catalogue
         whole: dict[Checkpoint, bool] = {}
         for file in self._known(path):
@@ -167,7 +183,8 @@ class CheckpointView:
 
     def reports(self, path: bytes) -> list[CheckpointReport]:
         """Checkpoints at and below a path, or those that it lies in; by save_dir, oldest first."""
-        lock, catalogue = self._parts.fs.lock, self._parts.inner.catalogue
+        lock = self._parts.fs.lock
+        catalogue = self._parts.inner.catalogue
         with lock:
             top = catalogue.recognise(path, directory=True)
         sums: dict[Checkpoint, _Sum] = {}
@@ -240,7 +257,9 @@ class CheckpointView:
         if fd < 0:
             return
         try:
-            buffer, began, done = bytearray(4 << 20), self._now(), 0
+            buffer = bytearray(4 << 20)
+            began = self._now()
+            done = 0
             while done < MEASURED_BYTES and (count := os.preadv(fd, [buffer], done)):
                 done += count
             self._ram_rate.note(done, self._now() - began)

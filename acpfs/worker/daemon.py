@@ -1,4 +1,6 @@
-"""What a worker's process does, from its orders to its end; state of the process (limits, umask, garbage collection) is set here."""
+"""What a worker's process does, from its orders to its end; state of the process (limits, umask,
+garbage collection) is set here.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,22 @@ START_WAIT_S = 20.0
 THREAD_WAIT_S = 10.0
 """For the first thread; then the worker ends, and its supervisor tries again."""
 GC_THRESHOLDS = (50_000, 20, 50)
-"""Nodes and operations live long and form no cycles: looking through them at every 700 new ones cost 3 % of a small file."""
+"""Nodes and operations live long and form no cycles: looking through them at every 700 new ones
+cost 3 % of a small file.
+"""
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread keeps the interpreter while another wants it. With Python's 5 ms, a request that comes while the drain computes may
-wait for that several times: answers took up to 30-74 ms, with this one 9-19 (medians 2.0 and 1.6), for the same processor time."""
+"""How long a thread keeps the interpreter while another wants it. With Python's 5 ms, a request
+that comes while the drain computes may wait for that several times: answers took up to 30-74 ms,
+with this one 9-19 (medians 2.0 and 1.6), for the same processor time.
+"""
 
 log = get_logger(__name__)
 
 
 def work(orders: dict[str, Any], fds: list[int]) -> int:
-    """Be a worker, in a process that was forked from the template, until the mount ends; the exit code."""
+    """Be a worker, in a process that was forked from the template, until the mount ends; the exit
+    code.
+    """
     given = real_runtime()
     link = orders_of(orders, fds, given)
     link.tell(pid=os.getpid())  # the template says so, too, unless it dies just now
@@ -116,7 +124,10 @@ def run(settings: Settings, link: Link, given: Runtime, *, detached: bool = Fals
 
 
 def _wait_for_threads(link: Link, waited_s: float) -> None:
-    """A start goes on when it has its threads: that is no step that hangs. But it ends, so that its supervisor looks what else there is."""
+    """A start goes on when it has its threads: that is no step that hangs.
+
+    But it ends, so that its supervisor looks what else there is.
+    """
     if link.is_serving:
         return
     if waited_s < START_WAIT_S:

@@ -1,7 +1,7 @@
 """What of the operation log is left for somebody who waits, and whether it will come by itself.
 
-When something is parked, the engine looks past it only so far (`Order`): where all that it looks at is parked, or held up by that, nothing
-behind comes either. Pure; used under the file system's lock.
+When something is parked, the engine looks past it only so far (`Order`): where all that it looks at
+is parked, or held up by that, nothing behind comes either. Pure; used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from acpfs.writeback.log.ops import Op
 from acpfs.writeback.order.order import SCAN_OPS_MAX, SET_ASIDE_OPS_MAX
 
 COUNTED_OPS_MAX = SCAN_OPS_MAX + SET_ASIDE_OPS_MAX
-"""Operations that are counted one by one, under the lock, four times a second while somebody waits; beyond, a bound is told."""
+"""Operations that are counted one by one, under the lock, four times a second while somebody waits;
+beyond, a bound is told.
+"""
 
 
 PACE_S = 30.0
 """Over so long it is looked how fast operations come and go."""
 BEHIND_OPS_MIN = 1000
-"""Fewer that wait are no queue that anybody has to hear of: one save of a checkpoint may log as many."""
+"""Fewer that wait are no queue that anybody has to hear of: one save of a checkpoint may log as
+many.
+"""
 
 
 class DrainPace:
-    """Whether the drain keeps up with what comes: by how many operations were logged, and how many have left, lately."""
+    """Whether the drain keeps up with what comes: by how many operations were logged, and how many
+    have left, lately.
+    """
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, int, int]] = deque()
@@ -40,7 +46,8 @@ class DrainPace:
         """Operations per second that came and that left, and whether more and more of them wait."""
         if len(self._looks) < 2:
             return PaceReport(0.0, 0.0, falls_behind=False)
-        (since, logged, queued), (until, logged_now, queued_now) = self._looks[0], self._looks[-1]
+        (since, logged, queued) = self._looks[0]
+        (until, logged_now, queued_now) = self._looks[-1]
         span_s = max(until - since, 1e-3)
         came = logged_now - logged
         left = came - (queued_now - queued)
@@ -51,7 +58,9 @@ class DrainPace:
 def remaining(
     log: OperationLog, until: int, paths: Sequence[bytes], path_of: Callable[[Op], bytes]
 ) -> Remaining:
-    """What is left up to a log number; with `paths`, without what is parked (or held up by that) elsewhere."""
+    """What is left up to a log number; with `paths`, without what is parked (or held up by that)
+    elsewhere.
+    """
     front = log.front(COUNTED_OPS_MAX + 1)
     ours = [op for op in front[:COUNTED_OPS_MAX] if op.seq <= until]
     beyond = 0

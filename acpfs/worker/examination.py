@@ -1,4 +1,6 @@
-"""`acpfs-ctl doctor` in the worker: walks over the invariants, in pieces, beside whatever goes on."""
+"""`acpfs-ctl doctor` in the worker: walks over the invariants, in pieces, beside whatever goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def examine(
 async def _suspects(
     lock: RLock, invariants: Invariants, tell: Callable[[int], Awaitable[None]]
 ) -> list[Place]:
-    found, pieces, count = list[Place](), invariants.pieces(), 0
+    found = list[Place]()
+    pieces = invariants.pieces()
+    count = 0
     while len(found) < FAULTS_MAX:
         with lock:
             piece = next(pieces, None)

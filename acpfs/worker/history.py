@@ -1,7 +1,9 @@
-"""What happened to a mount: each checkpoint that was saved, each worker that took over, each trouble with the storage. Bounded.
+"""What happened to a mount: each checkpoint that was saved, each worker that took over, each
+trouble with the storage. Bounded.
 
-Rows are in the state database, and outlive workers; a small file keeps the newest for the next mount, as `learned` does with sizes. No call
-of an application writes one: `HistoryWatch` does, every few seconds. Used under the file system's lock.
+Rows are in the state database, and outlive workers; a small file keeps the newest for the next
+mount, as `learned` does with sizes. No call of an application writes one: `HistoryWatch` does,
+every few seconds. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class History:
     # -- from mount to mount
 
     def recall(self, settings: Settings, runtime_dir: Path) -> None:
-        """Begin with what the last mount kept, where the state has nothing: one whose RAM tier was not drained has it still."""
+        """Begin with what the last mount kept, where the state has nothing: one whose RAM tier was
+        not drained has it still.
+        """
         kept = _file(settings, runtime_dir).read().get("entries")
         if self._entries or not isinstance(kept, list):
             return

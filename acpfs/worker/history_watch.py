@@ -1,8 +1,10 @@
-"""Looks every few seconds at what has changed, and notes it in the history: what `status` says, and checkpoints that were persisted.
+"""Looks every few seconds at what has changed, and notes it in the history: what `status` says, and
+checkpoints that were persisted.
 
-By looking, because then no call of an application pays for it; what came and went between two looks is not noted. The looks are made in a
-thread: which files a checkpoint has is known only by going through its directory. A look that fails is told in the log and ends nothing:
-the next one notes the same, and nobody's files depend on a history.
+By looking, because then no call of an application pays for it; what came and went between two looks
+is not noted. The looks are made in a thread: which files a checkpoint has is known only by going
+through its directory. A look that fails is told in the log and ends nothing: the next one notes the
+same, and nobody's files depend on a history.
 """
 
 from __future__ import annotations
@@ -56,11 +58,18 @@ def begun(status: Status) -> tuple[str, str]:
     if worker.number == 1:
         return (
             "mount",
-            f"acpfs {worker.version} serves: {status.transport}, {status.ram.budget_bytes} bytes of RAM",
+            (
+                f"acpfs {worker.version} serves: {status.transport}, "
+                f"{status.ram.budget_bytes} bytes "
+                "of RAM"
+            ),
         )
     return (
         "takeover",
-        f"worker {worker.number} (acpfs {worker.version}) serves; the last one: {worker.last_end}; pause {worker.pause_s:.1f} s",
+        (
+            f"worker {worker.number} (acpfs {worker.version}) serves; the last one: "
+            f"{worker.last_end}; pause {worker.pause_s:.1f} s"
+        ),
     )
 
 
@@ -119,7 +128,10 @@ def saved(report: CheckpointReport, now: float) -> HistoryEntry:
 
 
 def loaded(checkpoint: Checkpoint, load: Load, behind: float) -> HistoryEntry:
-    """What the history keeps of a load. `behind`: what the wall clock is ahead of the one that loads are measured by."""
+    """What the history keeps of a load.
+
+    `behind`: what the wall clock is ahead of the one that loads are measured by.
+    """
     return HistoryEntry(
         at=behind + load.ended,
         kind="load",
@@ -144,7 +156,9 @@ class HistoryWatch:
         reports: Callable[[bytes], list[CheckpointReport]],
     ) -> None:
         """`reports`: of the checkpoints at a path, see `CheckpointView`."""
-        self._parts, self._status, self._reports = parts, status, reports
+        self._parts = parts
+        self._status = status
+        self._reports = reports
         self._clock = parts.given.clock
         self._now = self._clock.wall
         self._seen: SeenStatus | None = None
@@ -169,12 +183,10 @@ class HistoryWatch:
             self._failed = False
 
     def _look(self) -> None:
-        status, now, lock, inner = (
-            self._status(),
-            self._now(),
-            self._parts.fs.lock,
-            self._parts.inner,
-        )
+        status = self._status()
+        now = self._now()
+        lock = self._parts.fs.lock
+        inner = self._parts.inner
         seen = SeenStatus.of(status)
         why = status.backing_health.why or ""
         noted = [] if self._seen is not None else [begun(status)]

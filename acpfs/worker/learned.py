@@ -1,7 +1,8 @@
-"""Sizes that a mount has learnt, kept for the next one: a RAM tier that is drained is removed, and its state with it.
+"""Sizes that a mount has learnt, kept for the next one: a RAM tier that is drained is removed, and
+its state with it.
 
-A file beside what else a reboot must not take. It is a help and no more: one that is missing, damaged or of another time costs a slower
-first save.
+A file beside what else a reboot must not take. It is a help and no more: one that is missing,
+damaged or of another time costs a slower first save.
 """
 
 from __future__ import annotations

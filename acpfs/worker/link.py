@@ -1,7 +1,9 @@
-"""The worker's end of the channel to its supervisor: orders at the start, signs of life, descriptors to keep, and the order to leave.
+"""The worker's end of the channel to its supervisor: orders at the start, signs of life,
+descriptors to keep, and the order to leave.
 
-A thread of its own listens, so that the worker can be told to leave also when its event loop stands still. When the supervisor is gone,
-the worker serves on and starts another one, which adopts it; under a service manager it leaves that to the service manager.
+A thread of its own listens, so that the worker can be told to leave also when its event loop stands
+still. When the supervisor is gone, the worker serves on and starts another one, which adopts it;
+under a service manager it leaves that to the service manager.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from acpfs.worker.outbox import Outbox
 
 BEAT_INTERVAL_S = 1.0
 SUPERVISOR_AGAIN_S = 1.0
-"""Between two tries to start a supervisor; the first one follows the end of the last supervisor at once."""
+"""Between two tries to start a supervisor; the first one follows the end of the last supervisor at
+once.
+"""
 LAST_WORDS_S = 10.0
 """A supervisor that has not heard why its worker ended within this, takes it for a death."""
 HANDED_OVER = 75
@@ -44,7 +48,8 @@ class Link:
     ) -> None:
         """`kept`: descriptors by name."""
         self._given = given
-        self._end, self._outbox = end, Outbox(end, given.threads)
+        self._end = end
+        self._outbox = Outbox(end, given.threads)
         self._orders = orders
         self.kept = kept
         self.facts: dict[str, Any] = orders.get("facts") or {}
@@ -61,7 +66,9 @@ class Link:
         self._step = ""
         """What the start is at."""
         self._telling = threading.Lock()
-        """A new supervisor is given all that is kept, and then what is kept later: nothing goes to the old one in between."""
+        """A new supervisor is given all that is kept, and then what is kept later: nothing goes to
+        the old one in between.
+        """
 
     @property
     def session(self) -> str:
@@ -70,7 +77,9 @@ class Link:
 
     @property
     def knows_lower(self) -> bool:
-        """Whether an earlier worker of this mount has opened, claimed and probed the backing directory, which now may hang."""
+        """Whether an earlier worker of this mount has opened, claimed and probed the backing
+        directory, which now may hang.
+        """
         return "identity" in self.kept and "volume" in self.facts
 
     @property
@@ -84,14 +93,18 @@ class Link:
         return str(self._orders.get("reason") or "")
 
     def told_to_end(self) -> float:
-        """It is told to end; since when, monotonic seconds: an earlier worker may have been told, and died over it."""
+        """It is told to end; since when, monotonic seconds: an earlier worker may have been told,
+        and died over it.
+        """
         if self._orders.get("told_to_end_at") is None:
             self._orders["told_to_end_at"] = self._given.clock.now()
         return float(self._orders["told_to_end_at"])
 
     @property
     def says_hurry(self) -> bool:
-        """Whether its supervisor says on the channel that it is to end at once; of an older one the second signal says it."""
+        """Whether its supervisor says on the channel that it is to end at once; of an older one the
+        second signal says it.
+        """
         return bool(self._orders.get("says_hurry")) and not self.is_alone
 
     @property
@@ -101,7 +114,9 @@ class Link:
 
     @property
     def keeper_holds(self) -> bool:
-        """Whether a keeper holds the session, for a supervisor that comes when all processes of the mount were killed."""
+        """Whether a keeper holds the session, for a supervisor that comes when all processes of the
+        mount were killed.
+        """
         with self._telling:
             return bool(self.kept.get(KEEPER))
 
@@ -161,7 +176,9 @@ class Link:
         return self._given.clock.now()
 
     def beat(self, busy_s: float) -> None:
-        """A sign of life; `busy_s`: how long the request that is served longest has kept its thread."""
+        """A sign of life; `busy_s`: how long the request that is served longest has kept its
+        thread.
+        """
         with self._telling:
             self._outbox.send_if_heard({"beat": busy_s})
 
@@ -172,8 +189,8 @@ class Link:
     ) -> None:
         """Begin to listen, in a thread that calls all three.
 
-        `leave`: the order to leave has come; returns when it is safe to end the process. `hurry`: the mount is to end at once.
-        `adopted`: by the supervisor of that number.
+        `leave`: the order to leave has come; returns when it is safe to end the process. `hurry`:
+        the mount is to end at once. `adopted`: by the supervisor of that number.
         """
         self._given.threads.start("supervisor", self._listen, leave, hurry, adopted)
 
@@ -221,7 +238,9 @@ class Link:
                 self.kept[KEEPER] = fds
 
     def _have_another(self, adopted: Callable[[int], None]) -> None:
-        """Start a supervisor, however long the machine has no process, memory or descriptor left for it."""
+        """Start a supervisor, however long the machine has no process, memory or descriptor left
+        for it.
+        """
         pid = self._try_another()
         while not pid:
             self._given.clock.sleep(SUPERVISOR_AGAIN_S)
@@ -277,7 +296,8 @@ class Link:
                     [fd for fds in self.kept.values() for fd in fds],
                 )
                 self._outbox.close()
-                self._end, self._outbox = ours, Outbox(ours, self._given.threads)
+                self._end = ours
+                self._outbox = Outbox(ours, self._given.threads)
                 self.is_alone = False
                 self._orders["says_hurry"] = (
                     True  # it is of the installed code, which is no older than this
@@ -289,7 +309,9 @@ class Link:
 
 
 def alone(on_serving: Callable[[], None], given: Runtime) -> Link:
-    """The link of a worker without a supervisor, for measurements in one process; `on_serving`: the mount can be used."""
+    """The link of a worker without a supervisor, for measurements in one process; `on_serving`: the
+    mount can be used.
+    """
     ours, theirs = channel.pair()
 
     def listen() -> None:
@@ -302,8 +324,11 @@ def alone(on_serving: Callable[[], None], given: Runtime) -> Link:
 
 
 def orders_of(orders: dict[str, Any], fds: Sequence[int], given: Runtime) -> Link:
-    """The link of a worker that was started with these orders: the first descriptor is the channel, the others are kept ones."""
-    kept, position = {}, 1
+    """The link of a worker that was started with these orders: the first descriptor is the channel,
+    the others are kept ones.
+    """
+    kept = {}
+    position = 1
     for name, count in orders["keep"]:
         kept[name] = list(fds[position : position + count])
         position += count

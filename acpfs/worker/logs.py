@@ -1,7 +1,8 @@
-"""Where log lines go and how they look: key=value to stderr, JSON to a rotating file; level and file changeable at run time.
+"""Where log lines go and how they look: key=value to stderr, JSON to a rotating file; level and
+file changeable at run time.
 
-Everything logs through `acpfs.logger` (libraries through logging) by name and knows nothing of this.
-State of the process: configured once, in the daemon.
+Everything logs through `acpfs.logger` (libraries through logging) by name and knows nothing of
+this. State of the process: configured once, in the daemon.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class RotatingFile(logging.handlers.RotatingFileHandler):
 
 
 def configure(level: str, file: Path | None, *, detached: bool = False) -> None:
-    """Log to `file`, or to stderr when there is none. `detached`: stderr is nobody's, so it follows the file.
+    """Log to `file`, or to stderr when there is none.
+
+    `detached`: stderr is nobody's, so it follows the file.
 
     Raises:
         OSError: the file cannot be opened.
@@ -101,7 +104,10 @@ class _JsonLines(logging.Formatter):
 
 
 class _KeyValueLines(logging.Formatter):
-    """logfmt. `for_journal`: `<3>` at the start of a line is how the journal learns that it is an error."""
+    """logfmt.
+
+    `for_journal`: `<3>` at the start of a line is how the journal learns that it is an error.
+    """
 
     def __init__(self, *, for_journal: bool) -> None:
         super().__init__()

@@ -1,13 +1,14 @@
 """Has the kernel write back what was changed through mappings, so that the daemon knows of it.
 
-By a process of its own for each look (`mapped_pages_process`), as nothing that serves the mount may wait for it. That
-process may not end: the kernel waits for the answer to each page, which a worker that hangs, or RAM without room,
-holds up. Who asked goes when his time is up; a look that nobody waits for is killed, and a thread stays until it is
-gone. So there are few of them, and whoever asks beyond that stands in a queue.
+By a process of its own for each look (`mapped_pages_process`), as nothing that serves the mount may
+wait for it. That process may not end: the kernel waits for the answer to each page, which a worker
+that hangs, or RAM without room, holds up. Who asked goes when his time is up; a look that nobody
+waits for is killed, and a thread stays until it is gone. So there are few of them, and whoever asks
+beyond that stands in a queue.
 
-Who asks for the same files shares a look, if it began after the question: an earlier one may have passed a page
-before that was changed. Nobody shares a look at more than he asked for, as the rest of it may not come to its end.
-Thread-safe.
+Who asks for the same files shares a look, if it began after the question: an earlier one may have
+passed a page before that was changed. Nobody shares a look at more than he asked for, as the rest
+of it may not come to its end. Thread-safe.
 """
 
 from __future__ import annotations
@@ -111,9 +112,11 @@ class MappedPages:
         self._running = set[_Look]()
 
     async def write_back(self, files: Mapping[Ino, bytes]) -> dict[Ino, int]:
-        """Return when the kernel has sent all that was changed until now in these files, which are told by their paths.
+        """Return when the kernel has sent all that was changed until now in these files, which are
+        told by their paths.
 
-        Those with which it was in vain, and why: an errno. May take as long as its caller has patience.
+        Those with which it was in vain, and why: an errno. May take as long as its caller has
+        patience.
         """
         look = self._asked(files)
         try:

@@ -1,12 +1,14 @@
-"""The process that has the kernel write back what was changed through mappings of files in the mount.
+"""The process that has the kernel write back what was changed through mappings of files in the
+mount.
 
-What is dirty in a mapping only the kernel knows. It sends all of it, and waits until it was taken, when somebody calls
-`sync_file_range` on any descriptor of the file; and a process must never wait for its own mount. So this is a program
-of its own, run by file name without site-packages, which does nothing else: it may be killed at any time, and is left
-where it is if it does not end (`mapped_pages`).
+What is dirty in a mapping only the kernel knows. It sends all of it, and waits until it was taken,
+when somebody calls `sync_file_range` on any descriptor of the file; and a process must never wait
+for its own mount. So this is a program of its own, run by file name without site-packages, which
+does nothing else: it may be killed at any time, and is left where it is if it does not end
+(`mapped_pages`).
 
-It goes by names, and takes a name only for the file that it was told: by the way of a symbolic link, or in another
-mount that lies there by now, there may be anything.
+It goes by names, and takes a name only for the file that it was told: by the way of a symbolic
+link, or in another mount that lies there by now, there may be anything.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def error_of(number: int) -> OSError:
 
 
 def root_of(mountpoint: str) -> int:
-    """The mount, by its first directory; anything else lies there when it was taken away, or lies beneath another one.
+    """The mount, by its first directory; anything else lies there when it was taken away, or lies
+    beneath another one.
 
     Raises:
         OSError: ESTALE.
@@ -94,7 +97,9 @@ def tried(root: int, path: bytes, ino: int) -> int:
 
 
 def main() -> None:
-    """Reads `{"mountpoint", "files": [[number, path], …]}`, writes the errors of those with which it was in vain."""
+    """Reads `{"mountpoint", "files": [[number, path], …]}`, writes the errors of those with which
+    it was in vain.
+    """
     asked = json.load(sys.stdin)
     files = [(ino, os.fsencode(path)) for ino, path in asked["files"]]
     try:

@@ -1,4 +1,7 @@
-"""The worker's tasks that give its metrics away: to a file now and then, and over HTTP. Their failure never ends a mount that serves."""
+"""The worker's tasks that give its metrics away: to a file now and then, and over HTTP.
+
+Their failure never ends a mount that serves.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ class MetricsTasks:
         self, settings: Settings, metrics: Metrics, threads: Threads, *, taken_over: bool
     ) -> None:
         """`taken_over`: there was a worker before, what remains of which may keep the port."""
-        self._settings, self._metrics, self._taken_over = settings, metrics, taken_over
+        self._settings = settings
+        self._metrics = metrics
+        self._taken_over = taken_over
         self._threads = threads
 
     async def write(self) -> None:
@@ -38,11 +43,16 @@ class MetricsTasks:
             await trio.sleep(FILE_INTERVAL_S)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Over HTTP. What remains of a killed worker keeps the port for as long as its call hangs: no reason not to serve the mount."""
+        """Over HTTP.
+
+        What remains of a killed worker keeps the port for as long as its call hangs: no reason not
+        to serve the mount.
+        """
         stop = self._start_http()
         if stop is None:
             log.warning(
-                "metrics are not served until their port is free, and the machine has a thread for them",
+                "metrics are not served until their port is free, and the machine has a thread "
+                "for them",
                 port=self._settings.metrics_port,
             )
         task_status.started()
@@ -67,5 +77,6 @@ class MetricsTasks:
             if self._taken_over:
                 return None
             raise MachineError(
-                f"metrics cannot be served on port {self._settings.metrics_port} of {self._settings.metrics_address}: {error.strerror}"
+                f"metrics cannot be served on port {self._settings.metrics_port} of "
+                f"{self._settings.metrics_address}: {error.strerror}"
             ) from error

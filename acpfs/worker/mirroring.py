@@ -1,7 +1,7 @@
 """The mirror of a mount: whose it is after a reboot, what it holds, and how it begins and ends.
 
-Looks at disks only before a mount and at its end, from threads that may hang; a worker that takes a session over asks them nothing. Not
-thread-safe: used at start and end.
+Looks at disks only before a mount and at its end, from threads that may hang; a worker that takes a
+session over asks them nothing. Not thread-safe: used at start and end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _is_mirror(settings: Settings) -> bool:
 
 
 def remembered_node(settings: Settings, runtime: Path) -> str | None:
-    """The node id of this mount point's last mirror, where a reboot has taken the one in the runtime directory; else None.
+    """The node id of this mount point's last mirror, where a reboot has taken the one in the
+    runtime directory; else None.
 
     Also for a mount without the mirror: it must find what is mirrored, to be refused.
 
@@ -172,7 +173,8 @@ def _tell(found: Salvaged, place: Place) -> None:
     if found.lost:
         names = f" ({', '.join(found.lost_names)})" if found.lost_names else ""
         place.warnings.append(
-            f"{found.lost} operations were not mirrored yet when the RAM tier was lost, and are lost with it{names}"
+            f"{found.lost} operations were not mirrored yet when the RAM tier was lost, and are "
+            f"lost with it{names}"
         )
 
 
@@ -205,4 +207,5 @@ def take_apart(spill: Spill, *, nothing_left: bool) -> None:
     try:
         within(REMOVE_WAIT_S, "spill directory", remove)
     except (MachineError, OSError):
-        return  # costs space, and a journal that says that nothing is left; the next mount removes both
+        # costs space, and a journal that says that nothing is left; the next mount removes both
+        return

@@ -1,4 +1,6 @@
-"""What control tells of the nodes: turns the cluster's records into the contracts of `acpfs.control.reports`. Used under the lock."""
+"""What control tells of the nodes: turns the cluster's records into the contracts of
+`acpfs.control.reports`. Used under the lock.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def clock_problem(cluster: ClusterStatistics) -> str:
         if set_by
         else "set them by NTP or PTP"
     )
-    return f"each pointer file waits up to {worst.clock_wait_s:.0f} s longer because of wall clocks: {why}; {helps}"
+    return (
+        f"each pointer file waits up to {worst.clock_wait_s:.0f} s longer because of wall "
+        f"clocks: {why}; {helps}"
+    )
 
 
 def cluster_counters(cluster: ClusterStatistics) -> dict[str, int]:

@@ -1,6 +1,9 @@
-"""What the worker has to say to the service manager: ready, status line, stopping. The supervisor passes it on, who alone may speak.
+"""What the worker has to say to the service manager: ready, status line, stopping.
 
-Also the worker's signs of life to the supervisor, which feeds the service manager's watchdog only as long as they come.
+The supervisor passes it on, who alone may speak.
+
+Also the worker's signs of life to the supervisor, which feeds the service manager's watchdog only
+as long as they come.
 """
 
 from __future__ import annotations

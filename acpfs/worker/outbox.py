@@ -1,7 +1,8 @@
-"""What a worker tells its supervisor, without ever waiting: one that is stopped (SIGSTOP, a debugger) must not stop a healthy worker.
+"""What a worker tells its supervisor, without ever waiting: one that is stopped (SIGSTOP, a
+debugger) must not stop a healthy worker.
 
-A channel holds some hundred packets. Signs of life go only while most of it is free; all else that finds no room waits here, in order,
-for a thread that sends it when there is some. Thread-safe.
+A channel holds some hundred packets. Signs of life go only while most of it is free; all else that
+finds no room waits here, in order, for a thread that sends it when there is some. Thread-safe.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Outbox:
         return True
 
     def _has_room(self, timeout_ms: int | None) -> bool:
-        """The kernel says so while a quarter of the channel is used, and when nobody is at the other end."""
+        """The kernel says so while a quarter of the channel is used, and when nobody is at the
+        other end.
+        """
         poll = select.poll()
         poll.register(self._end, select.POLLOUT)
         return bool(poll.poll(timeout_ms))

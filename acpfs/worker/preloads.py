@@ -1,7 +1,9 @@
-"""Preloading: files that somebody named, or the newest checkpoint, are brought to RAM in the background.
+"""Preloading: files that somebody named, or the newest checkpoint, are brought to RAM in the
+background.
 
-Owns the jobs and how many files come at the same time. Runs in trio, in the worker's nursery; a worker that dies takes its jobs along, a
-client that waits asks the next one again, and what has come is not brought twice.
+Owns the jobs and how many files come at the same time. Runs in trio, in the worker's nursery; a
+worker that dies takes its jobs along, a client that waits asks the next one again, and what has
+come is not brought twice.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Preloads:
     """Takes jobs and works on them in turn."""
 
     def __init__(self, steps: Steps, preloading: Preloading, manifest: Manifest) -> None:
-        self._steps, self._preloading, self._manifest = steps, preloading, manifest
+        self._steps = steps
+        self._preloading = preloading
+        self._manifest = manifest
         self._give, self._take = trio.open_memory_channel[Job](math.inf)
 
     def begin(self, paths: Sequence[bytes]) -> Job:
@@ -92,7 +96,9 @@ class Preloads:
                 where = f": {os.fsdecode(error.filename)}" if error.filename else ""
                 job.error = f"{error.strerror or error}{where}"
                 log.warning("preload: the backing directory does not give it", error=job.error)
-            except Exception:  # nobody's data depends on it: the mount goes on, and a worker that ended here would end so again
+            except Exception:
+                # nobody's data depends on it: the mount goes on, and a worker that ended here would
+                # end so again
                 job.error = "a bug, see the log"
                 log.exception("preload failed by a bug")
             finally:

@@ -1,7 +1,9 @@
-"""What killed workers have left in the kernel: threads in system calls that have not returned, and what each is about.
+"""What killed workers have left in the kernel: threads in system calls that have not returned, and
+what each is about.
 
 A call on the backing directory must not be overtaken by what this worker does there. One on a file
-in RAM, which an application holds up, concerns that file alone; workers note those (`ram.file_calls`).
+in RAM, which an application holds up, concerns that file alone; workers note those
+(`ram.file_calls`).
 
 Knows processes and descriptors; does not know who waits. One per start of a worker, in its thread.
 """
@@ -39,7 +41,9 @@ class Remains:
                 self._ends[process, thread] = end if end >= 0 else os.dup(pidfd)
 
     def take(self, process: int, thread: int) -> int:
-        """It is known what this one does: its descriptor, for the caller to close; -1: it is gone."""
+        """It is known what this one does: its descriptor, for the caller to close; -1: it is
+        gone.
+        """
         return self._ends.pop((process, thread), -1)
 
     def take_others(self) -> list[int]:

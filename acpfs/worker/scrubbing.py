@@ -1,7 +1,9 @@
-"""When RAM is compared with the checksums: slowly, in the background, and at once when an operator asks.
+"""When RAM is compared with the checksums: slowly, in the background, and at once when an operator
+asks.
 
-The background pass takes about as long as it is to take (`scrub_ram_s`), stands back while files are written and the processors are busy,
-and begins anew with each worker. What it finds damaged stays a warning of `status` until it is found right, or gone.
+The background pass takes about as long as it is to take (`scrub_ram_s`), stands back while files
+are written and the processors are busy, and begins anew with each worker. What it finds damaged
+stays a warning of `status` until it is found right, or gone.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ from acpfs.writeback.streams.bandwidth import TokenBucket
 from acpfs.writeback.streams.give_way import GiveWay
 
 SCRUB_THREADS = 2
-"""One for the background, one for operators: a backing directory that hangs keeps no others waiting."""
-RATE_MIN, RATE_MAX = 1 << 20, 256 << 20
+"""One for the background, one for operators: a backing directory that hangs keeps no others
+waiting.
+"""
+RATE_MIN = 1 << 20
+RATE_MAX = 256 << 20
 """Bytes per second: a pass ends some time, and none takes more than a twentieth of a processor."""
 AGAIN_S = 60.0
 """What is damaged and may be repaired once it is closed is looked at so often."""
@@ -42,8 +47,14 @@ class Scrubbing:
         now: Callable[[], float],
         given: Runtime,
     ) -> None:
-        """`every_s`: about how long a pass takes; 0: there are none. `now`: the clock that `give_way` knows."""
-        self._scrub, self._every_s, self._give_way, self._now = scrub, every_s, give_way, now
+        """`every_s`: about how long a pass takes; 0: there are none.
+
+        `now`: the clock that `give_way` knows.
+        """
+        self._scrub = scrub
+        self._every_s = every_s
+        self._give_way = give_way
+        self._now = now
         self._calls = CallPool("scrub", SCRUB_THREADS, given)
         self._bucket = TokenBucket(RATE_MIN, given)
         self._damaged: dict[ScrubPlace, ScrubFinding] = {}
@@ -131,11 +142,9 @@ class Scrubbing:
 
 
 def _verdict(finding: ScrubFinding) -> Verification:
-    path, expected, found = (
-        os.fsdecode(finding.path),
-        finding.expected or None,
-        finding.found or None,
-    )
+    path = os.fsdecode(finding.path)
+    expected = finding.expected or None
+    found = finding.found or None
     return Verification(
         path, finding.soundness.value, finding.size, expected, found, finding.why or None
     )

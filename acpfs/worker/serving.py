@@ -1,7 +1,7 @@
 """Serving with the chosen transport.
 
-Where native was only `auto`'s choice (`mounting.transports`) and its session cannot be made, libfuse gets its chance, and the reason says
-what went wrong.
+Where native was only `auto`'s choice (`mounting.transports`) and its session cannot be made,
+libfuse gets its chance, and the reason says what went wrong.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ async def serve(
     ready: Callable[[TransportChoice], None],
     load: Callable[[Transport], Serve],
 ) -> None:
-    """Serve with the chosen transport; with libfuse where native was only `auto`'s choice and its session cannot be made.
+    """Serve with the chosen transport; with libfuse where native was only `auto`'s choice and its
+    session cannot be made.
 
-    `ready` is told what serves. `load`: the serve function of a transport, which is imported only then.
+    `ready` is told what serves. `load`: the serve function of a transport, which is imported only
+    then.
 
     Raises:
         MachineError: it cannot be mounted.

@@ -1,4 +1,6 @@
-"""What `acpfs-ctl set` does: each setting that can be changed in use, and how a running mount takes it up."""
+"""What `acpfs-ctl set` does: each setting that can be changed in use, and how a running mount takes
+it up.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A running worker as control sees it: turns the layers' records into the contracts of `acpfs.control.reports`.
+"""A running worker as control sees it: turns the layers' records into the contracts of
+`acpfs.control.reports`.
 
-Takes the file system's lock for each answer and never calls the backing directory, except in `verify`, which does so on
-threads that may hang.
+Takes the file system's lock for each answer and never calls the backing directory, except in
+`verify`, which does so on threads that may hang.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ from acpfs.worker.setting_changes import CHANGES, answered
 from acpfs.writeback import engine_records
 from acpfs.writeback.sources.spill import SpillStatistics
 
-PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's budget: little is left for the next save"
+PINNED_FULL = (
+    f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's budget: little is left for "
+    "the next save"
+)
 STATUS_QUEUE_ENTRIES_MAX = 100
 PROBLEM_LOOK_S = 2.0
 HASH_BUFFER_BYTES = 4 << 20
@@ -115,19 +119,19 @@ class WorkerSubject:
     def status(self) -> Status:
         parts = self._parts
         with parts.fs.lock:
-            fs, engine = parts.fs.statistics(), parts.engine.statistics()
-            cluster, urgent = (
-                cluster_report(parts, parts.inner.changes.display_path),
-                parts.inner.urgent.declared(),
+            fs = parts.fs.statistics()
+            engine = parts.engine.statistics()
+            cluster = cluster_report(parts, parts.inner.changes.display_path)
+            urgent = parts.inner.urgent.declared()
+            ram = _ram(parts, fs)
+            counters = _counters(fs, engine, parts)
+            calls = waiting_reports.calls(
+                self._life.waiting_calls(), parts.inner.paths.of, self.clock.now()
             )
-            ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
-            calls, durations = (
-                waiting_reports.calls(
-                    self._life.waiting_calls(), parts.inner.paths.of, self.clock.now()
-                ),
-                _durations(parts.inner.durations),
-            )
-        now, bypassed, link = self.clock.wall(), self._life.bypassed, self._life.link
+            durations = _durations(parts.inner.durations)
+        now = self.clock.wall()
+        bypassed = self._life.bypassed
+        link = self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
             mount=os.fspath(parts.settings.mountpoint),
@@ -198,7 +202,9 @@ class WorkerSubject:
         )
 
     def _health(self, refused: Sequence[QueueEntry]) -> HealthReport:
-        """Calls that are answered well are no sign of health while the directory refuses operations for good."""
+        """Calls that are answered well are no sign of health while the directory refuses operations
+        for good.
+        """
         health = self._parts.calls.health.statistics()
         state = health.state
         error = health.last_error
@@ -344,8 +350,11 @@ class WorkerSubject:
         await self._parts.engine.recorded()
 
     async def restore(self, verdict: Verification) -> int | str:
-        """The checksum is taken of the bytes that will be stored, and of nothing else: RAM can be wrong too."""
-        path, parts = os.fsencode(verdict.path), self._parts
+        """The checksum is taken of the bytes that will be stored, and of nothing else: RAM can be
+        wrong too.
+        """
+        path = os.fsencode(verdict.path)
+        parts = self._parts
         with parts.fs.lock:
             held = parts.inner.mending.held(path)
         if isinstance(held, str):
@@ -459,8 +468,11 @@ class WorkerSubject:
     async def verify(
         self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]
     ) -> None:
-        """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
-        good, began_at = set[bytes](), self.clock.wall()
+        """Each verdict is fetched by a call of its own, so that a hang is cancellable between two
+        files.
+        """
+        good = set[bytes]()
+        began_at = self.clock.wall()
         verdicts = self._parts.verifier.verify(
             [tuple(path.split(b"/")) if path else () for path in paths]
         )
@@ -498,7 +510,10 @@ def _why(state: str, error: str, oldest_call: str, oldest_s: float) -> str | Non
 
 
 def _orphan(path: tuple[bytes, ...]) -> str:
-    return f"a mount whose RAM tier was lost kept an old checkpoint as {shown(path)}: move it back on the backing directory, or remove it"
+    return (
+        f"a mount whose RAM tier was lost kept an old checkpoint as {shown(path)}: move it back "
+        "on the backing directory, or remove it"
+    )
 
 
 def _held(guarded: GuardedReport, now: float) -> QueueEntry:
@@ -535,7 +550,9 @@ def _spill(spill: SpillStatistics | None, behind: Unmirrored | None) -> SpillRep
 
 def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
     """Under the lock: the tmpfs says at the same moment what it holds."""
-    used, dirty, own = fs.tier.used_bytes, fs.content.dirty_bytes, parts.place.own_tmpfs
+    used = fs.tier.used_bytes
+    dirty = fs.content.dirty_bytes
+    own = parts.place.own_tmpfs
     return RamReport(
         budget_bytes=parts.tier.budget_bytes,
         used_bytes=used,
@@ -579,7 +596,8 @@ def _counters(fs: Any, engine: engine_records.EngineStatistics, parts: Parts) ->
         if name.startswith(("evicted", "copied"))
     }
     if fs.spill is not None:
-        spill, moved = fs.spill, fs.spilled
+        spill = fs.spill
+        moved = fs.spilled
         counters |= {
             "spill_copied_files": spill.copied_files,
             "spill_copied_bytes": spill.copied_bytes,

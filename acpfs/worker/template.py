@@ -1,8 +1,9 @@
 """The process that workers are forked from: everything imported, nothing opened, no thread.
 
-Python and the imports take most of a second, a fork a few milliseconds: that is the difference in what applications see of a worker's
-death. One per code version: `acpfs-ctl reload` starts another. Tells the supervisor the process number of each worker and how it ended,
-and ends with the supervisor; workers live on.
+Python and the imports take most of a second, a fork a few milliseconds: that is the difference in
+what applications see of a worker's death. One per code version: `acpfs-ctl reload` starts another.
+Tells the supervisor the process number of each worker and how it ended, and ends with the
+supervisor; workers live on.
 """
 
 from __future__ import annotations
@@ -47,14 +48,21 @@ def _take_all_descriptors() -> None:
 
 
 def import_all() -> Work:
-    """What a worker needs; returns what it does. It lives for ever, and nobody looks for garbage in it: that took a tenth of the time."""
+    """What a worker needs; returns what it does.
+
+    It lives for ever, and nobody looks for garbage in it: that took a tenth of the time.
+    """
     gc.disable()
     from acpfs.checkpoints import Checkpoints
-    from acpfs.transport.native import serve as _serve_native  # noqa: F401 - imported by the worker when it is chosen
+
+    # imported by the worker when it is chosen
+    from acpfs.transport.native import serve as _serve_native  # noqa: F401
     from acpfs.worker import daemon
 
     Checkpoints()  # its regular expressions are compiled from here on: 20 ms of each worker's start
-    gc.freeze()  # with the little garbage of the imports: to find it took an eighth of the template's time, and gave no page back
+    # with the little garbage of the imports: to find it took an eighth of the template's time, and
+    # gave no page back
+    gc.freeze()
     gc.enable()
     return daemon.work
 
@@ -93,7 +101,9 @@ def _serve(supervisor: socket.socket, work: Work) -> None:
 
 
 def _forked(supervisor: socket.socket) -> int:
-    """As fork; -1 where the machine has no process or memory left: the supervisor is told so, and gives the order again."""
+    """As fork; -1 where the machine has no process or memory left: the supervisor is told so, and
+    gives the order again.
+    """
     try:
         return os.fork()
     except OSError as error:

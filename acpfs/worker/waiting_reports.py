@@ -1,4 +1,5 @@
-"""Who waits, for the contracts of `acpfs.control.reports`: writers for room in RAM, and calls for whatever they wait for.
+"""Who waits, for the contracts of `acpfs.control.reports`: writers for room in RAM, and calls for
+whatever they wait for.
 
 And who is waited for: processes that are in the middle of a file.
 """

@@ -1,12 +1,14 @@
 """The worker's life: mount, serve, drain, end.
 
-One trio run with one nursery. Everything that works behind the mount (engine, control, clock, metrics) is a task of it and
-outlives the mount, so that the drain goes on and control answers until the end. The mount ends in one of three ways: `acpfs umount`
-(drained first, refused while in use), a signal (drained up to the deadline, then taken away from whoever uses it), or somebody else's
+One trio run with one nursery. Everything that works behind the mount (engine, control, clock,
+metrics) is a task of it and outlives the mount, so that the drain goes on and control answers until
+the end. The mount ends in one of three ways: `acpfs umount` (drained first, refused while in use),
+a signal (drained up to the deadline, then taken away from whoever uses it), or somebody else's
 umount(8) (drained afterwards). What is not persisted then stays in the RAM tier for the next mount.
 
-A session can end without its mount: `umount -f`, an abort, the kernel's request time-out. Then every call in the mount point fails, and it
-falls through like one whose worker does not come back; the rest is drained, and the exit code says that this was no unmount.
+A session can end without its mount: `umount -f`, an abort, the kernel's request time-out. Then
+every call in the mount point fails, and it falls through like one whose worker does not come back;
+the rest is drained, and the exit code says that this was no unmount.
 """
 
 from __future__ import annotations
@@ -78,13 +80,18 @@ ELSEWHERE_INTERVAL_S = 0.5
 LOCK_WAIT_S = 5.0
 SESSION_ENDS_VARIABLE = "ACPFS_SESSION_ENDS"
 SESSION_ENDS_S = float(os.environ.get(SESSION_ENDS_VARIABLE, "20"))
-"""After the unmount; then it is looked who has the mount elsewhere. What just starts has a copy of every mount for a moment. For tests."""
+"""After the unmount; then it is looked who has the mount elsewhere.
+
+What just starts has a copy of every mount for a moment. For tests.
+"""
 LEFT_LOGGED_MAX = 20
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HOLD = ("hold", "hold-spare")
 """Names under which the supervisor keeps the channels of the processes that take inode locks."""
 DELETED = "deleted-"
-"""Name, with the node's number, of a descriptor that the supervisor keeps of a deleted file that is still open."""
+"""Name, with the node's number, of a descriptor that the supervisor keeps of a deleted file that is
+still open.
+"""
 
 log = get_logger(__name__)
 
@@ -129,7 +136,8 @@ class Worker:
         self._serving = trio.CancelScope()
         self._drain_deadline = math.inf
         self._hurry = trio.Event()
-        self._served, self._ended = trio.Event(), trio.Event()
+        self._served = trio.Event()
+        self._ended = trio.Event()
         self._mount: MountEntry | None = None
         """The mount that is served, as the kernel's table has it."""
         self._ending = Ending.UNMOUNTED
@@ -152,7 +160,8 @@ class Worker:
         """That the mount point is free and the mount goes on all the same, in words."""
 
     def _make_record(self) -> MountRecord:
-        parts, pid = self._parts, self.link.supervisor_pid
+        parts = self._parts
+        pid = self.link.supervisor_pid
         socket = parts.runtime / "sockets" / f"{registry.slug(self._mountpoint)}.sock"
         return MountRecord(
             mountpoint=self._mountpoint,
@@ -208,7 +217,9 @@ class Worker:
             registry.remove(self._record)
 
     def _make_room(self) -> None:
-        """For the next worker: no step is under way from here on; requests that were read and not answered come to it again."""
+        """For the next worker: no step is under way from here on; requests that were read and not
+        answered come to it again.
+        """
         log.info("making room for the next worker")
         self._parts.fs.lock.acquire(timeout=LOCK_WAIT_S)
 
@@ -225,13 +236,17 @@ class Worker:
         """
         if self._transport.transport is not Transport.NATIVE:
             raise RefusedError(
-                "reload needs the native transport: a libfuse mount cannot be taken over; unmount and mount again"
+                "reload needs the native transport: a libfuse mount cannot be taken over; "
+                "unmount and mount again"
             )
         self.link.reload()
 
     @property
     def nothing_left(self) -> bool:
-        """After `run`: whether the RAM tier may be removed. One that this worker never used and found empty may, too."""
+        """After `run`: whether the RAM tier may be removed.
+
+        One that this worker never used and found empty may, too.
+        """
         return not self._left and (
             self._ended.is_set() or not (self._was_mounted or self._parts.place.found)
         )
@@ -254,7 +269,9 @@ class Worker:
     # -- start
 
     async def _start_file_system(self) -> None:
-        """What an earlier daemon left is drained with care: while nothing was mounted, others could change the backing directory."""
+        """What an earlier daemon left is drained with care: while nothing was mounted, others could
+        change the backing directory.
+        """
         self._heed_stuck_workers()
         if self._parts.place.found and not self.link.session:
             with self._parts.fs.lock:
@@ -281,13 +298,16 @@ class Worker:
             keep(self._parts, self.link)
 
     def _heed_stuck_workers(self) -> None:
-        """What a killed worker's call still does must not come after what this one does with the same file."""
+        """What a killed worker's call still does must not come after what this one does with the
+        same file.
+        """
         remains = Remains(self.link.kept.get(STUCK, ()))
         calls = self._parts.tier.calls
         self._held_up = calls.take_over(self._parts.inner.kept.ram_calls, remains.take)
         if others := remains.take_others():
             log.warning(
-                "a killed worker's call on the backing directory has not returned: the drain waits for it",
+                "a killed worker's call on the backing directory has not returned: the drain "
+                "waits for it",
                 calls=len(others),
             )
             ended = self._parts.calls.commits.submit("killed worker's call", wait_over, others)
@@ -298,7 +318,8 @@ class Worker:
         """Files in RAM on which a killed worker's call waits for an application."""
         for path, processes in self._parts.fs.writers_of(self._held_up):
             log.warning(
-                "a killed worker's call on a file in RAM waits for a write of an application: that file waits for it, and no other",
+                "a killed worker's call on a file in RAM waits for a write of an application: "
+                "that file waits for it, and no other",
                 file=os.fsdecode(path),
                 written_by=processes,
             )
@@ -311,7 +332,8 @@ class Worker:
                 await self._parts.cluster.join()
         except (OSError, trio.TooSlowError) as error:
             raise MachineError(
-                f"backing directory {self._settings.backing}: the node record cannot be written: {error}"
+                f"backing directory {self._settings.backing}: the node record cannot be written: "
+                f"{error}"
             ) from error
 
     async def _start_tasks(self, nursery: trio.Nursery, server: ControlServer) -> None:
@@ -360,7 +382,8 @@ class Worker:
         await self._threads.run_sync(self._lay_beneath)
         if self.bypassed is not None and not self.link.session:
             log.warning(
-                "the mount was bypassed, and ended with the worker before: what that left is drained",
+                "the mount was bypassed, and ended with the worker before: what that left is "
+                "drained",
                 mount=self._mountpoint,
             )
             self.link.serving(self._mountpoint)
@@ -373,7 +396,8 @@ class Worker:
                 )
         except BaseException:
             if self._was_mounted or self.link.session:
-                raise  # a bug ended the transport: what lies beneath is what applications go on with
+                # a bug ended the transport: what lies beneath is what applications go on with
+                raise
             self._lift_beneath()
             raise
         if self._serving.cancelled_caught:
@@ -387,7 +411,9 @@ class Worker:
         log.info("unmounted", mount=self._mountpoint)
 
     async def _end_aborted(self) -> None:
-        """The mount is dead and still there: what lies beneath takes its place, or with `stop` nothing does."""
+        """The mount is dead and still there: what lies beneath takes its place, or with `stop`
+        nothing does.
+        """
         log.error("the mount is dead", mount=self._mountpoint, why=ABORTED)
         if self._transport.transport is Transport.NATIVE:
             self.link.keep("session", [])  # nobody can take it over
@@ -419,7 +445,8 @@ class Worker:
         self.beneath = not reason
         if reason:
             self._parts.place.warnings.append(
-                f"no fall-through: the backing directory cannot lie beneath the mount ({reason}), so if acpfs fails, the mount point does"
+                "no fall-through: the backing directory cannot lie beneath the mount "
+                f"({reason}), so if acpfs fails, the mount point does"
             )
 
     def _load(self, transport: Transport) -> serving.Serve:
@@ -432,7 +459,9 @@ class Worker:
     async def _serve_kept(
         self, fs: FileSystem, settings: Settings, ready: Callable[[], None]
     ) -> None:
-        """Serve the native session, which the supervisor keeps too: an earlier worker's, or a new one."""
+        """Serve the native session, which the supervisor keeps too: an earlier worker's, or a new
+        one.
+        """
         from acpfs.transport.native import serve as native
         from acpfs.transport.native.negotiate import Negotiated, ProtocolError
 
@@ -482,7 +511,8 @@ class Worker:
             fallthrough.lift(self._parts.runtime, self._mountpoint)
 
     def _mounted(self, transport: TransportChoice) -> None:
-        self._transport, self._was_mounted = transport, True
+        self._transport = transport
+        self._was_mounted = True
         entry = mounted_at(self._mountpoint)
         self._mount = entry if entry is not None and entry.kind == mountpoint.KIND else None
         registry.write(self._record)
@@ -526,7 +556,9 @@ class Worker:
                     log.warning("the run directory was moved; the RAM tier is at its place again")
 
     async def _watch_backing(self) -> None:
-        """Whether the descriptor still leads to what lies at the path; a hanging look waits in its thread."""
+        """Whether the descriptor still leads to what lies at the path; a hanging look waits in its
+        thread.
+        """
         while True:
             await trio.sleep(ANCHOR_INTERVAL_S)
             future = self._parts.calls.syncs.submit("look", self._parts.anchor.look)
@@ -542,7 +574,9 @@ class Worker:
                 )  # none that is parked, but what is scheduled: now
 
     async def _watch_run_directory(self, server: ControlServer) -> None:
-        """The mount's record and its socket are made anew where a cleaner has removed them: else no verb would ever come through."""
+        """The mount's record and its socket are made anew where a cleaner has removed them: else no
+        verb would ever come through.
+        """
         complaint = ""
         while True:
             await trio.sleep(RUN_DIRECTORY_INTERVAL_S)
@@ -579,7 +613,10 @@ class Worker:
     # -- the end
 
     async def _heed_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        """SIGTERM and SIGINT: drain up to the deadline, then end; not at once, however many come. SIGHUP: open the logs again."""
+        """SIGTERM and SIGINT: drain up to the deadline, then end; not at once, however many come.
+
+        SIGHUP: open the logs again.
+        """
         for one in _SIGNALS:
             signal.signal(
                 one, signal.SIG_IGN
@@ -596,7 +633,9 @@ class Worker:
                         stopping = True
                         stopping_since = trio.current_time()
                         nursery.start_soon(self._stop)
-                    elif self.link.says_hurry:  # it counts: this one may come from somebody who signals all processes of the mount
+                    elif self.link.says_hurry:
+                        # it counts: this one may come from somebody who signals all processes of
+                        # the mount
                         log.info(
                             "another signal: the supervisor says whether the drain goes on",
                             supervisor=self._record.pid,
@@ -604,7 +643,8 @@ class Worker:
                     elif self.link.is_alone and trio.current_time() - stopping_since < TOGETHER_S:
                         log.info("another signal comes with the first, and is one order with it")
                     else:
-                        # Of an older supervisor, or there is none that counts, as where a service manager is to start the next one.
+                        # Of an older supervisor, or there is none that counts, as where a service
+                        # manager is to start the next one.
                         self._hurry.set()
 
     def _told_to_hurry(self, token: trio.lowlevel.TrioToken) -> None:
@@ -628,7 +668,8 @@ class Worker:
         self._manager.stopping("draining", timeout_s)
         await self._drain()
         try:
-            # Whoever else has it does not keep it now: the mount point is free at once, and the session has its time to end.
+            # Whoever else has it does not keep it now: the mount point is free at once, and the
+            # session has its time to end.
             await self._take_away()
             await self._session_ends(SESSION_ENDS_S)
         except (RefusedError, MachineError) as error:
@@ -640,7 +681,8 @@ class Worker:
         """Take the mount away unless it is in use. With `leave`, drain nothing more.
 
         Raises:
-            RefusedError: it is in use, here or elsewhere, and stays; or something that nobody could see has it still.
+            RefusedError: it is in use, here or elsewhere, and stays; or something that nobody could
+                see has it still.
         """
         if self.bypassed is not None:
             self._end_bypass(leave=leave)
@@ -654,7 +696,8 @@ class Worker:
         await self._session_ends(patience_s)
 
     async def _nobody_else(self, patience_s: float) -> None:
-        """Look before the mount point is free: what is written there afterwards goes past the mount. What starts has a copy for a moment.
+        """Look before the mount point is free: what is written there afterwards goes past the
+        mount. What starts has a copy for a moment.
 
         Raises:
             RefusedError: somebody else has the mount, and did so for all that time.
@@ -673,7 +716,9 @@ class Worker:
         return self._parts.fs.has_directory(os.fsencode(end))
 
     async def _take_away(self) -> None:
-        """In a thread, because this one serves it; a call before this one may have done it, and others have the mount."""
+        """In a thread, because this one serves it; a call before this one may have done it, and
+        others have the mount.
+        """
         if mountpoint.is_mounted(self._mountpoint):
             await self._threads.run_sync(
                 mountpoint.take_away, self._mountpoint, abandon_on_cancel=True
@@ -683,7 +728,8 @@ class Worker:
         """The kernel ends it when the last one who has the mount is gone.
 
         Raises:
-            RefusedError: not within that time. The mount point is free; there is no way to put the mount back.
+            RefusedError: not within that time. The mount point is free; there is no way to put the
+                mount back.
         """
         with trio.move_on_after(patience_s):
             await self._served.wait()
@@ -695,7 +741,10 @@ class Worker:
         who = (
             f"process {others[0]} still has it in another mount namespace (a container?)"
             if others
-            else "something in the kernel still has it (an overlay, a loop device, a mount that is attached nowhere)"
+            else (
+                "something in the kernel still has it (an overlay, a loop device, a mount that "
+                "is attached nowhere)"
+            )
         )
         self.detached = (
             f"{self._mountpoint} is unmounted here, but {who}: "
@@ -704,10 +753,14 @@ class Worker:
         raise RefusedError(self.detached)
 
     async def bypass(self, reason: str) -> None:
-        """See `Subject`. What is dirty is drained on, with the same care for native changes as after a restart."""
+        """See `Subject`.
+
+        What is dirty is drained on, with the same care for native changes as after a restart.
+        """
         if not self.beneath:
             raise RefusedError(
-                f"nothing lies beneath {self._mountpoint} (not root, or on_failure = stop): unmounting it is all that can be done"
+                f"nothing lies beneath {self._mountpoint} (not root, or on_failure = stop): "
+                "unmounting it is all that can be done"
             )
         if self.bypassed is not None:
             raise RefusedError("it is bypassed already")
@@ -735,7 +788,8 @@ class Worker:
             open_files = self._parts.fs.statistics().open_files
         if open_files and not leave:
             raise RefusedError(
-                f"{open_files} files are still open in the bypassed mount; --leave takes them from their users"
+                f"{open_files} files are still open in the bypassed mount; --leave takes them "
+                "from their users"
             )
         self._lift_beneath()
         self._serving.cancel()
@@ -748,7 +802,9 @@ class Worker:
         return self._left
 
     async def _drain(self) -> None:
-        """Until nothing is left that comes by itself, the deadline has passed, or somebody is in a hurry."""
+        """Until nothing is left that comes by itself, the deadline has passed, or somebody is in a
+        hurry.
+        """
         with trio.move_on_at(self._drain_deadline):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_after, self._hurry, nursery.cancel_scope)
@@ -763,7 +819,9 @@ class Worker:
                 nursery.cancel_scope.cancel()
 
     async def _drain_rest(self) -> None:
-        """Nobody can change anything any more: what is still open is complete as it is, unless the mount was taken from its user."""
+        """Nobody can change anything any more: what is still open is complete as it is, unless the
+        mount was taken from its user.
+        """
         if math.isinf(self._drain_deadline):
             self._drain_deadline = trio.current_time() + self._settings.drain_timeout_s
         if self._ending is Ending.UNMOUNTED:

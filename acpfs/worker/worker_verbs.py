@@ -1,7 +1,9 @@
-"""Verbs of the control socket that ask or change one part of the worker: what stays in RAM, other members, a look at the mount's state.
+"""Verbs of the control socket that ask or change one part of the worker: what stays in RAM, other
+members, a look at the mount's state.
 
-Those that wait for the drain or tell of it need only `acpfs.control.worker_contract` and are in `acpfs.control.verbs`. Takes the
-file system's lock for each step and never calls the backing directory from trio's thread; waits are cancelled when the client goes away.
+Those that wait for the drain or tell of it need only `acpfs.control.worker_contract` and are in
+`acpfs.control.verbs`. Takes the file system's lock for each step and never calls the backing
+directory from trio's thread; waits are cancelled when the client goes away.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class WorkerVerbs:
     # -- what is in RAM
 
     async def _preload(self, request: ControlRequest, tell: Report) -> Json:
-        """Bring files to RAM; with `wait`, until they are there, each that was brought or not an item."""
+        """Bring files to RAM; with `wait`, until they are there, each that was brought or not an
+        item.
+        """
         job = self._preloads.begin([] if request.flag("latest") else request.some_paths())
         if not request.flag("wait"):
             return {"items": []}
@@ -92,7 +96,8 @@ class WorkerVerbs:
         for path in request.some_paths():
             with self._parts.fs.lock, self._parts.state.step():
                 done = self._parts.inner.eviction.evict(path)
-            files, freed = files + done.files, freed + done.freed_bytes
+            files = files + done.files
+            freed = freed + done.freed_bytes
             stayed = [
                 StayedFile(os.fsdecode(one.path), one.reason, one.size_bytes) for one in done.stayed
             ]
@@ -101,7 +106,8 @@ class WorkerVerbs:
 
     async def _urgent(self, request: ControlRequest, _tell: Report) -> Json:
         """Who asks is what the kernel said of the connection, never what the request says."""
-        path, off = request.one_path(), request.flag("off")
+        path = request.one_path()
+        off = request.flag("off")
         seconds = request.seconds("for_s")
         if off == (seconds is not None):
             raise BadRequestError(f"{request.verb}: say for how long, or off")
@@ -110,11 +116,13 @@ class WorkerVerbs:
         node = await self._found(path)
         if not node.is_dir and not node.is_file:
             raise RefusedError(
-                f"{os.fsdecode(path)} is neither a directory nor a file: name the target of the symlink, if it is one"
+                f"{os.fsdecode(path)} is neither a directory nor a file: name the target of the "
+                "symlink, if it is one"
             )
         if request.uid not in (0, node.uid):
             raise AcpfsError(
-                f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent"
+                "permission denied: only its owner and root may say whether "
+                f"{os.fsdecode(path) or 'the mount'} is urgent"
             )
         urgent = self._parts.inner.urgent
         with self._parts.fs.lock, self._parts.state.step():

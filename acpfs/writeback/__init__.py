@@ -1,1 +1,4 @@
-"""Operation log, versions, streams, ordered commit, retry, manifest. Knows no FUSE, no handles, no lookups."""
+"""Operation log, versions, streams, ordered commit, retry, manifest.
+
+Knows no FUSE, no handles, no lookups.
+"""

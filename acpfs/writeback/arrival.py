@@ -14,10 +14,13 @@ T = TypeVar("T")
 
 
 async def outcome(future: Future[T]) -> T:
-    """The future's result; on cancellation the future goes on without us (a hung backing call cannot be ended)."""
+    """The future's result; on cancellation the future goes on without us (a hung backing call
+    cannot be ended).
+    """
     if future.done():
         return future.result()
-    event, token = trio.Event(), trio.lowlevel.current_trio_token()
+    event = trio.Event()
+    token = trio.lowlevel.current_trio_token()
 
     def tell(_done: Future[T]) -> None:
         with contextlib.suppress(trio.RunFinishedError):
@@ -29,7 +32,9 @@ async def outcome(future: Future[T]) -> T:
 
 
 class Bell:
-    """Wakes one trio task; rung from any thread, as often as one likes, before the task listens or while it works."""
+    """Wakes one trio task; rung from any thread, as often as one likes, before the task listens or
+    while it works.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,4 +63,5 @@ class Bell:
         with trio.move_on_at(until):
             await event.wait()
         with self._lock:
-            self._event, self._rung = None, False
+            self._event = None
+            self._rung = False

@@ -1,10 +1,11 @@
 """The write-back engine: runs the operation log against the backing directory.
 
-Three tasks in one nursery: streams are started ahead in parallel (one thread each), commits are carried out group by group in log order
-(one thread), the manifest is written behind them. All state is under the file system's lock and every locked section is one
-transaction; nothing that may block on the backing directory happens under it or in the trio thread. A failure is state of its
-operation (`retry`), an exception that is not an `OSError` is a bug and ends the worker. Knows no FUSE, no handles, and names only
-through `Listener`.
+Three tasks in one nursery: streams are started ahead in parallel (one thread each), commits are
+carried out group by group in log order (one thread), the manifest is written behind them. All state
+is under the file system's lock and every locked section is one transaction; nothing that may block
+on the backing directory happens under it or in the trio thread. A failure is state of its operation
+(`retry`), an exception that is not an `OSError` is a bug and ends the worker. Knows no FUSE, no
+handles, and names only through `Listener`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _log = get_logger(__name__)
 class Engine:
     """Runs the operation log: streams ahead in parallel, commits in order."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # one statement for each part
         self,
         parts: DrainParts,
         manifest: Manifest,
@@ -80,22 +81,24 @@ class Engine:
         before: Callable[[Op], None] = lambda _op: None,
         place: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Starts nothing; `run` does. `spill`: where versions are that have left RAM; `before`: see `Committer`; `place`: see `Stagger`."""
-        self._parts, self._lock, self._listener, self.section = (
-            parts,
-            parts.lock,
-            (listener := parts.listener),
-            parts.section,
-        )
-        self._lower, self._ops, self._tier, self._calls = (
-            (lower := parts.lower),
-            (log := parts.log),
-            (tier := parts.tier),
-            parts.calls,
-        )
-        self._counters, settings = parts.counters, parts.settings
+        """Starts nothing; `run` does.
+
+        `spill`: where versions are that have left RAM; `before`: see `Committer`; `place`: see
+        `Stagger`.
+        """
+        self._parts = parts
+        self._lock = parts.lock
+        self._listener = (listener := parts.listener)
+        self.section = parts.section
+        self._lower = (lower := parts.lower)
+        self._ops = (log := parts.log)
+        self._tier = (tier := parts.tier)
+        self._calls = parts.calls
+        self._counters = parts.counters
+        settings = parts.settings
         self._due: dict[Seq, float] = {}
-        self._noted, self._paused = 0, False
+        self._noted = 0
+        self._paused = False
         runtime = parts.runtime
         self._bucket = TokenBucket(settings.bandwidth, runtime)
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s, runtime)
@@ -115,10 +118,8 @@ class Engine:
             self._go_on,
         )
         self._conflicts = Conflicts(parts)
-        applied, there = (
-            self._streamer.applied,
-            Whereabouts(lower, parts.tree, log, parts.lock, listener.left_as),
-        )
+        applied = self._streamer.applied
+        there = Whereabouts(lower, parts.tree, log, parts.lock, listener.left_as)
         one_by_one = spill is not None and spill.mode is SpillMode.MIRROR
         placing = Placing(parts)
         self._committer = Committer(
@@ -170,7 +171,8 @@ class Engine:
         )
         self.stagger = Stagger(settings.stagger_s, place, runtime.clock.now)
         self._streams_stand_back = self._commits_stand_back = False
-        self._stream_bell, self._commit_bell = Bell(), Bell()
+        self._stream_bell = Bell()
+        self._commit_bell = Bell()
         self._staged = Staged(log, self._order.has_work)
         self._rewritten_since: dict[Seq, float] = {}
         self._before: Future[None] | None = None
@@ -180,7 +182,10 @@ class Engine:
     # -- life
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Remove stale staging files, then drain until cancelled. Reports started at once: nothing here waits for the backing directory."""
+        """Remove stale staging files, then drain until cancelled.
+
+        Reports started at once: nothing here waits for the backing directory.
+        """
         task_status.started()
         self._resume()
         try:
@@ -197,11 +202,15 @@ class Engine:
             self._stop()
 
     def begin_after(self, before: Future[None]) -> None:
-        """Have `run` wait first: a commit that a dead worker began may still be carried out, and must not come after its successors."""
+        """Have `run` wait first: a commit that a dead worker began may still be carried out, and
+        must not come after its successors.
+        """
         self._before = before
 
     def _is_pressed(self) -> bool:
-        """Whether large streams have no time to stand back. Without the lock: an answer that is a moment old does.
+        """Whether large streams have no time to stand back.
+
+        Without the lock: an answer that is a moment old does.
 
         What is clean does not count: in use RAM is full of it, and it leaves for whoever writes.
         """
@@ -221,7 +230,9 @@ class Engine:
             self._queue.wake_all()
 
     def _stop(self) -> None:
-        """Threads that are still out see it at their next step; one that hangs does no harm when it comes back."""
+        """Threads that are still out see it at their next step; one that hangs does no harm when it
+        comes back.
+        """
         self._committer.stopped = True
         self._bucket.close()
         with self._lock:
@@ -250,7 +261,8 @@ class Engine:
         self._committer.shut_directories()
         self._manifest.manifest.remove_unfinished()
         self._manifest.manifest.load()
-        found, kept = self._lower.list_staging(), self._lower.list_kept()
+        found = self._lower.list_staging()
+        kept = self._lower.list_kept()
         with self._lock:
             self.guard.found_kept(kept)
             versions = [op.version for op in self._ops if op.version is not None]
@@ -265,7 +277,9 @@ class Engine:
                 self._lower.remove_staging(name)
 
     def _appended(self, op: Op) -> None:
-        """Small work rings at nobody who stands back: each ring costs 0.1 ms of the interpreter, and they look again by themselves."""
+        """Small work rings at nobody who stands back: each ring costs 0.1 ms of the interpreter,
+        and they look again by themselves.
+        """
         self.gate.note(op)
         self._checksums.appended()
         if not (self._streams_stand_back and _is_small(op)):
@@ -274,7 +288,10 @@ class Engine:
             self._commit_bell.ring()
 
     def wake(self) -> None:
-        """There may be something to do. Thread-safe, cheap, may be called under the lock and before `run`."""
+        """There may be something to do.
+
+        Thread-safe, cheap, may be called under the lock and before `run`.
+        """
         self._stream_bell.ring()
         self._commit_bell.ring()
 
@@ -284,7 +301,8 @@ class Engine:
         while True:
             with self.section():
                 self._note_new()
-                # Asked once for both: a burst that ends between two questions would leave small work neither begun nor looked at again.
+                # Asked once for both: a burst that ends between two questions would leave small
+                # work neither begun nor looked at again.
                 stand_back_s = self._courtesy.delay_s() if len(self._ops) else 0.0
                 self._streams_stand_back = bool(stand_back_s)
                 stagger_s = self.stagger.delay_s(pressed=self._is_pressed())
@@ -324,10 +342,8 @@ class Engine:
     def _next_stream(self, now: float, *, small: bool) -> Stream | None:
         if self._paused or self._committer.stopped:
             return None
-        large, small = (
-            not self.stagger.delay_s(pressed=False),
-            small and not self._staged.is_enough(len(self._queue.active)),
-        )
+        large = not self.stagger.delay_s(pressed=False)
+        small = small and not self._staged.is_enough(len(self._queue.active))
         while (op := self._queue.next(now, small=small, large=large)) is not None:
             if not (self._elide(op) or self._may_be_left_out(op)):
                 self._due.pop(op.seq, None)
@@ -350,7 +366,10 @@ class Engine:
         self.wake()
 
     def _stream_in_turn(self, job: list[Stream]) -> None:
-        """In a stream thread. Going on here saves two task switches per file, which is most of what a small file costs."""
+        """In a stream thread.
+
+        Going on here saves two task switches per file, which is most of what a small file costs.
+        """
         while job:
             self._streamer.run(job[0])
             following = job.pop().following
@@ -404,7 +423,10 @@ class Engine:
                 )
 
     def _next_group(self, now: float) -> tuple[list[Op], float]:
-        """The next group, or when to look again. Asks first whether to stand back: looking costs more than committing does."""
+        """The next group, or when to look again.
+
+        Asks first whether to stand back: looking costs more than committing does.
+        """
         first = self._ops.first()
         self._commits_stand_back = False
         if first is None or self._paused:
@@ -418,13 +440,15 @@ class Engine:
 
     async def _commit(self, group: list[Op]) -> None:
         result = await outcome(self._calls.commits.submit("commit", self._committer.run, group))
-        # Carried out, flushed, and only then out of the log: an operation that is not there any more counts as persisted for everybody
-        # (fsync, other members' pointers, the guard). A worker that dies before carries the group out again, and finds it done.
+        # Carried out, flushed, and only then out of the log: an operation that is not there any
+        # more counts as persisted for everybody (fsync, other members' pointers, the guard). A
+        # worker that dies before carries the group out again, and finds it done.
         if result.done:
             await self._flusher.flush(result)
         with self.section():
             self._finish(result)
-            failed, error = result.failed, result.error
+            failed = result.failed
+            error = result.error
             if (
                 failed is not None and error is not None and self._ops.get(failed.seq) is failed
             ):  # else given up before it was begun
@@ -504,7 +528,9 @@ class Engine:
         return True
 
     def _is_worth_finishing(self, op: Op) -> bool:
-        """Whether a stream goes on although there is a newer version: else a file rewritten all the time would never be persisted."""
+        """Whether a stream goes on although there is a newer version: else a file rewritten all the
+        time would never be persisted.
+        """
         if (
             op.withheld
             or op.version is None
@@ -516,7 +542,8 @@ class Engine:
         return self._ops.waited_for(op) or age_s > REWRITTEN_S_MAX
 
     def _is_told_of(self, op: Op) -> bool:
-        """Whether other members wait for it by its time: its heir's gate would tell a later one, and pass what they closed in between.
+        """Whether other members wait for it by its time: its heir's gate would tell a later one,
+        and pass what they closed in between.
 
         Not when it is parked: nobody knows when it will be there, if ever.
         """
@@ -524,7 +551,8 @@ class Engine:
         return heir is not None and not op.parked and not self.gate.is_open(heir)
 
     def _may_be_left_out(self, op: Op) -> bool:
-        """Whether it lies between two others, of which the newer one may stand for it soon: it is streamed when it is the first.
+        """Whether it lies between two others, of which the newer one may stand for it soon: it is
+        streamed when it is the first.
 
         So a pointer that is rewritten in a loop does not cost a stream for each time that it was.
         """
@@ -532,7 +560,9 @@ class Engine:
         return earlier is not None and not earlier.parked and self._is_told_of(op)
 
     def _its_turn(self, op: Op) -> Op | None:
-        """The operation is about to leave the log; what replaces it, if anything, is next of its node."""
+        """The operation is about to leave the log; what replaces it, if anything, is next of its
+        node.
+        """
         heir = self._ops.replacement(op)
         if (
             heir is not None
@@ -559,9 +589,11 @@ class Engine:
         self._listener.dropped(op)
 
     def _supersede(self, op: Op) -> list[Op]:
-        """A pointer that another member has replaced since: left out with what was stored for it alone. Under the lock.
+        """A pointer that another member has replaced since: left out with what was stored for it
+        alone. Under the lock.
 
-        Not where anything has begun, or a later operation here moves, removes or replaces what it makes: that needs it there.
+        Not where anything has begun, or a later operation here moves, removes or replaces what it
+        makes: that needs it there.
         """
         if self._ops.is_victim(op.ino):
             return []
@@ -585,18 +617,23 @@ class Engine:
     # -- for the layers above
 
     def persisted(self, seq: Seq, node: Ino | None = None) -> Future[None]:
-        """Done when every operation up to `seq` is persisted; fails with the errno of one that was parked.
+        """Done when every operation up to `seq` is persisted; fails with the errno of one that was
+        parked.
 
-        With `node`: parked operations of other members do not matter. Same as `log.when_done`. Thread-safe.
+        With `node`: parked operations of other members do not matter. Same as `log.when_done`.
+        Thread-safe.
         """
         with self._lock:
             return self._ops.when_done(seq, node)
 
     def retry(self, seqs: Iterable[Seq] = ()) -> int:
-        """Try parked operations again (all of them when none is named), and the scheduled retries now; returns how many. Thread-safe."""
+        """Try parked operations again (all of them when none is named), and the scheduled retries
+        now; returns how many. Thread-safe.
+        """
         wanted = set(seqs)
         with self.section():
-            # What is parked and not sealed has bytes nowhere any more: in the order all would wait for it.
+            # What is parked and not sealed has bytes nowhere any more: in the order all would wait
+            # for it.
             parked = [
                 op
                 for op in self._ops.parked()
@@ -612,7 +649,9 @@ class Engine:
         return count
 
     def discard(self, seqs: Iterable[Seq]) -> int:
-        """Give operations up, with those that need them (below a directory that will not be made); returns how many. Thread-safe."""
+        """Give operations up, with those that need them (below a directory that will not be made);
+        returns how many. Thread-safe.
+        """
         with self.section():
             chosen = with_dependents(self._ops, self._parts.tree, set(seqs))
             for op in chosen:
@@ -624,7 +663,9 @@ class Engine:
         return len(chosen)
 
     def drained(self) -> bool:
-        """Nothing is left to do, the manifest is written and staging files are gone (or cannot be), spares too. Thread-safe."""
+        """Nothing is left to do, the manifest is written and staging files are gone (or cannot be),
+        spares too. Thread-safe.
+        """
         with self._lock:
             if len(self._ops):
                 return False
@@ -642,7 +683,8 @@ class Engine:
         self.wake()
 
     def expect_foreign_changes(self, until: Seq = EVERYTHING, inos: Iterable[Ino] = ()) -> Guarding:
-        """Others may have changed the backing directory since the operations up to `until` were logged: overwrite nothing of theirs.
+        """Others may have changed the backing directory since the operations up to `until` were
+        logged: overwrite nothing of theirs.
 
         Returns what to give here if that turns out not to be so.
         """

@@ -9,7 +9,10 @@ from acpfs.drain_records import ConflictReport, GuardedReport, QueueEntry
 from acpfs.writeback.log.ops import Op
 
 QUEUE_ENTRIES_MAX = 1000
-"""Most queue entries in one record; the counts are always complete. `status` must answer quickly with a million files queued."""
+"""Most queue entries in one record; the counts are always complete.
+
+`status` must answer quickly with a million files queued.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,9 @@ class DrainCounters:
     """Not streamed, because another member had stored the same bytes under the same name."""
     equal_bytes: int = 0
     repairs: int = 0
-    """Times the backing directory was not as left (parent removed, name taken from outside) and was put right, or taken as it is."""
+    """Times the backing directory was not as left (parent removed, name taken from outside) and was
+    put right, or taken as it is.
+    """
     commit_groups: int = 0
 
 
@@ -122,7 +127,9 @@ class EngineStatistics:
     staged_bytes: int
     """Part of `dirty_bytes` that already lies in staging files."""
     oldest_logged_at: float | None
-    """Wall clock, seconds: when the oldest queued operation was made; None when the log is empty."""
+    """Wall clock, seconds: when the oldest queued operation was made; None when the log is
+    empty.
+    """
     queue: tuple[QueueEntry, ...]
     """Oldest first, at most QUEUE_ENTRIES_MAX."""
     streaming: tuple[QueueEntry, ...]

@@ -1,4 +1,7 @@
-"""What the write-back engine tells the layer above. Every call is made under the file system's lock, in log order."""
+"""What the write-back engine tells the layer above.
+
+Every call is made under the file system's lock, in log order.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,33 @@ class Listener(Protocol):
     """Implemented by the file system."""
 
     def persisted(self, op: Op, stat: LowerStat | None) -> None:
-        """`op` is on stable storage and was removed from the log; the committed tree has been changed accordingly.
+        """`op` is on stable storage and was removed from the log; the committed tree has been
+        changed accordingly.
 
-        `stat`: the node's entry on the backing directory as it is now (None for removals). A STORE's version is finished.
+        `stat`: the node's entry on the backing directory as it is now (None for removals). A
+        STORE's version is finished.
         """
         ...
 
     def dropped(self, op: Op) -> None:
-        """`op` was removed from the log without being carried out (elided, or discarded by an operator). A STORE's version is finished."""
+        """`op` was removed from the log without being carried out (elided, or discarded by an
+        operator). A STORE's version is finished.
+        """
         ...
 
     def superseded(self, op: Op, former: Place | None) -> None:
-        """Before `dropped`, of a pointer that another member has replaced since: its name leads to that one's.
+        """Before `dropped`, of a pointer that another member has replaced since: its name leads to
+        that one's.
 
-        `former`: where the file lies that was to get the name; it goes from there, as it would have gone by the rename.
+        `former`: where the file lies that was to get the name; it goes from there, as it would have
+        gone by the rename.
         """
         ...
 
     def set_aside(self, op: Op) -> None:
-        """A deletion is held back. What its file has under other names is as persisted as it was."""
+        """A deletion is held back. What its file has under other names is as persisted as it
+        was.
+        """
         ...
 
     def directory_times(self, ino: Ino) -> tuple[int, int] | None:
@@ -47,37 +58,50 @@ class Listener(Protocol):
         ...
 
     def only_appended(self, version: Version) -> bool:
-        """Whether what may be written to its file unseen is appended: if its bytes are the same in the end, they are the version."""
+        """Whether what may be written to its file unseen is appended: if its bytes are the same in
+        the end, they are the version.
+        """
         ...
 
     def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
-        """A directory was given its times: `stat` is its entry on the backing directory as acpfs left it."""
+        """A directory was given its times: `stat` is its entry on the backing directory as acpfs
+        left it.
+        """
         ...
 
     def display_path(self, op: Op) -> bytes:
-        """The path below the mount point by which a user knows the operation, e.g. b"run1/ck100/model.pt"."""
+        """The path below the mount point by which a user knows the operation, e.g.
+        b"run1/ck100/model.pt".
+        """
         ...
 
     def still_frozen(self, version: Version) -> bool:
-        """Whether the version's bytes are what they were when the version was made, or last asked about.
+        """Whether the version's bytes are what they were when the version was made, or last asked
+        about.
 
-        Asked after a stream has read them. False where the kernel wrote to the tier file unseen: then `size` and `renewals` have
-        changed, and the version is streamed anew.
+        Asked after a stream has read them. False where the kernel wrote to the tier file unseen:
+        then `size` and `renewals` have changed, and the version is streamed anew.
         """
         ...
 
     def restaged(self, version: Version, before: str) -> None:
-        """The bytes are in another staging file now, `version.staging_name`, and the one called `before` goes. Under the lock."""
+        """The bytes are in another staging file now, `version.staging_name`, and the one called
+        `before` goes. Under the lock.
+        """
         ...
 
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
-        """`LowerStat.identity()` of the node's entry on the backing directory when acpfs last knew it; None: not known."""
+        """`LowerStat.identity()` of the node's entry on the backing directory when acpfs last knew
+        it; None: not known.
+        """
         ...
 
     def keeps_staging(self, version: Version) -> bool:
-        """Whether the version's staging file is all that there is of a file which has no name any more and is still open.
+        """Whether the version's staging file is all that there is of a file which has no name any
+        more and is still open.
 
-        Asked where the version is given up: then the staging file stays, and is the file system's. Under the lock.
+        Asked where the version is given up: then the staging file stays, and is the file system's.
+        Under the lock.
         """
         ...
 
@@ -94,7 +118,9 @@ class Listener(Protocol):
         ...
 
     def version_of_open_file(self, version: Version) -> bool:
-        """Whether somebody still has the version's file open for writing (used to order streams: closed files first)."""
+        """Whether somebody still has the version's file open for writing (used to order streams:
+        closed files first).
+        """
         ...
 
     def is_interrupted(self, ino: Ino) -> bool:
@@ -105,7 +131,9 @@ class Listener(Protocol):
         ...
 
     def directory_of(self, ino: Ino) -> Ino:
-        """The directory in which a node lies by its first name; NO_INO: in none, and above the root."""
+        """The directory in which a node lies by its first name; NO_INO: in none, and above the
+        root.
+        """
         ...
 
     def path_of(self, ino: Ino) -> bytes:

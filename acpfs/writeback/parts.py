@@ -1,7 +1,7 @@
 """What all rooms of the engine work on, and how they look at it.
 
-Owns nothing of it, and knows no rule. The methods take the file system's lock for a moment, but `look`, which calls the backing directory
-and takes none. `listener` is called under the lock.
+Owns nothing of it, and knows no rule. The methods take the file system's lock for a moment, but
+`look`, which calls the backing directory and takes none. `listener` is called under the lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class DrainParts:
 
     @contextmanager
     def section(self) -> Iterator[None]:
-        """Under the lock, one transaction; whose wait is over is told afterwards, without the lock."""
+        """Under the lock, one transaction; whose wait is over is told afterwards, without the
+        lock.
+        """
         with self.lock:
             with self.state.step():
                 yield
@@ -55,7 +57,9 @@ class DrainParts:
             return self.tree.path(ino)
 
     def path_at(self, place: Place) -> LowerPath | None:
-        """The path of a name in a directory; None: the directory is not on the backing directory."""
+        """The path of a name in a directory; None: the directory is not on the backing
+        directory.
+        """
         with self.lock:
             return self.tree.path_at(*place)
 

@@ -32,7 +32,9 @@ def queue_entry(op: Op, listener: Listener, why: Why, now: float) -> QueueEntry:
 
 
 def _why(op: Op, listener: Listener, why: Why) -> Why:
-    """The order waits for bytes; whether somebody will close their file, or has to decide about it, is seen above."""
+    """The order waits for bytes; whether somebody will close their file, or has to decide about it,
+    is seen above.
+    """
     return Why.HALF if why is Why.UNSEALED and listener.is_interrupted(op.ino) else why
 
 

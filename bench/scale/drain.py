@@ -1,10 +1,12 @@
-"""Saves of many nodes over one storage, as fluids: when each node has persisted which save, and what is dirty meanwhile.
+"""Saves of many nodes over one storage, as fluids: when each node has persisted which save, and
+what is dirty meanwhile.
 
-Nodes that drain share the storage's bandwidth equally, none gets more than its link, and all files together no more metadata operations
-than are left. Between two events (a node begins, a node is done) nothing changes, so time leaps from one to the next. A node drains its
-saves in order; when it begins, `acpfs.writeback.streams.stagger` says, the very code that runs in a mount. Content counts as dirty from the
-close of the last file, and as not persisted until the save's last byte: real drains begin at the first close, and are earlier by that.
-Deterministic.
+Nodes that drain share the storage's bandwidth equally, none gets more than its link, and all files
+together no more metadata operations than are left. Between two events (a node begins, a node is
+done) nothing changes, so time leaps from one to the next. A node drains its saves in order; when it
+begins, `acpfs.writeback.streams.stagger` says, the very code that runs in a mount. Content counts
+as dirty from the close of the last file, and as not persisted until the save's last byte: real
+drains begin at the first close, and are earlier by that. Deterministic.
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ class _Node:
 
 
 class _Simulation:
-    """One run; see above. `v`: bytes that every node that drains now has sent since the beginning of time."""
+    """One run; see above.
+
+    `v`: bytes that every node that drains now has sent since the beginning of time.
+    """
 
     def __init__(self, scenario: Scenario, metadata_rate: float) -> None:
         self.scenario = scenario

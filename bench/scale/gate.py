@@ -1,9 +1,10 @@
 """Pointers that wait for other nodes' records, and what those records cost the metadata server.
 
-Each node publishes its watermark at its beats; whoever has a gated pointer looks every tenth of a heartbeat, lists, reads the records of
-those that have not passed and may have written again, a few at a time, and passes when the last one has.
-Requests take longer the busier the metadata server is (one queue, random arrivals), and beats come later where it cannot do them all.
-Deterministic by seed.
+Each node publishes its watermark at its beats; whoever has a gated pointer looks every tenth of a
+heartbeat, lists, reads the records of those that have not passed and may have written again, a few
+at a time, and passes when the last one has. Requests take longer the busier the metadata server is
+(one queue, random arrivals), and beats come later where it cannot do them all. Deterministic by
+seed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ BUSY_MAX = 0.98
 
 @dataclass(frozen=True)
 class Load:
-    """Operations per second on the metadata server, from acpfs' records alone, while nothing is gated."""
+    """Operations per second on the metadata server, from acpfs' records alone, while nothing is
+    gated.
+    """
 
     publishing: float
     reading: float
@@ -63,7 +66,8 @@ class Gate:
     """One save's pointer."""
 
     def __init__(self, scenario: Scenario, design: Design, seed: int) -> None:
-        self._scenario, self._design = scenario, design
+        self._scenario = scenario
+        self._design = design
         self._random = random.Random(seed)
         busy = load(scenario, design).total / scenario.metadata_rate
         self._latency_s = scenario.latency_s / (1 - min(busy, BUSY_MAX))
@@ -71,7 +75,9 @@ class Gate:
         self._beat_s = design.lively_beat * self._heartbeat_s * max(1.0, busy)
 
     def _told_at(self, since: float) -> float:
-        """When others can read that a node has what it was to have since then: its next beat, and in groups its leader's."""
+        """When others can read that a node has what it was to have since then: its next beat, and
+        in groups its leader's.
+        """
         told = since + self._random.random() * self._beat_s + self._latency_s
         if self._design.group and self._scenario.nodes > self._design.group:
             collecting = (
@@ -108,7 +114,10 @@ class Gate:
 
     def _look(self, units: list[float], begins: float, slowest: float) -> tuple[float, int, int]:
         """Look until all have passed: when, reads, looks."""
-        at, reads, looks, missing = begins, 0, 0, sorted(units)
+        at = begins
+        reads = 0
+        looks = 0
+        missing = sorted(units)
         each_s = self._latency_s / (
             self._design.readers if self._scenario.nodes > SHARED_FROM else READERS
         )
@@ -132,7 +141,9 @@ class Gate:
             at += max(self._design.look * self._heartbeat_s, took_s + reading_s)
 
     def _due(self) -> float:
-        """Of the records that were read, those that may be others at the next look: by clocks that may be ahead by the bound."""
+        """Of the records that were read, those that may be others at the next look: by clocks that
+        may be ahead by the bound.
+        """
         if not self._design.leaves_out:
             return 1.0
         return min(
@@ -147,7 +158,8 @@ class Gate:
         if not reading_s:
             return told[bisect.bisect_right(told, at) :]
         began = at + listing_s
-        first, last = bisect.bisect_right(told, began), bisect.bisect_right(told, began + reading_s)
+        first = bisect.bisect_right(told, began)
+        last = bisect.bisect_right(told, began + reading_s)
         return [
             one for one in told[first:last] if one > began + self._random.random() * reading_s
         ] + told[last:]

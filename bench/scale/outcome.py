@@ -13,7 +13,9 @@ from bench.scale.scenario import Design, Scenario
 HOUR_S = 3600.0
 DAY_S = 86_400.0
 METADATA_LEFT_MIN = 0.05
-"""Of the metadata server, for files, however busy acpfs' own records keep it: it serves all in turn."""
+"""Of the metadata server, for files, however busy acpfs' own records keep it: it serves all in
+turn.
+"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,9 @@ def withheld(scenario: Scenario, drained: Drained) -> float:
 
 
 def failures(scenario: Scenario, drained: Drained, seed: int) -> float:
-    """Bytes lost in one history of failures, drawn by `seed`; their mean over many is `Outcome.lost_per_day`, per time."""
+    """Bytes lost in one history of failures, drawn by `seed`; their mean over many is
+    `Outcome.lost_per_day`, per time.
+    """
     chance = random.Random(seed)
     lost = 0.0
     by_node: dict[int, list[tuple[float, float, float, float]]] = {}

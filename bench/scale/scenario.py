@@ -1,4 +1,5 @@
-"""What is simulated: a cluster, its storage, its saves, and how acpfs' nodes tell each other how far they are.
+"""What is simulated: a cluster, its storage, its saves, and how acpfs' nodes tell each other how
+far they are.
 
 Times in seconds, sizes in bytes, rates per second. Pure.
 """
@@ -37,7 +38,9 @@ class Scenario:
     saves: int = 2
     pointers_per_save: int = 2
     close_spread_s: float = 2.0
-    """Nodes close their files within so long; the pointer is closed after the last one (a collective)."""
+    """Nodes close their files within so long; the pointer is closed after the last one (a
+    collective).
+    """
     bandwidth: float = 2000 * GB
     """Of the storage, for all."""
     client_bandwidth: float = 5 * GB
@@ -70,7 +73,9 @@ class Scenario:
         return self.bandwidth * math.pow(self.clients_at_best / clients, self.contention)
 
     def client_rate(self) -> float:
-        """What one node alone can send: its link, or its streams' waiting for the end of each file."""
+        """What one node alone can send: its link, or its streams' waiting for the end of each
+        file.
+        """
         rate = self.client_bandwidth
         if self.stream_cost_s > 0:
             rate = min(
@@ -89,7 +94,9 @@ class Design:
 
     name: str
     publish_operations: float = 7.0
-    """lookup, create, write, fsync, rename, open and fsync of the directory; `bench.simulate_check` counts them."""
+    """lookup, create, write, fsync, rename, open and fsync of the directory; `bench.simulate_check`
+    counts them.
+    """
     read_operations: float = 3.0
     """lookup, open, release (the read itself does not reach a metadata server)."""
     beat: float = 0.625
@@ -108,7 +115,9 @@ class Design:
     readers: int = READERS
     """Records that are read at the same time, with more than SHARED_FROM nodes."""
     group: int = 0
-    """So many nodes' records are read by one of them and told on in one file; 0: whoever waits reads all."""
+    """So many nodes' records are read by one of them and told on in one file; 0: whoever waits
+    reads all.
+    """
     in_names: bool = False
     """The watermark is in the record's name, and a listing has them all."""
     thinned: bool = False

@@ -126,11 +126,10 @@ def test_patience_begins_anew_as_long_as_the_call_moves(pool: CallPool, hang: Ha
     assert pool.statistics().timed_out == 1
 
 
-def test_progress_is_what_is_moved_by_the_call_or_before_it_has_a_thread_by_those_that_have_them() -> (
-    None
-):
+def test_progress_is_what_the_call_moves_or_before_it_has_a_thread_what_others_move() -> None:
     together = Progress()
-    first, second = Progress(together), Progress(together)
+    first = Progress(together)
+    second = Progress(together)
     before = second.mark()
     first.begin()
     first.moved(1)
@@ -186,7 +185,9 @@ def test_descriptors_are_closed_however_many_calls_wait(
 def test_who_has_lost_patience_takes_no_place_in_the_queue(
     pool: CallPool, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by reading: `ls`, again and again, on a backing directory that hangs, filled it for everybody else."""
+    """Found by reading: `ls`, again and again, on a backing directory that hangs, filled it for
+    everybody else.
+    """
     monkeypatch.setattr(calls_module, "WAITING_CALLS_MAX", 4)
     for _ in range(3):
         pool.submit("hang", hang)
@@ -215,7 +216,8 @@ def test_who_has_older_knowledge_does_not_wait_anew_beside_a_call_that_is_late(
     hang: Hang,
 ) -> None:
     """A save asks many questions: with a second for each, the first one after a hang took five."""
-    clock, delays = [0.0], list[float]()
+    clock = [0.0]
+    delays = list[float]()
 
     class NoTimers:
         def start(self, delay_s: float, _timer: Timer) -> None:

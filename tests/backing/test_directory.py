@@ -93,7 +93,9 @@ def test_files_are_staged_and_renamed(directory: BackingDirectory) -> None:
 def test_what_may_not_be_opened_by_its_mode_is_flushed_with_its_file_system(
     directory: BackingDirectory,
 ) -> None:
-    """A daemon without privilege may not read its own directory of mode 0, and that does not pass."""
+    """A daemon without privilege may not read its own directory of mode 0, and that does not
+    pass.
+    """
     directory.mkdir((b"shut",))
     os.chown(directory.path / "shut", 1000, 1000)
     os.chmod(directory.path / "shut", 0)
@@ -111,7 +113,9 @@ def test_what_may_not_be_opened_by_its_mode_is_flushed_with_its_file_system(
 def test_a_refusal_that_the_mode_does_not_explain_is_an_error(
     directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of an expired ticket: who flushes tries again, and a FUSE server, which hears nothing of syncfs, may still hear of it."""
+    """As of an expired ticket: who flushes tries again, and a FUSE server, which hears nothing of
+    syncfs, may still hear of it.
+    """
     directory.mkdir((b"d",))
     put(directory, (b"d", b"f"), b"1")
 
@@ -138,7 +142,9 @@ def test_a_file_system_that_could_not_be_flushed_is_an_error(directory: BackingD
 def test_file_systems_are_flushed_once_each_by_the_descriptor_that_was_opened_first(
     directory: BackingDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newer one is not told what could not be written, if somebody else was told so before: seen on ext4 over a device that is full."""
+    """A newer one is not told what could not be written, if somebody else was told so before: seen
+    on ext4 over a device that is full.
+    """
     paths = [(b"d", b"f"), (b"d", b"gone", b"g"), (b"other",), ()]
     directory.mkdir((b"d",))
     flushed: list[int] = []
@@ -414,7 +420,9 @@ class TestIdentity:
 def test_a_top_that_is_said_to_be_missing_is_trouble(
     directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CephFS says ENOENT of open directories to a client that it has evicted; believed, the whole mount would not exist."""
+    """CephFS says ENOENT of open directories to a client that it has evicted; believed, the whole
+    mount would not exist.
+    """
 
     def gone(_what: object) -> object:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

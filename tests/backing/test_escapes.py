@@ -1,4 +1,6 @@
-"""No path leads out of the backing directory: how the code reaches entries, and a hostile neighbour who swaps directories for symlinks."""
+"""No path leads out of the backing directory: how the code reaches entries, and a hostile neighbour
+who swaps directories for symlinks.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ from tests.rig.runtime import REAL
 clause = pytest.mark.clause
 PACKAGE = Path(__file__).parents[2] / "acpfs"
 TAKES_PATH = frozenset(
-    "open stat lstat mkdir makedirs unlink remove rmdir rename replace link symlink readlink mknod mkfifo chown lchown chmod lchmod utime "
-    "scandir listdir statvfs truncate access walk getxattr setxattr listxattr removexattr chdir".split()
+    "open stat lstat mkdir makedirs unlink remove rmdir rename replace link symlink readlink "
+    "mknod mkfifo chown lchown chmod lchmod utime "
+    "scandir listdir statvfs truncate access walk getxattr setxattr listxattr removexattr "
+    "chdir".split()
 )
 NEVER_FOLLOW = frozenset({"stat", "chown", "utime", "link"})
-"""With `dir_fd` these follow a symlink unless told otherwise; the others do not, or are told by O_NOFOLLOW or O_EXCL."""
+"""With `dir_fd` these follow a symlink unless told otherwise; the others do not, or are told by
+O_NOFOLLOW or O_EXCL.
+"""
 BY_PATH = {
     "backing/anchor.py": {"self._directory.path"},
     "backing/areas.py": {"f'/proc/self/fdinfo/{fd}'"},
@@ -41,7 +47,9 @@ BY_PATH = {
     "transport/native/kernel_lanes.py": {"f'/proc/self/fd/{fd}'"},
     "transport/native/mount.py": {"DEVICE", "mountpoint"},
 }
-"""By path, on purpose: the backing directory as the operator named it, an open inode (/proc/self/fd), runtime directory, RAM tier."""
+"""By path, on purpose: the backing directory as the operator named it, an open inode
+(/proc/self/fd), runtime directory, RAM tier.
+"""
 LAYERS_BELOW_CONTROL = ("backing", "filesystem", "writeback", "transport")
 ROUNDS_S = 1.5
 
@@ -75,7 +83,8 @@ def test_entries_are_reached_by_name_beneath_a_descriptor(file: Path) -> None:
     allowed = BY_PATH.get(str(file.relative_to(PACKAGE)), set())
     wrong = []
     for call, name in path_calls(file):
-        given, first = words(call), ast.unparse(call.args[0])
+        given = words(call)
+        first = ast.unparse(call.args[0])
         text = f"{call.lineno}: {ast.unparse(call)}"
         if not {"dir_fd", "src_dir_fd"} & given.keys():
             wrong += [] if first in allowed else [text]
@@ -91,7 +100,9 @@ def test_entries_are_reached_by_name_beneath_a_descriptor(file: Path) -> None:
 @clause("S87")
 @pytest.mark.parametrize("file", sources(), ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_no_pathlib_touches_the_backing_directory(file: Path) -> None:
-    """Path.read_text and the like resolve paths; those on /proc, /sys and the runtime directory have names of their own."""
+    """Path.read_text and the like resolve paths; those on /proc, /sys and the runtime directory
+    have names of their own.
+    """
     tree = ast.parse(file.read_text(encoding="utf-8"))
     calls = [
         node.func
@@ -119,14 +130,17 @@ def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Backin
 
 @contextlib.contextmanager
 def swapping(inside: Path, outside: Path) -> Iterator[list[int]]:
-    """`inside/d/e` is a directory and a symlink to `outside` in turn, as fast as can be, `inside/d/f` a file and a symlink to one there."""
+    """`inside/d/e` is a directory and a symlink to `outside` in turn, as fast as can be,
+    `inside/d/f` a file and a symlink to one there.
+    """
     for name in ("d", "d/e", "d/e/sub"):
         (inside / name).mkdir()
     (inside / "d/f").write_bytes(b"inside")
     (inside / "d/e/f").write_bytes(b"inside")
     (inside / "d/e.").symlink_to(outside)
     (inside / "d/f.").symlink_to(outside / "f")
-    stop, swaps = threading.Event(), [0]
+    stop = threading.Event()
+    swaps = [0]
     fd = os.open(inside / "d", os.O_PATH)
 
     def swap() -> None:
@@ -182,7 +196,8 @@ def test_a_swapped_directory_leads_nowhere(directory: BackingDirectory, tmp_path
     new = Metadata(
         permissions=0o777, uid=12345, gid=12345, atime_ns=1, mtime_ns=1, xattrs={b"user.x": b"1"}
     )
-    e, f = (b"d", b"e"), (b"d", b"f")
+    e = (b"d", b"e")
+    f = (b"d", b"f")
     seen: set[bytes] = set()
     attempts: list[Callable[[], object]] = [
         lambda: seen.add(read_all(directory, (*e, b"f"))),

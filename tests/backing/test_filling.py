@@ -1,4 +1,6 @@
-"""How large staging files are filled: direct where that is known to be fast, and always with the right bytes."""
+"""How large staging files are filled: direct where that is known to be fast, and always with the
+right bytes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def test_whole_pages_go_past_the_page_cache(fd: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 511, PAGE + 1, MiB + 13])
 def test_the_odd_end_goes_through_the_page_cache(fd: int, tmp_path: Path, size: int) -> None:
     go_direct(fd)
-    head, tail = os.urandom(MiB), os.urandom(size)
+    head = os.urandom(MiB)
+    tail = os.urandom(size)
     filling.write(fd, filled(head), 0)
     filling.write(fd, filled(tail), MiB)
     assert not is_direct(fd)

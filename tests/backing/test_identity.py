@@ -1,4 +1,6 @@
-"""Who has a node id, when it cannot be had: a mount that lives, or one that was killed and cannot end."""
+"""Who has a node id, when it cannot be had: a mount that lives, or one that was killed and cannot
+end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sets of names as node records have them: whatever was put in is found, and hardly anything else, within the room that there is."""
+"""Sets of names as node records have them: whatever was put in is found, and hardly anything else,
+within the room that there is.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_what_was_put_in_is_found_and_little_else(count: int) -> None:
 
 
 def test_a_mistake_is_not_one_under_the_next_seed() -> None:
-    """So it costs a node that makes a file of that name about a heartbeat, and not as long as the other node drains."""
+    """So it costs a node that makes a file of that name about a heartbeat, and not as long as the
+    other node drains.
+    """
     found = [
         mistaken(told(PATHS_MAX, random.Random(number).getrandbits(40))) for number in range(8)
     ]

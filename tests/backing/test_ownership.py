@@ -1,4 +1,6 @@
-"""A `.acpfs` that somebody else made, or may write to, is not used: its owner could exchange what lies in it."""
+"""A `.acpfs` that somebody else made, or may write to, is not used: its owner could exchange what
+lies in it.
+"""
 
 from __future__ import annotations
 

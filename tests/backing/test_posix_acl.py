@@ -1,4 +1,6 @@
-"""ACLs as bytes: what chmod and inheritance make of them, and a mode that gives nobody more than one does."""
+"""ACLs as bytes: what chmod and inheritance make of them, and a mode that gives nobody more than
+one does.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from acpfs.backing.posix_acl import GROUP, GROUP_OBJ, MASK, OTHER, USER, USER_OB
 from tests.rig.acls import encoded, shown
 
 clause = pytest.mark.clause
-OWNER, OWNING_GROUP = 100, 200
+OWNER = 100
+OWNING_GROUP = 200
 USERS = (OWNER, 101, 102)
 GROUPS = (OWNING_GROUP, 201, 202)
 
 
 def may(entries: list[Entry], uid: int, gids: frozenset[int]) -> list[int]:
-    """The rights that somebody has, of which the kernel takes one that suffices: `posix_acl_permission`."""
+    """The rights that somebody has, of which the kernel takes one that suffices:
+    `posix_acl_permission`.
+    """
     mask = next((entry.may for entry in entries if entry.tag == MASK), 7)
     own = {entry.tag: entry.may for entry in entries}
     if uid == OWNER:

@@ -121,7 +121,8 @@ def test_a_damaged_record_is_nobodys(tmp_path: Path, records: NodeRecords) -> No
 
 def test_two_runtime_directories_have_different_locks(tmp_path: Path) -> None:
     directory = BackingDirectory(tmp_path, "n1", REAL)
-    here, there = claim(directory, tmp_path / "run1"), claim(directory, tmp_path / "run2")
+    here = claim(directory, tmp_path / "run1")
+    there = claim(directory, tmp_path / "run2")
     assert here.lock != there.lock
     assert NodeRecord.from_bytes(NodeRecord("n1", lock=here.lock).to_bytes()).lock == here.lock
     for one in (here, there):

@@ -1,4 +1,6 @@
-"""`acpfs-ctl advise`: figures from a history, and an advice that a simulation of the same job cannot better."""
+"""`acpfs-ctl advise`: figures from a history, and an advice that a simulation of the same job
+cannot better.
+"""
 
 from __future__ import annotations
 

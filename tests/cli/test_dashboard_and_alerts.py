@@ -1,6 +1,8 @@
-"""What `acpfs deploy dashboard` and `alerts` print: valid, and of metrics that exist; promtool judges the rules where it is installed.
+"""What `acpfs deploy dashboard` and `alerts` print: valid, and of metrics that exist; promtool
+judges the rules where it is installed.
 
-With it they are long: Debian's package is 19 MB for two tests of texts that seldom change; `tools/test cli` installs it.
+With it they are long: Debian's package is 19 MB for two tests of texts that seldom change;
+`tools/test cli` installs it.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def lost(ours: Any, theirs: Any, path: str = "") -> list[str]:
 
 @pytest.mark.clause("S321")
 def test_grafana_knows_each_field_of_the_dashboard() -> None:
-    """By the classes that Grafana generates from its schemas; Grafana itself can be had here from no package registry."""
+    """By the classes that Grafana generates from its schemas; Grafana itself can be had here from
+    no package registry.
+    """
     pytest.importorskip(
         "grafana_foundation_sdk",
         reason="grafana-foundation-sdk is not installed (it needs Python 3.11)",

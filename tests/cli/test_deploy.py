@@ -1,4 +1,6 @@
-"""`acpfs deploy`: what it prints is what Kubernetes takes, and says the same as the settings; nothing in it is asked for twice."""
+"""`acpfs deploy`: what it prints is what Kubernetes takes, and says the same as the settings;
+nothing in it is asked for twice.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_all_parts_are_there_once_and_select_the_same_pods() -> None:
 
 
 def test_the_keeper_outlives_the_daemons_pod_and_sees_what_it_sees() -> None:
-    """A pod of its own that no roll-out touches; not selected with the daemon's; evicted last; the same directories."""
+    """A pod of its own that no roll-out touches; not selected with the daemon's; evicted last; the
+    same directories.
+    """
     documents = printed("--claim", "checkpoints")
     (keeper,) = [
         document for document in documents if document["metadata"]["name"] == "acpfs-keeper"
@@ -115,7 +119,8 @@ def test_the_keeper_outlives_the_daemons_pod_and_sees_what_it_sees() -> None:
     labels = of_kind(documents, "DaemonSet")["spec"]["selector"]["matchLabels"]
     assert keeper["spec"]["updateStrategy"] == {"type": "OnDelete"}
     assert not labels.items() <= template["metadata"]["labels"].items()
-    (container,), (served,) = template["spec"]["containers"], daemon(documents)["containers"]
+    (container,) = template["spec"]["containers"]
+    (served,) = daemon(documents)["containers"]
     assert container["resources"]["limits"] == container["resources"]["requests"]
     assert [one for one in container["volumeMounts"] if one not in served["volumeMounts"]] == []
     assert template["spec"]["nodeSelector"] == daemon(documents)["nodeSelector"]
@@ -152,7 +157,9 @@ def test_every_option_of_the_command_lines_is_one_of_acpfs_mount() -> None:
 
 @pytest.mark.parametrize("kind", ["DaemonSet", "Job"])
 def test_pods_have_the_directory_above_the_mount_point(kind: str) -> None:
-    """The mount point itself would be the bare directory to a pod that was there before the mount."""
+    """The mount point itself would be the bare directory to a pod that was there before the
+    mount.
+    """
     spec = of_kind(printed(), kind)["spec"]["template"]["spec"]
     paths = {
         volume["name"]: volume["hostPath"]["path"]

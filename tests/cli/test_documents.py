@@ -98,9 +98,11 @@ OPTIONAL = {
     "lightning",
     "megatron",
 }
-"""Extras: `plot` is imported where a picture is asked for, and one line where it is not there; `torch` in ranks only (acpfs.training).
+"""Extras: `plot` is imported where a picture is asked for, and one line where it is not there;
+`torch` in ranks only (acpfs.training).
 
-The others are what a script has that imports their adapter (acpfs.training.frameworks); they are no extras.
+The others are what a script has that imports their adapter (acpfs.training.frameworks); they are no
+extras.
 """
 
 
@@ -125,7 +127,8 @@ def test_what_is_imported_is_a_dependency_and_the_other_way_round() -> None:
 
 
 def test_every_dependency_has_its_reason() -> None:
-    project, named = PROJECT, dependencies()
+    project = PROJECT
+    named = dependencies()
     assert (
         set(re.findall(r"^\| (\S+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", DEPENDENCIES, re.MULTILINE))
         - {"package"}

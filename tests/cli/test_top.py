@@ -44,9 +44,16 @@ def status() -> dict[str, Any]:
 
 
 CHECKPOINT = {
-    "path": "run/step-1", "state": "persisted", "bytes": 1024, "save_s": 2.0, "persist_s": None, "loads_from": "ram",
-    "began_at": 100.0, "closed_at": 102.0, "persisted_at": None,
-}  # fmt: skip
+    "path": "run/step-1",
+    "state": "persisted",
+    "bytes": 1024,
+    "save_s": 2.0,
+    "persist_s": None,
+    "loads_from": "ram",
+    "began_at": 100.0,
+    "closed_at": 102.0,
+    "persisted_at": None,
+}
 
 
 def member(node: str, state: str, lag_s: float | None = None) -> show.Json:
@@ -131,7 +138,9 @@ def words_of(bindings: Any) -> list[str]:
 
 
 def test_documents_show_the_screen_as_it_is() -> None:
-    """The text in OPERATIONS and the picture have its headings, keys and lines; `tools/pictures.py` makes the picture anew."""
+    """The text in OPERATIONS and the picture have its headings, keys and lines; `tools/pictures.py`
+    makes the picture anew.
+    """
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "OPERATIONS.md").read_text()
     captured = " ".join(page.partition("### A screen")[2].partition("\n###")[0].split())
@@ -207,7 +216,8 @@ def test_members_take_the_place_of_the_checkpoints() -> None:
 
 
 def test_several_mounts_and_keys_act_on_the_one_that_is_shown() -> None:
-    first, second = Daemon(), Daemon()
+    first = Daemon()
+    second = Daemon()
     first.broken = "it hangs"
     app = TopScreen([Mount("/mnt/a", first.ask), Mount("/mnt/b", second.ask)], 0.2)
 
@@ -269,7 +279,10 @@ def test_what_is_wrong_comes_first_and_is_not_endless() -> None:
 
 
 def test_other_commands_do_not_load_it() -> None:
-    code = "import sys; import acpfs.cli.ctl, acpfs.cli.verbs.status, acpfs.cli.verbs.top; sys.exit('textual' in sys.modules)"
+    code = (
+        "import sys; import acpfs.cli.ctl, acpfs.cli.verbs.status, acpfs.cli.verbs.top; "
+        "sys.exit('textual' in sys.modules)"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode
         == 0

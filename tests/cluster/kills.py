@@ -1,7 +1,8 @@
-"""Kills on several nodes while they save: workers, mounts, servers of the storage; streams change their speed, and clocks differ.
+"""Kills on several nodes while they save: workers, mounts, servers of the storage; streams change
+their speed, and clocks differ.
 
-The job goes on as a real one would: a save that fails because a mount is gone is given up, and the next one begins when all mounts are
-there. `run` returns what the observer saw.
+The job goes on as a real one would: a save that fails because a mount is gone is given up, and the
+next one begins when all mounts are there. `run` returns what the observer saw.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from tests.rig.storage.servers import Storage, kill
 CLOCK_SHARE = 0.45
 """Of the clock bound: so far clocks are set to either side."""
 BANDWIDTHS = ("0", "500K", "200K", "100K")
-"""Of all nodes but the first, which writes the pointers: without the order they are there before the shards. 100K is a delay of seconds."""
+"""Of all nodes but the first, which writes the pointers: without the order they are there before
+the shards. 100K is a delay of seconds.
+"""
 PAUSE_S = 0.2
 BETWEEN_SAVES_S = 0.3
 AWAY_S = 1.0
@@ -34,7 +37,10 @@ SAVE_WAIT_S = 60.0
 DRAIN_S = 180.0
 KEEP = 10
 OVER_STORAGE: dict[str, object] = {"heartbeat": 2.0, "clock_bound": 0.5, "node_timeout": 120.0}
-"""Over a distributed file system, whose clients remember things for a second: what users have. A node mounted anew is not missing."""
+"""Over a distributed file system, whose clients remember things for a second: what users have.
+
+A node mounted anew is not missing.
+"""
 
 
 @dataclass
@@ -53,9 +59,12 @@ class _Saver:
     """Saves all the time, in a thread of its own."""
 
     def __init__(self, job: Job | RankJob, seed: int) -> None:
-        self._job, self._random = job, random.Random(seed)
+        self._job = job
+        self._random = random.Random(seed)
         self.mounts = threading.Lock()
-        """Held by who takes a mount away, until it is there again: no save begins meanwhile, but one that is under way fails."""
+        """Held by who takes a mount away, until it is there again: no save begins meanwhile, but
+        one that is under way fails.
+        """
         self._stop = threading.Event()
         self._done = threading.Semaphore(0)
         self.saves = self.failed = 0
@@ -104,11 +113,14 @@ def run(
     transport: str = "native",
     **options: Any,
 ) -> Outcome:
-    """`workload`: files, dcp or megatron; `calm`: so many saves at the end, when nobody is killed any more, for the pointers' delays.
+    """`workload`: files, dcp or megatron; `calm`: so many saves at the end, when nobody is killed
+    any more, for the pointers' delays.
 
     `keep`: so many checkpoints, each node deletes its part of older ones, pointers first; 0: all.
     """
-    chooser, began, nodes = random.Random(seed), time.monotonic(), len(ground.backings)
+    chooser = random.Random(seed)
+    began = time.monotonic()
+    nodes = len(ground.backings)
     settings = {
         **QUICK,
         **(OVER_STORAGE if ground.storage else {"node_timeout": 20}),
@@ -142,11 +154,13 @@ def run(
                 outcome.kills[what] = outcome.kills.get(what, 0) + 1
                 done = f"{saver.saves} saves, {saver.failed} given up {saver.why[:150]}"
                 tell(
-                    f"{workload} {outcome.killed} after {time.monotonic() - began:.0f} s: {what}; {done}"
+                    f"{workload} {outcome.killed} after {time.monotonic() - began:.0f} s: "
+                    f"{what}; {done}"
                 )
         saver.wait_save()
         saver.stop()
-        outcome.saves, outcome.failed_saves = saver.saves, saver.failed
+        outcome.saves = saver.saves
+        outcome.failed_saves = saver.failed
         finish(stand)
         first_calm = job.iteration + 1
         for _ in range(calm):
@@ -165,22 +179,25 @@ class Storm:
     def __init__(
         self, stand: Stand, storage: Storage | None, saver: _Saver, chooser: random.Random
     ) -> None:
-        self._stand, self._storage, self._saver, self._random = stand, storage, saver, chooser
+        self._stand = stand
+        self._storage = storage
+        self._saver = saver
+        self._random = chooser
 
     def vary(self) -> None:
         """Another clock somewhere, and another speed."""
         bound_s = float(str(self._stand.nodes[0].options["clock_bound"]))
         ahead_s = self._random.uniform(-CLOCK_SHARE, CLOCK_SHARE) * bound_s
         self._stand.set_clock(self._random.randrange(len(self._stand.nodes)), ahead_s)
-        node, bandwidth = (
-            self._random.choice(self._stand.nodes[1:]),
-            self._random.choice(BANDWIDTHS),
-        )
+        node = self._random.choice(self._stand.nodes[1:])
+        bandwidth = self._random.choice(BANDWIDTHS)
         with contextlib.suppress(AcpfsError, OSError):  # its worker is just being replaced
             node.ask("set", key="bandwidth", value=bandwidth)
 
     def kill(self) -> str:
-        """Something, at some moment of a save; says what, and "" where a worker was just being replaced."""
+        """Something, at some moment of a save; says what, and "" where a worker was just being
+        replaced.
+        """
         node = self._random.choice(self._stand.nodes)
         threading.Event().wait(self._random.uniform(0, PAUSE_S))
         what = self._random.choices(
@@ -198,9 +215,9 @@ class Storm:
                 node.start()
         else:
             assert self._storage is not None
-            kill(
-                self._storage.server(0)
-            )  # always this one: a client takes seconds to find it again, and two away are a lost quorum
+            # always this one: a client takes seconds to find it again, and two away are a lost
+            # quorum
+            kill(self._storage.server(0))
             threading.Event().wait(self._random.uniform(0, AWAY_S))
             self._storage.restart()
         return what

@@ -1,8 +1,11 @@
-"""Looks at a shared directory, without acpfs, while a training job saves to it on several nodes; a program.
+"""Looks at a shared directory, without acpfs, while a training job saves to it on several nodes; a
+program.
 
-Usage: python -m tests.cluster.look WORKLOAD NODES DIRECTORY STOP RESULT VIOLATED. Until the file STOP is there it reads pointers and what
-they name, over and over, and looks again before it complains, since a reader needs time and files go; when it does, it makes the file
-VIOLATED. A thread of its own notes when the last shard of a checkpoint came, and when its pointer did. RESULT is JSON.
+Usage: python -m tests.cluster.look WORKLOAD NODES DIRECTORY STOP RESULT VIOLATED. Until the file
+STOP is there it reads pointers and what they name, over and over, and looks again before it
+complains, since a reader needs time and files go; when it does, it makes the file VIOLATED. A
+thread of its own notes when the last shard of a checkpoint came, and when its pointer did. RESULT
+is JSON.
 """
 
 from __future__ import annotations
@@ -21,12 +24,16 @@ from tests.cluster.training import looks_right, pointed_at, tracked
 
 BETWEEN_LOOKS_S = 0.01
 NEWEST = 40
-"""So many checkpoints are watched for their pointers; who saves is not further ahead of the slowest node."""
+"""So many checkpoints are watched for their pointers; who saves is not further ahead of the slowest
+node.
+"""
 VIOLATIONS_MAX = 100
 
 
 class Arrivals:
-    """When the last shard of each checkpoint came, and when its pointer did, on this machine's monotonic clock."""
+    """When the last shard of each checkpoint came, and when its pointer did, on this machine's
+    monotonic clock.
+    """
 
     def __init__(self, backing: Path) -> None:
         self._backing = backing
@@ -70,19 +77,17 @@ def observe(
     backing: Path, stop: Path, result: Path, violated: Path, wrong_with: Callable[[Path, str], str]
 ) -> None:
     """Until the file `stop` is there; `wrong_with`: what is wrong with a checkpoint."""
-    looks, violations, known, arrivals, ended = (
-        0,
-        list[str](),
-        set[str](),
-        Arrivals(backing),
-        threading.Event(),
-    )
+    looks = 0
+    violations = list[str]()
+    known = set[str]()
+    arrivals = Arrivals(backing)
+    ended = threading.Event()
     watching = threading.Thread(target=watch, args=(arrivals, ended))
     watching.start()
     while not stop.exists():
-        with contextlib.suppress(
-            OSError
-        ):  # servers that are killed do not answer: nothing was seen; what is not there is no error here
+        with contextlib.suppress(OSError):
+            # servers that are killed do not answer: nothing was seen; what is not there is no error
+            # here
             for name in pointed_at(backing, known):
                 wrong = wrong_with(backing, name)
                 if wrong and name in pointed_at(backing, known):

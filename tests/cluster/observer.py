@@ -1,4 +1,6 @@
-"""The observer as a process of its own: reads the shared directory without acpfs while a test goes on."""
+"""The observer as a process of its own: reads the shared directory without acpfs while a test goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,9 @@ class Observer:
 
     def __init__(self, backing: Path, tmp: Path, workload: str = "files", nodes: int = 0) -> None:
         """`workload`, and on how many nodes: what checkpoints look like."""
-        self._stop, self._result, self._violated = (
-            tmp / "observer.stop",
-            tmp / "observer.json",
-            tmp / "observer.violated",
-        )
+        self._stop = tmp / "observer.stop"
+        self._result = tmp / "observer.json"
+        self._violated = tmp / "observer.violated"
         python = sys.executable if workload == "files" else ranks.torch_python() or sys.executable
         words = [
             python,
@@ -42,7 +42,9 @@ class Observer:
         self.looks = self.count = 0
         self.violations: list[str] = []
         self.arrivals: dict[str, tuple[float, float]] = {}
-        """Checkpoint → when its last shard and its pointer came, on this machine's monotonic clock."""
+        """Checkpoint → when its last shard and its pointer came, on this machine's monotonic
+        clock.
+        """
         self.end = ""
         """What is wrong with the last checkpoint; "" when nothing is."""
 
@@ -71,11 +73,9 @@ class Observer:
             self._process.wait()
         if kind is None:
             found: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
-            self.looks, self.violations, self.count = (
-                found["looks"],
-                found["violations"],
-                found["count"],
-            )
+            self.looks = found["looks"]
+            self.violations = found["violations"]
+            self.count = found["count"]
             self.arrivals = {
                 name: (shards, pointer) for name, (shards, pointer) in found["arrivals"].items()
             }

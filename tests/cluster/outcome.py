@@ -1,4 +1,6 @@
-"""What became of kills on several nodes: figures of one run for each workload, kept as JSON and Markdown."""
+"""What became of kills on several nodes: figures of one run for each workload, kept as JSON and
+Markdown.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Outcome:
     end: str = ""
     """What is wrong with the last checkpoint after all was drained; "" when nothing is."""
     delays_s: list[float] = field(default_factory=list)
-    """From the last shard of a checkpoint to its pointer, as seen on the backing directory, while nobody was killed."""
+    """From the last shard of a checkpoint to its pointer, as seen on the backing directory, while
+    nobody was killed.
+    """
     delays_with_kills_s: list[float] = field(default_factory=list)
     took_s: float = 0.0
 
@@ -58,12 +62,10 @@ class Outcome:
 
     def take(self, observer: Observer, first_calm: int, took_s: float) -> None:
         """What was seen; from checkpoint `first_calm` on nobody was killed."""
-        self.looks, self.violations, self.violations_total, self.end = (
-            observer.looks,
-            observer.violations,
-            observer.count,
-            observer.end,
-        )
+        self.looks = observer.looks
+        self.violations = observer.violations
+        self.violations_total = observer.count
+        self.end = observer.end
         calm = {name for name in observer.arrivals if int(name[5:]) >= first_calm}
         self.delays_s = sorted(
             pointer - shards
@@ -135,11 +137,12 @@ def spread(delays: Sequence[float]) -> str:
 def save(
     base: Path, outcomes: Sequence[Outcome], words: Sequence[str], *, add: bool = False
 ) -> None:
-    """`base`.json and `base`.md; `words`: of the command line. `add`: beside the other workloads that are kept there."""
-    commands, kernel = (
-        [shlex.join(["tools/cluster-drill", *words])],
-        platform.release().split("-")[0],
-    )
+    """`base`.json and `base`.md; `words`: of the command line.
+
+    `add`: beside the other workloads that are kept there.
+    """
+    commands = [shlex.join(["tools/cluster-drill", *words])]
+    kernel = platform.release().split("-")[0]
     kept = base.with_suffix(".json")
     if add and kept.exists():
         known = json.loads(kept.read_text(encoding="utf-8"))
@@ -164,11 +167,12 @@ def save(
 def markdown(commands: Sequence[str], kernel: str, outcomes: Sequence[Outcome]) -> str:
     """One row per workload."""
     first = outcomes[0]
-    kills, wrong = (
-        sum(outcome.killed for outcome in outcomes),
-        sum(outcome.violations_total for outcome in outcomes),
+    kills = sum(outcome.killed for outcome in outcomes)
+    wrong = sum(outcome.violations_total for outcome in outcomes)
+    terms = (
+        f"Seed {first.seed}, Linux {kernel}, heartbeat {first.heartbeat_s:g} s, clock bound "
+        f"{first.clock_bound_s:g} s"
     )
-    terms = f"Seed {first.seed}, Linux {kernel}, heartbeat {first.heartbeat_s:g} s, clock bound {first.clock_bound_s:g} s"
     lines = [
         f"# Kills on {first.nodes} nodes over {first.storage}, order {first.order}",
         "",

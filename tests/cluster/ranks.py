@@ -1,6 +1,8 @@
-"""A training job of real processes: one rank per node, each on its own mount, that save together with torch (`torch_rank.py`).
+"""A training job of real processes: one rank per node, each on its own mount, that save together
+with torch (`torch_rank.py`).
 
-Has what `training.Job` has. A rank whose mount is gone fails, then all give that checkpoint up, and go on with the next one.
+Has what `training.Job` has. A rank whose mount is gone fails, then all give that checkpoint up, and
+go on with the next one.
 """
 
 from __future__ import annotations
@@ -39,8 +41,12 @@ class RankJob:
     """Ranks are started at once and end with `close`."""
 
     def __init__(self, paths: Sequence[Path], workload: str, log: Path, *, keep: int = 0) -> None:
-        """`log`: where the ranks' errors go. `keep`: delete all but so many checkpoints; 0: delete nothing."""
-        self.iteration, self._port = 0, 0
+        """`log`: where the ranks' errors go.
+
+        `keep`: delete all but so many checkpoints; 0: delete nothing.
+        """
+        self.iteration = 0
+        self._port = 0
         self._words = [
             [workload, str(number), str(len(paths)), str(path), str(keep)]
             for number, path in enumerate(paths)
@@ -57,7 +63,8 @@ class RankJob:
     def _start(self, words: Sequence[str]) -> subprocess.Popen[str]:
         python = torch_python()
         assert python is not None, f"{PYTHON_VARIABLE} names no interpreter that has torch"
-        command, pipe = [python, "-m", "tests.cluster.torch_rank", *words], subprocess.PIPE
+        command = [python, "-m", "tests.cluster.torch_rank", *words]
+        pipe = subprocess.PIPE
         with open(self._log, "a", encoding="utf-8") as errors:
             return subprocess.Popen(
                 command,
@@ -70,7 +77,9 @@ class RankJob:
             )
 
     def enter(self) -> None:
-        """From now on work in what is mounted now. After a save that failed in a process group of its own; dead ranks are started again.
+        """From now on work in what is mounted now.
+
+        After a save that failed in a process group of its own; dead ranks are started again.
 
         Raises:
             OSError: a rank cannot.

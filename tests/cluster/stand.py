@@ -1,7 +1,9 @@
-"""Several nodes over one backing directory: one mount each, with a node id, a RAM tier and processes of its own.
+"""Several nodes over one backing directory: one mount each, with a node id, a RAM tier and
+processes of its own.
 
-`Stand(tmp, backings)` takes one path per node: the same directory for all, or one client mount per node of a distributed file system.
-What differs between nodes (clock, speed) is in the environment of each. Knows nothing of what is written.
+`Stand(tmp, backings)` takes one path per node: the same directory for all, or one client mount per
+node of a distributed file system. What differs between nodes (clock, speed) is in the environment
+of each. Knows nothing of what is written.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from tests.rig.mounts import AcpfsMount
 
 HEARTBEAT_S = 0.4
 SOON_MISSING_S = 4.0
-"""`node_timeout` of the tests of a node that is missing: longer than a busy machine stops one that lives."""
+"""`node_timeout` of the tests of a node that is missing: longer than a busy machine stops one that
+lives.
+"""
 QUICK: dict[str, object] = {
     "heartbeat": HEARTBEAT_S,
     "clock_bound": 0.1,
@@ -27,7 +31,9 @@ QUICK: dict[str, object] = {
     "retry_delay_max": 0.2,
     "ram": "64M",
 }
-"""About ten times as fast as by default, but for who is missing: a node that a busy machine stops for a moment is not."""
+"""About ten times as fast as by default, but for who is missing: a node that a busy machine stops
+for a moment is not.
+"""
 
 
 class Stand:
@@ -43,7 +49,10 @@ class Stand:
         environments: Callable[[int], dict[str, str]] | None = None,
         **options: object,
     ) -> None:
-        """`offsets_s`: what each node's clock is ahead; a file, so that a test can set it. `environments`: more for node n."""
+        """`offsets_s`: what each node's clock is ahead; a file, so that a test can set it.
+
+        `environments`: more for node n.
+        """
         self._stack = ExitStack()
         self.nodes: list[AcpfsMount] = []
         self._clocks = [tmp / f"clock{number}" for number in range(len(backings))]

@@ -35,7 +35,8 @@ def test_nodes_do_not_exclude_each_other(tmp_path: Path, shared: Path) -> None:
         assert caught.value.errno == errno.EWOULDBLOCK
         for file in locked:
             file.close()
-        # both are open at once: what is not closed yet has not come to the storage, where the other one would find it
+        # both are open at once: what is not closed yet has not come to the storage, where the other
+        # one would find it
         made = [exclusive(path / "once") for path in (first, second)]
         with pytest.raises(FileExistsError):
             exclusive(first / "once")

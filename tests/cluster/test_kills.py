@@ -1,4 +1,6 @@
-"""Small runs of kills on four nodes, by `tools/test cluster`; large ones: `tools/cluster-drill --kills 200`."""
+"""Small runs of kills on four nodes, by `tools/test cluster`; large ones: `tools/cluster-drill
+--kills 200`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_no_pointer_is_seen_too_early_whoever_dies(tmp_path: Path, shared: Path,
 def test_frameworks_of_several_processes(
     tmp_path: Path, shared: Path, seed: int, workload: str
 ) -> None:
-    """One process per node, each on its own mount: torch.distributed.checkpoint, and Megatron's layout with torch.save."""
+    """One process per node, each on its own mount: torch.distributed.checkpoint, and Megatron's
+    layout with torch.save.
+    """
     outcome = run(
         tmp_path, Ground([shared] * NODES, shared), seed, FRAMEWORK_KILLS, print, workload=workload
     )

@@ -1,4 +1,7 @@
-"""`user.acpfs.needs`: a pointer that waits for the nodes that it names, and for no other. Real mounts over one directory."""
+"""`user.acpfs.needs`: a pointer that waits for the nodes that it names, and for no other.
+
+Real mounts over one directory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One path that several nodes write (replicated state, config.json): whole files, the last commit wins, equal bytes are sent once."""
+"""One path that several nodes write (replicated state, config.json): whole files, the last commit
+wins, equal bytes are sent once.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Looks:
     """A reader of the backing directory, in a thread: everything it ever sees at one path."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._stop = path, threading.Event()
+        self._path = path
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self.torn: list[bytes] = []
         self.whole = 0
@@ -71,7 +74,8 @@ def version(number: int) -> bytes:
 def test_the_last_commit_wins_and_every_look_is_at_a_whole_file(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    nodes, rounds = 3, 12
+    nodes = 3
+    rounds = 12
     with (
         Stand(tmp_path, [shared] * nodes, transport) as stand,
         ThreadPoolExecutor(nodes) as ranks,
@@ -132,7 +136,9 @@ def test_equal_content_is_not_sent_twice(transport: str, tmp_path: Path, shared:
 
 @clause("S171")
 def test_what_only_looks_equal_is_sent(transport: str, tmp_path: Path, shared: Path) -> None:
-    """Of the same size; or of the same bytes, with a checksum noted at it, but written to natively since."""
+    """Of the same size; or of the same bytes, with a checksum noted at it, but written to natively
+    since.
+    """
     with Stand(tmp_path, [shared] * 2, transport) as stand:
         first, second = stand.nodes
         knows_others(stand)
@@ -152,7 +158,9 @@ def test_what_only_looks_equal_is_sent(transport: str, tmp_path: Path, shared: P
 
 
 def held_back(stand: Stand) -> None:
-    """The second node has linked the first one's file, and may not commit before the first has drained."""
+    """The second node has linked the first one's file, and may not commit before the first has
+    drained.
+    """
     first, second = stand.nodes
     knows_others(stand)
     (first.path / NAME).write_bytes(BYTES)

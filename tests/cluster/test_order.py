@@ -1,4 +1,6 @@
-"""Order between nodes, on real mounts over one shared directory: what pointers name is there before them, whatever the other nodes do."""
+"""Order between nodes, on real mounts over one shared directory: what pointers name is there before
+them, whatever the other nodes do.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 SLOW = "150K"
 """Bytes per second of a node whose drain is behind."""
 LOST_S = 1.5
-"""Until so long after its last record a node may have closed files that are lost: long enough to close a pointer in that time."""
+"""Until so long after its last record a node may have closed files that are lost: long enough to
+close a pointer in that time.
+"""
 BEYOND_S = 0.3
 """More than the clock bound."""
 FILES = 30
@@ -34,7 +38,9 @@ CHANGES = frozenset({"create", "write", "mkdir", "unlink", "link", "symlink", "m
 
 
 def drained(stand: Stand) -> None:
-    """When the machine has stood still, each node counts the others as missing until it hears of them: no flush waits for that."""
+    """When the machine has stood still, each node counts the others as missing until it hears of
+    them: no flush waits for that.
+    """
     for node in stand.nodes:
         node.wait_status(lambda _status, node=node: not withheld(node))
         node.flush()
@@ -87,7 +93,9 @@ def test_no_pointer_is_seen_before_what_it_names(
 def test_what_a_pointer_names_is_not_removed_before_it(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    """Node 0, which writes and removes the pointers, is behind; the others, which remove their shards after it, are not."""
+    """Node 0, which writes and removes the pointers, is behind; the others, which remove their
+    shards after it, are not.
+    """
     with Stand(tmp_path, [shared] * 2, transport, no_keep_last_persisted=True) as stand:
         job = Job(stand.paths(), 1, keep=1)
         with Observer(shared, tmp_path) as observer:
@@ -108,7 +116,9 @@ def test_what_a_pointer_names_is_not_removed_before_it(
 def test_a_removed_pointer_goes_before_what_it_names_whatever_the_clocks(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    """Node 0 removes `.metadata`, a moment later node 1 its shard; by their clocks, within the bound, it was the other way round."""
+    """Node 0 removes `.metadata`, a moment later node 1 its shard; by their clocks, within the
+    bound, it was the other way round.
+    """
     with Stand(
         tmp_path, [shared] * 2, transport, offsets_s=(0.045, -0.045), no_keep_last_persisted=True
     ) as stand:
@@ -135,7 +145,8 @@ def test_the_next_worker_waits_with_the_removals_of_the_last_one(
         job.save()
         drained(stand)
         first.ask("set", key="bandwidth", value="1")
-        job.save()  # the tracker that names this one, and the removal of the last one's pointer, are behind
+        # the tracker that names this one, and the removal of the last one's pointer, are behind
+        job.save()
         for _ in range(2):
             second.kill_worker()
             until(lambda: True, second)
@@ -152,7 +163,9 @@ def test_the_next_worker_waits_with_the_removals_of_the_last_one(
 def test_no_node_s_guard_lets_go_what_another_ones_holds(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    """Node 0 still writes to the newer checkpoint, so that its guard keeps the old one's pointer; to node 1 the newer one looks whole."""
+    """Node 0 still writes to the newer checkpoint, so that its guard keeps the old one's pointer;
+    to node 1 the newer one looks whole.
+    """
     with Stand(tmp_path, [shared] * 2, transport) as stand:
         first, second = stand.nodes
         job = Job(stand.paths(), 1, shard_bytes=(1 << 16, (1 << 16) + 1), keep=1)
@@ -314,7 +327,9 @@ def test_the_gate_outlives_the_worker(transport: str, tmp_path: Path, shared: Pa
 def test_a_lost_ram_tier_withholds_what_may_name_it(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    """The node comes back under its name, and its RAM tier does not: what it had closed is lost, and the old pointer stays."""
+    """The node comes back under its name, and its RAM tier does not: what it had closed is lost,
+    and the old pointer stays.
+    """
     with Stand(tmp_path, [shared] * 2, transport) as stand:
         first, second = stand.nodes
         job = Job(stand.paths(), 1)
@@ -331,7 +346,8 @@ def test_a_lost_ram_tier_withholds_what_may_name_it(
             shared / ".acpfs" / "nodes" / name for name in ("node0", "node1")
         )
         lost_until = json.loads(second_record.read_bytes())["lost"][1]
-        # Closed within the clocks' bound of it, a pointer is of that time, too, and rightly withheld.
+        # Closed within the clocks' bound of it, a pointer is of that time, too, and rightly
+        # withheld.
         until(lambda: json.loads(first_record.read_bytes())["clock"] > lost_until + BEYOND_S, first)
         job.save()
         until(lambda: read(shared, TRACKER) == "3", first)
@@ -344,7 +360,10 @@ def test_a_lost_ram_tier_withholds_what_may_name_it(
 def test_a_node_whose_machine_was_started_again_withholds_what_may_name_its_files(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    """What another mount on that machine says of it: gone. Pointers of that time wait, later ones do not, and nobody is missing."""
+    """What another mount on that machine says of it: gone.
+
+    Pointers of that time wait, later ones do not, and nobody is missing.
+    """
     with Stand(tmp_path, [shared], transport) as stand:
         (node,) = stand.nodes
         record = shared / ".acpfs" / "nodes" / "node0"
@@ -359,7 +378,9 @@ def test_a_node_whose_machine_was_started_again_withholds_what_may_name_its_file
             )
             write(node, "latest", gone[-1])
             if time.time() < lost[1]:
-                break  # else the machine stood still, and the pointer was closed behind that time: again, with another node
+                # else the machine stood still, and the pointer was closed behind that time: again,
+                # with another node
+                break
         directory.disconnect()
         until(lambda: withheld(node), node)
         assert withheld(node)[0]["waits_for"] == {gone[-1]: "lost"}
@@ -378,7 +399,8 @@ def test_a_node_whose_machine_was_started_again_withholds_what_may_name_its_file
 def test_records_are_few_and_small(transport: str, tmp_path: Path, shared: Path) -> None:
     """Counted by the beats in the node's own record, against the time by its own clock."""
     with Stand(tmp_path, [shared] * 2, transport) as stand:
-        job, record = Job(stand.paths(), 1), shared / ".acpfs" / "nodes" / "node0"
+        job = Job(stand.paths(), 1)
+        record = shared / ".acpfs" / "nodes" / "node0"
         before = json.loads(record.read_bytes())
         for _ in range(4):
             job.save()
@@ -397,7 +419,9 @@ def test_records_are_few_and_small(transport: str, tmp_path: Path, shared: Path)
 
 @clause("S165")
 def test_what_acpfs_itself_writes_is_counted_below(transport: str, tmp_path: Path) -> None:
-    """Every call that arrives at the backing directory, while two nodes save: beside files and manifest there are the records alone."""
+    """Every call that arrives at the backing directory, while two nodes save: beside files and
+    manifest there are the records alone.
+    """
     with (
         FaultFs(tmp_path / "disk", tmp_path / "shared") as below,
         Stand(tmp_path, [below.path] * 2, transport) as stand,
@@ -440,7 +464,10 @@ def test_what_acpfs_itself_writes_is_counted_below(transport: str, tmp_path: Pat
 def test_a_clock_that_is_hours_away_holds_no_pointer_up_for_hours(
     transport: str, tmp_path: Path, shared: Path, offset_s: float
 ) -> None:
-    """The other one is slow: what it closed before is there first. Its wall clock is set meanwhile, or was wrong when it was mounted."""
+    """The other one is slow: what it closed before is there first.
+
+    Its wall clock is set meanwhile, or was wrong when it was mounted.
+    """
     with Stand(
         tmp_path, [shared] * 2, transport, node_timeout=30, offsets_s=(0.0, min(offset_s, 0.0))
     ) as stand:

@@ -23,7 +23,9 @@ def set_bandwidth(stand: Stand, bandwidth: str) -> None:
 
 
 def stuck(node: AcpfsMount) -> Path:
-    """A shard in a directory of both nodes that the node has closed, and cannot persist; returns its path below the mount point."""
+    """A shard in a directory of both nodes that the node has closed, and cannot persist; returns
+    its path below the mount point.
+    """
     node.ask("set", key="bandwidth", value="1")
     shard = Path("iter_0000001", "shard1.bin")
     (node.path / shard).write_bytes(SHARD)
@@ -41,7 +43,9 @@ def made(stand: Stand) -> None:
 def test_every_node_loads_what_the_others_still_drained(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    """As after a barrier: each asks once, and then opens what all have written, some of which it has looked for in vain."""
+    """As after a barrier: each asks once, and then opens what all have written, some of which it
+    has looked for in vain.
+    """
     with Stand(tmp_path, [shared] * 2, transport, attr_timeout=60) as stand:
         job = Job(stand.paths(), 1, shard_bytes=(1 << 17, 1 << 18))
 
@@ -88,7 +92,9 @@ def test_who_waits_is_told_who_drains_and_holds_up_nobody(
 def test_what_no_live_node_has_is_not_waited_for(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    """All is persisted; what is closed later; a node that is dead, with something in its RAM tier."""
+    """All is persisted; what is closed later; a node that is dead, with something in its RAM
+    tier.
+    """
     with Stand(tmp_path, [shared] * 2, transport, node_timeout=SOON_MISSING_S) as stand:
         first, second = stand.nodes
         made(stand)
@@ -107,7 +113,9 @@ def test_what_no_live_node_has_is_not_waited_for(
 def test_what_another_node_committed_is_found_at_the_next_open(
     transport: str, tmp_path: Path, shared: Path, missed: int
 ) -> None:
-    """With `attr_timeout` 0: neither the kernel nor the mount keeps "not there", whether it was learnt by name or from a listing."""
+    """With `attr_timeout` 0: neither the kernel nor the mount keeps "not there", whether it was
+    learnt by name or from a listing.
+    """
     with Stand(tmp_path, [shared] * 2, transport, attr_timeout=0) as stand:
         first, second = stand.nodes
         made(stand)
@@ -124,7 +132,8 @@ def test_what_another_node_committed_is_found_at_the_next_open(
 def test_all_nodes_make_one_tree_at_the_same_time(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    nodes, saves = 3, 4
+    nodes = 3
+    saves = 4
     with Stand(tmp_path, [shared] * nodes, transport) as stand, ThreadPoolExecutor(nodes) as ranks:
         for save in range(saves):
 

@@ -1,4 +1,7 @@
-"""Opens that wait for what another node has closed and is still draining (`wait_for_peers`). Real mounts."""
+"""Opens that wait for what another node has closed and is still draining (`wait_for_peers`).
+
+Real mounts.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,18 @@ BOTH = pytest.mark.transports("libfuse", "native")
 SHARD = b"shard" * 1000
 PENDING = 3
 """Operations: a file, a directory, and a file in that."""
-DIRECTORY, NAME, LATE = "iter_0000001", "shard1.bin", "iter_0000002"
+DIRECTORY = "iter_0000001"
+NAME = "shard1.bin"
+LATE = "iter_0000002"
 
 
 @contextmanager
 def stand(
     tmp_path: Path, transport: str, wait_for_peers: float = 60, node_timeout: float = 120
 ) -> Iterator[Stand]:
-    """Two nodes with a directory of both; the second one has closed what it cannot persist, and the first one knows."""
+    """Two nodes with a directory of both; the second one has closed what it cannot persist, and the
+    first one knows.
+    """
     shared = tmp_path / "shared"
     (shared / DIRECTORY).mkdir(parents=True)
     with Stand(
@@ -92,9 +99,13 @@ def goes_on(node: AcpfsMount) -> None:
 
 @contextmanager
 def opened(node: AcpfsMount, *paths: Path) -> Iterator[list[Future[bytes]]]:
-    """Opened and read by a thread each, which wait. One after the other: over libfuse a lookup that waits holds up its directory (X12)."""
+    """Opened and read by a thread each, which wait.
+
+    One after the other: over libfuse a lookup that waits holds up its directory (X12).
+    """
     with ThreadPoolExecutor(len(paths)) as readers:
-        found, awaited = [], list[str]()
+        found = []
+        awaited = list[str]()
         for path in paths:
             found.append(readers.submit((node.path / path).read_bytes))
             awaited.append(str(path) if path.parent.name == DIRECTORY else path.parent.name)
@@ -105,7 +116,9 @@ def opened(node: AcpfsMount, *paths: Path) -> Iterator[list[Future[bytes]]]:
 @clause("S172")
 @BOTH
 def test_an_open_waits_for_what_another_node_still_drains(transport: str, tmp_path: Path) -> None:
-    """A file, and one in a directory that is not there either; meanwhile everything elsewhere goes on."""
+    """A file, and one in a directory that is not there either; meanwhile everything elsewhere goes
+    on.
+    """
     with stand(tmp_path, transport) as two:
         first, second = two.nodes
         (first.path / "mine").mkdir()
@@ -124,7 +137,10 @@ def test_an_open_waits_for_what_another_node_still_drains(transport: str, tmp_pa
 def test_a_lookup_that_waits_holds_up_its_directory_over_libfuse_only(
     transport: str, tmp_path: Path
 ) -> None:
-    """The kernel asks libfuse for one name of a directory at a time. What it knows already, and other directories, go on."""
+    """The kernel asks libfuse for one name of a directory at a time.
+
+    What it knows already, and other directories, go on.
+    """
     with stand(tmp_path, transport) as two, ThreadPoolExecutor(1) as another:
         first, second = two.nodes
         (first.path / "mine").mkdir()
@@ -192,7 +208,10 @@ def test_a_node_that_dies_is_waited_for_until_it_counts_as_missing(
 def test_a_wait_goes_on_over_the_end_of_a_worker(
     transport: str, tmp_path: Path, whose: int
 ) -> None:
-    """Of the node that waits: the kernel asks the next one. Of the one that is waited for: the next one's first record says the same."""
+    """Of the node that waits: the kernel asks the next one.
+
+    Of the one that is waited for: the next one's first record says the same.
+    """
     with stand(tmp_path, transport) as two:
         first, second = two.nodes
         with opened(first, Path(DIRECTORY, NAME)) as (found,):
@@ -233,7 +252,9 @@ def test_a_program_that_waits_can_be_killed(transport: str, tmp_path: Path) -> N
     reason=f"{ranks.PYTHON_VARIABLE} names no interpreter that has torch; tools/test sets it",
 )
 def test_stock_dcp_loads_what_all_nodes_still_drain(transport: str, tmp_path: Path) -> None:
-    """All ranks read all files, with the stock reader, and none of these is persisted yet when they begin."""
+    """All ranks read all files, with the stock reader, and none of these is persisted yet when they
+    begin.
+    """
     shared = tmp_path / "shared"
     shared.mkdir()
     with Stand(tmp_path, [shared] * 2, transport, attr_timeout=60) as two:
@@ -268,7 +289,10 @@ def is_told(shared: Path, node: AcpfsMount, path: str) -> bool:
 
 def loading(mountpoint: Path, name: str) -> subprocess.Popen[str]:
     """A restarted rank; what it says is what is wrong."""
-    text = "import sys; from pathlib import Path; from tests.cluster.torch_rank import wrong_with_dcp\n"
+    text = (
+        "import sys; from pathlib import Path; from tests.cluster.torch_rank import "
+        "wrong_with_dcp\n"
+    )
     text += "sys.stdout.write(wrong_with_dcp(2, Path(sys.argv[1]), sys.argv[2]))"
     words = [str(ranks.torch_python()), "-c", text, str(mountpoint), name]
     return subprocess.Popen(

@@ -1,4 +1,7 @@
-"""What one node withholds counts on all others: `latest` never goes back, and names what is there. Real mounts over one directory."""
+"""What one node withholds counts on all others: `latest` never goes back, and names what is there.
+
+Real mounts over one directory.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ def save(node: AcpfsMount, step: int, *, renames: bool) -> None:
 def test_the_newest_save_is_named_in_the_end_whichever_node_withheld_its_own(
     transport: str, tmp_path: Path, shared: Path, renames: bool
 ) -> None:
-    """Found by attack: a job that went on from another node had its `latest` undone, and what that named then was removed."""
+    """Found by attack: a job that went on from another node had its `latest` undone, and what that
+    named then was removed.
+    """
     with Stand(
         tmp_path,
         [shared] * 3,
@@ -98,7 +103,9 @@ def test_a_pointer_that_another_node_has_replaced_meanwhile_is_not_brought_back(
     point: Callable[[AcpfsMount, str], None],
     is_first: bool,
 ) -> None:
-    """A node that was forgotten came back with its `latest`, and put it over the one of who had gone on."""
+    """A node that was forgotten came back with its `latest`, and put it over the one of who had
+    gone on.
+    """
     with Stand(
         tmp_path,
         [shared] * 3,
@@ -179,7 +186,9 @@ RUNS = ("moved", "made anew")
 def test_what_a_withheld_pointer_of_another_node_still_names_keeps_its_name(
     transport: str, tmp_path: Path, shared: Path
 ) -> None:
-    """`latest` on the storage named a checkpoint that another node had moved away, or removed to make it anew."""
+    """`latest` on the storage named a checkpoint that another node had moved away, or removed to
+    make it anew.
+    """
     with Stand(tmp_path, [shared] * 2, transport, no_keep_last_persisted=True) as stand:
         first, second = stand.nodes
         for run in RUNS:
@@ -193,7 +202,8 @@ def test_what_a_withheld_pointer_of_another_node_still_names_keeps_its_name(
         record = shared / ".acpfs" / "nodes" / "node0"
         closed = json.loads(record.read_bytes())["clock"]
         until(lambda: json.loads(record.read_bytes())["clock"] > closed + BEYOND_S, first)
-        moved, anew = second.path / "moved/step_0", second.path / "made anew/step_0"
+        moved = second.path / "moved/step_0"
+        anew = second.path / "made anew/step_0"
         shutil.rmtree(anew)
         anew.mkdir()
         until(lambda: kept(second), second)  # before the other, for which all deletions here wait

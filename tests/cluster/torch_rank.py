@@ -1,9 +1,11 @@
-"""One rank of a training job with real frameworks, on a node of its own, and what is true of its checkpoints; a program for torch's Python.
+"""One rank of a training job with real frameworks, on a node of its own, and what is true of its
+checkpoints; a program for torch's Python.
 
-Usage: python -m tests.cluster.torch_rank WORKLOAD RANK NODES MOUNTPOINT KEEP. Reads `enter PORT` and `save N` line by line, answers each
-with a line: "" when it went well. A rank that fails leaves the process group, whose others fail by that. `dcp` is stock
-torch.distributed.checkpoint with FileSystemWriter over gloo; `megatron` is torch.save into
-`iter_%07d/mp_rank_XX/model_optim_rng.pt`. After both rank 0 overwrites the tracker in place, as Megatron does. Needs no acpfs.
+Usage: python -m tests.cluster.torch_rank WORKLOAD RANK NODES MOUNTPOINT KEEP. Reads `enter PORT`
+and `save N` line by line, answers each with a line: "" when it went well. A rank that fails leaves
+the process group, whose others fail by that. `dcp` is stock torch.distributed.checkpoint with
+FileSystemWriter over gloo; `megatron` is torch.save into `iter_%07d/mp_rank_XX/model_optim_rng.pt`.
+After both rank 0 overwrites the tracker in place, as Megatron does. Needs no acpfs.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def megatron_file(directory: Path, rank: int) -> Path:
 
 
 def save_dcp(iteration: int, rank: int) -> None:
-    """Collective: fails on all ranks where one fails; the files are fsynced by the writer, and rank 0 writes .metadata."""
+    """Collective: fails on all ranks where one fails; the files are fsynced by the writer, and rank
+    0 writes .metadata.
+    """
     dcp.save(state(iteration, rank), storage_writer=dcp.FileSystemWriter(name_of(iteration)))
 
 
@@ -93,17 +97,18 @@ class Rank:
     """What it is told, it does."""
 
     def __init__(self, workload: str, rank: int, nodes: int, mountpoint: Path, keep: int) -> None:
-        self._workload, self._rank, self._nodes, self._mountpoint, self._keep = (
-            workload,
-            rank,
-            nodes,
-            mountpoint,
-            keep,
-        )
+        self._workload = workload
+        self._rank = rank
+        self._nodes = nodes
+        self._mountpoint = mountpoint
+        self._keep = keep
         self._port = 0
 
     def enter(self, port: int) -> None:
-        """Work in what is mounted now: when it is gone, not in what lies beneath. Another port is another process group."""
+        """Work in what is mounted now: when it is gone, not in what lies beneath.
+
+        Another port is another process group.
+        """
         os.chdir(self._mountpoint)
         if port != self._port:
             self.leave()
@@ -124,8 +129,12 @@ class Rank:
                 dist.destroy_process_group()
 
     def save(self, iteration: int) -> None:
-        """All ranks, then the tracker, then what is old; nobody takes the next step before all have done this one."""
-        workload, rank, old = self._workload, self._rank, iteration - self._keep
+        """All ranks, then the tracker, then what is old; nobody takes the next step before all have
+        done this one.
+        """
+        workload = self._workload
+        rank = self._rank
+        old = iteration - self._keep
         SAVES[workload](iteration, rank)
         dist.barrier()
         if rank == 0:
@@ -145,7 +154,8 @@ def serve(rank: Rank) -> None:
         try:
             (rank.enter if verb == "enter" else rank.save)(int(number))
             said = ""
-        except Exception as error:  # noqa: BLE001 - whatever a framework makes of a mount that is gone; the job goes on with the next save
+        except Exception as error:  # noqa: BLE001
+            # whatever a framework makes of a mount that is gone; the job goes on with the next save
             said = f"{type(error).__name__}: {error}".replace("\n", " ")
             rank.leave()
         print(said, flush=True)
@@ -194,7 +204,10 @@ def wrong_with_megatron(nodes: int, backing: Path, pointed: str) -> str:
         try:
             loaded = torch.load(io.BytesIO(content))["model"]
         except Exception as error:  # noqa: BLE001 - torch has many for a file that is torn
-            return f"{pointed}: rank {rank} cannot be loaded ({len(content)} bytes): {reason(str(error))}"
+            return (
+                f"{pointed}: rank {rank} cannot be loaded ({len(content)} bytes): "
+                f"{reason(str(error))}"
+            )
         if not all(
             torch.equal(loaded[name], tensor)
             for name, tensor in state(int(pointed[5:]), rank).items()

@@ -1,8 +1,10 @@
-"""A training job on several nodes, as far as its checkpoints go, and what is true of the checkpoints that a pointer names.
+"""A training job on several nodes, as far as its checkpoints go, and what is true of the
+checkpoints that a pointer names.
 
-A save is what Megatron and DCP do: every node writes its shard, all wait for all (here: by returning), then node 0 writes `.metadata`
-(temporary name and rename), which lists all shards with their checksums, and then the tracker in place. `ranks.py` has the same with
-real frameworks. Neither torch nor acpfs is needed here.
+A save is what Megatron and DCP do: every node writes its shard, all wait for all (here: by
+returning), then node 0 writes `.metadata` (temporary name and rename), which lists all shards with
+their checksums, and then the tracker in place. `ranks.py` has the same with real frameworks.
+Neither torch nor acpfs is needed here.
 """
 
 from __future__ import annotations
@@ -31,16 +33,22 @@ class Job:
         shard_bytes: tuple[int, int] = SHARD_BYTES,
         keep: int = 0,
     ) -> None:
-        """`keep`: delete all but so many, `.metadata` first, then every node its shard; 0: delete nothing."""
+        """`keep`: delete all but so many, `.metadata` first, then every node its shard; 0: delete
+        nothing.
+        """
         self._keep = keep
-        self._mountpoints, self.paths = list(paths), list(paths)
+        self._mountpoints = list(paths)
+        self.paths = list(paths)
         self._entered: list[int] = []
-        self._random, self._shard_bytes = random.Random(seed), shard_bytes
+        self._random = random.Random(seed)
+        self._shard_bytes = shard_bytes
         self.iteration = 0
         self._pool = ThreadPoolExecutor(len(self.paths))
 
     def enter(self) -> None:
-        """From now on work in what is mounted now, as processes of those nodes would: when it is gone, not in what lies beneath."""
+        """From now on work in what is mounted now, as processes of those nodes would: when it is
+        gone, not in what lies beneath.
+        """
         self.close()
         self._entered = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in self._mountpoints]
         self.paths = [Path(f"/proc/self/fd/{fd}") for fd in self._entered]
@@ -49,7 +57,8 @@ class Job:
         """Keep no mount busy."""
         for fd in self._entered:
             os.close(fd)
-        self._entered, self.paths = [], self._mountpoints
+        self._entered = []
+        self.paths = self._mountpoints
 
     def save(self) -> None:
         """One checkpoint; returns when node 0 has closed the tracker.
@@ -128,7 +137,9 @@ def tracked(backing: Path) -> str:
 
 
 def pointed_at(backing: Path, known: set[str]) -> list[str]:
-    """Checkpoints that some pointer names; with `known`, only the tracker's and those that were not seen whole already."""
+    """Checkpoints that some pointer names; with `known`, only the tracker's and those that were not
+    seen whole already.
+    """
     named = [name] if (name := tracked(backing)) else []
     directories = [
         name for name in os.listdir(backing) if name.startswith("iter_") and name not in known

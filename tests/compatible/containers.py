@@ -1,4 +1,6 @@
-"""Files as the product writes them, for tests: records, a pickled map of their places, and a tail."""
+"""Files as the product writes them, for tests: records, a pickled map of their places, and a
+tail.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 
 def container_of(records: Mapping[str, bytes], changed_map: Any = None) -> bytes:
     """A checkpoint of these records; `changed_map` in place of the right map."""
-    places, data = {}, b""
+    places = {}
+    data = b""
     for name, record in records.items():
         places[name] = (len(data), len(record))
         data += record

@@ -1,6 +1,8 @@
-"""A script of the product again and again in one process: `python -m tests.compatible.faulty_rank DIRECTORY KIND`.
+"""A script of the product again and again in one process: `python -m tests.compatible.faulty_rank
+DIRECTORY KIND`.
 
-Each function of acpfs that it reaches fails once, and the train function comes to what it comes to without acpfs.
+Each function of acpfs that it reaches fails once, and the train function comes to what it comes to
+without acpfs.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Controller(Coordinator):
 
 
 class Script:
-    """Of one kind: `saves`, `goes_on`, `fails` or `fails_and_goes_on`; `thread` in front: its thread fails, too."""
+    """Of one kind: `saves`, `goes_on`, `fails` or `fails_and_goes_on`; `thread` in front: its
+    thread fails, too.
+    """
 
     def __init__(self, kind: str) -> None:
         self.goes_on = kind.endswith("goes_on")
@@ -84,7 +88,8 @@ class Script:
         """What it comes to, and what protection ended with."""
         framework._job = framework._Job()
         controller = Controller()
-        setattr(Processor, "start", started)  # noqa: B010  # to mypy a method is nothing that changes
+        # to mypy a method is nothing that changes
+        setattr(Processor, "start", started)  # noqa: B010
         if self.thread_fails:
             setattr(Member, "order", fail)  # noqa: B010
         setattr(Processor, "_link", lambda _: controller.scripted.member_end)  # noqa: B010
@@ -100,7 +105,8 @@ class Script:
         processor._member.parked = False
         while self.thread_fails and not controller.goodbyes:
             threading.Event().wait(0.01)
-        processor.exit_s, processor.end_process = 0.0, str
+        processor.exit_s = 0.0
+        processor.end_process = str
         train = framework.tft_exception_handler(self.train)
         sys.setprofile(seen)
         try:

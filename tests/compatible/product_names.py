@@ -1,6 +1,8 @@
-"""Every public name of the product that scripts import, with its signature: taken from its documents and from its callers.
+"""Every public name of the product that scripts import, with its signature: taken from its
+documents and from its callers.
 
-A type of the product's annotation is left out; names, order and defaults are what callers depend on.
+A type of the product's annotation is left out; names, order and defaults are what callers depend
+on.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ ACP_FILES = {
     "open_file": {"read": "offset=0, count=-1", "close": ""},
 }
 CHECKPOINT_HELPER = {
-    "async_write_tracker_file": "iteration, iteration_dir, total_file_count, tracker_filename, callback=None",
+    "async_write_tracker_file": (
+        "iteration, iteration_dir, total_file_count, tracker_filename, callback=None"
+    ),
     "async_save_checkpoint": "thread_func, kwargs",
     "async_checkpoint_count": "",
     "get_checkpoint_copy_stream": "",
@@ -34,7 +38,9 @@ CHECKPOINT_HELPER = {
 }
 _HANDLER = "func, ctx=None"
 _CONTROLLER = {
-    "tft_init_controller": "rank, world_size, enable_local_copy, enable_arf=False, enable_zit=False",
+    "tft_init_controller": (
+        "rank, world_size, enable_local_copy, enable_arf=False, enable_zit=False"
+    ),
     "tft_start_controller": "bind_ip, port, enable_tls=True, tls_info=''",
     "tft_destroy_controller": "",
 }
@@ -42,7 +48,8 @@ _UCE = {"tft_can_do_uce_repair": "hbm_error_time, start_time=None, end_time=None
 FRAMEWORK = {
     **_CONTROLLER,
     "tft_init_processor": (
-        "rank, world_size, enable_local_copy, enable_tls=True, tls_info='', enable_uce=True, enable_arf=False, enable_zit=False"
+        "rank, world_size, enable_local_copy, enable_tls=True, tls_info='', enable_uce=True, "
+        "enable_arf=False, enable_zit=False"
     ),
     "tft_start_processor": "master_ip, port, local_ip=''",
     "tft_destroy_processor": "",
@@ -102,7 +109,8 @@ ADAPTOR = {
     "tft_register_processor": "train_valid_test_dataset_provider, model_provider, model_type",
     "tft_train": "train_args, test_data_iterator_list",
     "ttp_initialize_replica_dp_group": (
-        "pipeline_model_parallel_size, tensor_model_parallel_size, context_parallel_size, expert_model_parallel_size, world_size"
+        "pipeline_model_parallel_size, tensor_model_parallel_size, context_parallel_size, "
+        "expert_model_parallel_size, world_size"
     ),
     "tft_set_losses_reduced": "losses_reduced",
     "tft_is_arf_reboot_node": "",

@@ -1,7 +1,8 @@
-"""A rank of a script of the product, without a framework: `python product_rank.py CONFIG`, with PYTHONPATH as `acpfs mindio-path` has it.
+"""A rank of a script of the product, without a framework: `python product_rank.py CONFIG`, with
+PYTHONPATH as `acpfs mindio-path` has it.
 
-CONFIG is JSON: rank, world, port, directory, and what happens. Ranks go in step by files, which stand for collectives. What handlers are
-told goes to `told-RANK`, a line each.
+CONFIG is JSON: rank, world, port, directory, and what happens. Ranks go in step by files, which
+stand for collectives. What handlers are told goes to `told-RANK`, a line each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 from mindio_ttp import framework_ttp as ttp
 
 config: dict[str, Any] = json.loads(sys.argv[1])
-rank, world, directory = config["rank"], config["world"], Path(config["directory"])
+rank = config["rank"]
+world = config["world"]
+directory = Path(config["directory"])
 forced = threading.Event()
 
 

@@ -1,7 +1,9 @@
-"""A rank of a script of the product that goes on (`enable_arf`), without a framework: `python product_rank_going_on.py CONFIG`.
+"""A rank of a script of the product that goes on (`enable_arf`), without a framework: `python
+product_rank_going_on.py CONFIG`.
 
-CONFIG is as for `product_rank`. Its state is two numbers, which the repair handler sends and receives as files; what handlers are told goes
-to `told-RANK`, a line each, and the state at the end to `end-RANK`.
+CONFIG is as for `product_rank`. Its state is two numbers, which the repair handler sends and
+receives as files; what handlers are told goes to `told-RANK`, a line each, and the state at the end
+to `end-RANK`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from typing import Any
 from mindio_ttp import framework_ttp as ttp
 
 config: dict[str, Any] = json.loads(sys.argv[1])
-rank, world, directory, STEPS = config["rank"], config["world"], Path(config["directory"]), 6
+rank = config["rank"]
+world = config["world"]
+directory = Path(config["directory"])
+STEPS = 6
 process = int(os.environ.get("ACPFS_GENERATION", "0"))
 forced = threading.Event()
 state = {"step": 0, "weight": 1.0, "moment": 0.0}

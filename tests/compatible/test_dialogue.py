@@ -1,4 +1,6 @@
-"""A rank dies in a job whose script is written for the product: what its handlers are told, in which order, and what is left."""
+"""A rank dies in a job whose script is written for the product: what its handlers are told, in
+which order, and what is left.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_a_rank_dies_in_its_update(job: Job, tmp_path: Path) -> None:
 
 @clause("T102", "T103")
 def test_an_exception_ends_in_a_checkpoint_of_the_last_step(job: Job, tmp_path: Path) -> None:
-    """Without a framework that wants to be stopped first, as MindSpore: nothing is stopped or cleaned."""
+    """Without a framework that wants to be stopped first, as MindSpore: nothing is stopped or
+    cleaned.
+    """
     statuses, told = job(2, framework="", fail=[1, "gradients-3"])
     assert statuses == [HANDLED, HANDLED]
     step = told[0][0][1]

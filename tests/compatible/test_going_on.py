@@ -1,4 +1,6 @@
-"""A rank dies, or loses its memory, in a job whose script is written for the product, and the job goes on (`enable_arf`)."""
+"""A rank dies, or loses its memory, in a job whose script is written for the product, and the job
+goes on (`enable_arf`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.rig.ports import free_port
 
 clause = pytest.mark.clause
 RANK = Path(__file__).with_name("product_rank_going_on.py")
-END_S, WORLD, STEPS = 480.0, 3, 6
+END_S = 480.0
+WORLD = 3
+STEPS = 6
 
 
 class Job:
@@ -58,7 +62,8 @@ class Job:
     def run(self, **happens: Any) -> None:
         for rank in range(WORLD):
             self.begin(rank, happens)
-        deadline, ended = time.monotonic() + END_S, set[int]()
+        deadline = time.monotonic() + END_S
+        ended = set[int]()
         while len(ended) < WORLD:
             assert time.monotonic() < deadline, self.said()
             for rank in set(self.running) - ended:
@@ -96,7 +101,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def as_without_a_fault() -> dict[str, float]:
-    weight, moment = 1.0, 0.0
+    weight = 1.0
+    moment = 0.0
     for step in range(1, STEPS + 1):
         moment = 0.9 * moment + step * weight
         weight -= 0.01 * moment

@@ -1,4 +1,6 @@
-"""Whatever fails in acpfs, a train function of the product's scripts comes to what it comes to without."""
+"""Whatever fails in acpfs, a train function of the product's scripts comes to what it comes to
+without.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`mindio_acp`: its names, files that are whole or not there, return codes, and the mount below it."""
+"""`mindio_acp`: its names, files that are whole or not there, return codes, and the mount below
+it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def test_the_packages_are_on_a_path_and_not_installed(tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, ["mindio-path"])
     assert shown.exit_code == 0, shown.output
     assert Path(shown.output.strip()) == SITE
-    program = "import mindio_acp, acpfs, sys; print(acpfs.__file__, mindio_acp.__file__, [p for p in sys.path if 'site-packages' in p])"
+    program = (
+        "import mindio_acp, acpfs, sys; print(acpfs.__file__, mindio_acp.__file__, [p for p in "
+        "sys.path if 'site-packages' in p])"
+    )
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SITE)}
     # -S: an interpreter in which acpfs is not installed
     done = subprocess.run(
@@ -81,7 +86,8 @@ def test_names_and_signatures_are_the_products(product: Product, tmp_path: Path)
 
 @clause("T97")
 def test_a_file_has_its_name_when_it_is_closed(product: Product, tmp_path: Path) -> None:
-    acp, path = product("mindio_acp"), tmp_path / "a.ckpt"
+    acp = product("mindio_acp")
+    path = tmp_path / "a.ckpt"
     path.write_bytes(b"before")
     file = acp.create_file(str(path))
     assert file.write(b"first") == 5
@@ -97,7 +103,8 @@ def test_a_file_has_its_name_when_it_is_closed(product: Product, tmp_path: Path)
 
 @clause("T97")
 def test_an_exception_leaves_what_was_there(product: Product, tmp_path: Path) -> None:
-    acp, path = product("mindio_acp"), tmp_path / "a.ckpt"
+    acp = product("mindio_acp")
+    path = tmp_path / "a.ckpt"
     path.write_bytes(b"before")
     with pytest.raises(TypeError), acp.create_file(str(path)) as file:
         file.write("half")
@@ -115,7 +122,8 @@ def test_an_exception_leaves_what_was_there(product: Product, tmp_path: Path) ->
 
 @clause("T97")
 def test_a_file_on_a_full_disk_does_not_get_its_name(product: Product, tmp_path: Path) -> None:
-    acp, small = product("mindio_acp"), tmp_path / "small"
+    acp = product("mindio_acp")
+    small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=True)
     try:
@@ -131,7 +139,8 @@ def test_a_file_on_a_full_disk_does_not_get_its_name(product: Product, tmp_path:
 
 @clause("T97")
 def test_reading_at_places(product: Product, tmp_path: Path) -> None:
-    acp, path = product("mindio_acp"), tmp_path / "a"
+    acp = product("mindio_acp")
+    path = tmp_path / "a"
     path.write_bytes(b"0123456789")
     with acp.open_file(str(path)) as file:
         assert (file.read(), file.read(3), file.read(3, 4), file.read(10, 0)) == (

@@ -1,4 +1,6 @@
-"""`mindio_ttp` without a job: names, refusals, who holds what, marks of an update in Python and in C."""
+"""`mindio_ttp` without a job: names, refusals, who holds what, marks of an update in Python and in
+C.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @clause("T96")
 @pytest.mark.parametrize("module", product_names.TTP)
 def test_names_and_signatures_are_the_products(product: Product, module: str) -> None:
-    found, names = product(module), product_names.TTP[module]
+    found = product(module)
+    names = product_names.TTP[module]
     assert {name: signature(getattr(found, name)) for name in names} == names
     functions = {
         name for name in found.__all__ if not isinstance(getattr(found, name), type | ModuleType)
@@ -98,7 +101,8 @@ def test_what_acpfs_has_not_got_raises_one_sentence(
 
 @clause("T96", "T105")
 def test_calls_in_the_wrong_order_and_wrong_values(product: Product) -> None:
-    ttp, agent = product("mindio_ttp.framework_ttp"), product("mindio_ttp.controller_ttp")
+    ttp = product("mindio_ttp.framework_ttp")
+    agent = product("mindio_ttp.controller_ttp")
     calls: list[tuple[Callable[..., Any], tuple[Any, ...], type[Exception]]] = [
         (ttp.tft_start_controller, ("127.0.0.1", 8000), RefusedError),
         (ttp.tft_start_processor, ("127.0.0.1", 8000), RefusedError),
@@ -212,7 +216,9 @@ def test_marks_of_an_update() -> None:
 
 @clause("T106")
 def test_the_two_entry_points_of_c(tmp_path: Path) -> None:
-    """As MindSpore's runtime opens them: first the one library, then the other, by the package's place."""
+    """As MindSpore's runtime opens them: first the one library, then the other, by the package's
+    place.
+    """
     for part in (FRAMEWORK, C_API):
         (tmp_path / part).parent.mkdir()
     paths = built(tmp_path)
@@ -223,7 +229,8 @@ def test_the_two_entry_points_of_c(tmp_path: Path) -> None:
     for path in paths:
         ctypes.CDLL(str(path), mode=os.RTLD_LAZY)
     library = ctypes.CDLL(str(paths[1]), mode=os.RTLD_LAZY)
-    begin, end = library.MindioTtpSetOptimStatusUpdating, library.MindioTtpSetOptimStatusFinished
+    begin = library.MindioTtpSetOptimStatusUpdating
+    end = library.MindioTtpSetOptimStatusFinished
     begin.argtypes = end.argtypes = [ctypes.c_int64]
     assert (begin(-1), marks.now) == (0, Mark(0, 1, Phase.UPDATING))
     marks.end_update(1)

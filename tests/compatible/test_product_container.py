@@ -93,7 +93,8 @@ def test_what_is_not_documented_is_refused() -> None:
 def test_return_codes_of_convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from acpfs.compatible import checkpoint_files
 
-    old, new = tmp_path / "old", tmp_path / "new"
+    old = tmp_path / "old"
+    new = tmp_path / "new"
     old.write_bytes(container_of(RECORDS))
     assert checkpoint_files.convert(str(old), str(new)) == 0
     assert checkpoint_files.convert(str(old), str(old)) == -1

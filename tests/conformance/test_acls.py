@@ -1,4 +1,6 @@
-"""POSIX ACLs: who may do what, what is inherited, what chmod makes of them; on a plain directory, and on every transport."""
+"""POSIX ACLs: who may do what, what is inherited, what chmod makes of them; on a plain directory,
+and on every transport.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_directories_let_in_whom_their_acl_names(d: Path) -> None:
 @clause("S452")
 @pytest.mark.parametrize("umask", [0, 0o077])
 def test_files_inherit_the_default_acl(d: Path, target: Target, umask: int) -> None:
-    """The umask does not count there; libfuse's kernel has applied it before anybody can say so (X5)."""
+    """The umask does not count there; libfuse's kernel has applied it before anybody can say so
+    (X5).
+    """
     set_acl(d, SHARED, DEFAULT)
 
     def make() -> None:

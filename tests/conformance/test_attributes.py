@@ -17,7 +17,8 @@ from tests.rig.targets import Target
 
 clause = pytest.mark.clause
 NS = 10**9
-LOOKS_MAX, LOOK_AGAIN_S = 60, 1.0
+LOOKS_MAX = 60
+LOOK_AGAIN_S = 1.0
 
 
 @clause("S41")
@@ -243,7 +244,8 @@ def test_statfs_tells_the_backing_file_systems_space(d: Path, target: Target) ->
     if target.backing is None:
         pytest.skip("has no backing directory")
     for _ in range(LOOKS_MAX):  # tests beside this one write to the same disk
-        below, above = os.statvfs(target.backing), os.statvfs(d)
+        below = os.statvfs(target.backing)
+        above = os.statvfs(d)
         assert above.f_blocks * above.f_frsize == below.f_blocks * below.f_frsize
         if abs(above.f_bavail * above.f_frsize - below.f_bavail * below.f_frsize) < 1 << 30:
             return

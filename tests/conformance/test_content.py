@@ -88,7 +88,8 @@ def test_writes_at_random_places(d: Path) -> None:
     model = bytearray()
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     for _ in range(300):
-        at, size = chooser.randrange(200_000), chooser.randrange(1, 20_000)
+        at = chooser.randrange(200_000)
+        size = chooser.randrange(1, 20_000)
         data = chooser.randbytes(size)
         model.extend(bytes(max(0, at + size - len(model))))
         model[at : at + size] = data
@@ -125,7 +126,8 @@ def test_write_of_nothing(d: Path) -> None:
 def test_vectors(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     assert os.pwritev(fd, [b"ab", b"", b"cdef"], 2) == 6
-    first, second = bytearray(3), bytearray(10)
+    first = bytearray(3)
+    second = bytearray(10)
     assert os.preadv(fd, [first, second], 0) == 8
     assert bytes(first) == b"\0\0a"
     assert bytes(second[:5]) == b"bcdef"

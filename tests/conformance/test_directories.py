@@ -13,7 +13,9 @@ from tests.rig.targets import Target
 
 clause = pytest.mark.clause
 PADDING = "-" * 230
-"""Long names make a listing of many system calls (32 KiB each, of the C library) from few files, which are what costs time."""
+"""Long names make a listing of many system calls (32 KiB each, of the C library) from few files,
+which are what costs time.
+"""
 
 
 def fill(directory: Path, count: int, prefix: str = "f") -> None:
@@ -62,8 +64,11 @@ def test_dot_and_dotdot_are_listed(d: Path, target: Target) -> None:
 
 @clause("S46")
 def test_large_directory(d: Path) -> None:
-    """tests/transport/test_large_directory.py has 100,000: other tests on this mount would wait minutes for their drain."""
-    count, gone = 1_000, 100
+    """tests/transport/test_large_directory.py has 100,000: other tests on this mount would wait
+    minutes for their drain.
+    """
+    count = 1_000
+    gone = 100
     fill(d, count, PADDING)
     assert len(os.listdir(d)) == count
     assert set(os.listdir(d)) == {f"{PADDING}{n}" for n in range(count)}
@@ -76,7 +81,8 @@ def test_large_directory(d: Path) -> None:
 @clause("S46")
 def test_listing_while_entries_come_and_go(d: Path) -> None:
     """While the first four of six system calls are made that the whole listing takes."""
-    staying, turns = 600, 120
+    staying = 600
+    turns = 120
     fill(d, staying, "stay" + PADDING)
     fill(d, turns, "go" + PADDING)
     seen = []

@@ -1,4 +1,6 @@
-"""What survives what: hanging backing directory, fsync modes, umount, SIGTERM, kill -9, flush and wait."""
+"""What survives what: hanging backing directory, fsync modes, umount, SIGTERM, kill -9, flush and
+wait.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""When the backing directory fails: passing errors, refusals for good, torn writes, wrong bytes, missing features."""
+"""When the backing directory fails: passing errors, refusals for good, torn writes, wrong bytes,
+missing features.
+"""
 
 from __future__ import annotations
 

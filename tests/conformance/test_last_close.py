@@ -1,4 +1,6 @@
-"""Programs that start others while they save: what closes a file is its writer, and nothing that closes an inherited descriptor."""
+"""Programs that start others while they save: what closes a file is its writer, and nothing that
+closes an inherited descriptor.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +67,11 @@ os.close(whole)
 
 # a program that writes on where its parent has closed
 handed = os.open("handed-on", os.O_WRONLY | os.O_TRUNC)
-script = "import os, sys; half = b'n' * (1 << 20); os.write(1, half); os.write(2, b'x'); os.read(0, 1); os.write(1, half)"
+script = ("import os, sys; half = b'n' * (1 << 20); os.write(1, half); os.write(2, b'x'); "
+          "os.read(0, 1); os.write(1, half)")
 worker = subprocess.Popen(
-    [sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=handed, stderr=subprocess.PIPE
+    [sys.executable, "-S", "-c", script],
+    stdin=subprocess.PIPE, stdout=handed, stderr=subprocess.PIPE
 )
 worker.stderr.read(1)
 os.close(handed)

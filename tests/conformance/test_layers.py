@@ -1,4 +1,6 @@
-"""The two layers as one: what the backing directory holds before, during and after; what others change below; what `.acpfs` is."""
+"""The two layers as one: what the backing directory holds before, during and after; what others
+change below; what `.acpfs` is.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,8 @@ def test_the_directory_of_acpfs_does_not_exist_through_the_mount(
     transport: str, make_mount: MakeMount, backing: Path
 ) -> None:
     mount = make_mount(backing, transport)
-    own, other = mount.path / ".acpfs", mount.path / "other"
+    own = mount.path / ".acpfs"
+    other = mount.path / "other"
     other.touch()
     assert (backing / ".acpfs").is_dir()
     assert os.listdir(mount.path) == ["other"]
@@ -168,7 +171,8 @@ def test_symlinks_in_the_backing_directory_are_not_followed_by_the_daemon(
     (mount.path / "d").mkdir()
     (mount.path / "d" / "victim").write_bytes(b"ours")
     mount.flush()
-    # Somebody swaps the directory for a symlink behind our back, while we have something to commit in it.
+    # Somebody swaps the directory for a symlink behind our back, while we have something to commit
+    # in it.
     fd = os.open(mount.path / "d" / "victim", os.O_WRONLY | os.O_TRUNC)
     os.write(fd, b"ours, newer")
     (backing / "d").rename(backing / "d.away")
@@ -304,7 +308,9 @@ def test_a_large_log_is_stored_in_two_files_that_take_turns(
     transport: str, make_mount: MakeMount, backing: Path
 ) -> None:
     mount = make_mount(backing, transport, max_dirty_age=0.3)
-    stored, numbers, begin = backing / "train.log", [], os.urandom(3 << 20)
+    stored = backing / "train.log"
+    numbers = []
+    begin = os.urandom(3 << 20)
     with open(mount.path / "train.log", "ab", buffering=0) as log:
         log.writelines(begin[start : start + (1 << 16)] for start in range(0, len(begin), 1 << 16))
         expected = begin
@@ -440,7 +446,9 @@ def test_links_from_before_the_mount_are_one_file_once_they_are_seen(
 def test_a_mapping_of_a_file_that_was_once_in_passthrough_is_of_the_current_content(
     transport: str, make_mount: MakeMount, backing: Path
 ) -> None:
-    """The kernel keeps its file for a node as long as anybody is left who opened it beside a reader in passthrough."""
+    """The kernel keeps its file for a node as long as anybody is left who opened it beside a reader
+    in passthrough.
+    """
     mount = make_mount(backing, transport)
     path = mount.path / "f"
     path.write_bytes(b"o" * 64)

@@ -1,4 +1,6 @@
-"""Files that were open for writing when everything of acpfs was killed: what the next mount takes them for."""
+"""Files that were open for writing when everything of acpfs was killed: what the next mount takes
+them for.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ from tests.rig.processes import Child
 clause = pytest.mark.clause
 pytestmark = pytest.mark.every_lane
 SIZE = 1 << 20
-OLD, NEW = b"o" * SIZE, b"n" * SIZE
+OLD = b"o" * SIZE
+NEW = b"n" * SIZE
 
 
 @contextmanager
 def open_elsewhere(files: dict[Path, Callable[[int], Any]]) -> Iterator[None]:
-    """Another process opens each file for writing, does something with it, and keeps all open until the end."""
+    """Another process opens each file for writing, does something with it, and keeps all open until
+    the end.
+    """
     heard, told = os.pipe()
     never, end = os.pipe()
 
@@ -102,7 +107,9 @@ def test_an_overwrite_of_the_same_size_is_seen_and_what_was_only_open_is_as_it_w
 def test_what_was_closed_before_is_complete_and_what_came_after_is_not(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs
 ) -> None:
-    """The first content was closed and not persisted; a second writer overwrites it, which nobody closes."""
+    """The first content was closed and not persisted; a second writer overwrites it, which nobody
+    closes.
+    """
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     os.listdir(mount.path)
     rule = fault_fs.fail("EIO", ["fsync"])
@@ -122,7 +129,10 @@ def test_what_was_closed_before_is_complete_and_what_came_after_is_not(
 
 # -- one program ends, acpfs goes on
 
-WRITE = "import os, threading, time; fd = os.open(PATH, os.O_WRONLY | os.O_TRUNC); os.write(fd, b'n' * 4096)"
+WRITE = (
+    "import os, threading, time; fd = os.open(PATH, os.O_WRONLY | os.O_TRUNC); os.write(fd, b'n' "
+    "* 4096)"
+)
 THREADS = (
     "[threading.Thread(target=time.sleep, args=(600,), daemon=True).start() for _ in range(3)]"
 )

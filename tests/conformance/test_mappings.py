@@ -1,4 +1,6 @@
-"""Shared mappings, and files that may have some: what is stored reaches the backing directory, as one whole, also after the last close."""
+"""Shared mappings, and files that may have some: what is stored reaches the backing directory, as
+one whole, also after the last close.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 @contextmanager
 def program(mount: AcpfsMount, text: str, name: str = "") -> Iterator[subprocess.Popen[str]]:
-    """Statements over the path `name`, of which nothing is there; "": over `NAME`, which has two mappings, and is closed."""
+    """Statements over the path `name`, of which nothing is there; "": over `NAME`, which has two
+    mappings, and is closed.
+    """
     text = dedent(PROGRAM) + ("" if name else dedent(BESIDE)) + dedent(text)
     command = [sys.executable, "-c", text, str(mount.path / (name or NAME)), str(SIZE)]
     with subprocess.Popen(

@@ -17,7 +17,8 @@ from tests.rig.processes import Child, in_child
 from tests.rig.targets import Target
 
 clause = pytest.mark.clause
-F_OFD_GETLK, F_OFD_SETLK = 36, 37
+F_OFD_GETLK = 36
+F_OFD_SETLK = 37
 TRIES_MAX = 50
 
 
@@ -236,9 +237,9 @@ def test_a_mapping_in_passthrough_is_one_of_the_tier_file(d: Path, target: Targe
         for path in (target.mount.runtime_dir / "tiers").rglob("*")
         if path.is_file() and path.stat().st_size == size
     ]
-    for _ in range(
-        TRIES_MAX
-    ):  # the kernel may take a huge page's entry away at any time, and puts it back at the next touch
+    for _ in range(TRIES_MAX):
+        # the kernel may take a huge page's entry away at any time, and puts it back at the next
+        # touch
         mapped = _mapped_whole(d / "f")
         for path in files:
             with suppress(FileNotFoundError):  # of another file, and it left RAM meanwhile

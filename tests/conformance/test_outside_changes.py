@@ -1,4 +1,6 @@
-"""What others do to the backing directory reaches what the kernel has cached: names, attributes, mapped pages."""
+"""What others do to the backing directory reaches what the kernel has cached: names, attributes,
+mapped pages.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_the_next_open_of_a_file_that_came_to_ram_shows_what_others_wrote(
 
 @pytest.mark.clause("S28")
 def test_a_file_that_left_ram_and_was_changed_by_others(mount: AcpfsMount) -> None:
-    """Written here, drained, pushed out of RAM, then changed underneath: size, bytes and time are the new ones."""
+    """Written here, drained, pushed out of RAM, then changed underneath: size, bytes and time are
+    the new ones.
+    """
     path = mount.path / "mine"
     path.write_bytes(b"mine" * 5)
     mount.flush()

@@ -1,7 +1,9 @@
-"""One file opened by several processes in several ways behaves as on tmpfs: random operations, each done on the target and on a tmpfs.
+"""One file opened by several processes in several ways behaves as on tmpfs: random operations, each
+done on the target and on a tmpfs.
 
-Every answer must be the same: bytes, sizes, link counts, errnos. Operations of the processes alternate, so that there is one right answer;
-what is open at the same time, in which mode, through which descriptors and mappings, is random.
+Every answer must be the same: bytes, sizes, link counts, errnos. Operations of the processes
+alternate, so that there is one right answer; what is open at the same time, in which mode, through
+which descriptors and mappings, is random.
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ NAMES = ("a", "b")
 SIZE = 96 << 10
 MAPPED = 64 << 10
 OPS = 700
-KEEP_SIZE, PUNCH_HOLE = 1, 2
+KEEP_SIZE = 1
+PUNCH_HOLE = 2
 ACCESS = {
     "mixed": (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY, os.O_RDWR),
     "one-way": (os.O_RDONLY, os.O_WRONLY),
     "both-ways": (os.O_RDWR, os.O_RDWR, os.O_RDONLY),
 }
-"""What files are opened for: the native transport sends those that are not read and written at once another way."""
+"""What files are opened for: the native transport sends those that are not read and written at once
+another way.
+"""
 FLAGS = (
     0,
     0,
@@ -92,7 +97,9 @@ class Opener:
         self._process.stdin.close()
         try:
             self._process.wait(120)
-        except subprocess.TimeoutExpired:  # it hangs in the mount, which is this test's failure and must not become that of another one
+        except subprocess.TimeoutExpired:
+            # it hangs in the mount, which is this test's failure and must not become that of
+            # another one
             self._process.kill()
             self._process.wait(120)
             raise
@@ -101,7 +108,10 @@ class Opener:
 
 
 class Script:
-    """Makes up operations. Files are not made shorter than a mapping of them is, which would be a SIGBUS."""
+    """Makes up operations.
+
+    Files are not made shorter than a mapping of them is, which would be a SIGBUS.
+    """
 
     def __init__(self, seed: int, target: Target, access: tuple[int, ...]) -> None:
         self.random = random.Random(seed)
@@ -112,8 +122,10 @@ class Script:
         r = self.random
         used = sorted(opener.files) * 4
         slot, other, free = (r.choice([*used, r.randrange(SLOTS)]) for _ in range(3))
-        name, seed = r.choice(NAMES), r.randrange(10_000)
-        size, offset = r.choice((1, 100, 4096, 5000, r.randrange(1, SIZE // 2))), r.randrange(SIZE)
+        name = r.choice(NAMES)
+        seed = r.randrange(10_000)
+        size = r.choice((1, 100, 4096, 5000, r.randrange(1, SIZE // 2)))
+        offset = r.randrange(SIZE)
         low = MAPPED if mapped else 0
         choices: list[tuple[int, list[Any]]] = [
             (
@@ -187,7 +199,8 @@ def test_one_file_opened_by_several_processes_in_several_ways(
 ) -> None:
     if target.name not in TRANSPORTS:
         pytest.skip("only mounts are compared with a tmpfs")
-    script, done = Script(seed, target, ACCESS[access]), []
+    script = Script(seed, target, ACCESS[access])
+    done = []
     for directory in (d, reference):
         for name in NAMES:
             (directory / name).write_bytes(b"\1" * SIZE)

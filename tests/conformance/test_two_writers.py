@@ -1,4 +1,6 @@
-"""A file that several programs have open: what the first one closes is no whole file while the others write."""
+"""A file that several programs have open: what the first one closes is no whole file while the
+others write.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,10 @@ def test_who_is_in_the_middle_of_a_file_is_named(
     """Others have closed it, and wonder why it is not published."""
     mount = mounted(transport, make_mount, tmp_path, "f")
     path = mount.path / "f"
-    hold = "import os,sys; fd = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(fd, b'half', 0); print(); input()"
+    hold = (
+        "import os,sys; fd = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(fd, b'half', 0); "
+        "print(); input()"
+    )
     command = [sys.executable, "-c", hold, os.fspath(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None

@@ -1,4 +1,6 @@
-"""Several users: permission checks, ownership of what they make, umask, set-gid and sticky directories, set-uid bits."""
+"""Several users: permission checks, ownership of what they make, umask, set-gid and sticky
+directories, set-uid bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-""" "Persisted" and "verified" are said of bytes that are on the storage, of nothing else: each way to ask."""
+""" "Persisted" and "verified" are said of bytes that are on the storage, of nothing else: each way
+to ask.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from tests.rig.mounts import AcpfsMount, MakeMount
 clause = pytest.mark.clause
 pytestmark = pytest.mark.every_lane
 SIZE = 1 << 20
-KILLED = "import os, sys; f = open(sys.argv[1], 'wb', 0); f.write(b'n' * (1 << 20)); os.kill(os.getpid(), 9)"
+KILLED = (
+    "import os, sys; f = open(sys.argv[1], 'wb', 0); f.write(b'n' * (1 << 20)); "
+    "os.kill(os.getpid(), 9)"
+)
 
 
 def asked(mount: AcpfsMount, *words: str) -> tuple[int, str]:
@@ -117,7 +122,9 @@ def test_what_was_changed_through_a_mapping_is_persisted_when_it_is_said_to_be_a
 def test_nor_is_what_is_changed_through_a_mapping_beside_a_writer(
     here: tuple[AcpfsMount, Path],
 ) -> None:
-    """In passthrough that is one of the tier file, and the second change of a page leaves no trace."""
+    """In passthrough that is one of the tier file, and the second change of a page leaves no
+    trace.
+    """
     mount, directory = here
     path = directory / "model.bin"
     path.write_bytes(b"o" * SIZE)

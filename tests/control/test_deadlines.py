@@ -1,4 +1,6 @@
-"""Every verb and every command ends, whatever the worker does: it never answers, or says for ever that it is at it."""
+"""Every verb and every command ends, whatever the worker does: it never answers, or says for ever
+that it is at it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ pytestmark = pytest.mark.clause("S442")
 
 
 class Mute:
-    """A worker that takes every connection and gives no result; `says`: what it says all the while."""
+    """A worker that takes every connection and gives no result; `says`: what it says all the
+    while.
+    """
 
     def __init__(self, directory: Path, says: bytes = b"") -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -67,7 +71,8 @@ class Mute:
         (directory / "mounts").mkdir(exist_ok=True)
         self._socket.bind(str(path))
         self._socket.listen(64)
-        self._says, self._over = says, threading.Event()
+        self._says = says
+        self._over = threading.Event()
         pid = os.getpid()
         started = process_started(pid)
         self.record = MountRecord(
@@ -145,7 +150,9 @@ def test_an_unmount_ends_where_the_worker_is_at_it_for_ever(babbling: Mute) -> N
 
 @pytest.mark.clause("S300", "S443")
 def test_a_request_goes_on_with_another_supervisor_that_has_the_mount(tmp_path: Path) -> None:
-    """As after a take-over, and the death of the worker that came with it: the process that was asked for first is gone."""
+    """As after a take-over, and the death of the worker that came with it: the process that was
+    asked for first is gone.
+    """
     living = os.getpid()
     place = tmp_path / "sockets" / "c.sock"
     new = MountRecord(
@@ -177,7 +184,9 @@ def _die_once(listener: socket.socket) -> None:
 
 @pytest.mark.clause("S443")
 def test_a_request_waits_for_a_socket_that_is_made_anew(tmp_path: Path) -> None:
-    """Somebody has cleaned the run directory: the daemon lives, and nobody listens there for a moment."""
+    """Somebody has cleaned the run directory: the daemon lives, and nobody listens there for a
+    moment.
+    """
     living = os.getpid()
     place = tmp_path / "c.sock"
     record = MountRecord(

@@ -1,4 +1,6 @@
-"""Hostile requests: whatever comes over the socket, each is answered or hung up on, and the next one is served."""
+"""Hostile requests: whatever comes over the socket, each is answered or hung up on, and the next
+one is served.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A mount point that must not be looked at."""
     point = tmp_path / "mnt"
     point.mkdir()
-    real_readlink, real_lstat, real_stat = os.readlink, os.lstat, os.stat
+    real_readlink = os.readlink
+    real_lstat = os.lstat
+    real_stat = os.stat
 
     def guard(path: object) -> None:
         if isinstance(path, str | bytes | os.PathLike):

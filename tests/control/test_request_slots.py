@@ -45,7 +45,9 @@ def test_too_many_that_wait_are_told_so_and_keep_nobody_else_out(tmp_path: Path)
 
 @pytest.mark.clause("S221")
 def test_members_of_the_control_group_leave_room_for_owner_and_root() -> None:
-    slots, group, owner = RequestSlots(4, "connections"), ExitStack(), ExitStack()
+    slots = RequestSlots(4, "connections")
+    group = ExitStack()
+    owner = ExitStack()
     for _ in range(2):
         group.enter_context(slots.one(owner=False))
     with pytest.raises(NoPlaceError, match=r"too many connections of the control group \(2\)"):
@@ -70,7 +72,9 @@ def test_members_of_the_control_group_leave_room_for_owner_and_root() -> None:
 def test_an_owner_who_takes_all_places_leaves_some_to_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool, request_line: bytes
 ) -> None:
-    """64 programs of an owner without privilege that watch, or say nothing: root's flush, which waits too, and status find a place."""
+    """64 programs of an owner without privilege that watch, or say nothing: root's flush, which
+    waits too, and status find a place.
+    """
     monkeypatch.setattr(os, "getuid", lambda: OWNER_UID)
     uid = [OWNER_UID]
     monkeypatch.setattr(server, "_credentials", lambda _connection: (1, uid[0], OWNER_UID))

@@ -152,7 +152,8 @@ def test_group_members_may_ask_by_their_supplementary_groups(
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         os.chmod(record.socket, 0o666)
         code = (
-            "import contextlib,os,socket,sys;os.setgroups([int(x) for x in sys.argv[2:]]);os.setgid(54321);os.setuid(54321);"
+            "import contextlib,os,socket,sys;os.setgroups([int(x) for x in "
+            "sys.argv[2:]]);os.setgid(54321);os.setuid(54321);"
             "s=socket.socket(socket.AF_UNIX);s.connect(sys.argv[1])\n"
             f'with contextlib.suppress(BrokenPipeError): s.sendall(b\'{{"verb":"{verb}"}}\\n\')\n'
             "print(s.recv(65536).decode())"
@@ -310,7 +311,8 @@ def test_flush_looks_at_the_nodes_once_more_before_it_says_that_one_is_missing(
     tmp_path: Path,
 ) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.ops, subject.withheld = [(1, "latest", 5, True)], True
+        subject.ops = [(1, "latest", 5, True)]
+        subject.withheld = True
         with pytest.raises(AcpfsError, match="pointer files are withheld") as caught:
             await ask(record, "flush")
         assert caught.value.exit_code == ExitCode.FAILED
@@ -322,18 +324,18 @@ def test_flush_looks_at_the_nodes_once_more_before_it_says_that_one_is_missing(
 
 @pytest.mark.clause("S161")
 def test_flush_that_gets_stuck_again_looks_again(tmp_path: Path) -> None:
-    """Found by review: in a drain that goes on for long, the look at its beginning knew nothing of a node that came back later."""
+    """Found by review: in a drain that goes on for long, the look at its beginning knew nothing of
+    a node that came back later.
+    """
 
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         def first() -> None:
             subject.when_seen = lambda: subject.done(2)
             subject.done(1)
 
-        subject.ops, subject.withheld, subject.when_seen = (
-            [(1, "a", 5, True), (2, "latest", 5, True)],
-            True,
-            first,
-        )
+        subject.ops = [(1, "a", 5, True), (2, "latest", 5, True)]
+        subject.withheld = True
+        subject.when_seen = first
         assert (await ask(record, "flush"))["operations"] == 2
 
     serve(tmp_path, scenario)
@@ -625,7 +627,9 @@ def test_waiting_for_files_that_never_come_ends_with_what_there_is(tmp_path: Pat
 
 @pytest.mark.clause("S443")
 def test_what_was_tried_again_meanwhile_is_not_called_late(tmp_path: Path) -> None:
-    """Nothing was left that would come by itself; then somebody mended the cause, while the manifest was awaited."""
+    """Nothing was left that would come by itself; then somebody mended the cause, while the
+    manifest was awaited.
+    """
     subject = DoubleSubject()
     subject.ops = [(1, "f", 5, True)]
 

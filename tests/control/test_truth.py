@@ -1,4 +1,6 @@
-"""What the verbs say where nothing good can be said: of paths that are not there, over a backing directory that is gone."""
+"""What the verbs say where nothing good can be said: of paths that are not there, over a backing
+directory that is gone.
+"""
 
 import os
 from pathlib import Path
@@ -38,7 +40,8 @@ def test_nothing_good_is_said_over_a_backing_directory_that_is_gone(
 @pytest.mark.clause("S219")
 def test_who_waits_for_a_backing_directory_that_is_gone_is_told_what_for(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.ops, subject.gone = [(1, "a", 5, False)], "/b cannot be opened"
+        subject.ops = [(1, "a", 5, False)]
+        subject.gone = "/b cannot be opened"
         events: list[Any] = []
         for timeout_s in (0.05, 60):  # a machine that stands still may take all of a short time
             if not events:
@@ -85,7 +88,8 @@ def test_nothing_can_be_said_of_what_is_not_there(
 @pytest.mark.clause("S217")
 def test_what_is_recorded_and_gone_is_missing_and_not_unheard_of(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.absent, subject.verdicts = {b"x"}, [Verification("x", "missing")]
+        subject.absent = {b"x"}
+        subject.verdicts = [Verification("x", "missing")]
         assert [
             item["status"] for item in (await ask(record, "verify", {"paths": ["x"]}))["items"]
         ] == ["missing"]

@@ -1,7 +1,9 @@
-"""A node of a cluster, for tests: an image of the printed Containerfile over Debian, and pods of the printed manifests, run by crun.
+"""A node of a cluster, for tests: an image of the printed Containerfile over Debian, and pods of
+the printed manifests, run by crun.
 
-What a kubelet does is done here and is a double: directories of the node, propagation, host PIDs, settings, environment, probes, memory
-limits (control groups v1 or v2, whichever has the controller), SIGTERM and then SIGKILL. Containers, name spaces and mounts are real.
+What a kubelet does is done here and is a double: directories of the node, propagation, host PIDs,
+settings, environment, probes, memory limits (control groups v1 or v2, whichever has the
+controller), SIGTERM and then SIGKILL. Containers, name spaces and mounts are real.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ from tests.rig.mounts import REPOSITORY
 from tests.rig.storage.servers import until
 
 WAIT_S = float(os.environ.get("ACPFS_NODE_WAIT_S", "300"))
-_HIDDEN = 'mount --make-rprivate /sys/fs/cgroup && { umount /sys/fs/cgroup/unified 2>/dev/null; exec crun --cgroup-manager=disabled "$@"; }'
+_HIDDEN = (
+    "mount --make-rprivate /sys/fs/cgroup && { umount /sys/fs/cgroup/unified 2>/dev/null; exec "
+    'crun --cgroup-manager=disabled "$@"; }'
+)
 CRUN = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", _HIDDEN, "crun"]
-"""crun 1.8 refuses a machine that has control groups of both versions; it is given a sight of the first only, and the rig makes groups."""
+"""crun 1.8 refuses a machine that has control groups of both versions; it is given a sight of the
+first only, and the rig makes groups.
+"""
 PROGRAMS = ("crun", "debootstrap", "podman", "buildah")
 BASE = REPOSITORY / ".venv/debian"
 """The base image, made once: a directory that nobody writes to."""
@@ -98,7 +105,9 @@ def base_image() -> Path:
 
 @contextmanager
 def image(scratch: Path, checkout: Path = REPOSITORY) -> Iterator[Path]:
-    """The root file system of an image of a checkout, built as OPERATIONS says; the base comes from Debian, not from a registry."""
+    """The root file system of an image of a checkout, built as OPERATIONS says; the base comes from
+    Debian, not from a registry.
+    """
     runroot = tempfile.mkdtemp(prefix="acpfs-", dir="/tmp")  # podman takes 50 characters at most
     stored = ["--storage-driver", "vfs", "--root", str(scratch / "storage"), "--runroot", runroot]
     (scratch / "Containerfile").write_text(deploy("containerfile"))
@@ -141,7 +150,8 @@ class Node:
     """Directories of the node, and the pods that run there."""
 
     def __init__(self, scratch: Path, root: Path) -> None:
-        self.scratch, self.root = scratch, root
+        self.scratch = scratch
+        self.root = root
         self.host = scratch / "host"
         self.claims: dict[str, Path] = {}
         self.pods: list[Container] = []
@@ -214,8 +224,12 @@ class Container:
     ) -> None:
         Container._number += 1
         self.name = f"acpfs-test-{os.getpid()}-{Container._number}"
-        self.node, self.pod, self.spec, self._image_root = node, pod, spec, image_root
-        self._documents, self._uid = documents, uid
+        self.node = node
+        self.pod = pod
+        self.spec = spec
+        self._image_root = image_root
+        self._documents = documents
+        self._uid = uid
         self._bundle = node.scratch / self.name
         self._bundle.mkdir()
         self.log = self._bundle / "log"
@@ -268,7 +282,9 @@ class Container:
         return self.log.read_text(errors="replace")[-4000:]
 
     def ended(self) -> int | None:
-        """Its exit code: the container ends with its first process, and whatever is left of it is killed, as a runtime does."""
+        """Its exit code: the container ends with its first process, and whatever is left of it is
+        killed, as a runtime does.
+        """
         if not self._first:
             self._first = self.pid
         elif self._first not in self._processes():
@@ -293,11 +309,15 @@ class Container:
                 os.kill(pid, number)
 
     def kill(self) -> int:
-        """SIGKILL of all its processes at once, as the end of its control group is; its exit code is nobody's."""
+        """SIGKILL of all its processes at once, as the end of its control group is; its exit code
+        is nobody's.
+        """
         self.ended()
         self._signal(signal.SIGSTOP)  # so that few of them replace another
         wait_for("all its processes are killed", self._is_killed)
-        self._process.kill()  # crun itself waits for the last one, which may wait for the next daemon; shims wait for the first
+        # crun itself waits for the last one, which may wait for the next daemon; shims wait for the
+        # first
+        self._process.kill()
         return int(self._process.wait(WAIT_S))
 
     def _is_killed(self) -> bool:
@@ -482,7 +502,10 @@ def _bytes(quantity: str) -> int:
 
 def _capabilities(privileged: bool) -> list[str]:
     """More than the daemon may use, or those that an ordinary container gets."""
-    usual = "CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL AUDIT_WRITE"
+    usual = (
+        "CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP "
+        "NET_BIND_SERVICE SYS_CHROOT KILL AUDIT_WRITE"
+    )
     names = usual.split()
     if privileged:
         names += "SYS_ADMIN SYS_PTRACE SYS_NICE DAC_READ_SEARCH NET_ADMIN IPC_LOCK".split()

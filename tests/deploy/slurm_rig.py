@@ -1,4 +1,6 @@
-"""A cluster of one node: munged, slurmctld and slurmd, as Debian has them, with directories, keys and ports of their own."""
+"""A cluster of one node: munged, slurmctld and slurmd, as Debian has them, with directories, keys
+and ports of their own.
+"""
 
 from __future__ import annotations
 
@@ -135,11 +137,26 @@ def cluster(top: Path, parameters: str) -> Iterator[Slurm]:
     slurm = Slurm(top)
     munged = shutil.which("munged") or "/usr/sbin/munged"
     commands = (
-        [munged, "--foreground", "--force", f"--socket={top}/munge.socket", f"--key-file={key}", f"--pid-file={top}/munge.pid",
-         f"--log-file={top}/munge.log", f"--seed-file={top}/munge.seed"],
-        [shutil.which("slurmctld") or "/usr/sbin/slurmctld", "-D", "-i", "-c", "-f", str(top / "slurm.conf")],
+        [
+            munged,
+            "--foreground",
+            "--force",
+            f"--socket={top}/munge.socket",
+            f"--key-file={key}",
+            f"--pid-file={top}/munge.pid",
+            f"--log-file={top}/munge.log",
+            f"--seed-file={top}/munge.seed",
+        ],
+        [
+            shutil.which("slurmctld") or "/usr/sbin/slurmctld",
+            "-D",
+            "-i",
+            "-c",
+            "-f",
+            str(top / "slurm.conf"),
+        ],
         [shutil.which("slurmd") or "/usr/sbin/slurmd", "-D", "-f", str(top / "slurm.conf")],
-    )  # fmt: skip
+    )
     started: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:

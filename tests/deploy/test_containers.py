@@ -1,7 +1,8 @@
 """Daemons and jobs in containers of a real image: kill, roll-out, drain, and who pays for memory.
 
-An image by the printed Containerfile over Debian's packages, containers by crun, pods by the printed manifests: `node_rig` does what a
-kubelet does. ACPFS_IMAGE_ROOT names the root file system of an image that is there already; it is not changed.
+An image by the printed Containerfile over Debian's packages, containers by crun, pods by the
+printed manifests: `node_rig` does what a kubelet does. ACPFS_IMAGE_ROOT names the root file system
+of an image that is there already; it is not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ pytestmark = [
     pytest.mark.skipif(bool(node_rig.missing()), reason=node_rig.missing() or "never"),
 ]
 TURNS = int(os.environ.get("ACPFS_KILLS", "20"))
-BACKING, MOUNTPOINT = "/shared/ckpt", "/mnt/acpfs/ckpt"
+BACKING = "/shared/ckpt"
+MOUNTPOINT = "/mnt/acpfs/ckpt"
 OPTIONS = [
     BACKING,
     MOUNTPOINT,
@@ -136,7 +138,9 @@ class Cluster:
 
 
 class Job:
-    """A training pod: it has what the example job has, and a directory of its own in which it tells."""
+    """A training pod: it has what the example job has, and a directory of its own in which it
+    tells.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         pod = json.loads(json.dumps(pod_of(cluster.documents, "Job", "acpfs-example")))
@@ -185,7 +189,8 @@ def check_stored(cluster: Cluster, told: dict[str, Any]) -> None:
 @pytest.mark.clause("S378")
 def test_the_example_job_of_the_manifests_saves(node: Node) -> None:
     cluster = Cluster(node)
-    keeper, daemon = cluster.keeper(), cluster.daemon("uid-1")
+    keeper = cluster.keeper()
+    daemon = cluster.daemon("uid-1")
     pod = pod_of(cluster.documents, "Job", "acpfs-example")
     init = node.start(pod, cluster.documents, "job", init=True)
     daemon.wait_ready()
@@ -204,7 +209,9 @@ def test_the_example_job_of_the_manifests_saves(node: Node) -> None:
 
 @pytest.mark.clause("S370", "S378")
 def test_a_daemon_container_is_killed_while_a_job_saves(node: Node) -> None:
-    """The kernel asks for attributes each time, so whatever touches the mount before a daemon serves it waits."""
+    """The kernel asks for attributes each time, so whatever touches the mount before a daemon
+    serves it waits.
+    """
     cluster = Cluster(node, "--ram", "512M", "--attr-timeout", "0")
     cluster.keeper()
     daemon = cluster.daemon("uid-1")
@@ -218,7 +225,8 @@ def test_a_daemon_container_is_killed_while_a_job_saves(node: Node) -> None:
         status = json.loads(daemon.exec("acpfs-ctl", "status", "--json").stdout)
         assert "keeper held" in status["worker"]["last_end"], daemon.said()
         print(
-            f"kill {turn + 1}: without a daemon {status['worker']['pause_s']:.2f} s, longest write {job.told()['longest_s']:.2f} s"
+            f"kill {turn + 1}: without a daemon {status['worker']['pause_s']:.2f} s, longest "
+            f"write {job.told()['longest_s']:.2f} s"
         )
     told = job.end()
     assert daemon.terminate() == 0, daemon.said()
@@ -315,7 +323,9 @@ def test_a_job_that_mounts_in_its_own_container_drains_before_it_ends(node: Node
 
 @pytest.mark.clause("S381")
 def test_a_job_that_mounts_in_its_own_container_is_told_to_end(node: Node) -> None:
-    """SIGTERM reaches the training; what it saved on its way out is stored before the container ends, with the training's exit code."""
+    """SIGTERM reaches the training; what it saved on its way out is stored before the container
+    ends, with the training's exit code.
+    """
     documents = manifests(*OPTIONS, "--ram", "256M", "--inside", "--bandwidth", "32M")
     pod = json.loads(json.dumps(pod_of(documents, "Job", "acpfs-example")))
     (train,) = pod["containers"]
@@ -360,7 +370,9 @@ def shmem_of(group: Path) -> int:
 def test_whose_control_group_pays_for_what_a_job_saves(
     node: Node, sees_pids: bool, limit: str, who_pays: str
 ) -> None:
-    """The job in a PID name space and a memory control group of its own, as pods have them; a save of 100 MiB."""
+    """The job in a PID name space and a memory control group of its own, as pods have them; a save
+    of 100 MiB.
+    """
     cluster = Cluster(node, "--ram", "512M", "--bandwidth", "1M")
     daemon_pod = json.loads(json.dumps(pod_of(cluster.documents, "DaemonSet", "acpfs")))
     daemon_pod["hostPID"] = sees_pids

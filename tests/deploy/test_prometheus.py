@@ -1,4 +1,6 @@
-"""A real Prometheus scrapes a real mount, and an alert fires for a storage that stands still, and ends with it."""
+"""A real Prometheus scrapes a real mount, and an alert fires for a storage that stands still, and
+ends with it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A roll-out while a job in another container saves with torch: `bench.rolling`, small; its times are a benchmark's affair."""
+"""A roll-out while a job in another container saves with torch: `bench.rolling`, small; its times
+are a benchmark's affair.
+"""
 
 from __future__ import annotations
 

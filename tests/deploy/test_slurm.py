@@ -1,4 +1,6 @@
-"""Slurm's scripts: what `acpfs deploy slurm` writes, and jobs of a real slurmctld and slurmd that are cancelled, requeued, and go on."""
+"""Slurm's scripts: what `acpfs deploy slurm` writes, and jobs of a real slurmctld and slurmd that
+are cancelled, requeued, and go on.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ tracker = run / "latest"
 step = int(tracker.read_text()) if tracker.exists() else 0
 begins = bytes((run / f"step-{step}.bin").read_bytes()[:1]) if step else b""
 with told.open("a") as out:
-    print(json.dumps({"resumed": step, "begins": list(begins), "served": os.environ["ACPFS_SERVED"]}), file=out)
+    said = {"resumed": step, "begins": list(begins), "served": os.environ["ACPFS_SERVED"]}
+    print(json.dumps(said), file=out)
 for step in range(step + 1, step + 4):
     (run / f"step-{step}.bin").write_bytes(bytes([step]) * (4 << 20))
     (run / "latest.new").write_text(str(step))
@@ -107,7 +110,8 @@ class Prolog:
     """The script with doubles of what it calls; those of the system are in its PATH behind them."""
 
     def __init__(self, top: Path, *options: str) -> None:
-        self.top, self.told = top, top / "told"
+        self.top = top
+        self.told = top / "told"
         (top / "bin").mkdir()
         deploy(top / "scripts", top / "backing", top / "mount", *options)
         conf = top / "scripts/acpfs.conf"
@@ -134,7 +138,9 @@ class Prolog:
         path.chmod(0o755)
 
     def says(self, status: dict[str, str], *, after_mount: dict[str, str] | None = None) -> None:
-        """What `acpfs-ctl status --json` prints, in the command's own form; before and after `acpfs mount`."""
+        """What `acpfs-ctl status --json` prints, in the command's own form; before and after `acpfs
+        mount`.
+        """
         for name, one in (("before", status), ("after", after_mount or status)):
             (self.top / name).write_text(json.dumps(one, indent=2))
         self.double(
@@ -203,7 +209,8 @@ class Site:
     """One node with Slurm, our scripts and a place to save."""
 
     def __init__(self, top: Path, *options: str, backing: str = "backing") -> None:
-        self.top, self.mountpoint = top, top / "mount"
+        self.top = top
+        self.mountpoint = top / "mount"
         self.backing = top / backing
         (top / "backing").mkdir()
         (top / "cluster").mkdir()

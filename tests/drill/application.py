@@ -1,8 +1,10 @@
-"""The application: a process that does rounds of a workload in a mount, journals every call, and can be killed at any time.
+"""The application: a process that does rounds of a workload in a mount, journals every call, and
+can be killed at any time.
 
-`python -m tests.drill.application MOUNT JOURNAL RUNTIME_DIR WORKLOAD SEED`. On standard input one JSON line per order: `{"go": {path: is
-a directory}, "round": n}`; it then does rounds until the next line (any) comes, and answers `{"paused": rounds}`, or
-`{"failed": "…"}` as soon as a call fails, and waits for the next order.
+`python -m tests.drill.application MOUNT JOURNAL RUNTIME_DIR WORKLOAD SEED`. On standard input one
+JSON line per order: `{"go": {path: is a directory}, "round": n}`; it then does rounds until the
+next line (any) comes, and answers `{"paused": rounds}`, or `{"failed": "…"}` as soon as a call
+fails, and waits for the next order.
 """
 
 from __future__ import annotations
@@ -57,11 +59,13 @@ def rounds(workload: Workload, orders: Orders) -> dict[str, object]:
 def main() -> None:
     mount, journal, runtime_dir, name, seed = sys.argv[1:]
     calls = Calls(Path(mount), JournalWriter(Path(journal)), Path(runtime_dir))
-    workload, orders = (WORKLOADS | GUARDED | LARGE)[name](calls, int(seed)), Orders()
+    workload = (WORKLOADS | GUARDED | LARGE)[name](calls, int(seed))
+    orders = Orders()
     print(json.dumps({"ready": name}), flush=True)
     while (order := orders.next()) is not None:
         if "go" in order:  # a pause that came too late, after a failure, means nothing any more
-            calls.paths, workload.number = dict(order["go"]), order["round"]
+            calls.paths = dict(order["go"])
+            workload.number = order["round"]
             print(json.dumps(rounds(workload, orders)), flush=True)
 
 

@@ -1,7 +1,8 @@
 """A block of cycles on one stand, in a process of its own: `python -m tests.drill.block JSON`.
 
-Says one JSON line per cycle. A cycle that ends with an exception is a loss too: something hung, died or was refused that should not; the
-block ends there, and what acpfs logged last is part of the report.
+Says one JSON line per cycle. A cycle that ends with an exception is a loss too: something hung,
+died or was refused that should not; the block ends there, and what acpfs logged last is part of the
+report.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """System calls that are journaled before they are made and after they have returned.
 
-Part of the application's process: standard library only, knows the mount point and the journal's file, nothing of the checker.
+Part of the application's process: standard library only, knows the mount point and the journal's
+file, nothing of the checker.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ class CallError(Exception):
 
 
 class Calls:
-    """Makes calls below a mount point; `paths` is what it knows to be there: path → is a directory."""
+    """Makes calls below a mount point; `paths` is what it knows to be there: path → is a
+    directory.
+    """
 
     def __init__(self, root: Path, journal: JournalWriter, runtime_dir: Path) -> None:
-        self.root, self._journal, self._runtime_dir = root, journal, runtime_dir
+        self.root = root
+        self._journal = journal
+        self._runtime_dir = runtime_dir
         self.paths: dict[str, bool] = {}
         self.sizes: dict[int, int] = {}
         self._fds: dict[int, int] = {}
@@ -45,7 +50,10 @@ class Calls:
     # -- descriptors
 
     def open(self, path: str, *, truncate: bool = True, sync: bool = False) -> int:
-        """A label for the journal, which must name the descriptor before it is there. Labels and descriptors have the same order."""
+        """A label for the journal, which must name the descriptor before it is there.
+
+        Labels and descriptors have the same order.
+        """
         label = next(number for number in range(LABELS) if number not in self.sizes)
         flags = (
             os.O_CREAT | os.O_WRONLY | (os.O_TRUNC if truncate else 0) | (os.O_SYNC if sync else 0)
@@ -61,7 +69,8 @@ class Calls:
 
     def write(self, fd: int, seed: int, size: int, offset: int | None = None) -> None:
         """Bytes by description; at the end where no offset is given."""
-        at, data = self.sizes[fd] if offset is None else offset, bytes_of(seed, size)
+        at = self.sizes[fd] if offset is None else offset
+        data = bytes_of(seed, size)
 
         def write_all() -> None:
             done = 0

@@ -1,9 +1,11 @@
-"""A wall clock that steps: `time.time`, `time.time_ns` and `time.clock_gettime_ns` of acpfs' processes.
+"""A wall clock that steps: `time.time`, `time.time_ns` and `time.clock_gettime_ns` of acpfs'
+processes.
 
 They are moved by as many seconds as a file says.
 
-CLOCK_REALTIME belongs to the whole machine and has no namespace, so a test cannot step the real one. Installed like fault points, by
-ACPFS_CLOCK. What the kernel takes from its own clock (times of tier files) stays, so that clocks also disagree, which a real step spares.
+CLOCK_REALTIME belongs to the whole machine and has no namespace, so a test cannot step the real
+one. Installed like fault points, by ACPFS_CLOCK. What the kernel takes from its own clock (times of
+tier files) stays, so that clocks also disagree, which a real step spares.
 """
 
 from __future__ import annotations

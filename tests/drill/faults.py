@@ -1,4 +1,6 @@
-"""What is killed, how, and what must be true afterwards. Each fault is one cycle on a stand: work, kill, look, mend, drain, look.
+"""What is killed, how, and what must be true afterwards.
+
+Each fault is one cycle on a stand: work, kill, look, mend, drain, look.
 
 The stand is drained and its history begun anew at the end of each.
 """
@@ -46,7 +48,9 @@ def let_work(seconds: float) -> None:
 
 
 def die_somewhere(stand: Stand) -> str:
-    """Kill the worker at a point, or at a random moment, while the application works; returns the point's name."""
+    """Kill the worker at a point, or at a random moment, while the application works; returns the
+    point's name.
+    """
     where, moment_s = kill_at(stand, stand.wait_for_work)
     stand.under_way.note(moment_s)
     return where
@@ -78,7 +82,9 @@ def kill_at(stand: Stand, wait_for_work: Callable[[], None] = lambda: None) -> t
 
 
 def kill_daemon(stand: Stand) -> Outcome:
-    """All of acpfs' processes die, the mount with them; it is mounted anew, perhaps several times, before the drain is through."""
+    """All of acpfs' processes die, the mount with them; it is mounted anew, perhaps several times,
+    before the drain is through.
+    """
     stand.go()
     outcome = Outcome(killed=[die_somewhere(stand)])
     stand.kill_all()
@@ -166,7 +172,9 @@ def drain(stand: Stand) -> list[str]:
 
 
 def kill_application(stand: Stand) -> Outcome:
-    """The application dies with files open; what it had written counts as closed, once somebody says so of what is no log (S181)."""
+    """The application dies with files open; what it had written counts as closed, once somebody
+    says so of what is no log (S181).
+    """
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
     stand.wait_for_work()

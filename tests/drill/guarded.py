@@ -1,7 +1,9 @@
-"""Stands with the guard on: applications delete the old checkpoint before they write the new one, and one whole checkpoint is always there.
+"""Stands with the guard on: applications delete the old checkpoint before they write the new one,
+and one whole checkpoint is always there.
 
-What the guard holds back makes the backing directory show more than the application had at that moment (S6, S140): of each checkpoint the
-bytes of one version that was published, no more, no mixture. Which versions there ever were is told by the application's journals.
+What the guard holds back makes the backing directory show more than the application had at that
+moment (S6, S140): of each checkpoint the bytes of one version that was published, no more, no
+mixture. Which versions there ever were is told by the application's journals.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class GuardStand(Stand):
         super().__init__(base, workload, transport, seed, **options)
         del self.mount.options["no_keep_last_persisted"]
         self._versions: dict[str, list[Tree]] = defaultdict(list)
-        """Of each checkpoint, every form that was ever published: name below it ("": itself) → entry."""
+        """Of each checkpoint, every form that was ever published: name below it ("": itself) →
+        entry.
+        """
         self._was_whole = False
 
     def begin(self) -> None:
@@ -45,7 +49,8 @@ class GuardStand(Stand):
 
     def allows(self, seen: Tree, tree: Tree) -> bool:
         """Whether the backing directory may look so at a moment with that tree."""
-        found, had = by_checkpoint(seen), by_checkpoint(tree)
+        found = by_checkpoint(seen)
+        had = by_checkpoint(tree)
         return all(
             self._allows(top, found.get(top, {}), had.get(top, {}))
             for top in found.keys() | had.keys()
@@ -60,9 +65,11 @@ class GuardStand(Stand):
 
     def check_backing(self, when: str) -> list[str]:
         moment = time.monotonic()
-        seen, possible = tree_of(self.shown), self.history.possible()
+        seen = tree_of(self.shown)
+        possible = self.history.possible()
         self._remember(possible)
-        start, states = max(possible.seen_at, possible.promised_until(moment)), possible.states
+        start = max(possible.seen_at, possible.promised_until(moment))
+        states = possible.states
         found = next(
             (
                 index
@@ -92,7 +99,9 @@ class GuardStand(Stand):
         return losses
 
     def check_whole(self, seen: Tree, when: str) -> list[str]:
-        """From the first whole checkpoint on there is always one, perhaps where the guard moves what is in the way of a new one."""
+        """From the first whole checkpoint on there is always one, perhaps where the guard moves
+        what is in the way of a new one.
+        """
         kept = [
             tree_of(path) for path in (self.shown / HIDDEN / "kept").glob("*/*") if path.is_dir()
         ]
@@ -104,7 +113,10 @@ class GuardStand(Stand):
         self._was_whole |= whole
         return (
             [
-                f"backing directory {when}: no whole checkpoint lies there any more, but {sorted(seen)}"
+                (
+                    f"backing directory {when}: no whole checkpoint lies there any more, but "
+                    f"{sorted(seen)}"
+                )
             ]
             if lost
             else []

@@ -1,8 +1,10 @@
-"""Every state that an application had, from its own journal: what the mount must show, and what the backing directory may show.
+"""Every state that an application had, from its own journal: what the mount must show, and what the
+backing directory may show.
 
-Two trees per moment: *now* (what the application would read) and *published* (docs/SEMANTICS.md S6: names as they are, files as of
-their last close, fsync, rename or link). Knows neither acpfs nor where the journal comes from.
-A call whose answer nobody lived to hear leaves two possibilities, which `settle` decides by what is found afterwards.
+Two trees per moment: *now* (what the application would read) and *published* (docs/SEMANTICS.md S6:
+names as they are, files as of their last close, fsync, rename or link). Knows neither acpfs nor
+where the journal comes from. A call whose answer nobody lived to hear leaves two possibilities,
+which `settle` decides by what is found afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from tests.rig.moved_names import exchange, move
 
 @dataclass
 class File:
-    """A regular file: bytes now (None where a program wrote it whose calls were not journaled: then its digest), digest as published."""
+    """A regular file: bytes now (None where a program wrote it whose calls were not journaled: then
+    its digest), digest as published.
+    """
 
     data: bytearray | None = field(default_factory=bytearray)
     whole: str = ""
@@ -37,16 +41,22 @@ class File:
 
 Node = File | Entry
 PUBLISHING = frozenset({"close", "fsync", "store"})
-"""Calls that publish a file, and change nothing else of what the mount shows once its bytes are there; a store ends with a close."""
+"""Calls that publish a file, and change nothing else of what the mount shows once its bytes are
+there; a store ends with a close.
+"""
 OF_A_LIBRARY = -1
 """Stands for a descriptor that no journal names."""
 COMING_MAX = 6
-"""Of more files that are published in an unknown order, only the first and the last moment is known as a tree."""
+"""Of more files that are published in an unknown order, only the first and the last moment is known
+as a tree.
+"""
 
 
 @dataclass
 class State:
-    """A published tree; `sync` stands for the states while a program (rsync) that was not journaled was at work."""
+    """A published tree; `sync` stands for the states while a program (rsync) that was not journaled
+    was at work.
+    """
 
     tree: Tree
     sync: tuple[str, dict[str, str]] | None = None
@@ -83,9 +93,13 @@ class State:
 def fits_sync(
     seen: Tree, before: Tree, below: str, files: dict[str, str], *, torn: bool = False
 ) -> bool:
-    """Every file below is the old or the new one, or rsync's temporary one; all else is as before. `torn`: temporary ones may be cut."""
+    """Every file below is the old or the new one, or rsync's temporary one; all else is as before.
+
+    `torn`: temporary ones may be cut.
+    """
     for path in before.keys() | seen.keys():
-        old, new = before.get(path), seen.get(path)
+        old = before.get(path)
+        new = seen.get(path)
         if old == new:
             continue
         if not path.startswith(below + "/") and path != below:
@@ -107,10 +121,16 @@ def _is_sync_file(name: str, what: str, files: dict[str, str], *, torn: bool) ->
 
 
 class History:
-    """Follows a journal. `states` are the published ones in order; `seen_at` is the first that the backing directory may still show."""
+    """Follows a journal.
+
+    `states` are the published ones in order; `seen_at` is the first that the backing directory may
+    still show.
+    """
 
     def __init__(self, start: Tree | None = None, contents: dict[str, bytes] | None = None) -> None:
-        """`start`: everything in it is published; `contents`: bytes of its files, needed for those that will be written to."""
+        """`start`: everything in it is published; `contents`: bytes of its files, needed for those
+        that will be written to.
+        """
         self.nodes: dict[str, Node] = {}
         for path, entry in (start or {}).items():
             data = (contents or {}).get(path)
@@ -131,7 +151,9 @@ class History:
         self.durable_fsync = False
         self.doubt: Call | None = None
         self.unsure: Tree | None = None
-        """What was published before a call that counts as carried out, although the mount looks the same if its file was not closed."""
+        """What was published before a call that counts as carried out, although the mount looks the
+        same if its file was not closed.
+        """
 
     # -- following the journal
 
@@ -214,7 +236,8 @@ class History:
         file = self.nodes.get(path)
         if not isinstance(file, File):
             file = self.nodes[path] = File()
-        file.data, file.whole = None, whole
+        file.data = None
+        file.whole = whole
         file.publish()
 
     def _do_mkdir(self, path: str) -> None:
@@ -251,7 +274,9 @@ class History:
         """acpfs-ctl flush changes nothing: it promises what was complete before."""
 
     def _publish_first(self, path: str) -> None:
-        """A rename or link of a file being written fixes its content under the old name, one step before the new name is there."""
+        """A rename or link of a file being written fixes its content under the old name, one step
+        before the new name is there.
+        """
         node = self.nodes[path]
         if isinstance(node, File) and node.published != node.now():
             node.publish()
@@ -272,9 +297,11 @@ class History:
             self._note()
 
     def lose_writers(self) -> None:
-        """The daemon died: what was open is as far as it was written, and waits for somebody to decide.
+        """The daemon died: what was open is as far as it was written, and waits for somebody to
+        decide.
 
-        A new file that nothing was written to is no half, but what a log is at first: it may be published.
+        A new file that nothing was written to is no half, but what a log is at first: it may be
+        published.
         """
         writers = [file for file, _wrote in self.open.values()]
         untouched = {
@@ -288,16 +315,15 @@ class History:
         self.open.clear()
         if not untouched:
             return
-        before, last = (
-            self.states[-1].tree if self.unsure is None else self.unsure,
-            self.states[-1].tree,
-        )
+        before = self.states[-1].tree if self.unsure is None else self.unsure
+        last = self.states[-1].tree
         unsure = {path: entry for path, entry in last.items() if entry != before.get(path)}
         self.states.append(State(before, coming=unsure | untouched))
 
     def publish_all(self) -> None:
         """Everything that waited is stored as it is."""
-        before, self.unsure = self.states[-1].tree if self.unsure is None else self.unsure, None
+        before = self.states[-1].tree if self.unsure is None else self.unsure
+        self.unsure = None
         for node in self.nodes.values():
             if isinstance(node, File):
                 node.publish()
@@ -322,7 +348,9 @@ class History:
         return other
 
     def find(self, seen: Tree, at_least: int = 0) -> int | None:
-        """Index of the first state from `at_least` on (and not before what was seen already) that allows this; None when none does."""
+        """Index of the first state from `at_least` on (and not before what was seen already) that
+        allows this; None when none does.
+        """
         start = max(self.seen_at, at_least)
         return next(
             (index for index in range(start, len(self.states)) if self.states[index].allows(seen)),
@@ -360,7 +388,8 @@ def _overwrite(file: bytearray, offset: int, data: bytes) -> None:
 
 def is_partly_written(found: bytes, old: bytes | bytearray, offset: int, data: bytes) -> bool:
     """Whether a file is what a write leaves that was cut off somewhere."""
-    count, limit = 0, len(data)
+    count = 0
+    limit = len(data)
     while count < limit:  # the longest beginning that is there
         half = (count + limit + 1) // 2
         count, limit = (

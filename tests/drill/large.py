@@ -1,7 +1,8 @@
-"""Large files, written in place and beside: what the application does, the stands it is done on, and what was being written at a kill.
+"""Large files, written in place and beside: what the application does, the stands it is done on,
+and what was being written at a kill.
 
-On these stands an observer looks at the backing directory all the time (`watch`): what is published too early may be whole again
-when everything has been drained.
+On these stands an observer looks at the backing directory all the time (`watch`): what is published
+too early may be whole again when everything has been drained.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from tests.drill.watch import Watch
 
 WRITING_WAIT_S = 3.0
 AGE_S = 1.0
-"""Of what is committed by age (S12): none of these files may be, and a change of workers must not change that."""
+"""Of what is committed by age (S12): none of these files may be, and a change of workers must not
+change that.
+"""
 
 
 class LargeStand(Stand):
@@ -81,7 +84,9 @@ class LargeGuardStand(LargeStand, GuardStand):
     """With the guard on."""
 
     def check_watched(self) -> list[str]:
-        """A checkpoint that was deleted may lie there for longer; what is seen of it is what it once was."""
+        """A checkpoint that was deleted may lie there for longer; what is seen of it is what it
+        once was.
+        """
         self._remember(self.history)
         return self.watch.judge(self.history, self.was)
 

@@ -1,6 +1,9 @@
-"""Faults put into acpfs on purpose, so that it can be seen that the checker finds them. Installed like fault points, by ACPFS_MUTANT.
+"""Faults put into acpfs on purpose, so that it can be seen that the checker finds them.
 
-Each breaks one promise: order, whole files, what reached stable storage, what was acknowledged, what is cleaned up.
+Installed like fault points, by ACPFS_MUTANT.
+
+Each breaks one promise: order, whole files, what reached stable storage, what was acknowledged,
+what is cleaned up.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from acpfs.writeback.order.order import Order
 
 def _unordered() -> None:
     """Commits in any order in which they can be carried out at all."""
-    plain, chooser = Order.group, random.Random(1)
+    plain = Order.group
+    chooser = random.Random(1)
 
     def group(self: Order, now: float) -> tuple[list[Any], float]:
         ops, due = plain(self, now)
@@ -46,7 +50,8 @@ def _overtaken() -> None:
 
 def _torn() -> None:
     """The second half of some writes is never made."""
-    plain, chooser = BackingDirectory.write, random.Random(2)
+    plain = BackingDirectory.write
+    chooser = random.Random(2)
 
     def write(self: BackingDirectory, fd: int, data: memoryview, offset: int) -> int:
         if len(data) > 1 and chooser.random() < 0.3:
@@ -69,7 +74,8 @@ def _no_directory_fsync() -> None:
 
 def _forgets() -> None:
     """Some operations are dropped instead of being carried out."""
-    plain, chooser = OperationLog.append, random.Random(3)
+    plain = OperationLog.append
+    chooser = random.Random(3)
 
     def append(self: OperationLog, *arguments: Any, **words: Any) -> Any:
         op = plain(self, *arguments, **words)
@@ -96,7 +102,9 @@ def _unguarded() -> None:
 
 
 def _takeover() -> None:
-    """What a new worker finds being written is published as it is, as if it had been waiting for long."""
+    """What a new worker finds being written is published as it is, as if it had been waiting for
+    long.
+    """
     plain = Files.freeze_older_than
 
     def freeze_older_than(self: Files, age_s: float) -> int:

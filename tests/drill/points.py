@@ -1,8 +1,10 @@
-"""Fault points: the numbered steps of the write-back engine at which a worker can be made to die, before or after.
+"""Fault points: the numbered steps of the write-back engine at which a worker can be made to die,
+before or after.
 
-Nothing of this is in the product: `inject/sitecustomize.py` calls `install` in processes that find ACPFS_DRILL in their environment, and
-then the methods named here are wrapped. A worker dies at the point, and at the pass, that the file `next` in the directory
-ACPFS_DRILL names; the file becomes `fired`, so that the next worker lives. Numbers are positions in POINTS: only append.
+Nothing of this is in the product: `inject/sitecustomize.py` calls `install` in processes that find
+ACPFS_DRILL in their environment, and then the methods named here are wrapped. A worker dies at the
+point, and at the pass, that the file `next` in the directory ACPFS_DRILL names; the file becomes
+`fired`, so that the next worker lives. Numbers are positions in POINTS: only append.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "ACPFS_DRILL"
-BEFORE, AFTER = "before", "after"
+BEFORE = "before"
+AFTER = "after"
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,9 @@ POINTS = tuple((step, side) for step in STEPS for side in (BEFORE, AFTER))
 
 
 def numbers(*families: str) -> list[int]:
-    """Points of the families of steps, by what their names begin with: those of the spill tier are passed only where there is one."""
+    """Points of the families of steps, by what their names begin with: those of the spill tier are
+    passed only where there is one.
+    """
     return [
         number
         for number, (step, _side) in enumerate(POINTS)
@@ -133,7 +138,8 @@ class Charges:
         self._next = directory / "next"
         self._fired = directory / "fired"
         self._lock = threading.Lock()
-        self._point, self._left = -1, 0
+        self._point = -1
+        self._left = 0
 
     def passing(self, number: int) -> None:
         """Called at each pass of each point; may not return."""
@@ -174,7 +180,9 @@ def _wrapped(function: Callable[..., Any], number: int, charges: Charges) -> Cal
 
 
 def install() -> None:
-    """Wrap every step's method; a method that is not there any more is an error, not a point less."""
+    """Wrap every step's method; a method that is not there any more is an error, not a point
+    less.
+    """
     charges = Charges(Path(os.environ[VARIABLE]))
     for number, step in enumerate(STEPS):
         owner = getattr(importlib.import_module(step.module), step.owner)

@@ -1,7 +1,9 @@
-"""Power loss: everything dies, RAM is empty, and the backing file system keeps what it was told to keep, and as much more as it likes.
+"""Power loss: everything dies, RAM is empty, and the backing file system keeps what it was told to
+keep, and as much more as it likes.
 
-The stand's backing directory is the tests' pass-through file system with a log of every call. Besides the one loss that is carried out,
-many instants of the same log are looked at: what would have been left then?
+The stand's backing directory is the tests' pass-through file system with a log of every call.
+Besides the one loss that is carried out, many instants of the same log are looked at: what would
+have been left then?
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ def instants(
     """What would have been left at so many instants of the log."""
     begin = next(number for number, record in enumerate(records) if record[1] == BEGIN)
     chosen = set(chooser.sample(range(begin, len(records)), min(count, len(records) - begin)))
-    disk, losses = Disk(), []
+    disk = Disk()
+    losses = []
     for number, record in enumerate(records):
         disk.apply(record)
         if number in chosen:
@@ -120,8 +123,11 @@ def instants(
 
 
 def check_left(history: History, tree: Tree, at_s: float, when: str) -> list[str]:
-    """Like any look at the backing directory, but that each instant stands for itself: what another one showed does not bind it."""
-    before, history.seen_at = history.seen_at, 0
+    """Like any look at the backing directory, but that each instant stands for itself: what another
+    one showed does not bind it.
+    """
+    before = history.seen_at
+    history.seen_at = 0
     try:
         return verdict.check_published(history, tree, at_s, when)
     finally:
@@ -129,7 +135,9 @@ def check_left(history: History, tree: Tree, at_s: float, when: str) -> list[str
 
 
 def lose_power(stand: Stand) -> Outcome:
-    """The power goes during work; afterwards everything goes on from what is left, without a human."""
+    """The power goes during work; afterwards everything goes on from what is left, without a
+    human.
+    """
     assert isinstance(stand, PowerStand)
     stand.go()
     let_work(0.1 + stand.random.random() * 2 * WORK_S_MAX)

@@ -1,4 +1,6 @@
-"""What was tried and what was lost: gathered from all stands, shown as a table, kept as JSON and Markdown."""
+"""What was tried and what was lost: gathered from all stands, shown as a table, kept as JSON and
+Markdown.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class Result:
     """Thread-safe; one for a whole run."""
 
     def __init__(self, seed: int, **settings: Any) -> None:
-        self.seed, self.settings = seed, settings
+        self.seed = seed
+        self.settings = settings
         self.tried: Counter[tuple[str, str]] = Counter()
         self.lost: Counter[tuple[str, str]] = Counter()
         self.points: Counter[str] = Counter()
@@ -26,7 +29,9 @@ class Result:
         self.stands: Counter[str] = Counter()
         """Kills by kind of stand, of those at which an application was at work."""
         self.writing: list[int] = []
-        """Of each kill at which a file was being written: bytes that went into it until its close, or its writer's end."""
+        """Of each kill at which a file was being written: bytes that went into it until its close,
+        or its writer's end.
+        """
         self.remarks: list[str] = []
         """What else is worth keeping, a sentence each."""
         self._lock = threading.Lock()
@@ -126,9 +131,13 @@ class Result:
         """At how many kills something was being written, in words."""
         sizes = sorted(self.writing)
         stands = ", ".join(f"{name} {count}" for name, count in sorted(self.stands.items()))
-        told = f"Something was being written at {len(sizes)} of {self.stands.total()} kills during work ({stands})"
+        told = (
+            f"Something was being written at {len(sizes)} of {self.stands.total()} kills during "
+            f"work ({stands})"
+        )
         return told + (
-            f": files of {sizes[0] / 1e6:.1f} to {sizes[-1] / 1e6:.1f} MB, half of {sizes[len(sizes) // 2] / 1e6:.1f} or more."
+            f": files of {sizes[0] / 1e6:.1f} to {sizes[-1] / 1e6:.1f} MB, half of "
+            f"{sizes[len(sizes) // 2] / 1e6:.1f} or more."
             if sizes
             else "."
         )
@@ -140,8 +149,14 @@ class Result:
         lines = [
             "# Drill",
             "",
-            f"Seed {self.seed}, {found['seconds']:.0f} s, Linux {found['kernel']}: **{found['kills']} kills, {len(self.losses)} losses**.",
-            f"Workers died at {len(self.points)} different fault points. What is done and checked: docs/CONFORMANCE.md, Drill.",
+            (
+                f"Seed {self.seed}, {found['seconds']:.0f} s, Linux {found['kernel']}: "
+                f"**{found['kills']} kills, {len(self.losses)} losses**."
+            ),
+            (
+                f"Workers died at {len(self.points)} different fault points. What is done and "
+                "checked: docs/CONFORMANCE.md, Drill."
+            ),
             "",
             "| fault | workload | tried | losses |",
             "|---|---|---|---|",
@@ -152,7 +167,11 @@ class Result:
             "",
             *(
                 [
-                    f"By transport: {', '.join(f'{name} {count}' for name, count in sorted(self.transports.items()))}.",
+                    "By transport: "
+                    + ", ".join(
+                        f"{name} {count}" for name, count in sorted(self.transports.items())
+                    )
+                    + ".",
                     "",
                 ]
                 if self.transports

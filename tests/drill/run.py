@@ -1,7 +1,8 @@
-"""A whole drill: blocks of cycles in processes of their own, several at a time, until there were enough kills or the time is up.
+"""A whole drill: blocks of cycles in processes of their own, several at a time, until there were
+enough kills or the time is up.
 
-Workloads, transports and kinds of stands take turns; what each block does follows from the seed. A block that says nothing for long is
-ended and is a loss: something hangs.
+Workloads, transports and kinds of stands take turns; what each block does follows from the seed. A
+block that says nothing for long is ended and is a loss: something hangs.
 """
 
 from __future__ import annotations
@@ -178,12 +179,14 @@ class Drill:
         if process.wait() not in (0, -signal.SIGTERM):
             self._lost(
                 block,
-                f"the block ended with {process.returncode}: {(self._base / 'blocks.log').read_text()[-1500:]}",
+                f"the block ended with {process.returncode}: "
+                f"{(self._base / 'blocks.log').read_text()[-1500:]}",
             )
         clean_up(Path(block.base))
 
     def _note(self, block: Block, found: dict[str, object]) -> None:
-        fault, killed = str(found["fault"]), list(found["killed"])  # type: ignore[call-overload]
+        fault = str(found["fault"])
+        killed = list(found["killed"])  # type: ignore[call-overload]
         losses = [nameless(loss) for loss in list(found["losses"])]  # type: ignore[call-overload]
         where: dict[str, Any] = {
             "transport": block.transport,
@@ -220,7 +223,9 @@ def line_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def clean_up(base: Path) -> None:
-    """Whatever a block that was ended has left: processes that it started, mounts below its directory."""
+    """Whatever a block that was ended has left: processes that it started, mounts below its
+    directory.
+    """
     for _round in range(
         CLEAN_ROUNDS_MAX
     ):  # a worker that has lost its supervisor starts another one

@@ -1,7 +1,8 @@
-"""The backing server fails, hangs, loses answers, or is killed and comes back: the application notices nothing, and nothing is lost.
+"""The backing server fails, hangs, loses answers, or is killed and comes back: the application
+notices nothing, and nothing is lost.
 
-Two kinds of stand: over the tests' faulty file system, whose faults are orders, and over distributed file systems whose servers are real
-processes (`tests/rig/storage`; only by hand).
+Two kinds of stand: over the tests' faulty file system, whose faults are orders, and over
+distributed file systems whose servers are real processes (`tests/rig/storage`; only by hand).
 """
 
 from __future__ import annotations
@@ -49,9 +50,12 @@ class ServerStand(FaultyStand):
 
 
 def server_fails(stand: Stand) -> Outcome:
-    """Errors of many kinds, torn writes, and calls that were carried out although the answer is an error."""
+    """Errors of many kinds, torn writes, and calls that were carried out although the answer is an
+    error.
+    """
     assert isinstance(stand, ServerStand)
-    storage, chooser = stand.storage, stand.random
+    storage = stand.storage
+    chooser = stand.random
     stand.go()
     let_work(chooser.random() * 0.2)
     for error in ("EIO", "ENOSPC", "ESTALE", "ENOTCONN", "ETIMEDOUT"):

@@ -1,6 +1,8 @@
-"""A soak: one mount, mixed load, faults again and again; what acpfs' processes hold is sampled after each drain and must stay flat.
+"""A soak: one mount, mixed load, faults again and again; what acpfs' processes hold is sampled
+after each drain and must stay flat.
 
-Flat: the median of the last quarter of the samples is not above that of the second quarter (the first is warm-up) by more than a slack.
+Flat: the median of the last quarter of the samples is not above that of the second quarter (the
+first is warm-up) by more than a slack.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def sample(stand: server.ServerStand) -> Sample:
 def medians(samples: list[Sample]) -> dict[str, tuple[float, float]]:
     """Of the second and of the last quarter, by what was counted."""
     quarter = len(samples) // 4
-    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+    early = samples[quarter : 2 * quarter]
+    late = samples[-quarter:]
     return {
         name: (
             statistics.median(getattr(s, name) for s in early),
@@ -81,11 +84,9 @@ def soak(
     seed: int, minutes: float, transport: str, tell: Callable[[str], None]
 ) -> tuple[Result, list[Sample]]:
     """Run it."""
-    chooser, result, samples = (
-        random.Random(seed),
-        Result(seed, soak_minutes=minutes, transport=transport),
-        list[Sample](),
-    )
+    chooser = random.Random(seed)
+    result = Result(seed, soak_minutes=minutes, transport=transport)
+    samples = list[Sample]()
     with tempfile.TemporaryDirectory(prefix="drill-") as base:
         stand = server.ServerStand(
             Path(base) / "soak", "rename", transport, seed, watchdog_s=minutes * 60 + WATCHDOG_S
@@ -102,7 +103,8 @@ def soak(
                 result.note(name, stand.workload, outcome.losses)
                 last = samples[-1]
                 tell(
-                    f"{name} × {stand.workload}: {last.rss_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads"
+                    f"{name} × {stand.workload}: {last.rss_bytes >> 20} MiB, {last.descriptors} "
+                    f"descriptors, {last.threads} threads"
                 )
     result.note("soak", transport, growth(samples), times=0)
     if len(samples) >= SAMPLES_MIN:

@@ -1,7 +1,9 @@
-"""What the application's journal is made of: calls, their answers, and bytes that are described instead of kept.
+"""What the application's journal is made of: calls, their answers, and bytes that are described
+instead of kept.
 
-Shared by the process that makes the calls and by the checker, so it knows neither of them. Standard library only: the
-application may run in an interpreter that has torch and nothing of acpfs' dependencies.
+Shared by the process that makes the calls and by the checker, so it knows neither of them. Standard
+library only: the application may run in an interpreter that has torch and nothing of acpfs'
+dependencies.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Tree = dict[str, Entry]
 HIDDEN = ".acpfs"
 DIGEST_BYTES = 16
 RANDOM_BYTES_MAX = 1 << 18
-"""Python makes 100 MB a second: more than that is this much again and again, with numbers between."""
+"""Python makes 100 MB a second: more than that is this much again and again, with numbers
+between.
+"""
 
 
 def bytes_of(seed: int, size: int) -> bytes:
@@ -43,7 +47,9 @@ def digest(data: bytes | bytearray) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the application: what it was, and its answer where there was one before the end."""
+    """One call of the application: what it was, and its answer where there was one before the
+    end.
+    """
 
     number: int
     words: tuple[Any, ...]
@@ -54,10 +60,14 @@ class Call:
 
 
 class JournalWriter:
-    """Writes each call before it is made and each answer as soon as it is there. What is written survives kill -9."""
+    """Writes each call before it is made and each answer as soon as it is there.
+
+    What is written survives kill -9.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._out: IO[bytes] = open(path, "ab", buffering=0)  # noqa: SIM115 - as long as the process
+        # as long as the process
+        self._out: IO[bytes] = open(path, "ab", buffering=0)  # noqa: SIM115
         self._number = 0
 
     def begin(self, *words: Any) -> None:

@@ -1,7 +1,9 @@
-"""Stands with a spill tier: little RAM and a slow drain, so that files really move; with a mirror, the node is rebooted, too.
+"""Stands with a spill tier: little RAM and a slow drain, so that files really move; with a mirror,
+the node is rebooted, too.
 
-A reboot takes all processes and all that lies in memory. What comes back is decided by the application's own journal: a state that it had,
-none earlier than the backing directory showed, or than the moment at which `status` said that everything was mirrored (S152).
+A reboot takes all processes and all that lies in memory. What comes back is decided by the
+application's own journal: a state that it had, none earlier than the backing directory showed, or
+than the moment at which `status` said that everything was mirrored (S152).
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ DISK_AWAY_S_MAX = 0.6
 
 
 class SpillStand(Stand):
-    """What both modes have in common; `copies` are told from outside, by the files in the spill directory."""
+    """What both modes have in common; `copies` are told from outside, by the files in the spill
+    directory.
+    """
 
     mode: ClassVar[str]
     death_points = sorted([*points.PLAIN_POINTS, *points.SPILL_POINTS * 4])
@@ -154,7 +158,9 @@ class MirrorStand(SpillStand):
 
 
 def spill_fails(stand: Stand) -> Outcome:
-    """No room, or errors, while copies are made: it costs nothing but room, and what has moved can be read."""
+    """No room, or errors, while copies are made: it costs nothing but room, and what has moved can
+    be read.
+    """
     assert isinstance(stand, FailingStand)
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
@@ -172,7 +178,9 @@ def spill_fails(stand: Stand) -> Outcome:
 
 
 def reboot(stand: Stand) -> Outcome:
-    """The node is rebooted during work, perhaps again while it goes on from the mirror: what comes back is a moment of the history."""
+    """The node is rebooted during work, perhaps again while it goes on from the mirror: what comes
+    back is a moment of the history.
+    """
     assert isinstance(stand, MirrorStand)
     stand.go()
     mirrored_s, where = _work_and_look(stand)
@@ -198,9 +206,12 @@ def reboot(stand: Stand) -> Outcome:
 
 
 def _work_and_look(stand: MirrorStand) -> tuple[float, str]:
-    """Let the application work, and perhaps the worker die; returns when everything answered before was mirrored, and where it ends."""
+    """Let the application work, and perhaps the worker die; returns when everything answered before
+    was mirrored, and where it ends.
+    """
     how = stand.random.random()
-    mirrored_s, until_s = 0.0, time.monotonic() + stand.random.random() * 2 * WORK_S_MAX
+    mirrored_s = 0.0
+    until_s = time.monotonic() + stand.random.random() * 2 * WORK_S_MAX
     if how < 0.4:
         return mirrored_s, die_somewhere(stand)
     wait_s = 0.0
@@ -242,7 +253,9 @@ def _come_back(stand: MirrorStand, outcome: Outcome, promised: int) -> Tree:
             else f"what the application never had, nearest {nearest}: {'; '.join(lines)}"
         )
         outcome.losses.append(
-            f"after the reboot the mount shows {what}; seen on the backing directory was {history.seen_at}, mirrored {promised}, "
-            f"of {len(history.states)}; missing of the mirrored one: {'; '.join(differences(seen, history.states[promised].tree)[:4])}"
+            f"after the reboot the mount shows {what}; seen on the backing directory was "
+            f"{history.seen_at}, mirrored {promised}, "
+            f"of {len(history.states)}; missing of the mirrored one: "
+            f"{'; '.join(differences(seen, history.states[promised].tree)[:4])}"
         )
     return seen

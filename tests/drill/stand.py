@@ -1,4 +1,5 @@
-"""A stand: one backing directory, one mount, one application in a process of its own, and the history that its journal tells.
+"""A stand: one backing directory, one mount, one application in a process of its own, and the
+history that its journal tells.
 
 `faults` does something to it, `verdict` says what was lost. Independent of all other stands.
 """
@@ -40,11 +41,15 @@ THREADS_MORE_MAX = 72
 WATCHDOG_S = 900.0
 KILL_TIMEOUT_S = 60.0
 NONE_LEFT_LOOKS = 2
-"""One look can miss a process that is being forked, or that executes another program at that moment: its environment is empty then."""
+"""One look can miss a process that is being forked, or that executes another program at that
+moment: its environment is empty then.
+"""
 DRAIN_S_MAX = 90.0
 """A stand that lasts longer hangs, and its mount is aborted."""
 READS = 3
-"""Looks at the mount between two questions whether it still drains; a listing that was wrong once in 3,000 reads was found this way."""
+"""Looks at the mount between two questions whether it still drains; a listing that was wrong once
+in 3,000 reads was found this way.
+"""
 INJECT = REPOSITORY / "tests" / "drill" / "inject"
 QUICK: dict[str, object] = {
     "retry_delay_min": 0.02,
@@ -144,7 +149,9 @@ class Stand:
     worker_deaths_max: ClassVar[int] = 3
     """So often a worker dies in one cycle."""
     writes_logs: ClassVar[bool] = True
-    """What a killed application had open may be published at once, by its closes; otherwise only when somebody says so (S181)."""
+    """What a killed application had open may be published at once, by its closes; otherwise only
+    when somebody says so (S181).
+    """
 
     def __init__(
         self,
@@ -160,11 +167,15 @@ class Stand:
         drain_s: float = DRAIN_S_MAX,
         **options: Any,
     ) -> None:
-        """`drain_s`: what takes longer to be persisted counts as lost. `options` are those of the mount.
+        """`drain_s`: what takes longer to be persisted counts as lost.
+
+        `options` are those of the mount.
 
         `steps_clock`: acpfs' wall clock is what `self.clock` says (`tests.drill.clock`).
         """
-        self.base, self.workload, self.torch = base, workload, torch
+        self.base = base
+        self.workload = workload
+        self.torch = torch
         self.random = random.Random(seed)
         self.charges = base / "charges"
         self.charges.mkdir(parents=True)
@@ -203,7 +214,9 @@ class Stand:
 
     @property
     def shown(self) -> Path:
-        """Where the content of the backing directory can be read without asking a server that may be dead."""
+        """Where the content of the backing directory can be read without asking a server that may
+        be dead.
+        """
         return self.backing
 
     def __enter__(self) -> Stand:
@@ -266,7 +279,9 @@ class Stand:
         self.history.follow(calls)
 
     def wait_for_work(self) -> None:
-        """Before something is killed at a random moment: until the application does what it is to be caught at."""
+        """Before something is killed at a random moment: until the application does what it is to
+        be caught at.
+        """
 
     # -- acpfs' processes
 
@@ -275,8 +290,11 @@ class Stand:
         return [pid for pid in self.processes() if b"acpfs.supervisor.supervisor" in _words(pid)]
 
     def processes(self) -> list[int]:
-        """Everything that the mount has started: it carries the runtime directory in its environment."""
-        marker, found = f"ACPFS_RUNTIME_DIR={self.mount.runtime_dir}".encode(), []
+        """Everything that the mount has started: it carries the runtime directory in its
+        environment.
+        """
+        marker = f"ACPFS_RUNTIME_DIR={self.mount.runtime_dir}".encode()
+        found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if marker in (entry / "environ").read_bytes().split(b"\0"):
@@ -295,7 +313,9 @@ class Stand:
             select.select([], [], [], 0.02)
 
     def wait_adopted(self, before: int, timeout_s: float = 60.0) -> None:
-        """Wait until another supervisor than `before` has the session: with worker and supervisor dead at once, nobody has."""
+        """Wait until another supervisor than `before` has the session: with worker and supervisor
+        dead at once, nobody has.
+        """
         deadline = time.monotonic() + timeout_s
         while self.mount.supervisor == before:
             if time.monotonic() > deadline:
@@ -303,12 +323,15 @@ class Stand:
             select.select([], [], [], 0.02)
 
     def kill_all(self) -> None:
-        """kill -9 of every process of the mount, whoever brings others back first. The dead mount stays: who works there gets errors.
+        """kill -9 of every process of the mount, whoever brings others back first.
+
+        The dead mount stays: who works there gets errors.
 
         Raises:
             TimeoutError: there are always new ones, or one does not die.
         """
-        deadline, none_since = time.monotonic() + KILL_TIMEOUT_S, 0
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        none_since = 0
         while none_since < NONE_LEFT_LOOKS:
             living = self.processes()
             for pid in sorted(
@@ -321,7 +344,8 @@ class Stand:
             none_since = 0 if living else none_since + 1
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"processes of the mount are still there: {[(pid, _words(pid)[:4]) for pid in living]}"
+                    "processes of the mount are still there: "
+                    f"{[(pid, _words(pid)[:4]) for pid in living]}"
                 )
 
     def charge(self, point: int, passes: int) -> None:
@@ -345,7 +369,9 @@ class Stand:
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """The worker is stopped, every thread of it: SIGSTOP returns before the system calls that are under way have."""
+        """The worker is stopped, every thread of it: SIGSTOP returns before the system calls that
+        are under way have.
+        """
         pid = self.mount.pid
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -364,7 +390,8 @@ class Stand:
         def read() -> None:
             try:
                 found.set_result((tree_of(self.mount.path), self.contents()))
-            except BaseException as error:  # noqa: BLE001 - whatever it was belongs to whoever waits
+            except BaseException as error:  # noqa: BLE001
+                # whatever it was belongs to whoever waits
                 found.set_exception(error)
 
         threading.Thread(target=read, daemon=True).start()
@@ -389,8 +416,14 @@ class Stand:
                 )
         return losses
 
+    def _listed(self) -> list[tuple[object, ...]]:
+        items = self.mount.ask("ls", paths=[])["items"]
+        return [(file["path"], file["state"], file["size"]) for file in items]
+
     def check_drained(self) -> list[str]:
-        """Flush, then: backing directory and mount are the application's last state, checksums agree, nothing is left over."""
+        """Flush, then: backing directory and mount are the application's last state, checksums
+        agree, nothing is left over.
+        """
         self.mount.flush(timeout_s=self.drain_s)
         expected = self.history.now()
         losses = self.check_below(expected)
@@ -398,9 +431,7 @@ class Stand:
         losses += self.check_checksums()
         losses += self._check_left()
         if losses:
-            losses.append(
-                f"acpfs-ctl ls: {[(file['path'], file['state'], file['size']) for file in self.mount.ask('ls', paths=[])['items']]}"
-            )
+            losses.append(f"acpfs-ctl ls: {self._listed()}")
         return losses
 
     def check_undecided(self) -> list[str]:

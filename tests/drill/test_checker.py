@@ -1,4 +1,6 @@
-"""The checker itself: what it must accept, what it must find, and that it finds faults that were put into acpfs on purpose."""
+"""The checker itself: what it must accept, what it must find, and that it finds faults that were
+put into acpfs on purpose.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,8 @@ def test_a_call_without_an_answer_may_have_happened_or_not() -> None:
 
 
 def test_a_write_without_an_answer_may_have_happened_in_part() -> None:
-    old, new = bytes(100), bytes_of(7, 60)
+    old = bytes(100)
+    new = bytes_of(7, 60)
     assert is_partly_written(new[:30] + old[30:], old, 0, new)
     assert is_partly_written(old, old, 0, new)
     assert not is_partly_written(old[:30] + new[30:] + old[60:], old, 0, new)
@@ -111,7 +114,8 @@ def test_an_acknowledged_write_must_be_in_the_mount() -> None:
 
 
 def test_rsync_may_be_seen_at_any_step_but_not_torn() -> None:
-    new, before = {"d/x": digest(b"new")}, {"c/d/x": ("file", digest(b"old"))}
+    new = {"d/x": digest(b"new")}
+    before = {"c/d/x": ("file", digest(b"old"))}
     assert fits_sync(before, before, "c", new)
     assert fits_sync({"c/d/x": ("file", digest(b"new"))}, before, "c", new)
     assert fits_sync({**before, "c/d/.x.abc123": ("file", digest(b"new"))}, before, "c", new)
@@ -171,7 +175,9 @@ class OneBlock(Plan):
         super().__init__(1, kills=30, minutes=minutes, parallel=1)
         self.block = block
         if block.mutant == "unordered":
-            self.silence_s = 30.0  # it may end in what can never be carried out: found, too, and not to take the test's whole time
+            # it may end in what can never be carried out: found, too, and not to take the test's
+            # whole time
+            self.silence_s = 30.0
 
     def blocks(self) -> Iterator[Block]:
         while True:
@@ -201,7 +207,8 @@ FOUND_BY: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 @mount
 @mount
 def test_a_storage_that_has_power_again_knows_what_was_left(tmp_path: Path) -> None:
-    source, log = tmp_path / "disk", tmp_path / "power.log"
+    source = tmp_path / "disk"
+    log = tmp_path / "power.log"
     (source / "directory").mkdir(parents=True)
     (source / "directory" / "file").write_bytes(b"left")
     with FaultFs(source, tmp_path / "backing", power=log) as storage:

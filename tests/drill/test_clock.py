@@ -1,4 +1,6 @@
-"""The wall clock steps, far and in both directions, while saves drain: intervals, order and deadlines do not depend on it."""
+"""The wall clock steps, far and in both directions, while saves drain: intervals, order and
+deadlines do not depend on it.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,11 @@ def test_a_clock_that_steps_stops_nothing(tmp_path: Path) -> None:
 
 
 def see_from_outside(stand: Stand) -> None:
-    """What is known of the backing directory becomes old by another clock than the one that steps."""
-    outside, shown = stand.shown / "outside", stand.mount.path / "outside"
+    """What is known of the backing directory becomes old by another clock than the one that
+    steps.
+    """
+    outside = stand.shown / "outside"
+    shown = stand.mount.path / "outside"
     outside.write_bytes(b"made by others")
     wait_until(shown.exists)
     outside.unlink()
@@ -95,7 +100,8 @@ def test_a_checkpoint_that_is_safe_is_told_whatever_the_clock_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by a worker that has not seen it come to be safe."""
-    file, told = tmp_path / "clock", queue.SimpleQueue[client.SafeCheckpoint]()
+    file = tmp_path / "clock"
+    told = queue.SimpleQueue[client.SafeCheckpoint]()
     clock.step(file, 0.0)
     (tmp_path / "backing").mkdir()
     environment = {clock.VARIABLE: str(file), "PYTHONPATH": f"{INJECT}:{REPOSITORY}"}

@@ -85,7 +85,8 @@ def test_growth_is_found() -> None:
 
 
 def test_runs_add_up() -> None:
-    one, other = Result(1), Result(2)
+    one = Result(1)
+    other = Result(2)
     one.note("kill worker", "rsync", [], point="here", transport="native")
     other.note("kill worker", "rsync", ["gone"], point="there", transport="native")
     other.note_writing("large", [7, None])

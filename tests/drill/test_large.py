@@ -1,4 +1,6 @@
-"""What the drill of large files goes by: what was seen on the backing directory, and what was being written when something died."""
+"""What the drill of large files goes by: what was seen on the backing directory, and what was being
+written when something died.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def test_files_that_nobody_decided_about_are_published_in_any_order() -> None:
         )
     history.lose_writers()
     history.publish_all()
-    new, old = whole(bytes_of(7, 9)), whole(b"1")
+    new = whole(bytes_of(7, 9))
+    old = whole(b"1")
     for seen in (
         {"a": old, "b": old},
         {"a": old, "b": new},
@@ -70,7 +73,8 @@ def test_a_close_without_an_answer_may_not_have_happened_either() -> None:
             ]
         )
     history.follow([called("close", 0, began=4.0, ended=0.0, errno=None)])
-    new, old = whole(bytes_of(7, 9)), whole(b"1")
+    new = whole(bytes_of(7, 9))
+    old = whole(b"1")
     history, losses = check_mount(
         history, {"a": new, "b": new}, {"a": bytes_of(7, 9), "b": bytes_of(7, 9)}
     )

@@ -1,6 +1,8 @@
-"""The last call before a daemon's death: at each step of it the checker knows what may be left, and its helpers notice what they must.
+"""The last call before a daemon's death: at each step of it the checker knows what may be left, and
+its helpers notice what they must.
 
-A library's save is one entry of the journal and several calls, of which the last is a close: what dies inside that leaves a half (S181).
+A library's save is one entry of the journal and several calls, of which the last is a close: what
+dies inside that leaves a half (S181).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from tests.drill.verdict import check_mount, check_published
 from tests.drill.watch import Watch
 
 pytestmark = pytest.mark.timeout(600)
-OLD, NEW = b"net-1.ckpt", b"net-2.ckpt"
+OLD = b"net-1.ckpt"
+NEW = b"net-2.ckpt"
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -92,7 +95,8 @@ def test_an_empty_pointer_names_nothing(tmp_path: Path) -> None:
 
 
 def test_an_observer_that_died_is_a_loss(tmp_path: Path) -> None:
-    watch, at_work = Watch(tmp_path), threading.Event()
+    watch = Watch(tmp_path)
+    at_work = threading.Event()
 
     def fail() -> None:
         at_work.set()
@@ -107,7 +111,9 @@ def test_an_observer_that_died_is_a_loss(tmp_path: Path) -> None:
 
 
 class StartsAnew(Stand):
-    """At most looks another process of the mount has been started; one look misses it, as it is executing another program."""
+    """At most looks another process of the mount has been started; one look misses it, as it is
+    executing another program.
+    """
 
     def __init__(self, base: Path) -> None:
         super().__init__(base, "overwrite", "native", 1)
@@ -143,7 +149,9 @@ DEATHS = {
 
 
 def die_in(stand: Stand, death: tuple[int, int], call: Callable[[], None]) -> None:
-    """The daemon dies during a call, at that point if the call passes it; nobody brings a worker back meanwhile."""
+    """The daemon dies during a call, at that point if the call passes it; nobody brings a worker
+    back meanwhile.
+    """
     worker = stand.mount.pid
     for pid in stand.processes():
         if pid != worker:
@@ -175,7 +183,9 @@ def die_in(stand: Stand, death: tuple[int, int], call: Callable[[], None]) -> No
 def test_a_tracker_whose_writer_lost_its_daemon_in_the_middle(
     kind: type[LargeStand], tracker_before: bool, tmp_path: Path
 ) -> None:
-    """A deletion that the guard holds is there as well, as in the one case that the drill once took for a loss."""
+    """A deletion that the guard holds is there as well, as in the one case that the drill once took
+    for a loss.
+    """
     with kind(tmp_path / "s", "large beside", "native-direct", 1) as stand:
         for number, (name, death) in enumerate(DEATHS.items()):
             journal = JournalWriter(tmp_path / f"journal.{number}")

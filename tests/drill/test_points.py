@@ -56,7 +56,9 @@ def test_a_write_that_its_daemon_did_not_live_to_note_leaves_no_difference(tmp_p
 
 @pytest.mark.clause("S22")
 def test_a_write_that_no_daemon_saw_makes_the_file_dirty(tmp_path: Path) -> None:
-    """In passthrough the kernel writes to the tier file; when everything dies before the daemon looks, size and row are as they were."""
+    """In passthrough the kernel writes to the tier file; when everything dies before the daemon
+    looks, size and row are as they were.
+    """
     with Stand(tmp_path / "s", "overwrite", "native-passthrough", 1) as stand:
         file = stand.mount.path / "f"
         file.write_bytes(b"x" * 5000)
@@ -94,14 +96,19 @@ def test_a_file_that_was_open_and_not_written_to_is_not_dirty(tmp_path: Path) ->
 
 
 def test_what_a_killed_process_asked_for_is_not_carried_out_after_its_death(tmp_path: Path) -> None:
-    """The kernel takes back a request that nobody has read: so the checker may look at the mount as soon as the application is dead."""
+    """The kernel takes back a request that nobody has read: so the checker may look at the mount as
+    soon as the application is dead.
+    """
     with Stand(tmp_path / "s", "rename", "native", 1) as stand:
         (stand.mount.path / "old").mkdir()
         with stand.standing_still():
             words = [
                 sys.executable,
                 "-c",
-                f"import os; print(flush=True); os.rename('{stand.mount.path}/old', '{stand.mount.path}/new')",
+                (
+                    f"import os; print(flush=True); os.rename('{stand.mount.path}/old', "
+                    f"'{stand.mount.path}/new')"
+                ),
             ]
             asking = subprocess.Popen(words, stdout=subprocess.PIPE)
             assert asking.stdout is not None
@@ -152,7 +159,8 @@ def test_a_death_while_a_large_file_is_staged_once_more_on_its_own_file_system(
 ) -> None:
     """The copy is there and becomes the version's staging file; its source goes last."""
     with TwoFileSystems(tmp_path / "s", "native-direct") as stand:
-        file, behind = stand.mount.path / "ckpts/big", stand.mount.path / "latest"
+        file = stand.mount.path / "ckpts/big"
+        behind = stand.mount.path / "latest"
         stand.charge(point, 1)
         file.write_bytes(data := os.urandom(24 << 20))
         behind.write_bytes(b"big")

@@ -31,7 +31,9 @@ class UnderWay:
         self._moments.append(time.monotonic() if moment_s is None else moment_s)
 
     def follow(self, calls: list[Call]) -> None:
-        """Take over calls; the last one may lack an answer or have failed: then the application is at its end."""
+        """Take over calls; the last one may lack an answer or have failed: then the application is
+        at its end.
+        """
         for call in calls:
             self._one(call)
             if call.errno:
@@ -44,7 +46,8 @@ class UnderWay:
         self._open.clear()
 
     def _one(self, call: Call) -> None:
-        words, ended_s = call.words, float("inf") if call.errno is None else call.ended_s
+        words = call.words
+        ended_s = float("inf") if call.errno is None else call.ended_s
         if words[0] == "open" and words[3]:
             self._writes.append(Write(call.began_s))
             self._open[words[2]] = self._writes[-1]
@@ -64,7 +67,9 @@ class UnderWay:
         return any(write.size for write in self._open.values())
 
     def take(self) -> list[int | None]:
-        """For each moment noted: size of the largest file that was being written then; None where there was none. Forgets them."""
+        """For each moment noted: size of the largest file that was being written then; None where
+        there was none. Forgets them.
+        """
         found = [
             max(
                 (write.size for write in self._writes if write.began_s <= moment <= write.ended_s),

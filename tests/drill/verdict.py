@@ -1,6 +1,9 @@
-"""The checker: mount and backing directory against the history of the application. Every function returns losses in words.
+"""The checker: mount and backing directory against the history of the application.
 
-Shares no code with acpfs and believes nothing that acpfs says of what it has done; its gauges are read only to see them return to zero.
+Every function returns losses in words.
+
+Shares no code with acpfs and believes nothing that acpfs says of what it has done; its gauges are
+read only to see them return to zero.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ DIGEST_XATTR = "user.acpfs.xxh3"
 
 
 def check_published(history: History, seen: Tree, until_s: float, what: str) -> list[str]:
-    """The backing directory shows a state that the application had, no earlier one than was seen before or was promised.
+    """The backing directory shows a state that the application had, no earlier one than was seen
+    before or was promised.
 
     Moves `history.seen_at` on.
     """
@@ -44,7 +48,11 @@ def check_published(history: History, seen: Tree, until_s: float, what: str) -> 
     )
     if anywhere is not None:
         return [
-            f"{what}: shows state {anywhere}, but {possible.seen_at} was seen and {promised} was promised, of {len(possible.states)}"
+            (
+                f"{what}: shows state {anywhere}, but {possible.seen_at} was seen "
+                f"and {promised} was "
+                f"promised, of {len(possible.states)}"
+            )
         ]
     nearest, lines = possible.nearest(seen)
     wrong = sorted(path for path, _entry in seen.items() ^ possible.states[nearest].tree.items())
@@ -54,14 +62,18 @@ def check_published(history: History, seen: Tree, until_s: float, what: str) -> 
     )
     told = f"{possible.seen_at} was seen and {promised} promised; {sorted(seen)}; {had}"
     return [
-        f"{what}: shows what the application never had; nearest is state {nearest} of {len(possible.states)}: {'; '.join(lines)} ({told})"
+        (
+            f"{what}: shows what the application never had; nearest is state {nearest} of "
+            f"{len(possible.states)}: {'; '.join(lines)} ({told})"
+        )
     ]
 
 
 def check_mount(
     history: History, seen: Tree, contents: dict[str, bytes]
 ) -> tuple[History, list[str]]:
-    """The mount shows the latest state, with the call in doubt carried out or not (or, if it was not one call, in part).
+    """The mount shows the latest state, with the call in doubt carried out or not (or, if it was
+    not one call, in part).
 
     Returns the history as it has turned out.
     """
@@ -129,7 +141,9 @@ def check_equal(seen: Tree, expected: Tree, what: str) -> list[str]:
 
 
 def check_checksums(backing: Path, *, xattrs: bool = True) -> list[str]:
-    """The manifest, held against the files by the stock xxh128sum, is right and complete; so is the xattr at each file."""
+    """The manifest, held against the files by the stock xxh128sum, is right and complete; so is the
+    xattr at each file.
+    """
     expected: dict[str, str] = {}
     for manifest in sorted((backing / HIDDEN / "manifest").glob("*.xxh128")):
         done = subprocess.run(
@@ -141,7 +155,10 @@ def check_checksums(backing: Path, *, xattrs: bool = True) -> list[str]:
         )
         if done.returncode:
             return [
-                f"xxh128sum -c {manifest.name}: {done.stdout.strip()[-300:]} {done.stderr.strip()[-300:]}"
+                (
+                    f"xxh128sum -c {manifest.name}: {done.stdout.strip()[-300:]} "
+                    f"{done.stderr.strip()[-300:]}"
+                )
             ]
         expected |= {line[34:]: line[:32] for line in manifest.read_text().splitlines()}
     found = set(_files(backing))
@@ -161,10 +178,8 @@ def check_notes(backing: Path) -> list[str]:
     """The checksum at each file is that of its bytes."""
     losses = []
     for path in _files(backing):
-        noted, found = (
-            os.getxattr(backing / path, DIGEST_XATTR).decode().split()[0],
-            xxhash.xxh3_128_hexdigest((backing / path).read_bytes()),
-        )
+        noted = os.getxattr(backing / path, DIGEST_XATTR).decode().split()[0]
+        found = xxhash.xxh3_128_hexdigest((backing / path).read_bytes())
         if noted != found:
             losses.append(f"the checksum at {path} is {noted}, its bytes have {found}")
     return losses

@@ -1,7 +1,9 @@
-"""Looks at the backing directory without a pause while the application works and things die, and judges afterwards what it saw.
+"""Looks at the backing directory without a pause while the application works and things die, and
+judges afterwards what it saw.
 
-A look is one path at one instant. Looks are made one after the other, and visible states only ever go forward (S6), so there must be
-moments of the history, none before the last, that have what each look saw. A half-written file is no moment of any history (S7).
+A look is one path at one instant. Looks are made one after the other, and visible states only ever
+go forward (S6), so there must be moments of the history, none before the last, that have what each
+look saw. A half-written file is no moment of any history (S7).
 """
 
 from __future__ import annotations
@@ -55,13 +57,16 @@ class Watch:
     def take(self) -> list[Look]:
         """What was seen since the last time."""
         with self._lock:
-            looks, self._looks = self._looks, []
+            looks = self._looks
+            self._looks = []
         return looks
 
     def judge(
         self, history: History, also: Callable[[str, Entry | None], bool] = NEVER
     ) -> list[str]:
-        """What was seen that no moment of the history had, or too late; and whether nobody looks any more. `also`: what else is allowed."""
+        """What was seen that no moment of the history had, or too late; and whether nobody looks
+        any more. `also`: what else is allowed.
+        """
         dead = [f"the observer of the backing directory died: {self._death}"] if self._death else []
         return judged(self.take(), history, also) + dead
 
@@ -69,11 +74,14 @@ class Watch:
         try:
             while not self._stop.wait(BETWEEN_S):
                 self.look_around()
-        except BaseException:  # noqa: BLE001 - whatever it was, what this drill says is worth nothing from now on
+        except BaseException:  # noqa: BLE001
+            # whatever it was, what this drill says is worth nothing from now on
             self._death = traceback.format_exc(limit=-4)
 
     def look_around(self) -> None:
-        """At each path that is there, and those that were; at last at what pointers point at: it must be there by then."""
+        """At each path that is there, and those that were; at last at what pointers point at: it
+        must be there by then.
+        """
         looks: list[Look] = [
             (path, self._look(path)) for path in sorted({*self._paths(), *self._known})
         ]
@@ -132,7 +140,9 @@ def judged(
     looks: list[Look], history: History, also: Callable[[str, Entry | None], bool] = NEVER
 ) -> list[str]:
     """See `Watch.judge`."""
-    states, at, losses = history.states, 0, []
+    states = history.states
+    at = 0
+    losses = []
     for path, entry in looks:
         index = next(
             (number for number in range(at, len(states)) if states[number].has(path, entry)), None
@@ -143,6 +153,7 @@ def judged(
             had = [number for number, state in enumerate(states) if state.has(path, entry)]
             what = f"its states {had} had that" if had else "no state had that"
             losses.append(
-                f"seen on the backing directory: {path} was {entry or 'not there'} at state {at} of {len(states)} or later; {what}"
+                f"seen on the backing directory: {path} was {entry or 'not there'} at state {at} "
+                f"of {len(states)} or later; {what}"
             )
     return losses[:LOSSES_MAX]

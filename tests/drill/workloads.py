@@ -1,4 +1,5 @@
-"""What the application does, by name: rounds of journaled calls, at random from a seed, that may begin over any tree.
+"""What the application does, by name: rounds of journaled calls, at random from a seed, that may
+begin over any tree.
 
 Part of the application's process: standard library only (and torch, where the interpreter has it).
 """
@@ -21,12 +22,16 @@ from tests.drill.spec import digest
 KEPT = 3
 SHARD_BYTES_MAX = 120_000
 LARGE_BYTES = 2_500_000
-"""Some files are larger than what one thread copies in one go, and than the small-file path of the engine."""
+"""Some files are larger than what one thread copies in one go, and than the small-file path of the
+engine.
+"""
 _DATE = (2024, 1, 1, 0, 0, 0)
 
 
 class Workload:
-    """Rounds of one kind; names carry the round's number, so that nothing depends on what was there before."""
+    """Rounds of one kind; names carry the round's number, so that nothing depends on what was there
+    before.
+    """
 
     def __init__(self, calls: Calls, seed: int) -> None:
         self.calls = calls
@@ -67,7 +72,9 @@ def _write(path: Path, body: bytes) -> None:
 
 
 class TorchSave(Workload):
-    """torch.save of a few shards, or a zip file written the same way where there is no torch; then the tracker."""
+    """torch.save of a few shards, or a zip file written the same way where there is no torch; then
+    the tracker.
+    """
 
     def __init__(self, calls: Calls, seed: int) -> None:
         super().__init__(calls, seed)
@@ -87,11 +94,11 @@ class TorchSave(Workload):
         self.retain("iter_")
 
     def _save(self, path: str) -> None:
-        """The digest is that of the same save made elsewhere: the archive names its members after the file."""
-        state, write = (
-            self.random.randrange(1 << 30),
-            self._write_torch if self._torch else self._write_zip,
-        )
+        """The digest is that of the same save made elsewhere: the archive names its members after
+        the file.
+        """
+        state = self.random.randrange(1 << 30)
+        write = self._write_torch if self._torch else self._write_zip
         beside = self._scratch / Path(path).name
         write(beside, state)
         self.calls.store(path, digest(beside.read_bytes()), lambda target: write(target, state))
@@ -124,7 +131,8 @@ class Overwrite(Workload):
     """Files are written again, whole or in the middle, while they may be streaming."""
 
     def round(self) -> None:
-        calls, path = self.calls, f"state_{self.random.randrange(4)}.bin"
+        calls = self.calls
+        path = f"state_{self.random.randrange(4)}.bin"
         seed, size = self.data()
         calls.save(
             path,
@@ -149,10 +157,13 @@ class Overwrite(Workload):
 
 
 class RenameDance(Workload):
-    """Write beside, rename into place: files (also while they are open), directories, links, exchanges."""
+    """Write beside, rename into place: files (also while they are open), directories, links,
+    exchanges.
+    """
 
     def round(self) -> None:
-        calls, name = self.calls, f"ckpt_{self.number:07d}"
+        calls = self.calls
+        name = f"ckpt_{self.number:07d}"
         calls.mkdir(name + ".tmp")
         calls.mkdir(name + ".tmp/rank_0")
         for number in range(self.random.randrange(1, 4)):
@@ -193,7 +204,8 @@ class ManyFiles(Workload):
     """Many small files in many directories, some of them gone at once."""
 
     def round(self) -> None:
-        calls, name = self.calls, f"shards_{self.number:07d}"
+        calls = self.calls
+        name = f"shards_{self.number:07d}"
         calls.mkdir(name)
         for part in range(2):
             calls.mkdir(f"{name}/{part}")
@@ -271,7 +283,9 @@ WORKLOADS: dict[str, Callable[[Calls, int], Workload]] = {
 
 GUARDED_FILES = ("model.safetensors", "optimizer.pt", "rng.pth")
 GUARDED_BYTES = 30_000
-"""Of each file: all checkpoints are as whole as each other for the guard, whatever it makes of sizes."""
+"""Of each file: all checkpoints are as whole as each other for the guard, whatever it makes of
+sizes.
+"""
 
 
 def is_guarded(top: str) -> bool:
@@ -317,12 +331,15 @@ class SameName(DeletesFirst):
 
 
 class UnlinksFirst(Workload):
-    """MindSpore with keep_checkpoint_max=1: the old file goes, then the new one is written under a temporary name."""
+    """MindSpore with keep_checkpoint_max=1: the old file goes, then the new one is written under a
+    temporary name.
+    """
 
     def round(self) -> None:
         for old in sorted(path for path in self.calls.paths if path.startswith("net-")):
             self.calls.unlink(old)
-        name, size = f"net-1_{self.number}.ckpt", len(GUARDED_FILES) * GUARDED_BYTES
+        name = f"net-1_{self.number}.ckpt"
+        size = len(GUARDED_FILES) * GUARDED_BYTES
         self.calls.save(
             name + ".tmp", self.random.randrange(1 << 48), size, pieces=self.random.randrange(1, 5)
         )
@@ -341,13 +358,20 @@ GUARDED: dict[str, Callable[[Calls, int], Workload]] = {
 
 
 class Large(Workload):
-    """Files of 1 to 60 MB, one or two at a time, in pieces, some of them slowly: nearly always something is being written."""
+    """Files of 1 to 60 MB, one or two at a time, in pieces, some of them slowly: nearly always
+    something is being written.
+    """
 
-    BYTES_MIN, BYTES_MAX = 1_000_000, 60_000_000
+    BYTES_MIN = 1_000_000
+    BYTES_MAX = 60_000_000
     SECONDS = (0.0, 0.5, 2.5)
-    """So long a file is written to at least; a new worker has committed what it finds due in less than the last of them."""
+    """So long a file is written to at least; a new worker has committed what it finds due in less
+    than the last of them.
+    """
     SYNCED_MAX = 16 << 20
-    """A longer one is not written to after an fsync: what appears may have some of that in passthrough (exception X11)."""
+    """A longer one is not written to after an fsync: what appears may have some of that in
+    passthrough (exception X11).
+    """
 
     def round(self) -> None:
         names = self.random.sample(range(3), self.random.randrange(1, 3))
@@ -365,8 +389,10 @@ class Large(Workload):
     def _fill(self, path: str, *, truncate: bool = True) -> Iterator[float]:
         """Piece by piece, each a good deal larger than a log's."""
         size = round(self.BYTES_MIN * (self.BYTES_MAX / self.BYTES_MIN) ** self.random.random())
-        pieces, pause_s = self.random.randrange(3, 13), self.random.choice(self.SECONDS)
-        step, sync_at = -(-size // pieces), self.random.randrange(60)
+        pieces = self.random.randrange(3, 13)
+        pause_s = self.random.choice(self.SECONDS)
+        step = -(-size // pieces)
+        sync_at = self.random.randrange(60)
         fd = self.calls.open(path, truncate=truncate)
         for piece, at in enumerate(range(0, size, step)):
             self.calls.write(fd, self.random.randrange(1 << 48), min(step, size - at), offset=at)
@@ -386,7 +412,9 @@ class LargeInPlace(Large):
 
 
 class LargeBeside(Large):
-    """Written beside, then renamed into place: over the older file, or to a new name, after which the oldest go."""
+    """Written beside, then renamed into place: over the older file, or to a new name, after which
+    the oldest go.
+    """
 
     def _write(self, number: int) -> Iterator[float]:
         path = f"state_{number}.bin"

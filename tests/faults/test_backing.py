@@ -1,4 +1,6 @@
-"""What the backing directory may do, and what applications, status and the data have of it: the table in docs/OPERATIONS.md, row by row."""
+"""What the backing directory may do, and what applications, status and the data have of it: the
+table in docs/OPERATIONS.md, row by row.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +89,10 @@ def ground(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator
 @clause("S23", "S24", "S3", "S7")
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_nothing_is_lost_nor_wrongly_persisted(ground: Ground, row: Row) -> None:
-    mount, faults = ground.mount, ground.faults
-    shown, below = mount.path / row.name, faults.source / row.name
+    mount = ground.mount
+    faults = ground.faults
+    shown = mount.path / row.name
+    below = faults.source / row.name
     shown.mkdir()
     (shown / "old").write_bytes(b"old")
     mount.flush()
@@ -134,7 +138,9 @@ def test_nothing_is_lost_nor_wrongly_persisted(ground: Ground, row: Row) -> None
 def test_an_fsync_that_failed_for_the_only_copy_is_not_tried_until_it_says_yes(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs
 ) -> None:
-    """The kernel takes the pages that it could not write for written, and says so the second time."""
+    """The kernel takes the pages that it could not write for written, and says so the second
+    time.
+    """
     mount = make_mount(fault_fs.path, transport, ram="64M", **QUICK)
     fault_fs.fail("EIO", ["fsync"], glob=".acpfs/staging/*", times=1)
     data = os.urandom(1 << 20) * 96
@@ -334,7 +340,8 @@ def test_writers_that_wait_for_the_storage_hold_up_nobody_else(
 ) -> None:
     """More of them than there are threads that take requests from the kernel."""
     mount = make_mount(fault_fs.path, transport, **QUICK, ram="8M")
-    mib, count = 1 << 20, 2 + len(os.sched_getaffinity(0)) + 2
+    mib = 1 << 20
+    count = 2 + len(os.sched_getaffinity(0)) + 2
     (mount.path / "other").write_bytes(b"o")
     mount.flush()
     with (mount.path / "big").open("wb", buffering=0) as file:

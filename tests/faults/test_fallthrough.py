@@ -1,4 +1,6 @@
-"""The mount point falls through to the backing directory, and what was kept in RAM is drained without overwriting native changes."""
+"""The mount point falls through to the backing directory, and what was kept in RAM is drained
+without overwriting native changes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def backing(tmp_path: Path) -> Path:
 
 
 def undrained(mount: AcpfsMount) -> None:
-    """End the daemon with what it has left, as a crash does, and fall through, as its supervisor would."""
+    """End the daemon with what it has left, as a crash does, and fall through, as its supervisor
+    would.
+    """
     mount.kill_processes()
     (tier,) = (p for p in (mount.runtime_dir / "tiers").iterdir() if p.is_dir())
     assert fallthrough.fall(

@@ -1,6 +1,8 @@
-"""The kernel takes away what is mounted on a directory entry that has become invalid; acpfs' mount must not lie on such a one.
+"""The kernel takes away what is mounted on a directory entry that has become invalid; acpfs' mount
+must not lie on such a one.
 
-Over a network that takes one look-up that fails, by whoever makes it. The backing directory of these tests is a subdirectory there.
+Over a network that takes one look-up that fails, by whoever makes it. The backing directory of
+these tests is a subdirectory there.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def test_it_falls_through_all_the_same(
 def test_it_does_not_fall_to_the_bare_directory(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path, how: str
 ) -> None:
-    """The servers are still gone: what applications would write beneath the mount would be in the way of it, and on no other node."""
+    """The servers are still gone: what applications would write beneath the mount would be in the
+    way of it, and on no other node.
+    """
     mount = make_mount(backing, transport, **QUICK)
     (mount.path / "before").write_bytes(b"b")
     mount.flush()
@@ -115,7 +119,9 @@ def test_it_does_not_fall_to_the_bare_directory(
 def test_after_the_death_of_everything(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs, backing: Path
 ) -> None:
-    """What lies aside is found by the next mount, and made anew: the file system may be another mount by then."""
+    """What lies aside is found by the next mount, and made anew: the file system may be another
+    mount by then.
+    """
     mount = make_mount(backing, transport, **QUICK)
     (mount.path / "before").write_bytes(b"b")
     mount.flush()

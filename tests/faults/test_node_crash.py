@@ -1,4 +1,7 @@
-"""The node goes: all processes killed, the RAM tier wiped. What the backing directory then shows, and what the next mount clears away."""
+"""The node goes: all processes killed, the RAM tier wiped.
+
+What the backing directory then shows, and what the next mount clears away.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "
 
 
 def crash_node(mount: AcpfsMount) -> None:
-    """Kill all, and wipe what a reboot wipes: the RAM tier and the rest of the runtime directory, with the random node ids in it."""
+    """Kill all, and wipe what a reboot wipes: the RAM tier and the rest of the runtime directory,
+    with the random node ids in it.
+    """
     mount.kill()
     for mounted in mounts_below(mount.runtime_dir):
         subprocess.run(["umount", "-l", str(mounted)], check=True, timeout=60)
@@ -70,7 +75,9 @@ def test_the_next_mount_of_a_node_id_clears_its_staging(
 
 
 def crash_node_frozen(mount: AcpfsMount, fault_fs: FaultFs) -> None:
-    """Processes in a call that hangs die only when it ends; the frozen calls fail instead of being carried out."""
+    """Processes in a call that hangs die only when it ends; the frozen calls fail instead of being
+    carried out.
+    """
     fault_fs.rule("fail", ops=["rename", "fsync"], errno="EIO")
     for pid in mount.living():
         with contextlib.suppress(ProcessLookupError):  # it has ended with the one before
@@ -107,7 +114,9 @@ def test_second_identities_live_side_by_side_and_keep_their_own(
 def test_a_ram_tier_of_another_backing_directory_or_without_its_state_is_refused(
     transport: str, make_mount: MakeMount, tmp_path: Path
 ) -> None:
-    """The same tier directory, whose record names another volume: somebody copied a runtime directory. Or removed files in it."""
+    """The same tier directory, whose record names another volume: somebody copied a runtime
+    directory. Or removed files in it.
+    """
     backing = tmp_path / "backing"
     backing.mkdir()
     mount = make_mount(backing, transport, node_id="n1", bandwidth=1)
@@ -198,7 +207,9 @@ def test_what_may_be_anothers_only_copy_is_left_alone(
 def test_staging_files_of_a_node_that_is_mirrored_are_left_alone(
     directory: BackingDirectory, tmp_path: Path
 ) -> None:
-    """Found by reading: after a reboot, the first of two mounts removed what the mirror of the second counted on."""
+    """Found by reading: after a reboot, the first of two mounts removed what the mirror of the
+    second counted on.
+    """
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
     directory.write_own((MIRRORS, b"host1-old"), b'{"token": "1"}')
     (said,) = clear(directory, HERE, REAL.clock)

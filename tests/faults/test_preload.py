@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.mount]
 def test_preload_brings_and_compares(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs
 ) -> None:
-    """Written through a mount whose RAM tier is gone then; one file is damaged, one was never stored here, one does not fit."""
+    """Written through a mount whose RAM tier is gone then; one file is damaged, one was never
+    stored here, one does not fit.
+    """
     mount = make_mount(fault_fs.path, transport, **QUICK)
     contents = {f"run/iter_{n:07}/model.pt": os.urandom(5 * MIB + n) for n in (1, 2)} | {
         "run/small": b"small"

@@ -1,4 +1,6 @@
-"""Bytes that change in RAM, behind everybody's back, are found and, where there is a good copy, not served any more."""
+"""Bytes that change in RAM, behind everybody's back, are found and, where there is a good copy, not
+served any more.
+"""
 
 from __future__ import annotations
 

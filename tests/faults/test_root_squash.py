@@ -1,6 +1,8 @@
-"""A backing file system that squashes root: owners cannot be given away there, and other users' directories cannot be written to.
+"""A backing file system that squashes root: owners cannot be given away there, and other users'
+directories cannot be written to.
 
-Double: `faultfs` without `chown` answers EPERM as an NFS export with root_squash does; everything there then belongs to one user.
+Double: `faultfs` without `chown` answers EPERM as an NFS export with root_squash does; everything
+there then belongs to one user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a hostile local user can reach, as a real other user, and what the daemon itself may do: docs/OPERATIONS.md, Security."""
+"""What a hostile local user can reach, as a real other user, and what the daemon itself may do:
+docs/OPERATIONS.md, Security.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ DAC_READ_SEARCH = 1 << 2
 
 @pytest.fixture
 def mount(tmp_path: Path, transport: str) -> Iterator[AcpfsMount]:
-    """With a private file, closed but still dirty, and one that is being written; reachable for everybody as a path in /mnt would be."""
+    """With a private file, closed but still dirty, and one that is being written; reachable for
+    everybody as a path in /mnt would be.
+    """
     backing = tmp_path / "backing"
     backing.mkdir()
     for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):

@@ -1,4 +1,6 @@
-"""Storage that spoils what it is given: caught before it counts (`verify_after_write`), found later, mended from RAM (`repair`)."""
+"""Storage that spoils what it is given: caught before it counts (`verify_after_write`), found
+later, mended from RAM (`repair`).
+"""
 
 from __future__ import annotations
 

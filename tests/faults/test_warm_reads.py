@@ -1,4 +1,6 @@
-"""Cold files come to RAM when they are read: once for all readers, never stale, never damaged, and in nobody's way."""
+"""Cold files come to RAM when they are read: once for all readers, never stale, never damaged, and
+in nobody's way.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def where(mount: AcpfsMount) -> dict[str, str]:
 
 
 def noted_reads(fault_fs: FaultFs, glob: str) -> int:
-    """A rule that does nothing but note them. The counters have those of acpfs' own files, too, such as the node's record."""
+    """A rule that does nothing but note them.
+
+    The counters have those of acpfs' own files, too, such as the node's record.
+    """
     return fault_fs.slow(0.0, ["read"], glob=glob)
 
 
@@ -146,7 +151,9 @@ def test_off_means_off(transport: str, make_mount: MakeMount, cold: Path) -> Non
 @LANES
 @clause("S101")
 def test_hung_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
-    """What is in RAM is read; who asks for what is missing waits, and gets it when the backing directory is back."""
+    """What is in RAM is read; who asks for what is missing waits, and gets it when the backing
+    directory is back.
+    """
     data = os.urandom(32 * MIB)
     (fault_fs.source / "f").write_bytes(data)
     mount = make_mount(fault_fs.path, transport, **QUICK)
@@ -227,12 +234,14 @@ def rewritten(path: Path, data: bytes) -> None:
 def test_changed_below_in_the_middle(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs
 ) -> None:
-    old, changes = b"a" * (16 * MIB), (replaced, shortened, rewritten)
+    old = b"a" * (16 * MIB)
+    changes = (replaced, shortened, rewritten)
     for change in changes:
         (fault_fs.source / change.__name__).write_bytes(old)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     for change in changes:
-        seen, below = mount.path / change.__name__, fault_fs.source / change.__name__
+        seen = mount.path / change.__name__
+        below = fault_fs.source / change.__name__
         new = b"b" * ((16 if change is rewritten else 3) * MIB)
         with open(seen, "rb", buffering=0) as file:
             assert file.read(MIB) == old[:MIB]

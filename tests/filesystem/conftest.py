@@ -9,7 +9,9 @@ from acpfs.filesystem import hold
 
 @pytest.fixture(autouse=True)
 def _no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a machine stands still, time passes between two steps, and held writers are let in; some tests are about that."""
+    """Where a machine stands still, time passes between two steps, and held writers are let in;
+    some tests are about that.
+    """
     monkeypatch.setattr(hold, "SLICE_S", 600.0)
     monkeypatch.setattr(
         hold, "ASK_AGAIN_S", 60.0

@@ -12,7 +12,8 @@ class HeldCall:
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
-        self.began, self.go_on = Event(), Event()
+        self.began = Event()
+        self.go_on = Event()
 
     def __call__(self, *args: Any) -> Any:
         self.began.set()

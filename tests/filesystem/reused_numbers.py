@@ -1,4 +1,6 @@
-"""A backing directory that gives the inode number of a deleted file to the next new one, as many file systems do, but every time."""
+"""A backing directory that gives the inode number of a deleted file to the next new one, as many
+file systems do, but every time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from acpfs.runtime.given import Runtime
 
 
 class ReusedNumbers(BackingDirectory):
-    """Shows numbers of its own making, since not every file system of a test machine reuses its numbers."""
+    """Shows numbers of its own making, since not every file system of a test machine reuses its
+    numbers.
+    """
 
     def __init__(self, path: Path, node_id: str, runtime: Runtime) -> None:
         super().__init__(path, node_id, runtime)
@@ -34,7 +38,10 @@ class ReusedNumbers(BackingDirectory):
             self._shown[os.lstat(self._top / name).st_ino] = number
 
     def take_back(self) -> None:
-        """The numbers of what is gone are free. For moments when nobody else changes anything: what is being moved would look gone."""
+        """The numbers of what is gone are free.
+
+        For moments when nobody else changes anything: what is being moved would look gone.
+        """
         with self._guard:
             there = {
                 entry.inode()

@@ -1,4 +1,6 @@
-"""A disk that takes no more of the mirror's journal from some batch on, while nobody notices; for tests that lose RAM then."""
+"""A disk that takes no more of the mirror's journal from some batch on, while nobody notices; for
+tests that lose RAM then.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,33 @@ class StuckJournal:
     def __init__(self, sticks: Callable[[Batch], bool]) -> None:
         """`sticks`: whether the disk takes nothing from this batch on; asked after `begin`."""
         self.is_stuck = threading.Event()
-        self._begun, self._over, self._sticks = threading.Event(), threading.Event(), sticks
+        self._begun = threading.Event()
+        self._over = threading.Event()
+        self._sticks = sticks
         self._awaited: Callable[[], bool] | None = None
 
     def begin(self, made: World) -> None:
-        """From now on it may stick. A commit thread that goes on after its process has died would spoil what the next one does."""
+        """From now on it may stick.
+
+        A commit thread that goes on after its process has died would spoil what the next one does.
+        """
         mirror = spilling(made).spill.mirror
         assert mirror is not None
         mirror._patience_s = 600.0
         self._begun.set()
 
     def is_waited_for(self) -> bool:
-        """Whether the drain waits for what the disk does not take: whoever waits for less goes on by and by."""
+        """Whether the drain waits for what the disk does not take: whoever waits for less goes on
+        by and by.
+        """
         awaited = self._awaited
         return self.is_stuck.is_set() and awaited is not None and not awaited()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """For the worlds that are made inside; their threads stay until `end`."""
-        apply, wait = Mirror._apply, Mirror._wait
+        apply = Mirror._apply
+        wait = Mirror._wait
 
         def stick(journal: sqlite3.Connection, batch: Batch) -> None:
             if self._begun.is_set() and (self.is_stuck.is_set() or self._sticks(batch)):

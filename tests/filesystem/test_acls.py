@@ -1,4 +1,6 @@
-"""ACLs from the call to the storage: in order, over worlds, where the storage has none, refuses one, or hangs."""
+"""ACLs from the call to the storage: in order, over worlds, where the storage has none, refuses
+one, or hangs.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def test_an_acl_of_a_cold_file_is_the_storages_and_chmod_needs_no_look_at_it(
 
 @clause("S453")
 def test_what_the_top_hands_on_does_not_reach_files_by_way_of_staging(tmp_path: Path) -> None:
-    """`.acpfs` is made in a directory that hands an ACL on; what is saved below one that does not gets none."""
+    """`.acpfs` is made in a directory that hands an ACL on; what is saved below one that does not
+    gets none.
+    """
     backing = tmp_path / "backing"
     backing.mkdir()
     set_acl(backing, SHARED, DEFAULT)

@@ -20,7 +20,8 @@ from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run
 from tests.rig.runtime import REAL
 
-clause, mounts = pytest.mark.clause("S238"), pytest.mark.mount
+clause = pytest.mark.clause("S238")
+mounts = pytest.mark.mount
 
 
 @contextmanager
@@ -48,7 +49,9 @@ def says(error: pytest.ExceptionInfo[OSError]) -> int:
 
 
 class Quota(BackingDirectory):
-    """Takes no names below `quota` from elsewhere, as file systems with quotas of projects do, and shows nothing of that."""
+    """Takes no names below `quota` from elsewhere, as file systems with quotas of projects do, and
+    shows nothing of that.
+    """
 
     crossed = 0
 
@@ -157,7 +160,9 @@ def test_a_move_that_nobody_could_know_of_is_a_copy(tmp_path: Path) -> None:
 def test_what_did_not_fit_into_ram_is_brought_to_the_other_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The drain is cut off between copying and renaming: the copy is known as the version, and its source goes last."""
+    """The drain is cut off between copying and renaming: the copy is known as the version, and its
+    source goes last.
+    """
     data = os.urandom(3 << 20)
 
     async def scenario(w: World) -> None:
@@ -336,7 +341,9 @@ def test_an_area_that_hangs_does_not_hold_up_the_others(
     for name in "ab":
         (tmp_path / name).mkdir()
     lower = BackingDirectory(tmp_path, "n", REAL)
-    areas, hangs, go_on = lower._entries.areas, threading.Event(), threading.Event()
+    areas = lower._entries.areas
+    hangs = threading.Event()
+    go_on = threading.Event()
     areas._project = lambda fd: len(os.readlink(f"/proc/self/fd/{fd}").removeprefix(str(tmp_path)))
     make = areas._make
 

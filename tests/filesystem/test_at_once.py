@@ -1,4 +1,6 @@
-"""What is answered from memory is what the call would answer, and what has to be asked for is left to the call."""
+"""What is answered from memory is what the call would answer, and what has to be asked for is left
+to the call.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def test_what_is_no_directory_or_not_known_goes_to_the_call(tmp_path: Path) -> N
 
 
 def test_attributes_that_no_file_has_are_refused_as_by_the_call(tmp_path: Path) -> None:
-    """The kernel asks for one of them before each write, where it cannot leave set-uid bits to us."""
+    """The kernel asks for one of them before each write, where it cannot leave set-uid bits to
+    us.
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"f", b"bytes")

@@ -1,4 +1,6 @@
-"""Lookups that wait for what another node is about to persist, whose records are made up; and what of this node others may wait for."""
+"""Lookups that wait for what another node is about to persist, whose records are made up; and what
+of this node others may wait for.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Others:
     """One other node's record, as this one has read it."""
 
     def __init__(self, made: World) -> None:
-        self.world, self.peers, self.peer = made, made.inner.awaited.peers, Peer("b", 0.0)
+        self.world = made
+        self.peers = made.inner.awaited.peers
+        self.peer = Peer("b", 0.0)
         self.clock = 1000.0
         self.peers._monotonic = lambda: self.clock
 
@@ -55,7 +59,8 @@ class Lookup:
     """A lookup that is under way, step by step."""
 
     def __init__(self, made: World, name: bytes, parent: Ino = ROOT) -> None:
-        self._world, self._peers = made, made.inner.awaited.peers
+        self._world = made
+        self._peers = made.inner.awaited.peers
         self._call: Call[Attributes] = made.fs.lookup(parent, name)
         self._future: Future[Any] | None = None
         self.found: Attributes | None = None
@@ -129,11 +134,15 @@ def test_a_name_that_another_node_has_is_waited_for_and_found_at_the_next_news(
 
 @clause("S172")
 def test_what_is_not_pending_any_more_is_looked_at_once_more(tmp_path: Path) -> None:
-    """It is there when its node says so: nobody who waited is told otherwise. And one that was removed meanwhile is not waited for."""
+    """It is there when its node says so: nobody who waited is told otherwise.
+
+    And one that was removed meanwhile is not waited for.
+    """
 
     def scenario(made: World, others: Others) -> None:
         others.say(b"kept", b"gone")
-        kept, gone = Lookup(made, b"kept"), Lookup(made, b"gone")
+        kept = Lookup(made, b"kept")
+        gone = Lookup(made, b"gone")
         assert (kept.goes_on(), gone.goes_on()) == (True, True)
         (made.backing / "kept").write_bytes(b"x")
         others.say()
@@ -164,7 +173,9 @@ def test_a_node_that_does_not_live_is_not_waited_for(
 
 @clause("S172")
 def test_nobody_waits_for_longer_than_that_nor_twice_in_a_row(tmp_path: Path) -> None:
-    """Who looks the name up while another one does waits for that one, and then asks: together they wait no longer than one."""
+    """Who looks the name up while another one does waits for that one, and then asks: together they
+    wait no longer than one.
+    """
 
     def scenario(made: World, others: Others) -> None:
         others.say(b"shard")
@@ -202,7 +213,8 @@ def test_time_ends_a_wait_without_any_news(tmp_path: Path) -> None:
 def test_a_killed_caller_ends_its_own_wait_and_no_other(tmp_path: Path) -> None:
     def scenario(made: World, others: Others) -> None:
         others.say(b"shard", b"other")
-        killed, other = Lookup(made, b"shard"), Lookup(made, b"other")
+        killed = Lookup(made, b"shard")
+        other = Lookup(made, b"other")
         assert (killed.goes_on(), other.goes_on()) == (True, True)
         killed.killed()
         assert (killed.goes_on(), killed.error, others.peers.awaited) == (
@@ -276,7 +288,8 @@ def test_what_came_with_a_name_that_was_waited_for_is_seen_too(tmp_path: Path) -
 
     def scenario(made: World, others: Others) -> None:
         others.say(b".metadata")
-        shard, metadata = Lookup(made, b"shard"), Lookup(made, b".metadata")
+        shard = Lookup(made, b"shard")
+        metadata = Lookup(made, b".metadata")
         assert (shard.goes_on(), metadata.goes_on()) == (False, True)
         for name in ("shard", ".metadata"):
             (made.backing / name).write_bytes(b"x")

@@ -1,4 +1,6 @@
-"""Where the bytes of one file are, as a value: ranges beside a set of numbers, every verb from every place, and rows."""
+"""Where the bytes of one file are, as a value: ranges beside a set of numbers, every verb from
+every place, and rows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from acpfs.filesystem.content.body import (
 from acpfs.filesystem.content.runs import ALL, END, NOTHING, Runs
 from acpfs.types import NO_TIER, TierId, VersionId
 
-TIER, PIECE = TierId(7), OUTGROWN_PIECE_BYTES
+TIER = TierId(7)
+PIECE = OUTGROWN_PIECE_BYTES
 
 
 def outgrown() -> Body:
@@ -39,14 +42,18 @@ def spilled() -> Body:
 
 
 def test_ranges_are_sets_of_numbers() -> None:
-    chosen, largest = random.Random(5), 40
-    runs, expected = NOTHING, set[int]()
+    chosen = random.Random(5)
+    largest = 40
+    runs = NOTHING
+    expected = set[int]()
     for _ in range(2000):
         start, end = (chosen.randrange(largest + 1) for _ in range(2))
         if chosen.random() < 0.5:
-            runs, expected = runs.plus(start, end), expected | set(range(start, end))
+            runs = runs.plus(start, end)
+            expected = expected | set(range(start, end))
         else:
-            runs, expected = runs.minus(start, end), expected - set(range(start, end))
+            runs = runs.minus(start, end)
+            expected = expected - set(range(start, end))
         assert {n for first, last in runs for n in range(first, last)} == expected
         assert runs.size == len(expected)
         assert runs.covers(start, end) == expected.issuperset(range(start, end))

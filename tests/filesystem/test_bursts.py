@@ -1,4 +1,6 @@
-"""Who looks at many names of one directory, one after the other, has many of them asked about at once."""
+"""Who looks at many names of one directory, one after the other, has many of them asked about at
+once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ KEEPS_S = 86_400.0
 
 @pytest.fixture(autouse=True)
 def _no_call_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many names a call asks about goes by how long the one before took, which is for the machine to say."""
+    """How many names a call asks about goes by how long the one before took, which is for the
+    machine to say.
+    """
     monkeypatch.setattr(bursts, "AHEAD_S", 3600.0)
 
 
@@ -79,7 +83,8 @@ def test_removals_ask_no_more_for_each_file_where_there_are_more(
     async def scenario(w: World) -> None:
         await made(w, count)
         w.engine.hold(paused=True)
-        before, rows = questions(w), w.state.changes
+        before = questions(w)
+        rows = w.state.changes
         for name in names(count):
             await w.do(w.fs.lookup(ROOT, name))
             await w.do(w.fs.unlink(ROOT, name))

@@ -1,4 +1,6 @@
-"""How a close is told from the end of a process, and that from a kill: by what /proc said of real ones (Linux 6.18) while they closed."""
+"""How a close is told from the end of a process, and that from a kill: by what /proc said of real
+ones (Linux 6.18) while they closed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import pytest
 
 from acpfs.filesystem.closing import Closing, closing_of
 
-SIGKILL, SIGTERM, SIGCHLD = 1 << 8, 1 << 14, 1 << 16
+SIGKILL = 1 << 8
+SIGTERM = 1 << 14
+SIGCHLD = 1 << 16
 
 
 @dataclass

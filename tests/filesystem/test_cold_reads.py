@@ -1,4 +1,6 @@
-"""Files that are only on the backing directory: read, and on their way to RAM, while it fails or somebody changes them."""
+"""Files that are only on the backing directory: read, and on their way to RAM, while it fails or
+somebody changes them.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def test_a_piece_whose_read_failed_is_not_there(
 
 @pytest.mark.clause("S29", "S49")
 def test_who_read_the_file_before_it_was_replaced_reads_what_replaced_it(tmp_path: Path) -> None:
-    before, after = os.urandom(2 * MIB), os.urandom(6 * MIB)
+    before = os.urandom(2 * MIB)
+    after = os.urandom(6 * MIB)
 
     async def scenario() -> None:
         async with world(tmp_path, budget_bytes=4 * MIB, warm_reads=WarmReads.OFF) as w:
@@ -75,9 +78,9 @@ def test_who_read_the_file_before_it_was_replaced_reads_what_replaced_it(tmp_pat
             reader = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             assert await w.do(w.fs.read(reader.handle, 0, MIB)) == before[:MIB]
             writer = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
-            for n in range(
-                6
-            ):  # more than RAM has room for: its content is a staging file, and nowhere else when that is in place
+            for n in range(6):
+                # more than RAM has room for: its content is a staging file, and nowhere else when
+                # that is in place
                 await w.do(w.fs.write(writer.handle, n * MIB, after[n * MIB : (n + 1) * MIB]))
             await w.close(writer)
             assert await w.do(w.fs.read(reader.handle, 0, MIB)) == after[:MIB]
@@ -95,12 +98,10 @@ def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(
     async def scenario() -> None:
         async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
             ino = await cold(w, bytes(2 * MIB))
-            open_read, close, goes_on, closed = (
-                w.lower.open_read,
-                os.close,
-                threading.Event(),
-                threading.Event(),
-            )
+            open_read = w.lower.open_read
+            close = os.close
+            goes_on = threading.Event()
+            closed = threading.Event()
             left: list[int] = []
 
             def hangs(path: LowerPath) -> int:
@@ -130,7 +131,8 @@ def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(
 def test_nothing_is_asked_about_an_open_file_of_the_backing_directory_under_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fstat, asked = os.fstat, []
+    fstat = os.fstat
+    asked = []
 
     async def scenario() -> None:
         async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
@@ -138,7 +140,8 @@ def test_nothing_is_asked_about_an_open_file_of_the_backing_directory_under_the_
 
             def watched(fd: int) -> os.stat_result:
                 if os.readlink(f"/proc/self/fd/{fd}").startswith(os.fspath(w.backing)):
-                    asked.append(w.fs.lock._is_owned())  # type: ignore[attr-defined]  # what threading.Condition asks too
+                    # what threading.Condition asks too
+                    asked.append(w.fs.lock._is_owned())  # type: ignore[attr-defined]
                 return fstat(fd)
 
             monkeypatch.setattr(os, "fstat", watched)
@@ -226,15 +229,18 @@ def test_an_open_that_waits_for_the_comparison_gets_an_error_when_nothing_comes_
 ) -> None:
     async def scenario() -> None:
         async with world(tmp_path, budget_bytes=budget_bytes, verify_reads=True) as w:
-            ino, data = await cold(w, os.urandom(4 * MIB)), (w.backing / "cold").read_bytes()
-            noted, goes_on = w.lower.noted, threading.Event()
+            ino = await cold(w, os.urandom(4 * MIB))
+            data = (w.backing / "cold").read_bytes()
+            noted = w.lower.noted
+            goes_on = threading.Event()
 
             def hangs(fd: int) -> Note | None:
                 goes_on.wait(60)
                 return noted(fd)
 
             monkeypatch.setattr(w.lower, "noted", hangs)
-            usual_s, w.fs.settings.backing_timeout_s = w.fs.settings.backing_timeout_s, STOPPED_S
+            usual_s = w.fs.settings.backing_timeout_s
+            w.fs.settings.backing_timeout_s = STOPPED_S
             for _ in range(2):
                 with pytest.raises(OSError, match="no answer") as refused:
                     await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
@@ -256,7 +262,8 @@ def test_a_long_read_that_goes_on_does_not_count_as_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, budget_bytes: int
 ) -> None:
     """Or names would not be asked for meanwhile."""
-    now, stuck = [0.0], list[bool]()
+    now = [0.0]
+    stuck = list[bool]()
     monkeypatch.setattr(whole_reads, "CHUNK_BYTES", MIB)
 
     async def scenario() -> None:
@@ -279,20 +286,19 @@ def test_a_long_read_that_goes_on_does_not_count_as_hung(
 
 
 class Hang:
-    """The backing directory gives so many bytes, then nothing until it is let go; `ended`: the thread has closed what it had open."""
+    """The backing directory gives so many bytes, then nothing until it is let go; `ended`: the
+    thread has closed what it had open.
+    """
 
     def __init__(self, w: World, monkeypatch: pytest.MonkeyPatch, good_bytes: int) -> None:
-        self._below, self._left = os.fspath(w.backing), good_bytes
-        self._read, self._close = (
-            {name: getattr(os, name) for name in ("pread", "preadv")},
-            os.close,
-        )
+        self._below = os.fspath(w.backing)
+        self._left = good_bytes
+        self._read = {name: getattr(os, name) for name in ("pread", "preadv")}
+        self._close = os.close
         self._threads: set[int] = set()
-        self.goes_on, self.hangs, self.ended = (
-            threading.Event(),
-            threading.Event(),
-            threading.Event(),
-        )
+        self.goes_on = threading.Event()
+        self.hangs = threading.Event()
+        self.ended = threading.Event()
         for name in self._read:
             monkeypatch.setattr(os, name, partial(self._reading, name))
         monkeypatch.setattr(os, "close", self._closing)
@@ -361,7 +367,10 @@ def test_damage_is_found_in_a_file_whose_times_were_set_after_it_was_stored(tmp_
 def test_what_comes_wrong_once_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, verify_reads: bool
 ) -> None:
-    """A path to the storage that gives one wrong byte once. The file is good, and was refused for as long as the mount lasted."""
+    """A path to the storage that gives one wrong byte once.
+
+    The file is good, and was refused for as long as the mount lasted.
+    """
     data = os.urandom(1024) * blocks
 
     async def scenario() -> None:
@@ -390,12 +399,15 @@ def test_what_comes_wrong_once_is_no_damage(
 
 
 class WrongOnce:
-    """The first bytes that are read of a file on the backing directory, whoever reads them, are wrong."""
+    """The first bytes that are read of a file on the backing directory, whoever reads them, are
+    wrong.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0
         self._lock = threading.Lock()
-        self._pread, self._read = os.pread, BackingDirectory.read
+        self._pread = os.pread
+        self._read = BackingDirectory.read
         monkeypatch.setattr(os, "pread", self._wrong_pread)
         monkeypatch.setattr(BackingDirectory, "read", lambda *words: self._wrong_read(*words))
 
@@ -430,7 +442,9 @@ def test_what_arrives_after_patience_has_ended_is_not_kept_uncounted(
         async with world(tmp_path) as w:
             ino = await cold(w, os.urandom(size))
             w.fs.settings.backing_timeout_s = STOPPED_S
-            hang, written, pwrite = Hang(w, monkeypatch, size - MIB), list[int](), os.pwrite
+            hang = Hang(w, monkeypatch, size - MIB)
+            written = list[int]()
+            pwrite = os.pwrite
             with contextlib.suppress(OSError):
                 await w.close(await w.do(w.fs.open(ino, flags, CALLER)))
             assert hang.hangs.is_set()
@@ -483,7 +497,9 @@ def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(
 def test_who_closes_a_file_that_has_just_come_does_not_forestall_the_look_at_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Its last piece is there, and the thread that brought it waits for the lock that the close has."""
+    """Its last piece is there, and the thread that brought it waits for the lock that the close
+    has.
+    """
 
     async def scenario() -> None:
         async with world(tmp_path, hold=False) as w:
@@ -496,7 +512,8 @@ def test_who_closes_a_file_that_has_just_come_does_not_forestall_the_look_at_wha
         shutil.rmtree(tmp_path / "tier")
         async with world(tmp_path) as w:
             ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
-            noted, goes_on = w.lower.noted, threading.Event()
+            noted = w.lower.noted
+            goes_on = threading.Event()
 
             def late(fd: int) -> Note | None:
                 assert goes_on.wait(60)
@@ -526,12 +543,15 @@ def test_who_closes_a_file_that_has_just_come_does_not_forestall_the_look_at_wha
 def test_a_writer_gets_a_cold_file_whose_attributes_are_drained_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
-    """A mode or a name of this mount's own changes what is compared after the file was read; its bytes are the same."""
+    """A mode or a name of this mount's own changes what is compared after the file was read; its
+    bytes are the same.
+    """
     (tmp_path / "backing").mkdir()
     (tmp_path / "backing/f").write_bytes(b"content")
 
     async def scenario(w: World) -> None:
-        noted, left = w.lower.noted, list(range(changes))
+        noted = w.lower.noted
+        left = list(range(changes))
 
         def change_meanwhile(fd: int) -> Note | None:
             if left:

@@ -32,7 +32,8 @@ def test_a_directory_rename_looks_only_at_what_lies_below_it(
         await w.write(b"shard", b"x", inner.ino)
         other = await w.do(w.fs.mkdir(ROOT, b"other", 0o755, CALLER))
         await w.write(b"shard", b"x", other.ino)
-        recognise, catalogue = w.inner.catalogue.recognise, w.inner.catalogue
+        recognise = w.inner.catalogue.recognise
+        catalogue = w.inner.catalogue
         before, after = (recognise(b"checkpoint-%d" % n, directory=True) for n in (1, 2))
         assert before is not None
         assert after is not None
@@ -61,7 +62,9 @@ def test_a_directory_rename_looks_only_at_what_lies_below_it(
 def test_absent_names_are_remembered_up_to_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any user can ask for names without end, and a job that writes beside and renames leaves one for each file."""
+    """Any user can ask for names without end, and a job that writes beside and renames leaves one
+    for each file.
+    """
     monkeypatch.setattr(nodes, "ABSENT_NAMES_MAX", 8)
 
     async def scenario(w: World) -> None:
@@ -142,12 +145,15 @@ def test_a_takeover_looks_for_no_node_that_only_the_kernel_knows(
     assert looks["get"] < 1000
 
 
-FEW, MANY = 10, 1000
+FEW = 10
+MANY = 1000
 
 
 @pytest.mark.clause("S414")
 def test_a_call_costs_the_same_on_a_file_with_many_names(tmp_path: Path) -> None:
-    """They were found on the backing directory, each with a row that came and went with each open."""
+    """They were found on the backing directory, each with a row that came and went with each
+    open.
+    """
     costs: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
 
     def scenario(names: int) -> Callable[[World], Awaitable[None]]:
@@ -185,7 +191,8 @@ def test_a_call_costs_the_same_on_a_file_with_many_names(tmp_path: Path) -> None
         for number in range(names):
             os.link(base / "backing/f", base / f"backing/l{number}")
         run(base, scenario(names), warm_reads=WarmReads.OFF, attr_timeout_s=3600)
-    # The first call of a kind does a little more; what grows with the names is a hundred times as much.
+    # The first call of a kind does a little more; what grows with the names is a hundred times as
+    # much.
     grown = {what: by for what, by in costs.items() if by[MANY][0] > 2 * by[FEW][0]}
     assert grown == {}
     assert {what: by for what, by in costs.items() if by[MANY][1] > by[FEW][1]} == {}

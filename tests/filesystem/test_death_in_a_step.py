@@ -1,4 +1,6 @@
-"""What a worker leaves that dies in the middle of a step: what it has done to tier files, and the transaction that did not come."""
+"""What a worker leaves that dies in the middle of a step: what it has done to tier files, and the
+transaction that did not come.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def test_a_tier_file_that_is_gone_already_is_no_bug(tmp_path: Path) -> None:
 
 
 def take_picture(life: Path, after: Path) -> None:
-    """What a worker that is killed now leaves. Other threads may be at work on their temporary files."""
+    """What a worker that is killed now leaves.
+
+    Other threads may be at work on their temporary files.
+    """
 
     def copy(source: str, target: str) -> None:
         with suppress(FileNotFoundError):
@@ -81,8 +86,11 @@ async def shown(w: World) -> bytes:
 def test_an_open_that_truncates_and_is_cut_off_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, session: str
 ) -> None:
-    """The worker is killed when the file is empty, and before the next one could know who has it open."""
-    life, after = tmp_path / "life", tmp_path / "after"
+    """The worker is killed when the file is empty, and before the next one could know who has it
+    open.
+    """
+    life = tmp_path / "life"
+    after = tmp_path / "after"
     life.mkdir()
 
     async def main() -> None:
@@ -108,7 +116,9 @@ KILLED, OPENER, KEEPER = (CALLER._replace(pid=pid, unique=pid) for pid in (5, 6,
 
 
 async def found(w: World, keeper: str, *, is_half: bool) -> tuple[Ino, OpenFile | None]:
-    """A file that the backing directory has, perhaps with a half in its place, and somebody who has that in the kernel."""
+    """A file that the backing directory has, perhaps with a half in its place, and somebody who has
+    that in the kernel.
+    """
     w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
     ino = await in_ram(w)
     if is_half:
@@ -136,8 +146,11 @@ HALVES = pytest.mark.parametrize("is_half", [False, True], ids=["whole", "half"]
 async def open_with_pictures(
     w: World, ino: Ino, monkeypatch: pytest.MonkeyPatch, take: Callable[[str], None]
 ) -> OpenFile:
-    """An open with O_TRUNC; `take` is told before the tier file is cut, after that, and when the open is about to be known."""
-    record, truncate = w.inner.open_files._kept.opened, os.ftruncate
+    """An open with O_TRUNC; `take` is told before the tier file is cut, after that, and when the
+    open is about to be known.
+    """
+    record = w.inner.open_files._kept.opened
+    truncate = os.ftruncate
 
     def cut(fd: int, size: int) -> None:
         take("before")
@@ -187,7 +200,8 @@ def test_nor_does_one_of_a_file_that_somebody_has_in_the_kernel_publish_anything
     is_half: bool,
 ) -> None:
     """The worker is killed, and the caller with it, or not."""
-    life, after = tmp_path / "life", tmp_path / "after"
+    life = tmp_path / "life"
+    after = tmp_path / "after"
     life.mkdir()
 
     def take(moment: str) -> None:
@@ -232,7 +246,8 @@ def test_nor_does_one_of_a_file_that_somebody_has_in_the_kernel_publish_anything
 def test_a_half_that_is_shortened_by_path_stays_one_until_that_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeper: str, size: int, when: str
 ) -> None:
-    life, after = tmp_path / "life", tmp_path / "after"
+    life = tmp_path / "life"
+    after = tmp_path / "after"
     life.mkdir()
 
     async def main() -> None:
@@ -335,11 +350,14 @@ def test_an_open_that_truncates_and_fails_publishes_nothing(
 @pytest.mark.clause("S7", "S81")
 @pytest.mark.parametrize("call", ["close", "fsync"])
 def test_what_the_kernel_wrote_is_known_where_its_mark_is(tmp_path: Path, call: str) -> None:
-    """The worker is killed in the close of a file that was written in passthrough, when it has looked at it and not yet made a version.
+    """The worker is killed in the close of a file that was written in passthrough, when it has
+    looked at it and not yet made a version.
 
-    The mark says that all is known; if the node's row did not say so in the same transaction, the next worker published an empty file.
+    The mark says that all is known; if the node's row did not say so in the same transaction, the
+    next worker published an empty file.
     """
-    life, after = tmp_path / "life", tmp_path / "after"
+    life = tmp_path / "life"
+    after = tmp_path / "after"
     life.mkdir()
     new = b"new" * 100_000
 

@@ -1,4 +1,6 @@
-"""Trees that are deeper than the interpreter's stack: a user can make them, name by name, and no path of them fits into a call."""
+"""Trees that are deeper than the interpreter's stack: a user can make them, name by name, and no
+path of them fits into a call.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,16 @@ from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S253")
 
-FRAMES, DEPTH = 300, 320
+FRAMES = 300
+DEPTH = 320
 """Python's stack has 1,000 frames; with fewer the tests take a tenth of the time."""
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Iterator[Path]:
     """Neither Python nor pytest can remove such a tree."""
-    path, frames = tmp_path / "base", sys.getrecursionlimit()
+    path = tmp_path / "base"
+    frames = sys.getrecursionlimit()
     path.mkdir()
     sys.setrecursionlimit(FRAMES)
     yield path
@@ -37,7 +41,8 @@ def base(tmp_path: Path) -> Iterator[Path]:
 
 async def make(w: World, top: bytes) -> list[tuple[Ino, bytes]]:
     """Directories in each other, and a file in the last one; returns parents and names."""
-    found, parent = list[tuple[Ino, bytes]](), ROOT
+    found = list[tuple[Ino, bytes]]()
+    parent = ROOT
     for name in (top, *[b"d"] * DEPTH):
         found.append((parent, name))
         parent = (await w.do(w.fs.mkdir(parent, name, 0o755, CALLER))).ino

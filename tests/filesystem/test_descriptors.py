@@ -1,4 +1,6 @@
-"""An application that opens files without end gets an error; the drain does not, and neither do other users."""
+"""An application that opens files without end gets an error; the drain does not, and neither do
+other users.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from acpfs.types import ROOT
 from tests.filesystem.world import CALLER, World, world
 from tests.rig.runtime import REAL
 
-SOMEBODY, SOMEBODY_ELSE = 1001, 2**32 - 2
+SOMEBODY = 1001
+SOMEBODY_ELSE = 2**32 - 2
 REQUESTS = itertools.count(1)
 Opened = list[tuple[OpenFile, Attributes]]
 
 
 def limit_to(monkeypatch: pytest.MonkeyPatch, files: int) -> int:
-    """As if this process might have so many more descriptors, and as many again for its reserve; returns how many that are."""
+    """As if this process might have so many more descriptors, and as many again for its reserve;
+    returns how many that are.
+    """
     count = 2 * (descriptor_limits.taken() + files)
     monkeypatch.setattr(descriptor_limits, "limit", lambda: count)
     monkeypatch.setattr(descriptor_limits, "reserve", lambda count: count // 2)
@@ -98,7 +103,9 @@ def test_what_is_closed_in_between_opens_no_way_into_the_reserve(
 def test_a_file_that_was_opened_and_not_read_has_its_descriptor_still_to_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next worker opens what it finds when it is read; until then nobody else is given those descriptors."""
+    """The next worker opens what it finds when it is read; until then nobody else is given those
+    descriptors.
+    """
 
     async def main() -> None:
         async with world(tmp_path, session="s", allow_other=False) as w:
@@ -165,7 +172,9 @@ def test_a_user_who_opens_files_without_end_leaves_some_to_others(
 def test_a_kernel_that_does_not_count_is_not_asked_for_a_list_at_each_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Linux before 6.2: whoever is at the end of his share must not have all descriptors listed again and again; others find room."""
+    """Linux before 6.2: whoever is at the end of his share must not have all descriptors listed
+    again and again; others find room.
+    """
     asked: list[None] = []
 
     def taken() -> int:

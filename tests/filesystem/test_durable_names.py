@@ -1,4 +1,6 @@
-"""Durable fsync of a directory: its names are on stable storage, and it never waits for a close that may be the caller's own."""
+"""Durable fsync of a directory: its names are on stable storage, and it never waits for a close
+that may be the caller's own.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ async def sync(w: World, directory: Ino) -> None:
 
 
 async def synced_half(w: World, kernel: Kernel, parent: Ino) -> tuple[OpenFile, bytes]:
-    """A file that outgrew RAM in passthrough, got its place in the order by an fsync that is not durable, and stays open."""
+    """A file that outgrew RAM in passthrough, got its place in the order by an fsync that is not
+    durable, and stays open.
+    """
     opened, attributes = await w.create(b"big", parent)
     assert opened.lane is Lane.PASSTHROUGH
     data = patterned(100 * MIB)
@@ -161,7 +165,9 @@ def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(
 def test_nor_can_what_stands_behind_a_half_about_which_nobody_has_decided(
     tmp_path: Path, decision: str
 ) -> None:
-    """Its writer was killed after an fsync had given it its place: no close comes that would end a wait."""
+    """Its writer was killed after an fsync had given it its place: no close comes that would end a
+    wait.
+    """
     closing = Closing.CALL
 
     async def scenario(w: World, kernel: Kernel) -> None:
@@ -196,7 +202,9 @@ def test_nor_can_what_stands_behind_a_half_about_which_nobody_has_decided(
 
 
 async def replaced(w: World, directory: Ino) -> None:
-    """A file there is stored anew, and its first store, for which nothing was done yet, is left out."""
+    """A file there is stored anew, and its first store, for which nothing was done yet, is left
+    out.
+    """
     (first,) = [op for op in w.log if op.name == b"f"]
     await w.write(b"f", b"second", directory)
     w.engine.hold(False)
@@ -206,7 +214,9 @@ async def replaced(w: World, directory: Ino) -> None:
 def test_a_name_that_is_stored_anew_while_a_close_is_waited_for_is_durable_too(
     tmp_path: Path, waits: trio.Event
 ) -> None:
-    """The store that it had at the call was left out; the one that stands for it is behind all that was there at the call."""
+    """The store that it had at the call was left out; the one that stands for it is behind all that
+    was there at the call.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         directory = await mkdir(w, b"safe")
@@ -261,7 +271,9 @@ def test_a_name_that_was_behind_an_open_file_is_so_when_it_is_stored_anew(tmp_pa
 @pytest.mark.usefixtures("waits")
 @pytest.mark.parametrize("call", ["fsync", "open"])
 def test_however_many_wait_for_a_close_it_is_answered(tmp_path: Path, call: str) -> None:
-    """A close asks the backing directory: those who wait for it must not have all threads for that."""
+    """A close asks the backing directory: those who wait for it must not have all threads for
+    that.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         w.engine.hold(False)
@@ -316,7 +328,8 @@ def test_a_name_that_is_refused_is_an_error_of_its_directory_and_of_no_other(
     async def scenario(w: World, _kernel: Kernel) -> None:
         await make_durable(w, ROOT)
         w.engine.hold(False)
-        directory, other = await mkdir(w, b"safe"), await mkdir(w, b"other")
+        directory = await mkdir(w, b"safe")
+        other = await mkdir(w, b"other")
         await w.write(b"refused", b"bytes", directory)
         await w.write(b"f", b"bytes", other)
         with pytest.raises(PermissionError):
@@ -332,7 +345,9 @@ def test_a_name_that_is_refused_is_an_error_of_its_directory_and_of_no_other(
 def test_the_next_worker_knows_the_mode_that_a_directory_has_on_the_backing_directory(
     tmp_path: Path,
 ) -> None:
-    """Its first writer is served by the daemon, without a question; even where this worker got no further than to learn it."""
+    """Its first writer is served by the daemon, without a question; even where this worker got no
+    further than to learn it.
+    """
     (tmp_path / "backing/safe").mkdir(parents=True)
     (tmp_path / "backing/safe/f").write_bytes(b"bytes")
     os.setxattr(tmp_path / "backing/safe", FSYNC_XATTR, b"durable")

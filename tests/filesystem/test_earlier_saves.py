@@ -1,4 +1,6 @@
-"""Sizes that are learnt from what lies on the backing directory, before the first save: of which files, how many, and that nobody waits."""
+"""Sizes that are learnt from what lies on the backing directory, before the first save: of which
+files, how many, and that nobody waits.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ async def looked(w: World) -> None:
 
 
 def asked(w: World) -> int:
-    """How often earlier saves were looked for. Not the listings: look-ups, and the drain in the background, list as well."""
+    """How often earlier saves were looked for.
+
+    Not the listings: look-ups, and the drain in the background, list as well.
+    """
     return w.calls.requests.statistics().calls.get("earlier saves", 0)
 
 

@@ -1,4 +1,6 @@
-"""Names that only one may make, where other members make names, too: the backing directory is asked anew."""
+"""Names that only one may make, where other members make names, too: the backing directory is asked
+anew.
+"""
 
 from __future__ import annotations
 

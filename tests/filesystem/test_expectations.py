@@ -1,4 +1,6 @@
-"""What a name says of the file that is about to be written: its pattern, and what became of the last one of that pattern."""
+"""What a name says of the file that is about to be written: its pattern, and what became of the
+last one of that pattern.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An open that truncates a file counts as its writer, and fails: what others closed meanwhile waits for it no longer."""
+"""An open that truncates a file counts as its writer, and fails: what others closed meanwhile waits
+for it no longer.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def no_descriptor(*_arguments: object) -> None:
 
 
 class Truncation:
-    """An open with O_TRUNC that stands still before it takes anything: a version's bytes are being copied out of its way."""
+    """An open with O_TRUNC that stands still before it takes anything: a version's bytes are being
+    copied out of its way.
+    """
 
     def __init__(self, w: World, ino: Ino, copy: Callable[..., None]) -> None:
         self._w = w

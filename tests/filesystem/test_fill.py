@@ -1,4 +1,6 @@
-"""A cold file read right into the mapped tier file: every size, the end of the last page, and a tier file that is cut off meanwhile."""
+"""A cold file read right into the mapped tier file: every size, the end of the last page, and a
+tier file that is cut off meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ def begun(
     lower: BackingDirectory, pools: CallPools, data: bytes, size: int, *, direct: bool = False
 ) -> tuple[Fill, Path]:
     """A fill of the first `size` bytes of a file with that data, and its tier file."""
-    source, target = lower.path / "cold", lower.path.with_name("tier")
+    source = lower.path / "cold"
+    target = lower.path.with_name("tier")
     source.write_bytes(data)
-    fd, made = os.open(source, os.O_RDONLY), os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    fd = os.open(source, os.O_RDONLY)
+    made = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     if direct:
         lower.expect_bulk(fd)
     os.ftruncate(made, size)
@@ -67,7 +71,9 @@ def begun(
 def test_what_comes_is_the_file_and_nothing_lies_behind_its_end(
     lower: BackingDirectory, pools: CallPools, size: int, longer: int, direct: bool
 ) -> None:
-    """Also where others append to it meanwhile: what the tier file gets when it is extended is zeros."""
+    """Also where others append to it meanwhile: what the tier file gets when it is extended is
+    zeros.
+    """
     data = os.urandom(size + longer)
     fill, target = begun(lower, pools, data, size, direct=direct)
     fill.lead()
@@ -81,13 +87,13 @@ def test_what_comes_is_the_file_and_nothing_lies_behind_its_end(
 def test_a_tier_file_is_cut_off_while_the_backing_directory_is_read_into_it(
     lower: BackingDirectory, pools: CallPools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The room is free at once, and the read that comes back late finds nothing to write to; a touch would be a SIGBUS."""
-    read, asked, goes_on, outcome = (
-        lower.read,
-        threading.Event(),
-        threading.Event(),
-        threading.Event(),
-    )
+    """The room is free at once, and the read that comes back late finds nothing to write to; a
+    touch would be a SIGBUS.
+    """
+    read = lower.read
+    asked = threading.Event()
+    goes_on = threading.Event()
+    outcome = threading.Event()
     errors: list[int | None] = []
 
     def late(fd: int, buffer: memoryview, offset: int) -> int:
@@ -120,8 +126,11 @@ def test_a_tier_file_is_cut_off_while_the_backing_directory_is_read_into_it(
 def test_giving_up_waits_for_who_touches_the_mapping(
     lower: BackingDirectory, pools: CallPools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checksum of one piece, a fraction of a millisecond; the next piece is not touched any more."""
-    touching, goes_on = threading.Event(), threading.Event()
+    """The checksum of one piece, a fraction of a millisecond; the next piece is not touched any
+    more.
+    """
+    touching = threading.Event()
+    goes_on = threading.Event()
     pieces: list[int] = []
 
     class Hasher:
@@ -157,7 +166,9 @@ def test_giving_up_waits_for_who_touches_the_mapping(
 def test_a_tmpfs_that_is_full_ends_the_fill_and_not_the_worker(
     lower: BackingDirectory, pools: CallPools, size: int
 ) -> None:
-    """Others fill the shared memory that the RAM tier lies in: the last part of a page was written where there was no page, a SIGBUS."""
+    """Others fill the shared memory that the RAM tier lies in: the last part of a page was written
+    where there was no page, a SIGBUS.
+    """
     ram = lower.path.with_name("ram")
     ram.mkdir()
     mount_tmpfs(ram, f"size={4 * PIECE_BYTES}")
@@ -197,7 +208,9 @@ def test_the_last_one_unmaps(
 ) -> None:
     """What is unlinked while it is mapped would keep its room."""
     fill, target = begun(lower, pools, bytes(PIECE_BYTES), PIECE_BYTES)
-    target_fd, close, closed = fill._target_fd, os.close, threading.Event()
+    target_fd = fill._target_fd
+    close = os.close
+    closed = threading.Event()
 
     def noticed(fd: int) -> None:
         close(fd)

@@ -1,4 +1,6 @@
-"""The first listing of a directory that only the backing directory has costs one look per name, and no row per file."""
+"""The first listing of a directory that only the backing directory has costs one look per name, and
+no row per file.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def fill(base: Path, count: int) -> None:
 
 async def listed(w: World, directory: Ino) -> list[DirEntry]:
     """All entries but the dots, as `ls -l` gets them."""
-    handle, found, offset = await w.do(w.fs.opendir(directory)), [], 0
+    handle = await w.do(w.fs.opendir(directory))
+    found = []
+    offset = 0
     while entries := await w.do(
         w.fs.readdir(handle, offset, with_attributes=True, fitting=has_room)
     ):
@@ -56,7 +60,8 @@ def test_one_look_per_name_and_no_row_per_file(
     async def scenario(w: World) -> None:
         directory = (await w.do(w.fs.lookup(ROOT, b"data"))).ino
         monkeypatch.setattr(Opener, "open_directory", counted)
-        looks, changes = w.lower.calls()["lstat"], w.state.changes
+        looks = w.lower.calls()["lstat"]
+        changes = w.state.changes
         entries = await listed(w, directory)
         assert w.lower.calls()["lstat"] - looks == FILES
         assert opened[b"data",] <= FILES // ROOM + 2, "the directory is reached once for many names"
@@ -76,7 +81,8 @@ def test_no_more_nodes_are_made_than_an_answer_has_room_for(tmp_path: Path) -> N
 
     async def scenario(w: World) -> None:
         directory = (await w.do(w.fs.lookup(ROOT, b"data"))).ino
-        handle, before = await w.do(w.fs.opendir(directory)), len(w.inner.table)
+        handle = await w.do(w.fs.opendir(directory))
+        before = len(w.inner.table)
         entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True, fitting=has_room))
         assert len(entries) == ROOM
         assert len(w.inner.table) - before == ROOM - 2

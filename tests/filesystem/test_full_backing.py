@@ -1,4 +1,6 @@
-"""A full storage is asked for room, and not sent the same bytes at each try: counted in what is written to the backing directory."""
+"""A full storage is asked for room, and not sent the same bytes at each try: counted in what is
+written to the backing directory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Writers in the passthrough lane that the tmpfs itself may have refused: the test is the kernel, and says when the tmpfs is full."""
+"""Writers in the passthrough lane that the tmpfs itself may have refused: the test is the kernel,
+and says when the tmpfs is full.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tests.filesystem.world import CALLER, World, world
 pytestmark = pytest.mark.clause("S228")
 
 MIB = 1 << 20
-OLD, PART = b"o" * 8192, b"n" * 4096
+OLD = b"o" * 8192
+PART = b"n" * 4096
 _COARSE = 5
 
 
@@ -59,7 +62,9 @@ def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any
 
 
 async def writer(w: World, name: bytes = b"f") -> tuple[Ino, OpenFile]:
-    """It has a complete version on the backing directory, and is being overwritten in the passthrough lane."""
+    """It has a complete version on the backing directory, and is being overwritten in the
+    passthrough lane.
+    """
     w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
     ino = await w.write(name, OLD)
     await w.drained()

@@ -1,4 +1,6 @@
-"""A step is whole or not at all, also where it ends by a bug: what a next worker finds is what there was before it."""
+"""A step is whole or not at all, also where it ends by a bug: what a next worker finds is what
+there was before it.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,8 @@ def test_an_answer_ends_a_step_as_a_whole(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_written_are_a_bug(tmp_path: Path) -> None:
     """What brings them at the end of a step is part of it."""
-    state, changed = StateDatabase(tmp_path / "state", REAL), [1]
+    state = StateDatabase(tmp_path / "state", REAL)
+    changed = [1]
     state.create("CREATE TABLE t (a INTEGER)")
     state.before_commit(changed, bug)
     with pytest.raises(BugError), state.step():
@@ -176,7 +179,9 @@ def test_rows_that_cannot_be_written_are_a_bug(tmp_path: Path) -> None:
 
 
 def test_a_start_drops_directories_that_were_kept_for_a_file(tmp_path: Path) -> None:
-    """The file was open in an earlier mount; its directory is looked at behind it, and has gone with it by then."""
+    """The file was open in an earlier mount; its directory is looked at behind it, and has gone
+    with it by then.
+    """
     (tmp_path / "backing").mkdir()
     (tmp_path / "backing/f").write_bytes(b"bytes")
     (tmp_path / "backing/d").mkdir()

@@ -1,4 +1,6 @@
-"""A half (its writer was lost) is not published by what is done to its names, and what it replaces stays until it is."""
+"""A half (its writer was lost) is not published by what is done to its names, and what it replaces
+stays until it is.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
 pytestmark = pytest.mark.clause("S182")
-OLD, OLDER, HALF = b"complete", b"another complete one", b"h" * (65 << 10)
+OLD = b"complete"
+OLDER = b"another complete one"
+HALF = b"h" * (65 << 10)
 Act = Callable[[World], Awaitable[object]]
 
 

@@ -1,4 +1,6 @@
-"""A descriptor that a process hands on to a child, through which both may write; what a rename and a kill make of the file then."""
+"""A descriptor that a process hands on to a child, through which both may write; what a rename and
+a kill make of the file then.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, KnownOpeners, World, world
 
-PARENT, CHILD, STRANGER = CALLER.pid, 7, 9
-OLD, FIRST, SECOND = b"old and complete", b"first half", b" and the second"
+PARENT = CALLER.pid
+CHILD = 7
+STRANGER = 9
+OLD = b"old and complete"
+FIRST = b"first half"
+SECOND = b" and the second"
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +106,9 @@ def test_one_by_the_child_that_writes_it_publishes_it(tmp_path: Path) -> None:
 def test_who_names_a_file_of_which_its_writer_closed_a_copy_publishes_nothing(
     tmp_path: Path, names: str
 ) -> None:
-    """It has been closed, and whether that counts is not known yet; but its writer has another descriptor."""
+    """It has been closed, and whether that counts is not known yet; but its writer has another
+    descriptor.
+    """
 
     async def scenario(w: World, file: OpenFile) -> None:
         await w.do(w.fs.write(file.handle, 0, FIRST, PARENT))
@@ -149,7 +157,8 @@ def test_a_worker_that_dies_while_it_takes_a_close_back_publishes_no_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its record says that the close is in doubt for as long as its log has it."""
-    life, after = tmp_path / "life", tmp_path / "after"
+    life = tmp_path / "life"
+    after = tmp_path / "after"
     life.mkdir()
 
     async def main() -> None:
@@ -190,7 +199,8 @@ def test_whoever_has_a_file_may_be_who_wrote_it_when_only_an_earlier_worker_knew
 ) -> None:
     """Who opened it closes it, and another process renames it."""
     is_held = copies is Copies.PROGRAM
-    life, after = tmp_path / "life", tmp_path / "after"
+    life = tmp_path / "life"
+    after = tmp_path / "after"
     life.mkdir()
 
     async def main() -> None:
@@ -216,7 +226,9 @@ def test_whoever_has_a_file_may_be_who_wrote_it_when_only_an_earlier_worker_knew
 def test_a_killed_writer_leaves_a_half_although_somebody_truncates_the_file_meanwhile(
     tmp_path: Path,
 ) -> None:
-    """Its parent closed its copy, so that a version is in doubt, when another process opens the file to write it anew."""
+    """Its parent closed its copy, so that a version is in doubt, when another process opens the
+    file to write it anew.
+    """
 
     async def scenario(w: World, file: OpenFile) -> None:
         await w.do(w.fs.write(file.handle, 0, FIRST, CHILD))

@@ -1,4 +1,6 @@
-"""A file of two names, one of which was deleted and is held back by the guard: the other one is as persisted as ever."""
+"""A file of two names, one of which was deleted and is held back by the guard: the other one is as
+persisted as ever.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def states(w: World) -> dict[bytes, str]:
 
 @clause("S141", "S404")
 def test_its_content_is_clean_and_may_leave(tmp_path: Path) -> None:
-    """Found by attack: `flush` said persisted, its bytes counted as dirty for ever, and umount said that it was not persisted."""
+    """Found by attack: `flush` said persisted, its bytes counted as dirty for ever, and umount said
+    that it was not persisted.
+    """
 
     async def scenario(w: World) -> None:
         await hold_one_of_two_names(w)

@@ -1,6 +1,7 @@
 """When passthrough writers are held and let go: the test is the kernel, and takes the inode locks.
 
-It writes to the descriptor that an open in the passthrough lane hands out, and calls `tick` where a transport's thread would.
+It writes to the descriptor that an open in the passthrough lane hands out, and calls `tick` where a
+transport's thread would.
 """
 
 from __future__ import annotations
@@ -153,7 +154,9 @@ def test_a_writer_is_held_when_ram_is_full_and_goes_on_when_others_are_persisted
 def test_what_a_held_writer_asked_for_is_what_it_gives_back_when_the_budget_changes(
     tmp_path: Path, budget_bytes: int
 ) -> None:
-    """The share of the budget was given back that it is then: each such change moved the reserved bytes for good."""
+    """The share of the budget was given back that it is then: each such change moved the reserved
+    bytes for good.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         await dirty(w, b"before", 30 * MIB)
@@ -187,7 +190,9 @@ def test_clean_files_leave_before_anybody_is_held(tmp_path: Path) -> None:
 
 
 def test_what_was_promised_is_not_held_back(tmp_path: Path) -> None:
-    """While a file that outgrew its promise is held, another one goes on up to what it was promised."""
+    """While a file that outgrew its promise is held, another one goes on up to what it was
+    promised.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         await dirty(w, b"before", 24 * MIB)
@@ -251,7 +256,9 @@ def test_others_get_in_between_now_and_then(
 def test_whoever_writes_in_between_is_asked_to_let_go_once_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock taker waited before the writer had the lock: it was overtaken, and a second write met a full tmpfs."""
+    """The lock taker waited before the writer had the lock: it was overtaken, and a second write
+    met a full tmpfs.
+    """
     monkeypatch.setattr(hold, "SLICE_S", 0.0)
     monkeypatch.setattr(hold, "GAP_ROOM_BYTES", 0)
 
@@ -293,7 +300,9 @@ def test_a_lock_that_was_lost_is_taken_again(tmp_path: Path) -> None:
 def test_while_nobody_holds_who_was_held_the_tmpfs_takes_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a writer that was never lost to its holder nothing is lent: a large write ends at the limit, and its rest waits."""
+    """Of a writer that was never lost to its holder nothing is lent: a large write ends at the
+    limit, and its rest waits.
+    """
     lent: list[int] = []
 
     async def scenario(w: World, kernel: Kernel) -> None:

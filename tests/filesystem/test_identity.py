@@ -1,4 +1,6 @@
-"""Which file an entry of the backing directory is: never that of a file which had its inode number before it."""
+"""Which file an entry of the backing directory is: never that of a file which had its inode number
+before it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def numbers_of(w: World) -> ReusedNumbers:
 
 @pytest.mark.clause("S190")
 def test_a_file_that_got_the_inode_number_of_another_is_another(tmp_path: Path) -> None:
-    """Another node rewrites F, then makes G, which gets the number of the old F. Who rewrites G here must not rewrite F."""
+    """Another node rewrites F, then makes G, which gets the number of the old F.
+
+    Who rewrites G here must not rewrite F.
+    """
 
     async def main() -> None:
         async with world(tmp_path, hold=False, make_lower=ReusedNumbers, attr_timeout_s=0) as w:
@@ -170,7 +175,9 @@ def test_a_further_name_that_others_gave_to_another_file_is_not_written_to(tmp_p
 
 
 class Others:
-    """Random changes by others, and by programs of the mount; `files` is what the backing directory must have in the end."""
+    """Random changes by others, and by programs of the mount; `files` is what the backing directory
+    must have in the end.
+    """
 
     def __init__(self, w: World, seed: int) -> None:
         self._w = w
@@ -190,7 +197,9 @@ class Others:
         return f"{what} {name} {other}"
 
     def _content(self) -> bytes:
-        """Each of its own size: a file system's clock may not tell two of them apart, and the number is the same."""
+        """Each of its own size: a file system's clock may not tell two of them apart, and the
+        number is the same.
+        """
         self._written += 1
         return b"content %d" % self._written + b"." * self._written
 
@@ -256,7 +265,8 @@ def test_random_changes_by_others_where_every_inode_number_is_used_again(
             attr_timeout_s=0,
             keep_last_persisted=False,
         ) as w:
-            others, done = Others(w, seed), list[str]()
+            others = Others(w, seed)
+            done = list[str]()
             for _ in range(STEPS):
                 done.append(await others.step())
                 assert contents(w.backing) == {
@@ -272,7 +282,9 @@ def test_random_changes_by_others_where_every_inode_number_is_used_again(
 def test_what_was_given_up_is_not_what_another_node_makes_under_its_name(
     tmp_path: Path, moved: bool, kind: str
 ) -> None:
-    """A link or a special file is never read again, so the one that was discarded was shown in the place of the other."""
+    """A link or a special file is never read again, so the one that was discarded was shown in the
+    place of the other.
+    """
 
     async def main() -> None:
         async with world(tmp_path) as w:
@@ -318,7 +330,9 @@ class HeldLookup(BackingDirectory):
 def test_a_rename_moves_what_its_name_leads_to_when_it_has_waited(
     tmp_path: Path, call: str
 ) -> None:
-    """Another node replaced it, and somebody looked it up, while the rename asked about the other name: the older one was moved."""
+    """Another node replaced it, and somebody looked it up, while the rename asked about the other
+    name: the older one was moved.
+    """
 
     async def main() -> None:
         async with world(

@@ -1,4 +1,6 @@
-"""What `acpfs-ctl doctor` looks for is found, in pieces; and what is as it must be, or changes meanwhile, is not complained of."""
+"""What `acpfs-ctl doctor` looks for is found, in pieces; and what is as it must be, or changes
+meanwhile, is not complained of.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def put_right(
 def test_names_that_nodes_and_directories_do_not_agree_on(tmp_path: Path) -> None:
     async def main(w: World) -> None:
         ino = await w.write(b"f", b"bytes")
-        node, children = w.inner.table[ino], w.inner.table[ROOT].dir.children
+        node = w.inner.table[ino]
+        children = w.inner.table[ROOT].dir.children
         put_right(
             w,
             lambda: node.names.append((ROOT, b"g")),
@@ -133,7 +136,8 @@ def test_bytes_that_are_not_there(tmp_path: Path, persisted: bool) -> None:
 def test_bytes_in_a_place_that_nothing_keeps(tmp_path: Path) -> None:
     async def main(w: World) -> None:
         node = w.inner.table[await w.write(b"f", b"bytes")]
-        body, version = node.body, w.log.pending_of(node.ino)[0].version
+        body = node.body
+        version = w.log.pending_of(node.ino)[0].version
         assert version is not None
 
         def give(one: object, values: dict[str, object]) -> None:
@@ -196,7 +200,9 @@ def test_a_file_that_is_written_on_is_looked_at_with_what_was_fixed_of_it(tmp_pa
 def test_the_lock_is_had_for_moments_and_what_changes_meanwhile_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that goes on by a quarter of a piece at each look: never more than four places at a time."""
+    """By a clock that goes on by a quarter of a piece at each look: never more than four places at
+    a time.
+    """
 
     async def main(w: World) -> None:
         for number in range(50):
@@ -205,7 +211,8 @@ def test_the_lock_is_had_for_moments_and_what_changes_meanwhile_is_no_fault(
         monkeypatch.setattr(
             w.inner.invariants, "_now", lambda: next(ticks) * invariants.PIECE_S / 4
         )
-        pieces, number = w.inner.invariants.pieces(), 0
+        pieces = w.inner.invariants.pieces()
+        number = 0
         while True:  # under each piece, another file goes and another comes
             with w.fs.lock:
                 piece = next(pieces, None)

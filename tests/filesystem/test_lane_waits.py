@@ -19,7 +19,9 @@ MIB = 1 << 20
 def test_a_writer_looks_again_who_has_the_file_open_when_its_bytes_were_copied_aside(
     tmp_path: Path,
 ) -> None:
-    """Somebody may have mapped it meanwhile, whose changes the daemon must see; and the kernel would end one of the two opens with EIO."""
+    """Somebody may have mapped it meanwhile, whose changes the daemon must see; and the kernel
+    would end one of the two opens with EIO.
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"iter_100.pt", b"x" * 4 * MIB)

@@ -1,4 +1,5 @@
-"""Which open gets which lane, and that what the kernel writes unseen is neither lost nor taken for something else.
+"""Which open gets which lane, and that what the kernel writes unseen is neither lost nor taken for
+something else.
 
 The test is the kernel: it writes to the descriptor that an open in the passthrough lane hands out.
 """
@@ -71,7 +72,9 @@ def test_the_first_file_of_a_kind_goes_through_the_daemon_and_teaches_its_size(
 def test_an_open_for_reading_waits_with_passthrough_for_a_writer_that_has_just_been_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel may come to the end of the second open first, and would then end the first one with EIO."""
+    """The kernel may come to the end of the second open first, and would then end the first one
+    with EIO.
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"f", b"x" * 1000)
@@ -275,7 +278,9 @@ def test_the_first_close_of_a_copied_descriptor_is_withdrawn_when_the_kernel_wri
 
 @pytest.mark.clause("S32")
 def test_an_append_through_the_daemon_comes_behind_what_the_kernel_wrote(tmp_path: Path) -> None:
-    """The kernel gives the place, which is the end as it knows it; the daemon has not seen those writes."""
+    """The kernel gives the place, which is the end as it knows it; the daemon has not seen those
+    writes.
+    """
 
     async def scenario(w: World) -> None:
         ino, writer = await admitted(w)
@@ -322,7 +327,9 @@ def test_a_close_during_a_write_has_all_that_was_written_before_it_is_answered(
 
 
 def write_in_one_tick(writer: OpenFile, data: bytes, tick_ns: int) -> None:
-    """The kernel writes while its clock, which ticks every few milliseconds, still shows what it did at the write before."""
+    """The kernel writes while its clock, which ticks every few milliseconds, still shows what it
+    did at the write before.
+    """
     os.pwrite(writer.backing_fd, data, 0)
     os.utime(writer.backing_fd, ns=(tick_ns, tick_ns))
 
@@ -371,7 +378,9 @@ def test_a_watched_version_is_read_again_after_a_write_within_one_tick(tmp_path:
 def test_a_write_that_is_under_way_while_a_copy_of_its_descriptor_is_closed_is_not_lost(
     tmp_path: Path,
 ) -> None:
-    """The first close meets a write that has set its mtime already and will not do so again; without the mark that failed each time.."""
+    """The first close meets a write that has set its mtime already and will not do so again;
+    without the mark that failed each time..
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"iter_1.pt", b"a" * 15 * MIB)
@@ -421,7 +430,9 @@ def test_marks_do_not_show(tmp_path: Path) -> None:
 def test_a_name_that_is_gone_does_not_come_back_with_a_withdrawn_close(
     tmp_path: Path, gone_by: str
 ) -> None:
-    """Found by random operations: the first close's STORE had made the name, and withdrawing it gave the name back to the deleted file."""
+    """Found by random operations: the first close's STORE had made the name, and withdrawing it
+    gave the name back to the deleted file.
+    """
 
     async def scenario(w: World) -> None:
         old, _attributes = await w.create(b"b")
@@ -471,7 +482,9 @@ def test_a_persisted_version_is_not_touched_by_the_next_writer(tmp_path: Path) -
 
 
 def test_a_reader_in_the_daemon_s_lane_keeps_later_opens_out_of_passthrough(tmp_path: Path) -> None:
-    """The kernel refuses passthrough (EIO) to a file that it has cached through the daemon: the lane must not be handed out at all."""
+    """The kernel refuses passthrough (EIO) to a file that it has cached through the daemon: the
+    lane must not be handed out at all.
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"iter_1.pt", b"a" * 2 * MIB)
@@ -492,7 +505,9 @@ def test_a_reader_in_the_daemon_s_lane_keeps_later_opens_out_of_passthrough(tmp_
 
 
 def test_a_mapping_beside_a_passthrough_reader_is_persisted(tmp_path: Path) -> None:
-    """Mapped pages of such a file are the tier file's: what is written through them leaves no trace, not even a new mtime."""
+    """Mapped pages of such a file are the tier file's: what is written through them leaves no
+    trace, not even a new mtime.
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"iter_1.pt", b"a" * 2 * MIB)
@@ -517,7 +532,9 @@ def test_a_mapping_beside_a_passthrough_reader_is_persisted(tmp_path: Path) -> N
 def test_a_time_that_was_set_stays_where_somebody_could_write_and_did_not(
     tmp_path: Path, flags: int
 ) -> None:
-    """What the kernel shows of a new file's tier file is when that was made: no sign of a write (found by the model, seed 3384658376)."""
+    """What the kernel shows of a new file's tier file is when that was made: no sign of a write
+    (found by the model, seed 3384658376).
+    """
 
     async def scenario(w: World) -> None:
         await w.write(b"iter_1.pt", b"x" * 2 * MIB)
@@ -610,7 +627,9 @@ def test_an_open_that_finds_no_descriptor_leaves_nothing_counted(
 
 @pytest.mark.clause("S31")
 def test_an_empty_file_that_is_open_for_reading_can_be_opened_for_more(tmp_path: Path) -> None:
-    """It has nothing to bring to RAM, and so little for the kernel to read from the backing directory: exception X7 is not for it."""
+    """It has nothing to bring to RAM, and so little for the kernel to read from the backing
+    directory: exception X7 is not for it.
+    """
 
     async def scenario(w: World) -> None:
         (w.backing / "empty").touch()
@@ -628,7 +647,9 @@ def test_an_empty_file_that_is_open_for_reading_can_be_opened_for_more(tmp_path:
 def test_a_file_that_does_not_fit_into_ram_is_not_mapped_over_the_one_that_others_read(
     tmp_path: Path,
 ) -> None:
-    """X7 also when its new content is in a staging file: the kernel has the backing directory's file still."""
+    """X7 also when its new content is in a staging file: the kernel has the backing directory's
+    file still.
+    """
 
     async def scenario(w: World) -> None:
         (w.backing / "f").write_bytes(bytes(2 * MIB))

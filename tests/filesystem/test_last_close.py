@@ -16,9 +16,12 @@ from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import Ino
 from tests.filesystem.world import CALLER, KnownOpeners, World, world
 
-OPENER, OTHER = CALLER.pid, 7
+OPENER = CALLER.pid
+OTHER = 7
 WRITER = CALLER._replace(unique=1)
-OLD, HALF, REST = b"old and complete", b"half of", b" what is new"
+OLD = b"old and complete"
+HALF = b"half of"
+REST = b" what is new"
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +50,9 @@ async def half_written(w: World, pid: int = OPENER) -> tuple[Ino, OpenFile]:
 
 
 async def asked(w: World) -> bytes:
-    """What is stored under the name when all closes are known that can be, and all is stored that can be."""
+    """What is stored under the name when all closes are known that can be, and all is stored that
+    can be.
+    """
     await w.do(w.fs.settle_closes())
     await w.write(b"behind", b"x")
     await w.drained()
@@ -143,7 +148,9 @@ def test_nor_in_passthrough_where_another_program_may_write(tmp_path: Path) -> N
 def test_nor_where_nobody_who_is_seen_has_what_keeps_the_file_open(
     tmp_path: Path, lane: Lane, left: Left
 ) -> None:
-    """It is mapped, or a copy of the descriptor is on its way through a socket: whoever has it goes on writing."""
+    """It is mapped, or a copy of the descriptor is on its way through a socket: whoever has it goes
+    on writing.
+    """
 
     async def main() -> None:
         openers = KnownOpeners(left, Copies.NONE_SEEN)
@@ -274,7 +281,9 @@ def test_the_end_of_a_mount_publishes_no_half_of_which_a_copy_was_closed(tmp_pat
 
 @pytest.mark.clause("S181")
 def test_who_is_killed_and_only_had_a_copy_leaves_no_half(tmp_path: Path) -> None:
-    """A program that a save started by the way is killed; the save goes on, and has nothing left to write."""
+    """A program that a save started by the way is killed; the save goes on, and has nothing left to
+    write.
+    """
 
     async def main() -> None:
         closing = {OTHER: Closing.KILL}

@@ -1,4 +1,6 @@
-"""The state database fails: calls wait, nothing is half done, the worker lives, and all goes on when it can be written again."""
+"""The state database fails: calls wait, nothing is half done, the worker lives, and all goes on
+when it can be written again.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ async def under_way(w: World, name: bytes) -> AsyncIterator[list[int]]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write)
         with trio.fail_after(60):
-            while w.state.changes == before or w.state.recording is not Recording.LATE:  # noqa: ASYNC110 - seen by looking only
+            while w.state.changes == before or w.state.recording is not Recording.LATE:  # noqa: ASYNC110
+                # seen by looking only
                 await trio.sleep(0.01)
         yield made
         nursery.cancel_scope.cancel()
@@ -139,7 +142,8 @@ def test_nothing_is_carried_out_that_a_next_worker_would_not_know_of(tmp_path: P
         await use_up(w)
         w.engine.hold(False)
         with trio.fail_after(60):
-            while not any(entry.tries for entry in w.engine.statistics().queue):  # noqa: ASYNC110 - seen by looking only
+            while not any(entry.tries for entry in w.engine.statistics().queue):  # noqa: ASYNC110
+                # seen by looking only
                 await trio.sleep(0.01)
         assert not (w.backing / "second").exists()
         empty(w.state)

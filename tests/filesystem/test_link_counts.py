@@ -1,4 +1,6 @@
-"""Link counts come from the two trees, never from a stat alone; and what has no name and is not open leaves RAM."""
+"""Link counts come from the two trees, never from a stat alone; and what has no name and is not
+open leaves RAM.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class SlowAnswer(BackingDirectory):
     def __init__(self, path: Path, node_id: str, runtime: Runtime) -> None:
         super().__init__(path, node_id, runtime)
         self._slow: LowerPath | None = None
-        self.asked, self.answered = threading.Event(), threading.Event()
+        self.asked = threading.Event()
+        self.answered = threading.Event()
 
     def keep_back(self, name: bytes) -> None:
         """The next answer about a name of the top comes when `answered` is set."""
@@ -76,7 +79,9 @@ def check(w: World) -> None:
 def overtaken_answer(
     w: World, nursery: trio.Nursery, ino: Ino, *, by_name: bool = False
 ) -> Iterator[None]:
-    """While the body runs, a question for a file's attributes is under way that was answered before."""
+    """While the body runs, a question for a file's attributes is under way that was answered
+    before.
+    """
     slow(w).keep_back(b"f")
     nursery.start_soon(w.do, w.fs.lookup(ROOT, b"f") if by_name else w.fs.getattr(ino))
     try:
@@ -103,7 +108,9 @@ async def asked(w: World) -> None:
 def test_an_answer_that_own_commits_have_overtaken_does_not_count(
     tmp_path: Path, removes: bool
 ) -> None:
-    """Else a count that is too high keeps the bytes of a deleted file for ever, and one that is too low drops those of a living one."""
+    """Else a count that is too high keeps the bytes of a deleted file for ever, and one that is too
+    low drops those of a living one.
+    """
 
     async def main() -> None:
         async with world(
@@ -153,7 +160,9 @@ def test_an_old_answer_does_not_bring_back_an_old_size(tmp_path: Path, by_name: 
 
 @pytest.mark.clause("S191")
 def test_a_deleted_file_leaves_ram_where_a_name_was_never_seen(tmp_path: Path) -> None:
-    """Its bytes cannot be reached through this node any more, whatever the backing directory counts."""
+    """Its bytes cannot be reached through this node any more, whatever the backing directory
+    counts.
+    """
 
     async def main() -> None:
         async with world(tmp_path, hold=False, attr_timeout_s=0) as w:

@@ -18,7 +18,9 @@ from tests.filesystem.world import CALLER, World, run
 def test_entries_of_somebody_else_keep_their_times_and_modes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group-writable project directory: everybody may write there, only its owner may set its times."""
+    """A group-writable project directory: everybody may write there, only its owner may set its
+    times.
+    """
     (tmp_path / "backing/project").mkdir(parents=True)
 
     def refuse(*_arguments: Any, **_words: Any) -> None:
@@ -46,7 +48,9 @@ def test_entries_of_somebody_else_keep_their_times_and_modes(
 def test_a_directory_that_others_remove_comes_back_with_what_is_written_in_it(
     tmp_path: Path,
 ) -> None:
-    """A training log that is open while another node removes the whole run: what is appended had no place, and held up everything."""
+    """A training log that is open while another node removes the whole run: what is appended had no
+    place, and held up everything.
+    """
 
     async def scenario(w: World) -> None:
         directory = (await w.do(w.fs.mkdir(ROOT, b"run", 0o755, CALLER))).ino

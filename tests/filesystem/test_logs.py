@@ -1,4 +1,6 @@
-"""Files that stay open and grow: what a version more of them costs, and that it is whole under its name all the same."""
+"""Files that stay open and grow: what a version more of them costs, and that it is whole under its
+name all the same.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
 from acpfs.filesystem.records import Lane
 from tests.filesystem.world import CALLER, World, world
 
-KiB, MiB = 1 << 10, 1 << 20
+KiB = 1 << 10
+MiB = 1 << 20
 AGE_S = 1e-9
 """Everything is older."""
 PIECE_BYTES = 64 * KiB
@@ -26,7 +29,9 @@ class Log:
     """A program that writes one, and holds it open."""
 
     def __init__(self, w: World, name: bytes = b"log") -> None:
-        self._w, self._name, self.data = w, name, b""
+        self._w = w
+        self._name = name
+        self.data = b""
         self.path = w.backing / os.fsdecode(name)
 
     def goes_on(self, w: World) -> None:
@@ -151,7 +156,10 @@ class Lively(BackingDirectory):
 def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(
     tmp_path: Path, *, by_path: bool
 ) -> None:
-    """In passthrough, where nobody sees it. `by_path`: its beginning is changed, too; then the copy is of several moments."""
+    """In passthrough, where nobody sees it.
+
+    `by_path`: its beginning is changed, too; then the copy is of several moments.
+    """
 
     async def main() -> None:
         async with world(
@@ -177,7 +185,8 @@ def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(
             w.lower.meanwhile = meanwhile  # type: ignore[attr-defined]
             assert await w.freeze_old() == 1
             await w.drained()
-            shown, now = (w.backing / "log").read_bytes(), os.pread(opened.backing_fd, 2 * size, 0)
+            shown = (w.backing / "log").read_bytes()
+            now = os.pread(opened.backing_fd, 2 * size, 0)
             assert now.startswith(shown)
             assert by_path or w.engine.statistics().counters.streamed_bytes == size == len(shown)
             w.lower.meanwhile = lambda: None  # type: ignore[attr-defined]

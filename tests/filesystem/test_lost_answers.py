@@ -1,7 +1,9 @@
-"""Calls of the backing directory that are carried out, and whose answer is an error: what is asked before they are tried again.
+"""Calls of the backing directory that are carried out, and whose answer is an error: what is asked
+before they are tried again.
 
-Between the two the committed tree does not say where things lie. What is asked then must not be answered with what became of the call:
-a file that lies in the directory by its new name only is not gone.
+Between the two the committed tree does not say where things lie. What is asked then must not be
+answered with what became of the call: a file that lies in the directory by its new name only is not
+gone.
 """
 
 from __future__ import annotations
@@ -29,17 +31,18 @@ ALWAYS: dict[str, Any] = {"attr_timeout_s": 0.0, "patience_s": 60.0, "backing_ti
 
 
 class LostAnswer:
-    """The next call of a kind is carried out (or is not), and fails; so do those after it, which are not, until `over`."""
+    """The next call of a kind is carried out (or is not), and fails; so do those after it, which
+    are not, until `over`.
+    """
 
     def __init__(self, w: World, name: str, *, carried_out: bool = True) -> None:
         """`name`: of the call; "rename_of_name" leaves staging files alone."""
-        self._spares_staging, name = name.endswith("_of_name"), name.removesuffix("_of_name")
-        self._call, self._carried_out, self._lower, self._name = (
-            getattr(w.lower, name),
-            carried_out,
-            w.lower,
-            name,
-        )
+        self._spares_staging = name.endswith("_of_name")
+        name = name.removesuffix("_of_name")
+        self._call = getattr(w.lower, name)
+        self._carried_out = carried_out
+        self._lower = w.lower
+        self._name = name
         setattr(w.lower, name, self._answer)
 
     def _answer(self, *arguments: Any) -> None:
@@ -93,8 +96,10 @@ async def ino_of(w: World, *names: bytes) -> Ino:
 
 async def seen(w: World, directory: bytes) -> tuple[Any, ...]:
     """All that can be asked about a directory that `lay` made."""
-    ino, file = await ino_of(w, directory), await ino_of(w, directory, b"file")
-    link, below = await ino_of(w, directory, b"link"), await ino_of(w, directory, b"below")
+    ino = await ino_of(w, directory)
+    file = await ino_of(w, directory, b"file")
+    link = await ino_of(w, directory, b"link")
+    below = await ino_of(w, directory, b"below")
     with pytest.raises(FileNotFoundError):
         await ino_of(w, directory, b"nothing")
     return (
@@ -175,7 +180,8 @@ def test_a_renamed_file_can_be_read(tmp_path: Path, carried_out: bool) -> None:
     lay(tmp_path / "backing", "d", b"content")
 
     async def scenario(w: World) -> None:
-        directory, file = await ino_of(w, b"d"), await ino_of(w, b"d", b"file")
+        directory = await ino_of(w, b"d")
+        file = await ino_of(w, b"d", b"file")
         await w.do(w.fs.rename(directory, b"file", ROOT, b"moved", 0))
         async with lost_answer(w, "rename", carried_out=carried_out):
             assert await w.read(file) == b"content"
@@ -278,7 +284,9 @@ def test_what_was_made_is_there(tmp_path: Path, kind: str, carried_out: bool) ->
 @clause("S251")
 @pytest.mark.parametrize("flags", [0, RENAME_EXCHANGE], ids=["rename", "exchange"])
 def test_what_is_carried_out_late_is_found_then(tmp_path: Path, flags: int) -> None:
-    """Not when the answer came, but before the next try: as a server does whose clients have given up."""
+    """Not when the answer came, but before the next try: as a server does whose clients have given
+    up.
+    """
     for name in ("old", "new") if flags else ("old",):
         lay(tmp_path / "backing", name, b"content of " + name.encode())
 

@@ -1,4 +1,6 @@
-"""A commit group whose last change was carried out and failed, and whose flush fails, too: what came before it is found where it is."""
+"""A commit group whose last change was carried out and failed, and whose flush fails, too: what
+came before it is found where it is.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class FlushFails:
 
     def __init__(self, w: World, happens: Callable[[], object] = lambda: None) -> None:
         """`happens`: what the server does then."""
-        self.failed, self._happens, self._w, self._sync = False, happens, w, w.lower.sync_directory
+        self.failed = False
+        self._happens = happens
+        self._w = w
+        self._sync = w.lower.sync_directory
         w.lower.sync_directory = self.sync  # type: ignore[method-assign]
 
     def sync(self, path: LowerPath) -> None:

@@ -1,4 +1,6 @@
-"""A file that the kernel wrote to when everything of acpfs ended, as the next mount finds it. No look at it was made in between.
+"""A file that the kernel wrote to when everything of acpfs ended, as the next mount finds it.
+
+No look at it was made in between.
 
 The test is the kernel: it writes to the descriptor that an open in the passthrough lane hands out.
 """
@@ -20,14 +22,17 @@ from tests.filesystem.world import CALLER, World, world
 pytestmark = pytest.mark.clause("S22", "S82")
 
 Scenario = Callable[[World, Ino, OpenFile], Awaitable[None]]
-OLD, NEW = b"o" * 8192, b"n" * 8192
+OLD = b"o" * 8192
+NEW = b"n" * 8192
 FUTURE_NS = 4 * 10**18
 
 
 def lose_writer(
     base: Path, scenario: Scenario, then: Callable[[World, Ino], Awaitable[None]]
 ) -> None:
-    """A persisted file is opened in the passthrough lane; the worker's life ends after `scenario`, the next one's begins before `then`."""
+    """A persisted file is opened in the passthrough lane; the worker's life ends after `scenario`,
+    the next one's begins before `then`.
+    """
 
     async def main() -> None:
         async with world(base, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:

@@ -1,4 +1,6 @@
-"""The mirror in one process: the RAM tier is lost, and what was mirrored is shown and drained, in order, up to where the bytes end."""
+"""The mirror in one process: the RAM tier is lost, and what was mirrored is shown and drained, in
+order, up to where the bytes end.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,8 @@ def test_a_journal_is_begun_while_nobody_else_is_in_the_middle_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(made: World) -> None:
-        spill, had = spilling(made).spill, list[bool]()
+        spill = spilling(made).spill
+        had = list[bool]()
         assert spill.mirror is not None
         monkeypatch.setattr(
             spill.mirror, "begin", lambda: had.append(in_a_thread(made.fs.lock.acquire, False))
@@ -184,9 +187,9 @@ def test_what_was_stored_already_is_not_stored_again_over_what_came_after_it(
     tmp_path: Path,
 ) -> None:
     async def before(made: World) -> None:
-        for number in range(
-            3
-        ):  # names that come and go, each made for another node: carried out twice, they would be mixed up
+        for number in range(3):
+            # names that come and go, each made for another node: carried out twice, they would be
+            # mixed up
             await made.write(b"a", b"%d" % number * 100)
             await made.drained()
             await made.do(made.fs.rename(ROOT, b"a", ROOT, b"b%d" % number, 0))
@@ -250,11 +253,14 @@ def test_a_disk_that_hangs_is_waited_for_as_long_as_patience_lasts_and_then_ther
 
 
 def test_a_journal_that_failed_keeps_its_copies_as_long_as_it_counts(tmp_path: Path) -> None:
-    """Found by reading: nothing is recorded any more, so what it names seemed to be known to it at once."""
+    """Found by reading: nothing is recorded any more, so what it names seemed to be known to it at
+    once.
+    """
 
     async def script(made: World) -> None:
         await mirrored(made)
-        mirror, removed = spilling(made).spill.mirror, threading.Event()
+        mirror = spilling(made).spill.mirror
+        removed = threading.Event()
         assert mirror is not None
         with mirror._marking:  # the mark stays that of the failed journal until all is asserted
             with made.fs.lock:
@@ -279,7 +285,9 @@ def test_a_journal_that_failed_keeps_its_copies_as_long_as_it_counts(tmp_path: P
 def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The backing directory takes no mark, so that one stays: the next worker's journal may be long in coming to count."""
+    """The backing directory takes no mark, so that one stays: the next worker's journal may be long
+    in coming to count.
+    """
 
     async def first(made: World) -> None:
         await made.write(b"old", b"1" * 5000)
@@ -318,13 +326,16 @@ def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(
 def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark's thread removed it as one of the old ones: it ended, or counted without a file that a reboot would find."""
+    """The mark's thread removed it as one of the old ones: it ended, or counted without a file that
+    a reboot would find.
+    """
 
     async def script(made: World) -> None:
         await mirrored(made)
         mirror = spilling(made).spill.mirror
         assert mirror is not None
-        first, names = mirror._token, mirror._directory.names
+        first = mirror._token
+        names = mirror._directory.names
 
         def names_later() -> list[str]:
             monkeypatch.undo()
@@ -349,12 +360,15 @@ def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(
 def test_a_journal_counts_only_when_it_is_seeded_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by reading: an older journal's thread that ended its seeding late said so of the new one, which was empty still."""
+    """Found by reading: an older journal's thread that ended its seeding late said so of the new
+    one, which was empty still.
+    """
     seeding = {"old": threading.Event(), "new": threading.Event()}
 
     async def script(made: World) -> None:
         await mirrored(made)
-        mirror, which = spilling(made).spill.mirror, iter(seeding.values())
+        mirror = spilling(made).spill.mirror
+        which = iter(seeding.values())
         assert mirror is not None
         seed = mirror._seed
 
@@ -393,7 +407,9 @@ def test_a_journal_counts_only_when_it_is_seeded_itself(
 def test_a_mark_says_that_nothing_counts_before_it_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by reading: a removal is not flushed; a power failure after the unmount brought the old journal back, and its log."""
+    """Found by reading: a removal is not flushed; a power failure after the unmount brought the old
+    journal back, and its log.
+    """
     left: list[dict[str, str] | None] = []
 
     async def script(made: World) -> None:
@@ -424,7 +440,9 @@ def test_a_mount_without_a_mirror_ends_that_of_an_earlier_one(tmp_path: Path) ->
 
 
 class History:
-    """An application that writes, renames and deletes a few names, and remembers every state that it saw."""
+    """An application that writes, renames and deletes a few names, and remembers every state that
+    it saw.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chooser = random.Random(seed)
@@ -441,7 +459,8 @@ class History:
                 await trio.sleep(0.01)
 
     async def change(self, made: World, step: int) -> None:
-        name, target = self.chooser.choice("abcd"), self.chooser.choice("abcd")
+        name = self.chooser.choice("abcd")
+        target = self.chooser.choice("abcd")
         action = self.chooser.choice(["write", "write", "rename", "unlink"])
         if action == "write":
             data = b"%d." % step * self.chooser.randrange(1, 5000)
@@ -477,7 +496,8 @@ def test_a_random_history_that_was_mirrored_comes_back_whole(tmp_path: Path, see
 def test_with_copies_missing_a_random_history_comes_back_as_one_of_its_moments(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    history, real = History(seed), SpillDirectory.create
+    history = History(seed)
+    real = SpillDirectory.create
 
     def create(self: SpillDirectory, name: str) -> int:
         if history.chooser.random() < 0.1:
@@ -502,8 +522,11 @@ def test_with_copies_missing_a_random_history_comes_back_as_one_of_its_moments(
 def test_the_drain_never_gets_so_far_ahead_of_a_slow_journal_that_a_history_would_be_mixed_up(
     tmp_path: Path, seed: int
 ) -> None:
-    """The disk stops taking the journal at some moment, nobody notices yet, the drain goes on as far as it may, and then RAM is lost."""
-    history, count = History(seed), itertools.count()
+    """The disk stops taking the journal at some moment, nobody notices yet, the drain goes on as
+    far as it may, and then RAM is lost.
+    """
+    history = History(seed)
+    count = itertools.count()
     batches = history.chooser.randrange(1, 30)
     journal = StuckJournal(lambda _batch: next(count) > batches)
 

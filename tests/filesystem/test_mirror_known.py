@@ -1,4 +1,6 @@
-"""What the mirror's journal has to know before an operation is carried out, so that the next mount knows its own work again."""
+"""What the mirror's journal has to know before an operation is carried out, so that the next mount
+knows its own work again.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,13 @@ def after_the_loss_of_ram(
     change: Callable[[World, StuckJournal], Any],
     sticks: Callable[[Batch], bool] = lambda _batch: True,
 ) -> dict[str, bytes | str]:
-    """What is stored in the end of what `change` does, with the drain held, after "a" and "b" were stored.
+    """What is stored in the end of what `change` does, with the drain held, after "a" and "b" were
+    stored.
 
     It says when the disk may stick. Then the drain goes on as far as it may, and RAM is lost.
     """
-    journal, found = StuckJournal(sticks), {}
+    journal = StuckJournal(sticks)
+    found = {}
 
     async def first(made: World) -> None:
         await mirrored(made)
@@ -57,7 +61,9 @@ def after_the_loss_of_ram(
 def test_a_file_that_was_stored_before_the_journal_knew_it_to_be_staged_is_no_conflict(
     tmp_path: Path,
 ) -> None:
-    """The next mount found it under its name, took it for another's, and put its own beside: no moment of the history."""
+    """The next mount found it under its name, took it for another's, and put its own beside: no
+    moment of the history.
+    """
 
     async def change(made: World, journal: StuckJournal) -> None:
         await made.write(b"new", b"1" * 5000)
@@ -111,7 +117,9 @@ def test_an_exchange_of_which_the_journal_does_not_know_what_was_exchanged_is_no
 
 
 def test_what_was_put_beside_is_not_put_there_twice(tmp_path: Path) -> None:
-    """The journal did not know that the name leads beside, and the next mount found others' file under it again."""
+    """The journal did not know that the name leads beside, and the next mount found others' file
+    under it again.
+    """
 
     async def change(made: World, journal: StuckJournal) -> None:
         await made.write(b"a", b"ours")

@@ -1,4 +1,6 @@
-"""The mark on the backing directory that says which journal counts: where it comes late, it takes none away that is in use."""
+"""The mark on the backing directory that says which journal counts: where it comes late, it takes
+none away that is in use.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class HangingMarks(BackingDirectory):
 
     def __init__(self, path: Path, node_id: str, runtime: Runtime) -> None:
         super().__init__(path, node_id, runtime)
-        self.began, self.go_on = threading.Event(), threading.Event()
+        self.began = threading.Event()
+        self.go_on = threading.Event()
         self.go_on.set()
         self.written: list[str] = []
 
@@ -62,10 +65,8 @@ class Made:
 def made(tmp_path: Path) -> Iterator[Made]:
     for name in ("backing", "tier", "spill"):
         (tmp_path / name).mkdir()
-    lower, state = (
-        HangingMarks(tmp_path / "backing", "test", REAL),
-        StateDatabase(tmp_path / "tier" / "state.sqlite", REAL),
-    )
+    lower = HangingMarks(tmp_path / "backing", "test", REAL)
+    state = StateDatabase(tmp_path / "tier" / "state.sqlite", REAL)
     log = OperationLog(state, REAL.clock)
     directory = SpillDirectory(tmp_path / "spill" / "acpfs-test", REAL.chance)
     directory.prepare()
@@ -86,7 +87,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_mark_that_was_late_takes_no_journal_in_use_away(made: Made) -> None:
-    """The backing directory hangs while a journal is to be marked that fails meanwhile, and is begun anew."""
+    """The backing directory hangs while a journal is to be marked that fails meanwhile, and is
+    begun anew.
+    """
     made.lower.go_on.clear()
     with made.lock:
         made.mirror.begin()
@@ -138,7 +141,8 @@ class Hanging:
 @pytest.fixture
 def waiting(made: Made, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set while somebody waits for the journal."""
-    wait, event = made.mirror._wait, threading.Event()
+    wait = made.mirror._wait
+    event = threading.Event()
 
     def noted(token: str, condition: Callable[[], bool]) -> bool:
         with made.mirror._changed:  # let go when the wait has begun
@@ -160,9 +164,13 @@ def fail_and_begin_anew(made: Made) -> None:
 def test_who_waits_for_a_journal_does_not_go_on_because_of_the_next_one(
     made: Made, monkeypatch: pytest.MonkeyPatch, waiting: threading.Event
 ) -> None:
-    """The next one has all from its beginning; the mark still was that of the one that failed, and knew nothing of the operation."""
+    """The next one has all from its beginning; the mark still was that of the one that failed, and
+    knew nothing of the operation.
+    """
     first = marked(made)
-    disk, seeding, seed = Hanging(monkeypatch, made.mirror), threading.Event(), made.mirror._seed
+    disk = Hanging(monkeypatch, made.mirror)
+    seeding = threading.Event()
+    seed = made.mirror._seed
 
     def seed_later(token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
         assert seeding.wait(WAIT_S)
@@ -187,7 +195,9 @@ def test_who_waits_for_a_journal_does_not_go_on_because_of_the_next_one(
 def test_a_journal_that_failed_is_not_marked_because_the_next_one_is_seeded(
     made: Made, monkeypatch: pytest.MonkeyPatch, waiting: threading.Event
 ) -> None:
-    seeding, seed, tokens = threading.Event(), made.mirror._seed, list[str]()
+    seeding = threading.Event()
+    seed = made.mirror._seed
+    tokens = list[str]()
 
     def seed_later(token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
         tokens.append(token)
@@ -216,14 +226,15 @@ def test_an_operation_waits_for_the_journal_to_know_it_as_it_is(
     made: Made, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """Where the disk hangs, the mark goes instead."""
-    left_out, first, op = stored(made, 1), stored(made, 2), stored(made, 3)
+    left_out = stored(made, 1)
+    first = stored(made, 2)
+    op = stored(made, 3)
     marked(made)
     made.mirror.before(first)  # waits, as whatever comes first
     made.mirror.before(stored(made, 4))
-    disk, made.mirror._patience_s = (
-        Hanging(monkeypatch, made.mirror),
-        0.1,
-    )  # not before: what is waited for above comes in its time
+    disk = Hanging(monkeypatch, made.mirror)
+    # not before: what is waited for above comes in its time
+    made.mirror._patience_s = 0.1
     with made.lock:
         if change == "itself":
             made.log.save(op)

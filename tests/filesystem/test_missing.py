@@ -1,4 +1,6 @@
-"""Tier files that somebody removed: what the backing directory has is read from there, the rest is named, and nothing else suffers."""
+"""Tier files that somebody removed: what the backing directory has is read from there, the rest is
+named, and nothing else suffers.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A directory that is being renamed on the backing directory, while requests ask for what lies below it.
+"""A directory that is being renamed on the backing directory, while requests ask for what lies
+below it.
 
-Between the rename and its record the committed tree leads nowhere. What is asked then must wait for the record, and must never be
-answered with what the move made of it: ENOENT from readdir, say, which the C library takes for the end of the listing.
+Between the rename and its record the committed tree leads nowhere. What is asked then must wait for
+the record, and must never be answered with what the move made of it: ENOENT from readdir, say,
+which the C library takes for the end of the listing.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ class SlowMove:
     """Renames of the backing directory that are carried out, and whose answer comes late."""
 
     def __init__(self, w: World, *, carried_out: bool = True) -> None:
-        self._rename, self._carried_out = w.lower.rename, carried_out
-        self.moved, self._answer = threading.Event(), threading.Event()
+        self._rename = w.lower.rename
+        self._carried_out = carried_out
+        self.moved = threading.Event()
+        self._answer = threading.Event()
         w.lower.rename = self.rename  # type: ignore[method-assign]
 
     def rename(self, source: Any, target: Any) -> None:
@@ -62,7 +66,9 @@ async def ask_while_moving(
     questions: list[Callable[[], Awaitable[Any]]],
     meanwhile: Callable[[], Awaitable[None]] = nothing,
 ) -> list[Any]:
-    """Let the rename happen; ask; when each question has been answered, or once in vain, and `meanwhile` is done, let the rename end."""
+    """Let the rename happen; ask; when each question has been answered, or once in vain, and
+    `meanwhile` is done, let the rename end.
+    """
     answers: list[Any] = [None] * len(questions)
 
     async def ask(number: int) -> None:
@@ -84,7 +90,9 @@ async def ask_while_moving(
 
 
 async def renamed(w: World) -> tuple[Ino, Ino, Ino, Ino]:
-    """Rename old → new in the mount; node numbers of what lies in it, none of it asked about before."""
+    """Rename old → new in the mount; node numbers of what lies in it, none of it asked about
+    before.
+    """
     await w.do(w.fs.lookup(ROOT, b"old"))
     directory = (await w.do(w.fs.lookup(ROOT, b"old"))).ino
     inos = [(await w.do(w.fs.lookup(directory, name))).ino for name in (b"file", b"link", b"below")]

@@ -1,4 +1,6 @@
-"""The descriptor of a file that is removed while it is open, when the removal does not come about, or the supervisor does not answer."""
+"""The descriptor of a file that is removed while it is open, when the removal does not come about,
+or the supervisor does not answer.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,16 @@ from tests.filesystem.world import CALLER, World, world
 
 pytestmark = pytest.mark.clause("S81")
 
-OLD, NEW = b"old content", b"the new content"
+OLD = b"old content"
+NEW = b"the new content"
 
 
 class Keeper:
     """A supervisor that answers when it is let."""
 
     def __init__(self) -> None:
-        self.asked, self.lets = threading.Event(), threading.Event()
+        self.asked = threading.Event()
+        self.lets = threading.Event()
         self.kept: dict[Ino, list[int]] = {}
         self.forgotten = threading.Event()
 
@@ -112,7 +116,9 @@ def test_what_the_last_worker_did_not_live_to_remove_is_read_as_it_is(tmp_path: 
 
 @pytest.mark.clause("S39")
 def test_a_removal_whose_caller_is_killed_removes_nothing(tmp_path: Path) -> None:
-    """It waits for the storage to open the file for those who read it: without that they lost it."""
+    """It waits for the storage to open the file for those who read it: without that they lost
+    it.
+    """
 
     async def scenario() -> None:
         async with world(tmp_path, warm_reads=WarmReads.OFF) as w:

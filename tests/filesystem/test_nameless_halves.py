@@ -1,4 +1,5 @@
-"""A file that outgrew RAM, has its place in the order, and will never be whole: once it has no name, nobody waits for it.
+"""A file that outgrew RAM, has its place in the order, and will never be whole: once it has no
+name, nobody waits for it.
 
 Its writer was killed, or what it holds cannot be told. As long as it has a name, a person may
 decide about it. Without one nobody can: neither `retry` nor `discard` finds it.
@@ -27,7 +28,8 @@ from tests.filesystem.world import CALLER, World, violations, world
 
 pytestmark = pytest.mark.clause("S435")
 
-OLD, NEW = b"what was there before", patterned(MIB)
+OLD = b"what was there before"
+NEW = patterned(MIB)
 
 
 def closing(pid: int) -> Closing:
@@ -243,7 +245,9 @@ def test_retry_does_not_have_all_wait_for_what_cannot_be_told(
 def test_a_file_that_was_closed_is_stored_in_its_place_though_its_name_is_gone(
     tmp_path: Path,
 ) -> None:
-    """Somebody may name it by what stands between: only what nobody will make whole is let go of."""
+    """Somebody may name it by what stands between: only what nobody will make whole is let go
+    of.
+    """
     before(tmp_path, existed=True)
     stored: list[bytes] = []
 

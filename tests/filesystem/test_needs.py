@@ -1,4 +1,6 @@
-"""`user.acpfs.needs` in the file system: which operation takes it, whatever way the pointer is made."""
+"""`user.acpfs.needs` in the file system: which operation takes it, whatever way the pointer is
+made.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.filesystem.world import CALLER, World, run
 
 clause = pytest.mark.clause
 NEEDS = b"user.acpfs.needs"
-CREATE, REPLACE, EXCHANGE = 1, 2, 2
+CREATE = 1
+REPLACE = 2
+EXCHANGE = 2
 
 
 def taken(w: World) -> list[tuple[OpKind, tuple[str, ...]]]:
@@ -25,7 +29,8 @@ def taken(w: World) -> list[tuple[OpKind, tuple[str, ...]]]:
 def test_each_way_to_make_a_pointer_takes_it(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         for number, kind in enumerate((OpKind.RENAME, OpKind.LINK, OpKind.EXCHANGE, OpKind.STORE)):
-            name, node = b"latest_%d" % number, b"node%d" % number
+            name = b"latest_%d" % number
+            node = b"node%d" % number
             if kind is OpKind.STORE:
                 opened, attributes = await w.create(name)
                 await w.do(w.fs.write(opened.handle, 0, b"x"))
@@ -142,7 +147,8 @@ def test_a_file_that_is_deleted_takes_it_along(tmp_path: Path) -> None:
     """The backing directory may give the number to another file."""
 
     async def scenario(w: World) -> None:
-        ino, kept = await w.write(b"deleted", b"x"), await w.write(b"kept", b"x")
+        ino = await w.write(b"deleted", b"x")
+        kept = await w.write(b"kept", b"x")
         for one in (ino, kept):
             await w.do(w.fs.setxattr(one, NEEDS, b"node1"))
         await w.do(w.fs.unlink(ROOT, b"deleted"))

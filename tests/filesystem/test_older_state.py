@@ -26,9 +26,11 @@ from tests.rig.runtime import REAL
 OLDER = {
     number: Path(__file__).with_name(f"state_v{number}.sql") for number in range(1, STATE_VERSION)
 }
-"""Each written by the code of that version, one file for each place where bytes can be; `op` and `version` beside them.
+"""Each written by the code of that version, one file for each place where bytes can be; `op` and
+`version` beside them.
 
-That of version 2 is the other one, brought up by the code before `listing` was one value, which then kept a listing of the root.
+That of version 2 is the other one, brought up by the code before `listing` was one value, which
+then kept a listing of the root.
 """
 TIER_FILES = 5
 
@@ -50,7 +52,8 @@ def tier_directory(tmp_path: Path, version: int) -> Path:
 
 
 def layers(state: StateDatabase, directory: Path) -> tuple[NodeTable, OperationLog]:
-    log, tier = OperationLog(state, REAL.clock), Tier(directory, 1 << 30, REAL)
+    log = OperationLog(state, REAL.clock)
+    tier = Tier(directory, 1 << 30, REAL)
     table = NodeTable(state, log, LowerTree(state), REAL.clock)
     Missing(table, log, tier)
     tier.close()
@@ -167,8 +170,11 @@ def test_salvage_reads_a_tier_of_an_older_version(
 def test_a_journal_of_an_older_version_becomes_a_state(
     tier_directory: Path, tmp_path: Path
 ) -> None:
-    """The mirror's journal is the state once more; one that a reboot ended is of the code of then."""
-    journal, target = tmp_path / "journal.sqlite", tmp_path / "after" / "state.sqlite"
+    """The mirror's journal is the state once more; one that a reboot ended is of the code of
+    then.
+    """
+    journal = tmp_path / "journal.sqlite"
+    target = tmp_path / "after" / "state.sqlite"
     target.parent.mkdir()
     shutil.copy(tier_directory / "state.sqlite", journal)
     with contextlib.closing(sqlite3.connect(journal)) as db:
@@ -179,7 +185,8 @@ def test_a_journal_of_an_older_version_becomes_a_state(
         ):
             db.execute(f"CREATE TABLE IF NOT EXISTS {ddl}")
         db.execute(
-            "CREATE TABLE spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL)"
+            "CREATE TABLE spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT "
+            "NULL, digest TEXT NOT NULL)"
         )
         db.execute("INSERT INTO spilled VALUES (1, 'copy', 3145728, '')")
         db.commit()

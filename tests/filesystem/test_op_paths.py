@@ -1,4 +1,6 @@
-"""Paths by which operations are shown: such that `retry` and `discard` take them, whatever has become of their directories."""
+"""Paths by which operations are shown: such that `retry` and `discard` take them, whatever has
+become of their directories.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A file that outgrows RAM in the passthrough lane: moved out while it is held, whole in the end, or an error that everybody sees."""
+"""A file that outgrows RAM in the passthrough lane: moved out while it is held, whole in the end,
+or an error that everybody sees.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +229,9 @@ def test_a_file_that_somebody_reads_in_passthrough_goes_on_into_the_slack(
 def test_others_do_not_wait_for_the_reader_of_a_file_that_fills_ram(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What little slack is left is for them: their bytes move as soon as there are enough of them."""
+    """What little slack is left is for them: their bytes move as soon as there are enough of
+    them.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         others = [await writer(w, name) for name in (b"a", b"b", b"idle")]
@@ -347,18 +351,18 @@ def test_a_restart_after_its_close_finishes_it(tmp_path: Path) -> None:
 def test_the_rest_of_it_is_copied_by_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who copies beside the one that ends first would go on writing when the file is stored, to a descriptor that is closed."""
+    """Who copies beside the one that ends first would go on writing when the file is stored, to a
+    descriptor that is closed.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         ino, opened = await writer(w, b"big")
         data = patterned(80 * MIB)
         await outgrow(w, kernel, opened, ino, data)
-        complete, begun, goes_on, copies = (
-            w.inner.outgrown._complete,
-            threading.Event(),
-            threading.Event(),
-            [],
-        )
+        complete = w.inner.outgrown._complete
+        begun = threading.Event()
+        goes_on = threading.Event()
+        copies = []
 
         def slowly(content: Body, size: int, wanted: int) -> None:
             copies.append(size)
@@ -389,7 +393,9 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(
 def test_the_rest_of_it_does_not_follow_while_a_piece_is_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A held file is closed in a gap, and held again a moment later: a piece that goes while the rest is copied would be read as a hole."""
+    """A held file is closed in a gap, and held again a moment later: a piece that goes while the
+    rest is copied would be read as a hole.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         ino, opened = await writer(w, b"big")
@@ -435,14 +441,17 @@ def test_the_rest_of_it_does_not_follow_while_a_piece_is_on_its_way(
 def test_a_piece_stays_for_who_writes_to_it_without_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write by the daemon that has begun would reach a hole, and nobody could tell its page: the piece goes when that is done."""
+    """A write by the daemon that has begun would reach a hole, and nobody could tell its page: the
+    piece goes when that is done.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         ino, opened = await writer(w, b"big")
         w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
         other = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
         w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
-        data, at = bytearray(patterned(80 * MIB)), KEEP_PIECES * PIECE
+        data = bytearray(patterned(80 * MIB))
+        at = KEEP_PIECES * PIECE
         os.pwrite(opened.backing_fd, data, 0)
         data[at : at + 100] = bytes([255]) * 100
         pwrite = HeldCall(os.pwrite)
@@ -469,7 +478,9 @@ def test_a_piece_stays_for_who_writes_to_it_without_the_lock(
 def test_a_close_does_not_judge_a_piece_that_is_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A piece that was written again goes once more while its file is closed: what is a hole by then was not torn."""
+    """A piece that was written again goes once more while its file is closed: what is a hole by
+    then was not torn.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         ino, opened = await writer(w, b"big")
@@ -478,7 +489,8 @@ def test_a_close_does_not_judge_a_piece_that_is_on_its_way(
         at = KEEP_PIECES * PIECE
         data[at : at + PIECE] = bytes([255]) * PIECE
         parts = w.inner.outgrown
-        move, check = HeldCall(parts._move), parts._check_pieces
+        move = HeldCall(parts._move)
+        check = parts._check_pieces
 
         def check_late(body: Body, pieces: list[int]) -> None:
             """By the time that a thread takes it."""
@@ -508,12 +520,15 @@ def test_a_close_does_not_judge_a_piece_that_is_on_its_way(
 def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That it cannot be told is found when the rest is copied; who opened it meanwhile must not wait for a copy that never comes."""
+    """That it cannot be told is found when the rest is copied; who opened it meanwhile must not
+    wait for a copy that never comes.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         ino, opened = await writer(w, b"big")
         await outgrow(w, kernel, opened, ino, patterned(80 * MIB))
-        begun, goes_on = threading.Event(), threading.Event()
+        begun = threading.Event()
+        goes_on = threading.Event()
 
         def torn(body: Body, size: int, wanted: int) -> None:
             begun.set()
@@ -555,7 +570,10 @@ def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(
 def test_a_piece_whose_going_cannot_be_recorded_stays_and_may_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state cannot be written at that moment (S202). A write gets in before the next try: what it zeroes is not torn."""
+    """The state cannot be written at that moment (S202).
+
+    A write gets in before the next try: what it zeroes is not torn.
+    """
     zeros = KEEP_PIECES * PIECE + 50
     failed: list[None] = []
 
@@ -586,12 +604,17 @@ def test_a_piece_whose_going_cannot_be_recorded_stays_and_may_change(
 def test_who_reads_while_the_last_of_it_moves_reads_it_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read that was on its way to RAM finds the file in its staging file by the time that a thread takes it."""
+    """A read that was on its way to RAM finds the file in its staging file by the time that a
+    thread takes it.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
-        reading, sealed = threading.Event(), threading.Event()
+        reading = threading.Event()
+        sealed = threading.Event()
         parts = w.inner.outgrown
-        complete, seal, read = parts._complete, parts._sealed, parts._read
+        complete = parts._complete
+        seal = parts._sealed
+        read = parts._read
 
         def complete_late(body: Body, size: int, wanted: int) -> None:
             assert reading.wait(60)
@@ -755,7 +778,8 @@ def test_a_killed_writer_of_it_publishes_no_half(tmp_path: Path, *, broken_off: 
         assert opened.lane is Lane.PASSTHROUGH
         await outgrow(w, kernel, opened, ino, patterned(80 * MIB))
         assert w.inner.table[ino].body.is_outgrown
-        call, done = w.fs.flush(opened.handle, 1), None
+        call = w.fs.flush(opened.handle, 1)
+        done = None
         with contextlib.suppress(StopIteration, InterruptedError), trio.fail_after(60):
             while True:
                 done = w.fs.steps.step(call, done)
@@ -780,7 +804,9 @@ def test_a_killed_writer_of_it_publishes_no_half(tmp_path: Path, *, broken_off: 
 def test_what_was_synced_while_it_was_open_is_sealed_when_nobody_is_at_it(
     tmp_path: Path, is_removed: bool
 ) -> None:
-    """The place in the order is that of the sync; half of what two write would be published in it."""
+    """The place in the order is that of the sync; half of what two write would be published in
+    it.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         w.engine.hold(False)

@@ -1,4 +1,6 @@
-"""Files that do not fit into the RAM tier complete all the same: in a staging file, at the backing directory's speed."""
+"""Files that do not fit into the RAM tier complete all the same: in a staging file, at the backing
+directory's speed.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +220,8 @@ def test_two_that_open_a_file_for_which_there_is_no_room_have_one_content(
 
     async def scenario(w: World) -> None:
         (w.backing / "f").write_bytes(block(1) * 8)
-        filled, first_begun = w.inner.overflow.filled, trio.Event()
+        filled = w.inner.overflow.filled
+        first_begun = trio.Event()
 
         async def late(*arguments: Any) -> Body:
             begun.append(arguments[0])
@@ -288,11 +291,9 @@ def test_an_open_whose_copy_does_not_come_on_gets_an_error_and_leaves_no_copy(
     async def scenario(w: World) -> None:
         (w.backing / "f").write_bytes(block(1) * 6)
         ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
-        hang, remove, removed = (
-            Hang(w, monkeypatch, 3 * MIB),
-            w.lower.remove_staging,
-            threading.Event(),
-        )
+        hang = Hang(w, monkeypatch, 3 * MIB)
+        remove = w.lower.remove_staging
+        removed = threading.Event()
 
         def noticed(name: str) -> None:
             remove(name)
@@ -480,7 +481,9 @@ def descriptors(w: World) -> int:
 def test_the_next_worker_reads_what_is_renamed_and_not_yet_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The staging file has its place already, and the file is not known to lie there before its directory is flushed."""
+    """The staging file has its place already, and the file is not known to lie there before its
+    directory is flushed.
+    """
     renamed, go_on, missed, expected = (
         *(threading.Event() for _ in range(3)),
         b"".join(map(block, range(6))),
@@ -490,7 +493,8 @@ def test_the_next_worker_reads_what_is_renamed_and_not_yet_flushed(
         async with world(tmp_path, budget_bytes=BUDGET) as w:
             await write_blocks(w, b"big", 6)
         async with world(tmp_path, budget_bytes=BUDGET) as w:
-            rename, open_staging = w.lower.rename, w.lower.open_staging
+            rename = w.lower.rename
+            open_staging = w.lower.open_staging
 
             def rename_and_stop(source: LowerPath, target: LowerPath) -> None:
                 rename(source, target)
@@ -531,8 +535,11 @@ def test_the_next_worker_reads_what_is_renamed_and_not_yet_flushed(
 def test_a_first_read_has_patience_with_a_storage_that_hangs_in_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file has its place already, and its directory's flush does not return: other reads end with EIO then, and so does this one."""
-    hangs, go_on = threading.Event(), threading.Event()
+    """The file has its place already, and its directory's flush does not return: other reads end
+    with EIO then, and so does this one.
+    """
+    hangs = threading.Event()
+    go_on = threading.Event()
 
     async def main() -> None:
         async with world(tmp_path, budget_bytes=BUDGET) as w:
@@ -565,14 +572,17 @@ def test_a_first_read_has_patience_with_a_storage_that_hangs_in_the_commit(
 def test_first_readers_of_what_an_earlier_worker_made_have_one_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three come at the same time, and one of them is killed while the staging file is being opened."""
+    """Three come at the same time, and one of them is killed while the staging file is being
+    opened.
+    """
     go_on = threading.Event()
 
     async def main() -> None:
         async with world(tmp_path, budget_bytes=BUDGET) as w:
             await write_blocks(w, b"big", 6)
         async with world(tmp_path, budget_bytes=BUDGET) as w:
-            open_staging, before = w.lower.open_staging, descriptors(w)
+            open_staging = w.lower.open_staging
+            before = descriptors(w)
 
             def open_slowly(name: str) -> int:
                 assert go_on.wait(60)
@@ -661,7 +671,8 @@ def test_small_writes_are_made_where_they_come_if_that_thread_may_wait(
             return filling.write_all(fd, data, offset)
 
         monkeypatch.setattr(overflow, "write_all", seen)
-        seat, spare = SeatDouble(may_be=may_be), w.fs.steps.spare
+        seat = SeatDouble(may_be=may_be)
+        spare = w.fs.steps.spare
         assert w.fs.writes_to_storage(opened.handle)
 
         def write() -> int:

@@ -1,6 +1,8 @@
-"""Pages that are taken at the open for a file that is expected: nobody sees them, nobody goes without because of them, and none stay.
+"""Pages that are taken at the open for a file that is expected: nobody sees them, nobody goes
+without because of them, and none stay.
 
-The test is the kernel that writes in the passthrough lane. The RAM tier lies on a tmpfs, which counts pages and nothing else.
+The test is the kernel that writes in the passthrough lane. The RAM tier lies on a tmpfs, which
+counts pages and nothing else.
 """
 
 from __future__ import annotations
@@ -339,7 +341,9 @@ def test_after_a_new_mount_nothing_of_them_is_left(base: Path) -> None:
 def test_pages_stay_while_a_write_without_the_lock_is_under_way(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    under_way, goes_on, over = Event(), Event(), Event()
+    under_way = Event()
+    goes_on = Event()
+    over = Event()
     pwrite = os.pwrite
 
     def held_write(fd: int, data: bytes, offset: int) -> int:

@@ -1,4 +1,6 @@
-"""A backing directory that hangs until no thread is left for further calls, and goes on: what was given up meanwhile is asked again."""
+"""A backing directory that hangs until no thread is left for further calls, and goes on: what was
+given up meanwhile is asked again.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def no_thread_left(w: World) -> Iterator[None]:
 
 
 async def directory(w: World) -> Ino:
-    """That lay on the backing directory before, with all its names known, but not its attributes."""
+    """That lay on the backing directory before, with all its names known, but not its
+    attributes.
+    """
     ino = (await w.do(w.fs.lookup(ROOT, b"run"))).ino
     assert await w.names(ino) == []
     node = w.inner.table[ino]

@@ -1,4 +1,6 @@
-"""Whose memory control group pays for what is written past the daemon, and that it gets its pages back; groups are made up."""
+"""Whose memory control group pays for what is written past the daemon, and that it gets its pages
+back; groups are made up.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Where the bytes of files are, through everything that moves them: after each of many random calls every rule holds.
+"""Where the bytes of files are, through everything that moves them: after each of many random calls
+every rule holds.
 
-RAM is small, so that files are spilled, overflow to staging files, are drained, leave RAM (some of them in part) and come back.
-What is read is what was written.
+RAM is small, so that files are spilled, overflow to staging files, are drained, leave RAM (some of
+them in part) and come back. What is read is what was written.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Random:
     """Random calls on a few files, and what they must hold."""
 
     def __init__(self, w: World, seed: int) -> None:
-        self.w, self.random = w, random.Random(seed)
+        self.w = w
+        self.random = random.Random(seed)
         self.files: dict[Ino, bytearray] = {}
         self.names: dict[bytes, Ino] = {}
         self.places: Counter[str] = Counter()
@@ -53,10 +55,8 @@ class Random:
         """Some of it is written to anew, or behind its end."""
         ino = await self.to_change()
         known = self.files[ino]
-        at, data = (
-            self.random.randrange(len(known) + 1),
-            self.data(self.random.choice([7, 4 * KIB, LARGEST // 3])),
-        )
+        at = self.random.randrange(len(known) + 1)
+        data = self.data(self.random.choice([7, 4 * KIB, LARGEST // 3]))
         opened = await self.w.do(self.w.fs.open(ino, os.O_WRONLY, CALLER))
         await self.w.do(self.w.fs.write(opened.handle, at, data))
         known[at : at + len(data)] = data
@@ -96,7 +96,9 @@ class Random:
         return self.random.choice(list(self.names.values()))
 
     async def to_change(self) -> Ino:
-        """One of them; drained before, where it waits for that, or has no room beside a version of it."""
+        """One of them; drained before, where it waits for that, or has no room beside a version of
+        it.
+        """
         ino = self.one()
         body = self.w.inner.table[ino].body
         if not body.is_cold and (body.sealed or self.w.tier.free_bytes() < len(self.files[ino])):

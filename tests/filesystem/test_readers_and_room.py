@@ -1,4 +1,6 @@
-"""Neither readers of a file nor a version of it that waits decide whether its writer fails when RAM is full."""
+"""Neither readers of a file nor a version of it that waits decide whether its writer fails when RAM
+is full.
+"""
 
 from __future__ import annotations
 

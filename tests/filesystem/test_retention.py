@@ -1,4 +1,6 @@
-"""Which clean contents leave RAM, and in which order: retained checkpoints, pins, eviction by hand."""
+"""Which clean contents leave RAM, and in which order: retained checkpoints, pins, eviction by
+hand.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""What an application was allowed to do in its order drains in that order, for a daemon with no more rights than it.
+"""What an application was allowed to do in its order drains in that order, for a daemon with no
+more rights than it.
 
-Double: a backing directory that refuses what its modes forbid to its owner, as it does where the daemon is not root, or root is squashed.
+Double: a backing directory that refuses what its modes forbid to its owner, as it does where the
+daemon is not root, or root is squashed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class OwnersBacking(BackingDirectory):
     """All there belongs to the daemon, which has no privilege."""
 
     def _need(self, path: LowerPath, mode: int) -> None:
-        """Whether the directory that holds an entry has these bits, and those above it can be entered."""
+        """Whether the directory that holds an entry has these bits, and those above it can be
+        entered.
+        """
         for depth in range(1, len(path)):
             wanted = mode if depth == len(path) - 1 else ENTER
             below = os.path.join(os.fsencode(self.path), *path[:depth])
@@ -187,7 +191,9 @@ def test_a_file_in_a_directory_that_was_read_only_before(tmp_path: Path) -> None
 
 @clause("S450")
 def test_rights_of_a_file_do_not_widen_before_what_was_closed_around_it(tmp_path: Path) -> None:
-    """What was shut off first, and shown to others then, is not shown to others before it is shut off."""
+    """What was shut off first, and shown to others then, is not shown to others before it is shut
+    off.
+    """
 
     async def scenario(w: World) -> None:
         directory = await make_directory(w, b"d")
@@ -225,7 +231,9 @@ def test_attributes_right_after_the_file_are_no_operation_of_their_own(tmp_path:
 
 
 class Tree:
-    """What an application without privilege does in a small tree: it asks the mount's modes first, as the kernel does for it."""
+    """What an application without privilege does in a small tree: it asks the mount's modes first,
+    as the kernel does for it.
+    """
 
     def __init__(self, w: World, rng: random.Random) -> None:
         self.w = w

@@ -1,4 +1,6 @@
-"""Writers that wait for room: who they are, whose turn it is, what ends their waiting, and what they leave when they are killed."""
+"""Writers that wait for room: who they are, whose turn it is, what ends their waiting, and what
+they leave when they are killed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from acpfs.types import ROOT
 from tests.filesystem.test_overflow import BUDGET, MIB, block
 from tests.filesystem.world import CALLER, World, run, world
 
-ZERO_RANGE, PUNCH_HOLE = 0x11, 0x03
+ZERO_RANGE = 0x11
+PUNCH_HOLE = 0x03
 """Both with FALLOC_FL_KEEP_SIZE."""
 
 
@@ -103,7 +106,8 @@ def test_everybody_who_waits_is_named(tmp_path: Path) -> None:
 def test_another_policy_holds_for_those_who_wait_already(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         await full(w)
-        a, b = await writer(w, b"a", 1), await writer(w, b"b", 2)
+        a = await writer(w, b"a", 1)
+        b = await writer(w, b"b", 2)
         first = Call(w, a, block(3))
         with w.fs.lock:
             w.fs.change_when_full(WhenFull.NATIVE)
@@ -136,7 +140,9 @@ def test_another_policy_holds_for_those_who_wait_already(tmp_path: Path) -> None
 
 @pytest.mark.clause("S53")
 def test_what_is_parked_is_not_waited_for(tmp_path: Path) -> None:
-    """RAM is full of what the backing directory refused, and of files that are not complete: the writer goes on there."""
+    """RAM is full of what the backing directory refused, and of files that are not complete: the
+    writer goes on there.
+    """
 
     async def scenario(w: World) -> None:
         await full(w)
@@ -204,7 +210,10 @@ def test_room_that_comes_for_somebody_who_was_killed_just_then_is_not_lost(tmp_p
 def test_a_writer_that_is_killed_while_it_waits_for_another_s_copy_leaves_the_others_alone(
     tmp_path: Path,
 ) -> None:
-    """All three wait for one thing. Who died used to take it away: EINTR for the living, and EIO for the one that made the copy."""
+    """All three wait for one thing.
+
+    Who died used to take it away: EINTR for the living, and EIO for the one that made the copy.
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"shared", block(1) * 2)
@@ -212,7 +221,8 @@ def test_a_writer_that_is_killed_while_it_waits_for_another_s_copy_leaves_the_ot
         files = [await w.do(w.fs.open(ino, os.O_WRONLY, CALLER)) for _ in range(3)]
         copies = Call(w, files[0], b"copies")
         assert [one.purpose for one in w.fs.statistics().waiting] == ["copy aside"]
-        dying, living = Call(w, files[1], b"dying", 10), Call(w, files[2], b"living", 20)
+        dying = Call(w, files[1], b"dying", 10)
+        living = Call(w, files[2], b"living", 20)
         dying.kill()
         assert isinstance(dying.result, InterruptedError)
         await w.drained()
@@ -268,7 +278,9 @@ def test_bytes_that_a_hung_copy_still_reads_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(w: World) -> None:
-        write_all, begun, goes_on = filling.write_all, threading.Event(), threading.Event()
+        write_all = filling.write_all
+        begun = threading.Event()
+        goes_on = threading.Event()
 
         def slowly(fd: int, data: bytes | memoryview, offset: int) -> int:
             begun.set()
@@ -336,7 +348,8 @@ def test_a_file_of_which_a_write_failed_is_not_published_by_the_next_worker_eith
     async def main() -> None:
         async with world(tmp_path, budget_bytes=BUDGET, when_full="error") as w:
             await full(w)
-            closed, still_open = await writer(w, b"closed", 1), await writer(w, b"open", 2)
+            closed = await writer(w, b"closed", 1)
+            still_open = await writer(w, b"open", 2)
             for opened in (closed, still_open):
                 with pytest.raises(OSError, match="No space left"):
                     await w.do(w.fs.write(opened.handle, 0, block(3)))

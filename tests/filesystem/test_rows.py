@@ -1,4 +1,6 @@
-"""What a request writes to the state database: few rows, whole ones only where much has changed, and always what is so."""
+"""What a request writes to the state database: few rows, whole ones only where much has changed,
+and always what is so.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from acpfs.ram.state import StateDatabase, storable
 from acpfs.types import NO_INO, ROOT
 from tests.filesystem.world import CALLER, World, run
 
-COLUMNS = "mode, uid, gid, rdev, lower_ino, identity, target, xattrs, nlink, size, blocks, atime_ns, mtime_ns, ctime_ns, unlogged, tier_id"
+COLUMNS = (
+    "mode, uid, gid, rdev, lower_ino, identity, target, xattrs, nlink, size, blocks, atime_ns, "
+    "mtime_ns, ctime_ns, unlogged, tier_id"
+)
 XATTRS = COLUMNS.split(", ").index("xattrs")
 STEPS = 80
 
@@ -80,9 +85,12 @@ def test_rows_say_what_is_so(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_small_file_costs_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only rows that a call writes in its own steps: the drain of what was there before has rows to write behind it."""
+    """Only rows that a call writes in its own steps: the drain of what was there before has rows to
+    write behind it.
+    """
     counts: Counter[str] = Counter()
-    change, step = StateDatabase.change, Steps.step
+    change = StateDatabase.change
+    step = Steps.step
     stepping: set[int] = set()
 
     def counted(state: StateDatabase, sql: str, values: Sequence[Any] = ()) -> None:

@@ -1,4 +1,6 @@
-"""What RAM has is compared with what was stored; only a copy that is bad, and good elsewhere, leaves RAM."""
+"""What RAM has is compared with what was stored; only a copy that is bad, and good elsewhere,
+leaves RAM.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Stand:
     """A world whose file `f` is clean and in RAM."""
 
     def __init__(self, w: World, ino: Ino) -> None:
-        self.w, self.ino, self.recorded = w, ino, Recorded()
+        self.w = w
+        self.ino = ino
+        self.recorded = Recorded()
         self.scrub = RamScrub(
             w.inner.mending,
             w.log,
@@ -81,7 +85,8 @@ class Stand:
         ]
 
     def _pace(self, _count: int) -> None:
-        do, self.between = self.between, lambda: None
+        do = self.between
+        self.between = lambda: None
         do()
 
     async def said(self) -> list[Soundness]:

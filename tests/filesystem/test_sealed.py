@@ -1,4 +1,6 @@
-"""Changing a file that overflowed and was closed, while one that outgrew RAM stands before it in the order, and stays open."""
+"""Changing a file that overflowed and was closed, while one that outgrew RAM stands before it in
+the order, and stays open.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Change = Callable[[World, Ino, bytearray], Awaitable[None]]
 
 
 def behind_an_open_one(base: Path, change: Change) -> None:
-    """Make a change, and the same to the bytes that are expected; then close the open file, and look."""
+    """Make a change, and the same to the bytes that are expected; then close the open file, and
+    look.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         w.engine.hold(False)
@@ -86,10 +90,13 @@ def test_a_copy_that_is_not_changed_goes(tmp_path: Path) -> None:
 
 
 def test_a_write_that_was_late_for_its_close_is_in_the_copy_too(tmp_path: Path) -> None:
-    """It was under way when another descriptor was closed: it goes to the sealed file, which the close waits for."""
+    """It was under way when another descriptor was closed: it goes to the sealed file, which the
+    close waits for.
+    """
 
     async def change(w: World, ino: Ino, expected: bytearray) -> None:
-        copy, held = w.inner.overflow._copy, HeldCall(lambda: None)
+        copy = w.inner.overflow._copy
+        held = HeldCall(lambda: None)
 
         def copied(source: int, target: int, size: int) -> None:
             copy(source, target, size)
@@ -104,14 +111,17 @@ def test_a_write_that_was_late_for_its_close_is_in_the_copy_too(tmp_path: Path) 
             assert await trio.to_thread.run_sync(held.began.wait, 60)
             await w.do(w.inner.contents.write(node, MIB, b"late"))
             held.go_on.set()
-        expected[3:6], expected[MIB : MIB + 4] = b"xyz", b"late"
+        expected[3:6] = b"xyz"
+        expected[MIB : MIB + 4] = b"late"
         await w.close(opened)
 
     behind_an_open_one(tmp_path, change)
 
 
 def test_a_close_that_was_not_the_last_one_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A copy of its descriptor goes on after another one has changed the file: what that close had fixed is nobody's any more."""
+    """A copy of its descriptor goes on after another one has changed the file: what that close had
+    fixed is nobody's any more.
+    """
 
     async def change(w: World, ino: Ino, expected: bytearray) -> None:
         first = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))

@@ -1,4 +1,6 @@
-"""A backing directory that is slow is waited for; one that hangs holds up nothing in a directory that is known."""
+"""A backing directory that is slow is waited for; one that hangs holds up nothing in a directory
+that is known.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def test_a_name_that_was_listed_and_never_looked_up_is_waited_for(tmp_path: Path
 
 @pytest.mark.clause("S205")
 def test_an_answer_that_comes_late_is_heard(tmp_path: Path) -> None:
-    """Else what others do to a backing directory that always takes longer than patience lasts would never be seen."""
+    """Else what others do to a backing directory that always takes longer than patience lasts would
+    never be seen.
+    """
     save_dir(tmp_path)
 
     async def scenario(w: World) -> None:
@@ -167,7 +171,9 @@ def test_a_directory_is_known_to_the_next_worker_too(tmp_path: Path) -> None:
 def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_directory_hangs(
     tmp_path: Path, listed_by: str
 ) -> None:
-    """What was there before, what was made since and is only on the backing directory, and what was removed since."""
+    """What was there before, what was made since and is only on the backing directory, and what was
+    removed since.
+    """
     save_dir(tmp_path)
     (tmp_path / "backing/save/old").write_bytes(b"")
     words: dict[str, Any] = {**SHORT, "session": "s"}
@@ -266,13 +272,14 @@ def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.clause("S240")
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_kept_of_listings_follows_each_change(tmp_path: Path, seed: int) -> None:
-    """Names that come and go, listings that are made anew: after each, a next worker has exactly the names that there are."""
-    state, rng, there = (
-        StateDatabase(tmp_path / "state.db", REAL),
-        random.Random(seed),
-        dict[bytes, LowerEntry](),
-    )
-    kept, directory = KeptListings(state), Ino(7)
+    """Names that come and go, listings that are made anew: after each, a next worker has exactly
+    the names that there are.
+    """
+    state = StateDatabase(tmp_path / "state.db", REAL)
+    rng = random.Random(seed)
+    there = dict[bytes, LowerEntry]()
+    kept = KeptListings(state)
+    directory = Ino(7)
     kept.keep(directory, (), there.get)
     for step in range(400):
         name = b"%d" % rng.randrange(60)
@@ -316,10 +323,8 @@ def test_a_listing_is_packed_and_taken_apart_only_where_it_must_be(
 
     counted("_pack")
     counted("_unpack")
-    state, there = (
-        StateDatabase(tmp_path / "state.db", REAL),
-        {b"%d" % n: LowerEntry(b"%d" % n, n, 0) for n in range(100)},
-    )
+    state = StateDatabase(tmp_path / "state.db", REAL)
+    there = {b"%d" % n: LowerEntry(b"%d" % n, n, 0) for n in range(100)}
     kept = KeptListings(state)
     kept.keep(Ino(7), there.keys(), there.get)
     assert calls == ["_pack"]
@@ -454,7 +459,9 @@ def test_a_transport_that_needs_attributes_waits_for_them(tmp_path: Path) -> Non
 
 @pytest.mark.clause("S500")
 def test_an_open_directory_that_others_removed_is_listed_without_names(tmp_path: Path) -> None:
-    """One transport cannot tell a name without attributes: such an entry was the end of the worker."""
+    """One transport cannot tell a name without attributes: such an entry was the end of the
+    worker.
+    """
     save_dir(tmp_path)
 
     async def scenario(w: World) -> None:

@@ -1,4 +1,6 @@
-"""Fifos, sockets and devices stay what they are, whatever is done to them before they are persisted."""
+"""Fifos, sockets and devices stay what they are, whatever is done to them before they are
+persisted.
+"""
 
 from __future__ import annotations
 

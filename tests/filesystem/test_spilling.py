@@ -1,4 +1,6 @@
-"""The spill tier in one process: what leaves RAM, what is read from there, what comes back, and a disk that fails or spoils bytes."""
+"""The spill tier in one process: what leaves RAM, what is read from there, what comes back, and a
+disk that fails or spoils bytes.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,8 @@ def test_who_is_killed_while_a_file_comes_back_leaves_nobody_writing(
         for number in range(8):
             await made.write(b"f%d" % number, content(number))
         await rested(made)
-        open_copy, close = spilling(made).spill.directory.open, os.close
+        open_copy = spilling(made).spill.directory.open
+        close = os.close
         before = made.tier.statistics().files
 
         def hangs(name: str) -> int:
@@ -359,7 +362,8 @@ def test_a_disk_is_used_as_soon_as_it_has_answered(tmp_path: Path) -> None:
 def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, create = Clock(), SpillDirectory.create
+    clock = Clock()
+    create = SpillDirectory.create
     tries: list[float] = []
 
     def refuse(_self: SpillDirectory, _name: str) -> int:
@@ -446,8 +450,11 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
 def test_what_moved_to_a_disk_that_hangs_is_eio_and_stored_when_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers are told instead of waiting for ever, what RAM has is read meanwhile, and the order waits."""
-    opened, released = SpillDirectory.open, threading.Event()
+    """Readers are told instead of waiting for ever, what RAM has is read meanwhile, and the order
+    waits.
+    """
+    opened = SpillDirectory.open
+    released = threading.Event()
     monkeypatch.setattr(spill_module, "PATIENCE_S", 0.05)
 
     def hang(self: SpillDirectory, name: str) -> int:
@@ -504,7 +511,9 @@ def test_sparse_and_empty_files_come_through(tmp_path: Path) -> None:
 def test_who_opens_a_spilled_file_when_ram_is_full_and_leaves_it_alone_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    """It came to a staging file to be changed; without a change its bytes are the copy's again, and not those of the older file."""
+    """It came to a staging file to be changed; without a change its bytes are the copy's again, and
+    not those of the older file.
+    """
 
     async def script(made: World) -> None:
         ino = await made.write(b"victim", content(100))
@@ -538,9 +547,11 @@ def test_who_opens_a_spilled_file_when_ram_is_full_and_leaves_it_alone_changes_n
 
 
 def test_a_stream_that_waits_for_the_storage_keeps_no_room(tmp_path: Path) -> None:
-    """All streams have begun, and the storage takes nothing: what they read moves out of RAM, which is free then.
+    """All streams have begun, and the storage takes nothing: what they read moves out of RAM, which
+    is free then.
 
-    More than is left beside those four is asked for, and they are too few to move before anybody needs room.
+    More than is left beside those four is asked for, and they are too few to move before anybody
+    needs room.
     """
     few = BUDGET * 5 // 32
     large = BUDGET * 7 // 16
@@ -570,7 +581,9 @@ def test_a_stream_that_waits_for_the_storage_keeps_no_room(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("short", ["before its release", "after its release"])
 def test_what_the_kernel_had_open_at_its_close_is_in_ram_once(tmp_path: Path, short: str) -> None:
-    """Its version got a copy of its own, as the kernel could have written on; nobody did, so one of the two leaves first."""
+    """Its version got a copy of its own, as the kernel could have written on; nobody did, so one of
+    the two leaves first.
+    """
 
     async def script(made: World) -> None:
         await made.write(b"iter_0.pt", content(0, 2 * FILE))
@@ -656,7 +669,8 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[o
     return called
 
 
-OPEN_FILES, SHORTAGES = 12, 50
+OPEN_FILES = 12
+SHORTAGES = 50
 
 
 @pytest.mark.clause("S482")

@@ -22,7 +22,8 @@ def test_an_answer_counts_that_was_asked_for_after_an_operation_was_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by a history in which time stands still: it was asked for ever."""
-    look, numbers = Recognition.look, itertools.count(1)
+    look = Recognition.look
+    numbers = itertools.count(1)
 
     def counted(recognition: Recognition, path: LowerPath) -> Seen:
         assert next(numbers) < ASKED_MAX
@@ -43,8 +44,11 @@ def test_an_answer_counts_that_was_asked_for_after_an_operation_was_settled(
 def test_a_listing_counts_that_was_asked_for_after_one_that_was_made_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by a history of members: a directory was listed for ever, as each listing was no newer."""
-    listdir, numbers = BackingDirectory.listdir, itertools.count(1)
+    """Found by a history of members: a directory was listed for ever, as each listing was no
+    newer.
+    """
+    listdir = BackingDirectory.listdir
+    numbers = itertools.count(1)
 
     def counted(lower: BackingDirectory, path: LowerPath) -> list[LowerEntry]:
         assert next(numbers) < ASKED_MAX

@@ -1,4 +1,6 @@
-"""Little room for the state: new names are refused before anything is changed, and what was promised goes on."""
+"""Little room for the state: new names are refused before anything is changed, and what was
+promised goes on.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def test_new_names_are_refused_and_what_is_there_can_be_written_deleted_and_drai
         old = await w.write(b"old", b"x")
         await w.write(b"other", b"x")
         free[0] = 1 << 20
-        nodes, length = len(list(w.inner.table)), len(w.log)
+        nodes = len(list(w.inner.table))
+        length = len(w.log)
         assert (
             await refused(w, w.fs.create(ROOT, b"new", 0o644, os.O_WRONLY, CALLER)) == errno.ENOSPC
         )

@@ -1,4 +1,6 @@
-"""A half that outgrew RAM is taken up by somebody who is killed himself: what the thread still does takes nothing away."""
+"""A half that outgrew RAM is taken up by somebody who is killed himself: what the thread still does
+takes nothing away.
+"""
 
 from __future__ import annotations
 

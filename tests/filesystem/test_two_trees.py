@@ -1,4 +1,6 @@
-"""The mount shows the upper tree at once, the backing directory follows; what others change there becomes visible."""
+"""The mount shows the upper tree at once, the backing directory follows; what others change there
+becomes visible.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def test_extended_attributes_survive_a_rewrite(tmp_path: Path) -> None:
 
 
 def test_directory_times_are_those_of_the_mount(tmp_path: Path) -> None:
-    """Trainer picks the checkpoint to delete by directory mtime: the time of the drain must not decide."""
+    """Trainer picks the checkpoint to delete by directory mtime: the time of the drain must not
+    decide.
+    """
 
     async def scenario(w: World) -> None:
         directory = await w.do(w.fs.mkdir(ROOT, b"checkpoint-500", 0o755, CALLER))
@@ -288,7 +292,9 @@ def test_the_fsync_mode_of_a_directory_outlives_what_is_known_of_it(tmp_path: Pa
 
 @pytest.mark.clause("S28")
 def test_what_a_call_asked_for_itself_is_young_enough_for_it(tmp_path: Path) -> None:
-    """Found with `attr_timeout` 0, and true of every answer that takes longer than that: lookup, stat and listing asked for ever."""
+    """Found with `attr_timeout` 0, and true of every answer that takes longer than that: lookup,
+    stat and listing asked for ever.
+    """
     (tmp_path / "backing").mkdir()
     (tmp_path / "backing/file").write_text("content")
 
@@ -308,7 +314,8 @@ def test_what_a_call_asked_for_itself_is_young_enough_for_it(tmp_path: Path) -> 
 def test_a_file_with_a_time_that_64_bits_cannot_hold_is_like_any_other(tmp_path: Path) -> None:
     """The worker died of it at every look, and at the fourth acpfs gave up."""
     (tmp_path / "backing").mkdir()
-    far, far_ns = tmp_path / "backing/far", 10_413_792_000_123_456_789
+    far = tmp_path / "backing/far"
+    far_ns = 10_413_792_000_123_456_789
     far.write_text("data")
     os.utime(far, ns=(far_ns, far_ns))
     if far.stat().st_mtime_ns != far_ns:

@@ -1,4 +1,6 @@
-"""One file in two hands: others change it on the backing directory, open it while it moves, close it while one writes; and one may die."""
+"""One file in two hands: others change it on the backing directory, open it while it moves, close
+it while one writes; and one may die.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Slow:
     """A function that does its work when `goes_on` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
-        real, self.begun, self.goes_on = getattr(where, name), threading.Event(), threading.Event()
+        real = getattr(where, name)
+        self.begun = threading.Event()
+        self.goes_on = threading.Event()
 
         def slowly(*arguments: object) -> object:
             self.begun.set()
@@ -47,7 +51,9 @@ class Slow:
 def test_what_a_passthrough_writer_writes_outlives_a_native_change(
     tmp_path: Path, change: str, when: str
 ) -> None:
-    """The daemon sees neither the write nor that there will be one: the tier file must not go from under the writer."""
+    """The daemon sees neither the write nor that there will be one: the tier file must not go from
+    under the writer.
+    """
 
     async def scenario(w: World) -> None:
         ino, file = await admitted(w)
@@ -183,7 +189,10 @@ def is_as_noted(w: World, name: bytes) -> bool:
 def test_a_write_that_is_under_way_beside_ram_when_somebody_else_syncs_is_published_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several ranks write parts of one file. It was published without such a write, or, where that made it longer, never."""
+    """Several ranks write parts of one file.
+
+    It was published without such a write, or, where that made it longer, never.
+    """
 
     async def scenario(w: World) -> None:
         file = await overflowed(w)
@@ -213,7 +222,9 @@ def test_a_write_that_is_under_way_beside_ram_when_somebody_else_syncs_is_publis
 def test_a_write_beside_ram_whose_process_is_killed_has_ended_when_the_file_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread was still writing, to a descriptor that had been closed: what it wrote came after the checksum, or to another file."""
+    """A thread was still writing, to a descriptor that had been closed: what it wrote came after
+    the checksum, or to another file.
+    """
 
     async def scenario(w: World) -> None:
         file = await overflowed(w)
@@ -236,14 +247,17 @@ def test_a_write_beside_ram_whose_process_is_killed_has_ended_when_the_file_is_p
 def test_a_write_that_was_broken_off_leaves_nothing_dirty_that_no_close_stores(
     tmp_path: Path,
 ) -> None:
-    """Its handle never learned that the content counts as changed; a reader closed last, and the file stayed in RAM for ever."""
+    """Its handle never learned that the content counts as changed; a reader closed last, and the
+    file stayed in RAM for ever.
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"f", block(1))
         await w.drained()
         w.engine.hold(True)
         await full(w)
-        file, reader = await opened(w, ino, os.O_WRONLY), await opened(w, ino, os.O_RDONLY)
+        file = await opened(w, ino, os.O_WRONLY)
+        reader = await opened(w, ino, os.O_RDONLY)
         call = Call(w, file, block(2), MIB)
         assert len(w.fs.statistics().waiting) == 1
         call.kill()
@@ -261,7 +275,9 @@ def test_a_write_that_was_broken_off_leaves_nothing_dirty_that_no_close_stores(
 def test_a_close_that_finds_no_room_for_a_copy_stores_the_file_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passthrough writers have filled the tmpfs, slack and all: close failed, the bytes were never stored, and the copy's file stayed."""
+    """Passthrough writers have filled the tmpfs, slack and all: close failed, the bytes were never
+    stored, and the copy's file stayed.
+    """
 
     async def scenario(w: World) -> None:
         _ino, file = await admitted(w)

@@ -1,7 +1,8 @@
-"""Several programs have one file open: what one of them closes is published when nobody else is in the middle of it, and then at once.
+"""Several programs have one file open: what one of them closes is published when nobody else is in
+the middle of it, and then at once.
 
-Each history is a file of its own; all of them go through one world side by side, and after every step the storage has of each what a
-small model of the rule says.
+Each history is a file of its own; all of them go through one world side by side, and after every
+step the storage has of each what a small model of the rule says.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ class History:
             await self._by_path(w, step)
 
     async def _take(self, w: World, who: str, what: str, killed: set[int], known: Known) -> None:
-        opener, model = self.openers[who], self.model
+        opener = self.openers[who]
+        model = self.model
         if not opener.is_open:
             return
         if what == "write":
@@ -139,7 +141,8 @@ class History:
             await w.close(opener.opened, opener.pid)
 
     async def _write(self, w: World, who: str) -> None:
-        start, opened = REGIONS[who], self.openers[who].opened
+        start = REGIONS[who]
+        opened = self.openers[who].opened
         data = bytes([self.model.content[start] + 1 & 0x7F]) * 4
         padded = self.model.content.ljust(start, b"\0")
         self.model.change(padded[:start] + data + padded[start + 4 :])
@@ -277,7 +280,9 @@ def test_nor_do_longer_ones(tmp_path: Path, lane: Lane, each: bool) -> None:
 def test_a_name_that_changes_takes_back_a_close_that_was_that_of_a_copy(
     tmp_path: Path, what: str, by: str
 ) -> None:
-    """Who removes a file, or puts another one there, had shown the half in its place for a moment."""
+    """Who removes a file, or puts another one there, had shown the half in its place for a
+    moment.
+    """
     takes_back = by == "another" or what in ("removed", "replaced")
 
     async def scenario(w: World) -> None:
@@ -310,7 +315,9 @@ def test_a_name_that_changes_takes_back_a_close_that_was_that_of_a_copy(
 
 
 async def publish(w: World, opened: OpenFile, by: str, killed: set[int]) -> str:
-    """Have what was written counted, by something else than a close; the name that the file has then."""
+    """Have what was written counted, by something else than a close; the name that the file has
+    then.
+    """
     if by == "rename":
         await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0, WRITER.pid))
         return "g"

@@ -1,4 +1,6 @@
-"""What is being written is never published: not by a change of workers, not by its age, not because its writer was killed."""
+"""What is being written is never published: not by a change of workers, not by its age, not because
+its writer was killed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.types import Ino
 from tests.filesystem.world import CALLER, World, world
 
-OLD, HALF, REST = b"old and complete", b"half of", b" what is new"
+OLD = b"old and complete"
+HALF = b"half of"
+REST = b" what is new"
 
 
 def stored(w: World) -> list[bytes]:
@@ -62,7 +66,9 @@ def test_a_change_of_workers_publishes_nothing_that_is_being_written(tmp_path: P
 # -- age
 
 WRITER = CALLER._replace(unique=1)
-"""The next worker would take another request of the same number for the one that opened the file."""
+"""The next worker would take another request of the same number for the one that opened the
+file.
+"""
 AGE_S = 1e-9
 """Everything is older."""
 LARGE = b"l" * (LOG_PIECE_BYTES_MAX + 1)
@@ -186,7 +192,9 @@ WHOLES = [
 
 
 def grow_old(base: Path, scenario: Scenario, *, published: bool, session: str = "") -> None:
-    """A file that is stored is changed and stays open until it is old: in this worker's life or, with a session, in the next one's."""
+    """A file that is stored is changed and stays open until it is old: in this worker's life or,
+    with a session, in the next one's.
+    """
 
     async def main() -> None:
         async with world(base, session=session, unknown_bytes=1 << 20, max_dirty_age_s=AGE_S) as w:
@@ -276,7 +284,9 @@ def test_the_end_of_a_mount_beneath_a_writer_publishes_no_half(tmp_path: Path) -
 
 # -- writers that are killed
 
-LIVES, ENDS, IS_KILLED = 1, 2, 3
+LIVES = 1
+ENDS = 2
+IS_KILLED = 3
 
 
 def closing(pid: int) -> Closing:
@@ -299,7 +309,9 @@ def kill_a_writer(
     then: Callable[[World, OpenFile], Awaitable[None]],
     session: str = "",
 ) -> None:
-    """The writer of a file that is stored is killed; `then` happens before the kernel lets the open file go."""
+    """The writer of a file that is stored is killed; `then` happens before the kernel lets the open
+    file go.
+    """
 
     async def main() -> None:
         async with world(
@@ -479,7 +491,9 @@ def test_discarding_a_half_shows_what_was_complete_before(
 def test_a_copy_that_is_written_to_in_passthrough_is_not_taken_for_unused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, *, goes_on: bool
 ) -> None:
-    """A program writes a file and has a child that closes its copy of the descriptor: nothing tells of the writes that follow."""
+    """A program writes a file and has a child that closes its copy of the descriptor: nothing tells
+    of the writes that follow.
+    """
     monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 0.0)
 
     async def main() -> None:

@@ -1,6 +1,8 @@
-"""Writers of which nobody knows how much they will write: who of them gets the passthrough lane, and that RAM is never promised twice.
+"""Writers of which nobody knows how much they will write: who of them gets the passthrough lane,
+and that RAM is never promised twice.
 
-The test is the kernel: it writes to the descriptors that opens hand out, takes inode locks, late where it is to, and calls `tick`.
+The test is the kernel: it writes to the descriptors that opens hand out, takes inode locks, late
+where it is to, and calls `tick`.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Kernel:
 
     def lock(self) -> None:
         """Take all locks that were asked for."""
-        asked, self.asked = self.asked, []
+        asked = self.asked
+        self.asked = []
         for ino in asked:
             until = self._w.inner.hold.taken(ino)
             if until is not None:

@@ -1,4 +1,6 @@
-"""A file that was only looked at is not in the state database; what a next worker needs is, from the step on in which it is needed."""
+"""A file that was only looked at is not in the state database; what a next worker needs is, from
+the step on in which it is needed.
+"""
 
 from __future__ import annotations
 

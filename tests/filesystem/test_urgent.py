@@ -25,7 +25,8 @@ from tests.rig.runtime import REAL, clock_of
 
 clause = pytest.mark.clause
 MIB = 1 << 20
-BUDGET, RESERVE = 8 * MIB, 2 * MIB
+BUDGET = 8 * MIB
+RESERVE = 2 * MIB
 
 
 def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
@@ -89,7 +90,8 @@ def test_the_reserve_is_for_urgent_files_alone(tmp_path: Path) -> None:
 @clause("S279")
 def test_two_urgent_directories_share_it_and_an_open_file_takes_part(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
-        first, second = await directory(w, b"first"), await directory(w, b"second")
+        first = await directory(w, b"first")
+        second = await directory(w, b"second")
         files = [await opened(w, first, b"a"), await opened(w, second, b"b")]
         await fill(w)
         waits = Call(w, files[0], block())
@@ -170,7 +172,8 @@ def test_it_goes_by_where_a_file_lies_when_it_is_written(tmp_path: Path) -> None
     async def scenario(w: World) -> None:
         await fill(w)
         gasp = await directory(w, b"gasp", urgent=True)
-        inside, outside = await opened(w, gasp, b"inside"), await opened(w, ROOT, b"outside")
+        inside = await opened(w, gasp, b"inside")
+        outside = await opened(w, ROOT, b"outside")
         waits = Call(w, outside, block())
         await w.do(w.fs.rename(gasp, b"inside", ROOT, b"inside", 0))
         await w.do(w.fs.rename(ROOT, b"outside", gasp, b"outside", 0))
@@ -254,7 +257,8 @@ def test_with_the_policy_error_urgent_files_get_the_reserve_and_no_more(tmp_path
     async def scenario(w: World) -> None:
         await fill(w)
         gasp = await directory(w, b"gasp", urgent=True)
-        urgent, ordinary = await opened(w, gasp, b"urgent"), await opened(w, ROOT, b"ordinary")
+        urgent = await opened(w, gasp, b"urgent")
+        ordinary = await opened(w, ROOT, b"ordinary")
         assert Call(w, urgent, block(2)).result == 2 * MIB
         for call in (Call(w, urgent, block(), offset=2 * MIB), Call(w, ordinary, block())):
             assert isinstance(call.result, OSError)
@@ -265,7 +269,9 @@ def test_with_the_policy_error_urgent_files_get_the_reserve_and_no_more(tmp_path
 
 @clause("S279", "S60")
 def test_a_held_writer_in_the_passthrough_lane_gets_the_last_of_the_reserve(tmp_path: Path) -> None:
-    """The room that a held writer asks for is an eighth of the budget, which is more than this reserve."""
+    """The room that a held writer asks for is an eighth of the budget, which is more than this
+    reserve.
+    """
 
     async def scenario(w: World) -> None:
         kernel = Kernel(w)

@@ -197,7 +197,9 @@ def test_gauges_return_to_zero(tmp_path: Path) -> None:
 def test_a_copy_of_the_descriptor_that_is_closed_does_not_publish_half_a_file(
     tmp_path: Path,
 ) -> None:
-    """A thread starts a program while another one saves: the child's exec closes its copy of the descriptor, which is a FLUSH."""
+    """A thread starts a program while another one saves: the child's exec closes its copy of the
+    descriptor, which is a FLUSH.
+    """
 
     async def scenario(w: World) -> None:
         opened, _ = await w.create(b"model.pt")
@@ -279,7 +281,9 @@ def test_any_change_through_a_copied_descriptor_withdraws_the_first_close(
 
 
 def test_what_waited_behind_a_close_that_is_taken_back_goes_on(tmp_path: Path) -> None:
-    """Found by random operations of several processes: nobody told the drain, and an O_SYNC write waited for ever."""
+    """Found by random operations of several processes: nobody told the drain, and an O_SYNC write
+    waited for ever.
+    """
 
     async def scenario(w: World) -> None:
         w.engine.hold(False)
@@ -306,7 +310,9 @@ def test_what_waited_behind_a_close_that_is_taken_back_goes_on(tmp_path: Path) -
 def test_before_the_first_byte_changes_it_is_recorded_that_it_will(
     tmp_path: Path, change: str
 ) -> None:
-    """A kill at the first end of a step (which is a commit): the version has its copy, the content is dirty, no byte has changed."""
+    """A kill at the first end of a step (which is a commit): the version has its copy, the content
+    is dirty, no byte has changed.
+    """
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"db", b"a" * 8192)

@@ -1,6 +1,8 @@
-"""Who waits for room in RAM waits for the storage alone: not for itself, another application, a person or another machine.
+"""Who waits for room in RAM waits for the storage alone: not for itself, another application, a
+person or another machine.
 
-One test for each row of the table in docs/internals/room.md, and one with histories drawn at random.
+One test for each row of the table in docs/internals/room.md, and one with histories drawn at
+random.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ async def save(w: World, name: bytes, data: bytes) -> None:
 
 
 async def killed(w: World, kernel: Kernel, *, synced: bool) -> tuple[Ino, bytearray]:
-    """A file that outgrew RAM, and whose writer is killed; `synced`: it has its place in the order."""
+    """A file that outgrew RAM, and whose writer is killed; `synced`: it has its place in the
+    order.
+    """
     ino, opened, data = await outgrown(w, kernel)
     if synced:
         await w.do(w.fs.fsync(opened.handle, False))
@@ -60,7 +64,9 @@ async def killed(w: World, kernel: Kernel, *, synced: bool) -> tuple[Ino, bytear
 
 
 async def saves_go_on(w: World, total: int = BUDGET + 16 * MIB) -> None:
-    """More than RAM holds, in files of four megabytes, of which each is closed before the next one."""
+    """More than RAM holds, in files of four megabytes, of which each is closed before the next
+    one.
+    """
     w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
     for number in range(total // (4 * MIB)):
         await save(w, b"part-%d" % number, patterned(4 * MIB, seed=number))
@@ -126,7 +132,9 @@ def test_one_whose_writer_was_killed_stops_nobody(tmp_path: Path) -> None:
 def test_who_goes_on_with_what_a_killed_writer_left_waits_for_nobody_to_decide(
     tmp_path: Path, how: str, *, synced: bool
 ) -> None:
-    """A job that is killed in a save, and started again, writes the same file: nobody else will finish that."""
+    """A job that is killed in a save, and started again, writes the same file: nobody else will
+    finish that.
+    """
 
     async def scenario(w: World, kernel: Kernel) -> None:
         w.engine.hold(False)
@@ -245,7 +253,9 @@ def test_a_pin_stops_nobody(tmp_path: Path) -> None:
 def test_small_saves_do_not_keep_a_large_one_waiting_for_what_they_cannot_free(
     tmp_path: Path,
 ) -> None:
-    """RAM is what somebody writes and does not close; what drains makes room for small files, and never for a large one."""
+    """RAM is what somebody writes and does not close; what drains makes room for small files, and
+    never for a large one.
+    """
 
     async def scenario(w: World) -> None:
         held, _attributes = await w.create(b"held")
@@ -349,7 +359,9 @@ def test_a_storage_that_is_full_is_waited_for(
 def test_a_close_that_may_not_have_been_the_last_one_is_waited_for_until_that_is_known(
     tmp_path: Path,
 ) -> None:
-    """RELEASE follows a close at once: whoever comes between them is not sent to the storage for it."""
+    """RELEASE follows a close at once: whoever comes between them is not sent to the storage for
+    it.
+    """
 
     async def scenario(w: World) -> None:
         opened, attributes = await w.create(b"closing")
@@ -452,7 +464,8 @@ class History:
 
     async def _rename(self) -> None:
         if self._files:
-            old, new = self._dice.choice(sorted(self._files)), self._name()
+            old = self._dice.choice(sorted(self._files))
+            new = self._name()
             await self._w.do(self._w.fs.rename(ROOT, old, ROOT, new, 0))
             self._files[new] = self._files.pop(old)
 
@@ -513,7 +526,8 @@ def test_what_is_said_to_come_is_what_comes_when_nobody_does_anything(
                 await history.step()
             with w.fs.lock:
                 stop = stop_somewhere(w, dice)
-                before, said = room(w), w.inner.outlook.coming(1 << 62).size
+                before = room(w)
+                said = w.inner.outlook.coming(1 << 62).size
             w.engine.hold(False)
             await until(lambda: is_at_rest(w))
             with w.fs.lock:

@@ -1,4 +1,5 @@
-"""A large file that the kernel goes on writing to after its fsync, while that version waits to be streamed: exception X11.
+"""A large file that the kernel goes on writing to after its fsync, while that version waits to be
+streamed: exception X11.
 
 The test is the kernel: it writes to the descriptor that an open in the passthrough lane hands out.
 """
@@ -15,7 +16,8 @@ from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
 from acpfs.filesystem.records import Lane
 from tests.filesystem.world import world
 
-SMALL, LARGE = COPY_AT_FREEZE_BYTES_MAX, COPY_AT_FREEZE_BYTES_MAX + 1
+SMALL = COPY_AT_FREEZE_BYTES_MAX
+LARGE = COPY_AT_FREEZE_BYTES_MAX + 1
 
 
 @pytest.mark.parametrize(("size", "later"), [(SMALL, b""), (LARGE, b"later")])

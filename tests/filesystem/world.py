@@ -1,6 +1,8 @@
-"""A file system with engine and backing directory in one process, without FUSE: calls are made as a transport makes them.
+"""A file system with engine and backing directory in one process, without FUSE: calls are made as a
+transport makes them.
 
-Everything is real (directories, SQLite, threads) but the kernel: handles and references are kept by the test.
+Everything is real (directories, SQLite, threads) but the kernel: handles and references are kept by
+the test.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class KnownOpeners(Openers):
 
 
 class CheckedState(StateDatabase):
-    """Knows whether its callers have the lock: without it, a thread of the drain may change what a step is about to record."""
+    """Knows whether its callers have the lock: without it, a thread of the drain may change what a
+    step is about to record.
+    """
 
     lock: RLock | None = None
     """The file system's, as soon as there is one."""
@@ -88,7 +92,9 @@ class CheckedState(StateDatabase):
 
 
 class LockedFileSystem(FileSystem):
-    """Reports as control has them: it walks through all nodes under the lock, while threads of the drain change which have a row."""
+    """Reports as control has them: it walks through all nodes under the lock, while threads of the
+    drain change which have a row.
+    """
 
     def statistics(self) -> FileSystemStatistics:
         with self.lock:
@@ -247,10 +253,14 @@ def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salva
 
 
 def _let_go(w: World) -> None:
-    """Close the descriptors: a run has more worlds than a process may have of them. But not under a thread that uses them."""
+    """Close the descriptors: a run has more worlds than a process may have of them.
+
+    But not under a thread that uses them.
+    """
     spill = w.inner.spill
     spill_pools = () if spill is None else (spill.calls, spill.reads)
-    pools, patience = (*w.calls.all(), w.inner.contents._copies, *spill_pools), 100
+    pools = (*w.calls.all(), w.inner.contents._copies, *spill_pools)
+    patience = 100
     while (
         any(one.in_flight or one.waiting for one in [pool.statistics() for pool in pools])
         or _mirrors()
@@ -306,13 +316,16 @@ async def world(
     runtime: Runtime = REAL,
     **changes: Any,
 ) -> AsyncIterator[World]:
-    """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base finds what the first one left.
+    """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base
+    finds what the first one left.
 
-    `limits`: the limited memory control groups around a process; `available`: bytes of memory that the machine has left;
-    `unknown_bytes`: what is expected of a file like which none was seen; `session`: the kernel session that worlds of the same name share:
-    there the second one is a worker that takes over from the first, and what was open goes on. `state_space`: room for the state database;
-    `closing`: as `FileSystem` has it. `openers`: what is left to those who open files (nothing). `space`: as its `start` has it: then the
-    backing directory may hang from the beginning.
+    `limits`: the limited memory control groups around a process; `available`: bytes of memory that
+    the machine has left; `unknown_bytes`: what is expected of a file like which none was seen;
+    `session`: the kernel session that worlds of the same name share: there the second one is a
+    worker that takes over from the first, and what was open goes on. `state_space`: room for the
+    state database; `closing`: as `FileSystem` has it. `openers`: what is left to those who open
+    files (nothing). `space`: as its `start` has it: then the backing directory may hang from the
+    beginning.
     """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
@@ -321,7 +334,8 @@ async def world(
     salvaged = _salvaged(settings, lower, tier_directory / "state.sqlite")
     state = CheckedState(tier_directory / "state.sqlite", runtime, state_space)
     tier = Tier(tier_directory, budget_bytes, runtime, when_safe=state.after_commit)
-    log, tree = OperationLog(state, runtime.clock), LowerTree(state)
+    log = OperationLog(state, runtime.clock)
+    tree = LowerTree(state)
     calls = CallPools.make(runtime)
     kept = Kept(tier_directory / "session" if session else None, session)
     parts = (
@@ -345,7 +359,8 @@ async def world(
         openers=openers or KnownOpeners(),
         make_spill=_spill(settings, state, tier, log, lower, runtime),
     )
-    fs, spill = LockedFileSystem(inner), inner.spill
+    fs = LockedFileSystem(inner)
+    spill = inner.spill
     state.lock = fs.lock
     manifest = Manifest(state, lower, fs.lock, "test")
     before = _journal(spill, lower)
@@ -372,8 +387,12 @@ async def world(
             found = [] if made.state.is_abandoned else violations(made)
             assert found == [], found
     finally:
-        calls.close()  # not before the engine has ended: a task that is about to run would be told that there is no answer
-        with fs.lock:  # after the engine's tasks, which may have their answers already; threads may still be at work
+        # not before the engine has ended: a task that is about to run would be told that there is
+        # no answer
+        calls.close()
+        with fs.lock:
+            # after the engine's tasks, which may have their answers already; threads may still be
+            # at work
             state.close()
             kept.close()
         _let_go(made)
@@ -385,7 +404,10 @@ def run(
     passthrough: bool = False,
     **changes: Any,
 ) -> None:
-    """Each scenario with a world of its own over the same base, one after the other. `passthrough`: the lanes of a kernel that has it."""
+    """Each scenario with a world of its own over the same base, one after the other.
+
+    `passthrough`: the lanes of a kernel that has it.
+    """
 
     async def main() -> None:
         for scenario in scenarios:

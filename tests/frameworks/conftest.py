@@ -1,7 +1,8 @@
-"""Where the workloads run: on a fresh mount (default), or on a plain directory (ACPFS_PLACE=plain) to try the workloads themselves.
+"""Where the workloads run: on a fresh mount (default), or on a plain directory (ACPFS_PLACE=plain)
+to try the workloads themselves.
 
-After each workload `settle` drains and compares: `diff -r` of mount and backing directory is empty, every file there is in
-the manifest, and the stock `xxh128sum -c` agrees with it.
+After each workload `settle` drains and compares: `diff -r` of mount and backing directory is empty,
+every file there is in the manifest, and the stock `xxh128sum -c` agrees with it.
 """
 
 from __future__ import annotations
@@ -62,14 +63,17 @@ class Place:
     def unmount(self) -> None:
         """End; drains."""
         if self._mount:
-            mount, self._mount = self._mount, None
+            mount = self._mount
+            self._mount = None
             try:
                 mount.umount()
             finally:
                 mount.abort()
 
     def remount(self) -> None:
-        """Begin again with an empty upper layer: what is read from here on comes from the backing directory."""
+        """Begin again with an empty upper layer: what is read from here on comes from the backing
+        directory.
+        """
         self.unmount()
         self.mount()
 
@@ -135,7 +139,9 @@ def workload(python: str, name: str, *arguments: str | Path) -> None:
 
 
 def interpreter(variable: str, module: str) -> str:
-    """The interpreter that an environment variable names, else this one if it has the module; else the test is skipped."""
+    """The interpreter that an environment variable names, else this one if it has the module; else
+    the test is skipped.
+    """
     if variable in os.environ:
         return os.environ[variable]
     if importlib.util.find_spec(module) is None:

@@ -44,7 +44,9 @@ def tree(tmp_path: Path) -> Path:
 
 
 def shape(top: Path, granularity_ns: int = 1) -> dict[str, tuple[object, ...]]:
-    """What a faithful copy keeps: type and mode, size, owner, times as fine as the file system has them, link target, number of links."""
+    """What a faithful copy keeps: type and mode, size, owner, times as fine as the file system has
+    them, link target, number of links.
+    """
     found: dict[str, tuple[object, ...]] = {}
     for path in top.rglob("*"):
         st = path.lstat()
@@ -83,7 +85,9 @@ def test_cp_archive(place: Place, tree: Path) -> None:
 
 
 def test_rsync(place: Place, tree: Path) -> None:
-    """The second run finds nothing to do, also after a new mount; a changed file is replaced by rename."""
+    """The second run finds nothing to do, also after a new mount; a changed file is replaced by
+    rename.
+    """
     command = ["rsync", "-aHX", "--itemize-changes", f"{tree}/", f"{place.directory}/copy/"]
     run(command)
     assert run(command) == ""

@@ -1,4 +1,6 @@
-"""Scripts that import the product's modules, unchanged, over a mount: with torch, and MindSpore by itself."""
+"""Scripts that import the product's modules, unchanged, over a mount: with torch, and MindSpore by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_mindspore_loads_from_the_storage_what_went_through_mindio_acp(
 def test_mindspores_fault_tolerance_saves_when_a_rank_dies(
     switched_on: Path, place: Place, tmp_path: Path, mindspore_python: str
 ) -> None:
-    """Its own callback code, over a double of the device; the checkpoint goes through `mindio_acp` into the mount."""
+    """Its own callback code, over a double of the device; the checkpoint goes through `mindio_acp`
+    into the mount.
+    """
     port = free_port()
     environment = {
         **os.environ,

@@ -15,7 +15,9 @@ pytestmark = [
 
 
 def test_mindspore_save_and_load_checkpoint(place: Place, mindspore_python: str) -> None:
-    """Saved, loaded from RAM, drained, and loaded again from the backing directory after a new mount."""
+    """Saved, loaded from RAM, drained, and loaded again from the backing directory after a new
+    mount.
+    """
     workload(mindspore_python, "mindspore_checkpoint", "save", place.directory)
     workload(mindspore_python, "mindspore_checkpoint", "load", place.directory)
     place.settle()

@@ -1,4 +1,6 @@
-"""New code takes a mount over while torch.save runs on it; the libfuse transport refuses that, and the saves go on."""
+"""New code takes a mount over while torch.save runs on it; the libfuse transport refuses that, and
+the saves go on.
+"""
 
 from __future__ import annotations
 

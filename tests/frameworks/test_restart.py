@@ -1,4 +1,6 @@
-"""A training loop that is killed goes on bit-identical: from RAM, and from the backing directory when the RAM tier was lost."""
+"""A training loop that is killed goes on bit-identical: from RAM, and from the backing directory
+when the RAM tier was lost.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,12 @@ pytestmark = [
     pytest.mark.mount,
     pytest.mark.timeout(1800),
 ]
-STEPS, DIE_AT = 10, 8
+STEPS = 10
+DIE_AT = 8
 SAVED = (6, 9)
-"""From where it goes on: after its death, and after the machine's, which takes the RAM tier when the loop has ended."""
+"""From where it goes on: after its death, and after the machine's, which takes the RAM tier when
+the loop has ended.
+"""
 
 
 @pytest.fixture(scope="module")

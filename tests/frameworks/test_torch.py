@@ -19,7 +19,9 @@ def test_torch_save_and_load(place: Place, torch_python: str, case: str) -> None
 def test_distributed_checkpoint_fsyncs_without_the_backing_directory(
     faulty_place: Place, torch_python: str, case: str
 ) -> None:
-    """Saved and loaded while every call on the backing directory hangs; loaded again from the backing directory after a new mount."""
+    """Saved and loaded while every call on the backing directory hangs; loaded again from the
+    backing directory after a new mount.
+    """
     place = faulty_place
     assert place.faults
     assert list(place.directory.iterdir()) == []

@@ -1,6 +1,8 @@
-"""What frameworks do to old checkpoints when they save, call for call (as traced), without the frameworks.
+"""What frameworks do to old checkpoints when they save, call for call (as traced), without the
+frameworks.
 
-Each order is a function of the save_dir, the step, and the bytes of each file; it returns nothing and keeps no state but the directory's.
+Each order is a function of the save_dir, the step, and the bytes of each file; it returns nothing
+and keeps no state but the directory's.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def _numbered(save_dir: Path, pattern: str) -> list[Path]:
 
 def accelerate(save_dir: Path, step: int, files: Files) -> None:
     """save_state with total_limit=1: mkdir, rmtree of the old one, and only then the files."""
-    old, new = _numbered(save_dir, r"checkpoint_(\d+)"), save_dir / f"checkpoint_{step}"
+    old = _numbered(save_dir, r"checkpoint_(\d+)")
+    new = save_dir / f"checkpoint_{step}"
     new.mkdir()
     for path in old:
         shutil.rmtree(path)
@@ -45,12 +48,15 @@ def trainer(save_dir: Path, step: int, files: Files) -> None:
 
 
 def mindspore(save_dir: Path, step: int, files: Files) -> None:
-    """ModelCheckpoint with keep_checkpoint_max=1: chmod and unlink of the old file, then the new one under a temporary name."""
+    """ModelCheckpoint with keep_checkpoint_max=1: chmod and unlink of the old file, then the new
+    one under a temporary name.
+    """
     for path in _numbered(save_dir, r"net-1_(\d+)\.ckpt"):
         path.chmod(0o200)
         path.unlink()
     data = b"".join(files.values())
-    temporary, final = save_dir / f"net-1_{step}.ckpt.tmp", save_dir / f"net-1_{step}.ckpt"
+    temporary = save_dir / f"net-1_{step}.ckpt.tmp"
+    final = save_dir / f"net-1_{step}.ckpt"
     with temporary.open("ab") as file:
         for start in range(0, len(data), 1 << 16):
             file.write(data[start : start + (1 << 16)])
@@ -59,7 +65,9 @@ def mindspore(save_dir: Path, step: int, files: Files) -> None:
 
 
 def lightning(save_dir: Path, step: int, files: Files) -> None:
-    """ModelCheckpoint with save_top_k=1: written elsewhere and copied in place, then the one that it replaces is unlinked."""
+    """ModelCheckpoint with save_top_k=1: written elsewhere and copied in place, then the one that
+    it replaces is unlinked.
+    """
     final = save_dir / f"epoch=0-step={step}.ckpt"
     with final.open("wb") as file:
         file.write(b"".join(files.values()))
@@ -70,7 +78,9 @@ def lightning(save_dir: Path, step: int, files: Files) -> None:
 
 
 def same_name(save_dir: Path, step: int, files: Files) -> None:
-    """Home-made: the directory of the newest checkpoint is always called the same, removed and made anew."""
+    """Home-made: the directory of the newest checkpoint is always called the same, removed and made
+    anew.
+    """
     new = save_dir / "checkpoint-1"
     if new.exists():
         shutil.rmtree(new)

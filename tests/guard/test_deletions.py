@@ -1,4 +1,6 @@
-"""The guard on real mounts: at every instant one whole checkpoint lies on the backing directory, whatever the framework deletes when."""
+"""The guard on real mounts: at every instant one whole checkpoint lies on the backing directory,
+whatever the framework deletes when.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Job:
     """Saves in a framework's order, and knows every checkpoint that it ever made."""
 
     def __init__(self, order: Order, root: Path, chooser: random.Random) -> None:
-        self.order, self.save_dir, self._random = order, root / order.__name__, chooser
+        self.order = order
+        self.save_dir = root / order.__name__
+        self._random = chooser
         self.save_dir.mkdir()
         self.wholes: list[Tree] = []
         self._step = 0
@@ -83,7 +87,9 @@ def jitter(faults: FaultFs, chooser: random.Random) -> None:
 def test_at_every_instant_a_whole_checkpoint_is_there(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int
 ) -> None:
-    """In the orders of four frameworks, with a slow and failing backing directory, over kill -9 of worker and of everything."""
+    """In the orders of four frameworks, with a slow and failing backing directory, over kill -9 of
+    worker and of everything.
+    """
     chooser = random.Random(seed)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     jobs = [Job(order, mount.path, chooser) for order in ORDERS]
@@ -112,7 +118,8 @@ def test_at_every_instant_a_whole_checkpoint_is_there(
     for job in jobs:
         safe = job.instants(fault_fs)
         assert all(safe), (
-            f"{job.order.__name__}: {safe.count(False)} of {len(safe)} instants without a checkpoint"
+            f"{job.order.__name__}: {safe.count(False)} of {len(safe)} instants without a "
+            "checkpoint"
         )
     assert tree_of(fault_fs.source) == tree_of(mount.path)
     assert all(len(os.listdir(job.save_dir)) == 1 for job in jobs)

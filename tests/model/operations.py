@@ -1,7 +1,8 @@
 """Random operations for the reference-model test, and what each does on one side.
 
-The generator knows nothing of results: the operations of a seed are the same wherever they run. Names are few, so that operations meet.
-Explicit mtimes lie in a range of their own (2001), so that a comparison can tell them from "now".
+The generator knows nothing of results: the operations of a seed are the same wherever they run.
+Names are few, so that operations meet. Explicit mtimes lie in a range of their own (2001), so that
+a comparison can tell them from "now".
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tests.rig.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, rename2
 FILES = ("f0", "f1", "f2", "f3", "f4")
 DIRECTORIES = ("d0", "d1", "d2")
 STRANGE_SHARE = 0.12
-"""How often a file's name is asked for where a directory's is expected and the other way round: the errors must agree too."""
+"""How often a file's name is asked for where a directory's is expected and the other way round: the
+errors must agree too.
+"""
 SLOTS = 8
 SIZE_MAX = 200_000
 EXPLICIT_NS = range(10**18, 10**18 + 10**17)
@@ -35,7 +38,11 @@ class Operation:
     args: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(repr(a) if not isinstance(a, bytes) else f'<{len(a)} bytes>' for a in self.args)})"
+        shown = (
+            f"<{len(argument)} bytes>" if isinstance(argument, bytes) else repr(argument)
+            for argument in self.args
+        )
+        return f"{self.name}({', '.join(shown)})"
 
 
 class Generator:
@@ -43,7 +50,8 @@ class Generator:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._names, self._weights = list(WEIGHTS), list(WEIGHTS.values())
+        self._names = list(WEIGHTS)
+        self._weights = list(WEIGHTS.values())
 
     def __iter__(self) -> Iterator[Operation]:
         while True:
@@ -116,26 +124,83 @@ class Generator:
 
 
 WEIGHTS = {
-    "open": 18, "close": 8, "write": 12, "pwrite": 10, "read": 5, "pread": 6, "seek": 2, "dup": 2, "ftruncate": 3, "fsync": 2,
-    "fstat": 3, "map_write": 2, "truncate": 3, "save": 8, "load": 8, "rename": 9, "rename_directory": 5, "link": 4, "unlink": 7,
-    "mkdir": 8, "rmdir": 4, "symlink": 3, "readlink": 2, "chmod": 3, "chown": 2, "utimens": 3, "setxattr": 3, "getxattr": 2,
-    "removexattr": 1, "listxattr": 1, "stat": 8, "listdir": 6, "fchmod": 1, "futimens": 1,
-}  # fmt: skip
+    "open": 18,
+    "close": 8,
+    "write": 12,
+    "pwrite": 10,
+    "read": 5,
+    "pread": 6,
+    "seek": 2,
+    "dup": 2,
+    "ftruncate": 3,
+    "fsync": 2,
+    "fstat": 3,
+    "map_write": 2,
+    "truncate": 3,
+    "save": 8,
+    "load": 8,
+    "rename": 9,
+    "rename_directory": 5,
+    "link": 4,
+    "unlink": 7,
+    "mkdir": 8,
+    "rmdir": 4,
+    "symlink": 3,
+    "readlink": 2,
+    "chmod": 3,
+    "chown": 2,
+    "utimens": 3,
+    "setxattr": 3,
+    "getxattr": 2,
+    "removexattr": 1,
+    "listxattr": 1,
+    "stat": 8,
+    "listdir": 6,
+    "fchmod": 1,
+    "futimens": 1,
+}
 ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "open": ("slot", "path", "flags", "mode"), "close": ("slot",), "write": ("slot", "data"), "pwrite": ("slot", "data", "offset"),
-    "read": ("slot", "offset"), "pread": ("slot", "offset", "offset"), "seek": ("slot", "offset"), "dup": ("slot", "slot"),
-    "ftruncate": ("slot", "offset"), "fsync": ("slot",), "fstat": ("slot",), "map_write": ("slot", "offset", "data", "ns"),
-    "truncate": ("path", "offset"), "save": ("path", "data"), "load": ("path",), "rename": ("path", "path", "rename_flags"),
+    "open": ("slot", "path", "flags", "mode"),
+    "close": ("slot",),
+    "write": ("slot", "data"),
+    "pwrite": ("slot", "data", "offset"),
+    "read": ("slot", "offset"),
+    "pread": ("slot", "offset", "offset"),
+    "seek": ("slot", "offset"),
+    "dup": ("slot", "slot"),
+    "ftruncate": ("slot", "offset"),
+    "fsync": ("slot",),
+    "fstat": ("slot",),
+    "map_write": ("slot", "offset", "data", "ns"),
+    "truncate": ("path", "offset"),
+    "save": ("path", "data"),
+    "load": ("path",),
+    "rename": ("path", "path", "rename_flags"),
     "rename_directory": ("directory", "directory", "rename_flags"),
-    "link": ("path", "path"), "unlink": ("path",), "mkdir": ("directory", "mode"), "rmdir": ("directory",), "symlink": ("target", "path"),
-    "readlink": ("path",), "chmod": ("path", "mode"), "chown": ("path", "id", "id"), "utimens": ("path", "ns"),
-    "setxattr": ("path", "xattr", "value"), "getxattr": ("path", "xattr"), "removexattr": ("path", "xattr"), "listxattr": ("path",),
-    "stat": ("path",), "listdir": ("directory",), "fchmod": ("slot", "mode"), "futimens": ("slot", "ns"),
-}  # fmt: skip
+    "link": ("path", "path"),
+    "unlink": ("path",),
+    "mkdir": ("directory", "mode"),
+    "rmdir": ("directory",),
+    "symlink": ("target", "path"),
+    "readlink": ("path",),
+    "chmod": ("path", "mode"),
+    "chown": ("path", "id", "id"),
+    "utimens": ("path", "ns"),
+    "setxattr": ("path", "xattr", "value"),
+    "getxattr": ("path", "xattr"),
+    "removexattr": ("path", "xattr"),
+    "listxattr": ("path",),
+    "stat": ("path",),
+    "listdir": ("directory",),
+    "fchmod": ("slot", "mode"),
+    "futimens": ("slot", "ns"),
+}
 
 
 def comparable(st: os.stat_result) -> tuple[Any, ...]:
-    """What two file systems must agree on: not numbers of inodes, nor sizes and link counts of directories, nor when "now" was."""
+    """What two file systems must agree on: not numbers of inodes, nor sizes and link counts of
+    directories, nor when "now" was.
+    """
     is_dir = st.st_mode & 0o170000 == 0o040000
     mtime = st.st_mtime_ns if st.st_mtime_ns in EXPLICIT_NS else "now"
     return (
@@ -149,7 +214,10 @@ def comparable(st: os.stat_result) -> tuple[Any, ...]:
 
 
 class Side:
-    """One of the two file systems: its root, its open files. Every method returns what must be equal on both sides."""
+    """One of the two file systems: its root, its open files.
+
+    Every method returns what must be equal on both sides.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -225,7 +293,9 @@ class Side:
         os.utime(self._fd(slot), ns=(ns, ns))
 
     def map_write(self, slot: int, offset: int, data: bytes, ns: int) -> str:
-        """Write through a shared mapping; the mtime is set afterwards, because when a mapping changes it is up to the file system."""
+        """Write through a shared mapping; the mtime is set afterwards, because when a mapping
+        changes it is up to the file system.
+        """
         fd = self._fd(slot)
         st = os.fstat(fd)
         size = st.st_size

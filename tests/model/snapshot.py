@@ -1,4 +1,6 @@
-"""A whole tree as a value that can be compared: names, kinds, attributes, contents, xattrs, and which names are links of one file."""
+"""A whole tree as a value that can be compared: names, kinds, attributes, contents, xattrs, and
+which names are links of one file.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def _walk(directory: str, prefix: str, found: Snapshot, links: dict[int, list[st
     for name in sorted(os.listdir(directory)):
         if prefix == "" and name == ".acpfs":
             continue
-        path, key = f"{directory}/{name}", prefix + name
+        path = f"{directory}/{name}"
+        key = prefix + name
         st = os.lstat(path)
         found[key] = (*comparable(st), _content(path, st))
         if stat.S_ISDIR(st.st_mode):

@@ -1,7 +1,9 @@
-"""The reference-model test: random operations on two file systems side by side, compared after every step.
+"""The reference-model test: random operations on two file systems side by side, compared after
+every step.
 
-One side is a plain directory. The backing directory is compared too, after drains. A failure prints the seed and the operations
-before it; with `--seed` the same operations run again, `--ops` says how many.
+One side is a plain directory. The backing directory is compared too, after drains. A failure prints
+the seed and the operations before it; with `--seed` the same operations run again, `--ops` says how
+many.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Pair:
     """Two sides and what was done to them."""
 
     def __init__(self, tested: Path, reference: Path, seed: int) -> None:
-        self.tested, self.reference = Side(tested), Side(reference)
+        self.tested = Side(tested)
+        self.reference = Side(reference)
         self._done: deque[str] = deque(maxlen=SHOWN)
         self._seed = seed
 
@@ -36,7 +39,8 @@ class Pair:
         """Do operations on both sides; stop at the first that ends differently."""
         for operation in operations:
             number += 1
-            expected, got = self.reference.do(operation), self.tested.do(operation)
+            expected = self.reference.do(operation)
+            got = self.tested.do(operation)
             self._done.append(f"{number}: {operation} → {str(expected)[:80]}")
             if expected != got:
                 self._fail(f"expected {_short(expected)}\ngot      {_short(got)}")
@@ -60,7 +64,8 @@ def run_model(
     tested: Path, reference: Path, seed: int, count: int, mount: AcpfsMount | None = None
 ) -> None:
     pair = Pair(tested, reference, seed)
-    operations, chooser = iter(Generator(seed)), random.Random(seed)
+    operations = iter(Generator(seed))
+    chooser = random.Random(seed)
     for start in range(0, count, COMPARE_EVERY):
         pair.run(itertools.islice(operations, min(COMPARE_EVERY, count - start)), start)
         pair.compare(tested, "mount")
@@ -113,7 +118,9 @@ def test_mount_agrees_with_a_plain_directory(
 def test_mount_agrees_over_remounts(
     transport: str, tmp_path: Path, seed: int, request: pytest.FixtureRequest
 ) -> None:
-    """Everything is read from the backing directory again after each remount, so lower-layer paths are what is tested."""
+    """Everything is read from the backing directory again after each remount, so lower-layer paths
+    are what is tested.
+    """
     count = (request.config.getoption("--ops") or OPS) // 10
     for name in ("backing", "reference"):
         (tmp_path / name).mkdir()
@@ -137,7 +144,9 @@ def test_mount_agrees_over_remounts(
 def test_mount_agrees_while_clean_files_leave_ram(
     transport: str, make_mount: MakeMount, tmp_path: Path, seed: int, request: pytest.FixtureRequest
 ) -> None:
-    """A RAM tier that holds less than the test's files: what is clean is evicted, and read from the backing directory again."""
+    """A RAM tier that holds less than the test's files: what is clean is evicted, and read from the
+    backing directory again.
+    """
     count = (request.config.getoption("--ops") or OPS) // 5
     for name in ("backing", "reference"):
         (tmp_path / name).mkdir()

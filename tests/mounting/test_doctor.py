@@ -147,7 +147,9 @@ def test_the_script_is_printed_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.clause("S446")
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
 def test_a_full_backing_directory_is_found(tmp_path: Path) -> None:
-    """Everything else about it works: staging files can be made and renamed, and no byte of a save finds room."""
+    """Everything else about it works: staging files can be made and renamed, and no byte of a save
+    finds room.
+    """
     full = tmp_path / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(full)], check=True)

@@ -50,7 +50,10 @@ def test_the_bare_mount_point_is_refused_and_left_as_it_is(tmp_path: Path) -> No
     unmount_file_system(tmp_path)
     with pytest.raises(
         RefusedError,
-        match=rf"not a volume that acpfs has used: {volume} is expected there.* mount once with --new-volume",
+        match=(
+            rf"not a volume that acpfs has used: {volume} is expected there.* mount once with "
+            r"--new-volume"
+        ),
     ):
         mount(tmp_path)
     assert os.listdir(tmp_path / "backing") == []

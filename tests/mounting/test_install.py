@@ -63,7 +63,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 def save(installed: Installed, top: Path) -> None:
     """Mount, write, unmount; the bytes are on the storage."""
-    backing, mountpoint = top / "backing", top / "mount"
+    backing = top / "backing"
+    mountpoint = top / "mount"
     backing.mkdir()
     mountpoint.mkdir()
     installed.run("acpfs", "mount", str(backing), str(mountpoint), "--ram", "64M")
@@ -94,7 +95,8 @@ def test_mount_without_a_compiler(installed: Installed, tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_one_file_installs_where_there_is_no_network(tmp_path: Path) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    bundle, directory = tmp_path / "acpfs.run", tmp_path / "venv"
+    bundle = tmp_path / "acpfs.run"
+    directory = tmp_path / "venv"
     environment = {**os.environ, "ACPFS_BUNDLE_PYTHONS": version}
     subprocess.run(
         ["bash", str(REPOSITORY / "tools/bundle"), str(bundle)],

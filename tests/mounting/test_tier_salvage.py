@@ -1,4 +1,6 @@
-"""What a RAM tier has that no mount takes is copied out of it, under its name where anything says that, and nothing is made up."""
+"""What a RAM tier has that no mount takes is copied out of it, under its name where anything says
+that, and nothing is made up.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SAVED = {"d/f": b"saved in a directory", "g": b"saved", "rewritten": b"the new o
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Path:
-    """What a worker leaves: files that are persisted, that wait, that wait in two versions, and one that is being written."""
+    """What a worker leaves: files that are persisted, that wait, that wait in two versions, and one
+    that is being written.
+    """
 
     async def fill(w: World) -> None:
         await w.write(b"clean", b"is on the backing directory")

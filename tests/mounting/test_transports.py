@@ -1,4 +1,6 @@
-"""Which transport `auto` is, on machines laid out in a directory, and what happens when it was the wrong choice."""
+"""Which transport `auto` is, on machines laid out in a directory, and what happens when it was the
+wrong choice.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from acpfs.mounting.transports import MachineSupport, TransportChoice, choose
 from acpfs.worker.serving import serve
 from tests.rig.runtime import REAL
 
-ROOT, NOBODY, CONTAINER = "000001ffffffffff", "0000000000000000", "00000000a80425fb"
+ROOT = "000001ffffffffff"
+NOBODY = "0000000000000000"
+CONTAINER = "00000000a80425fb"
 
 
 @pytest.fixture

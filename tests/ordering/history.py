@@ -1,9 +1,9 @@
 """An application that remembers every state it had, as the backing directory may show it.
 
-`Application` makes calls on a mount and keeps beside them the *projection* of docs/SEMANTICS.md S6: names as they are, files as
-of their last close (or fsync, rename, link), files never closed not at all.
-After each completed call the projection is one more state of the history.
-`check` then holds a journal of what became visible against the history.
+`Application` makes calls on a mount and keeps beside them the *projection* of docs/SEMANTICS.md S6:
+names as they are, files as of their last close (or fsync, rename, link), files never closed not at
+all. After each completed call the projection is one more state of the history. `check` then holds a
+journal of what became visible against the history.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Application:
             count = os.pwrite(opened.fd, view, at)
             opened.file.data.extend(bytes(max(0, at + count - len(opened.file.data))))
             opened.file.data[at : at + count] = view[:count]
-            at, view = at + count, view[count:]
+            at = at + count
+            view = view[count:]
         opened.wrote = True
 
     def fsync(self, opened: Open) -> None:
@@ -157,7 +158,9 @@ class Application:
         self.rmdir(path)
 
     def _freeze_first(self, path: str) -> None:
-        """A rename or link of a file being written fixes its content: under the old name, one step before the new name is there."""
+        """A rename or link of a file being written fixes its content: under the old name, one step
+        before the new name is there.
+        """
         node = self.nodes[path]
         if isinstance(node, File):
             node.freeze()
@@ -173,10 +176,12 @@ def check(
 ) -> int:
     """Hold every recorded instant against the history; returns how many instants there were.
 
-    `guarded`: paths for which S140 makes an exception: what the application had there once may stay longer.
+    `guarded`: paths for which S140 makes an exception: what the application had there once may stay
+    longer.
 
     Raises:
-        AssertionError: something was visible that the application never had, or had before what was visible already.
+        AssertionError: something was visible that the application never had, or had before what was
+            visible already.
     """
     at = count = 0
     for record, tree in replay(list(journal), start):
@@ -226,6 +231,6 @@ def _explain(record: dict[str, Any], seen: Tree, states: list[Tree], at: int) ->
     ]
     when = "before the instant that was visible already" if nearest < at else "not before"
     return (
-        f"after {record}\nnearest is state {nearest} of {len(states)} (last seen: {at}; {when}); differs in\n"
-        + "\n".join(lines)
+        f"after {record}\nnearest is state {nearest} of {len(states)} (last seen: {at}; {when}); "
+        "differs in\n" + "\n".join(lines)
     )

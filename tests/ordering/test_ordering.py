@@ -1,6 +1,7 @@
 """The ordering test: at every instant the backing directory shows a state that the application had.
 
-The backing directory is the faulty file system, which journals all that becomes visible; faults come at random, from a seed.
+The backing directory is the faulty file system, which journals all that becomes visible; faults
+come at random, from a seed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tests.rig.mounts import AcpfsMount, MakeMount
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount]
-ROUNDS, ROUNDS_IN_CI = 25, 12
+ROUNDS = 25
+ROUNDS_IN_CI = 12
 """The longer ones where operations are asked for (`tools/test random`)."""
 QUICK = {
     "retry_delay_min": 0.02,
@@ -113,10 +115,8 @@ def test_every_instant_is_a_state_of_the_application(
     fault: Callable[[FaultFs, random.Random], None],
     request: pytest.FixtureRequest,
 ) -> None:
-    rounds, chooser = (
-        ROUNDS if request.config.getoption("--ops") else ROUNDS_IN_CI,
-        random.Random(seed),
-    )
+    rounds = ROUNDS if request.config.getoption("--ops") else ROUNDS_IN_CI
+    chooser = random.Random(seed)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     application = Application(mount.path)
     run = training(mount, application, seed)
@@ -137,7 +137,9 @@ def test_every_instant_is_a_state_of_the_application(
 def test_what_the_guard_holds_is_the_only_exception(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int
 ) -> None:
-    """With the guard on: all but deleted checkpoints is a state of the application, in order, over kill -9; and nothing of them is torn."""
+    """With the guard on: all but deleted checkpoints is a state of the application, in order, over
+    kill -9; and nothing of them is torn.
+    """
     options = {name: value for name, value in QUICK.items() if name != "no_keep_last_persisted"}
     mount = make_mount(fault_fs.path, transport, **options)
     application = Application(mount.path)

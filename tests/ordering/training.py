@@ -1,4 +1,6 @@
-"""The workload of the ordering test: what training jobs do to a checkpoint directory, at random, as one application."""
+"""The workload of the ordering test: what training jobs do to a checkpoint directory, at random, as
+one application.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,11 @@ class TrainingRun:
     """Rounds of saves with trackers, retention, logs and mishaps."""
 
     def __init__(self, application: Application, seed: int, *, exchange: bool = True) -> None:
-        """`exchange`: of two names; where the backing file system cannot it is not one step there (S27)."""
-        self.application, self._exchanges = application, exchange
+        """`exchange`: of two names; where the backing file system cannot it is not one step there
+        (S27).
+        """
+        self.application = application
+        self._exchanges = exchange
         self._random = random.Random(seed)
         self._iteration = 0
         self._kept: list[str] = []
@@ -106,7 +111,8 @@ class TrainingRun:
 
     def _patch(self) -> None:
         """Bytes inside a file are changed: neither truncated nor appended."""
-        app, path = self.application, self._kept[-1] + "/patched.pt"
+        app = self.application
+        path = self._kept[-1] + "/patched.pt"
         app.save(path, self._data() + bytes(5_000))
         opened = app.open(path, truncate=False)
         app.write(opened, b"patch" * 100, offset=self._random.randrange(4_000))

@@ -1,4 +1,6 @@
-"""What is known of a caller's memory limits, and that "not known" is another answer than "no limit"."""
+"""What is known of a caller's memory limits, and that "not known" is another answer than "no
+limit".
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class Machine:
     """A made-up /proc and one hierarchy of control groups."""
 
     def __init__(self, base: Path, kind: str = "v2", root: str = "/") -> None:
-        self.proc, self.top = base / "proc", base / "groups"
+        self.proc = base / "proc"
+        self.top = base / "groups"
         self._v1 = kind == "v1"
         own = self.proc / str(os.getpid())
         own.mkdir(parents=True)

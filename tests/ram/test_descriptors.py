@@ -73,7 +73,10 @@ def test_a_low_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert complaints() == []
     monkeypatch.setattr(descriptor_limits, "limit", lambda: 4096)
     assert complaints() == [
-        "the daemon may have 4096 descriptors, so some 1792 files can be open: raise the limit (ulimit -Hn, LimitNOFILE)"
+        (
+            "the daemon may have 4096 descriptors, so some 1792 files can be open: raise the limit "
+            "(ulimit -Hn, LimitNOFILE)"
+        )
     ]
 
 

@@ -25,7 +25,8 @@ class Held:
     """A call that an application holds up until `go_on`."""
 
     def __init__(self) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
 
     def __call__(self) -> str:
         self.begun.set()
@@ -99,7 +100,8 @@ def test_a_call_is_noted_while_it_is_made(tmp_path: Path) -> None:
 
 
 def test_calls_of_a_file_are_made_in_their_order_one_at_a_time() -> None:
-    calls, made = RamFileCalls(REAL.threads), list[int]()
+    calls = RamFileCalls(REAL.threads)
+    made = list[int]()
     futures = [calls.submit(TierId(1), made.append, n) for n in range(200)]
     for future in futures:
         future.result(LONG_S)
@@ -107,7 +109,8 @@ def test_calls_of_a_file_are_made_in_their_order_one_at_a_time() -> None:
 
 
 def test_what_a_call_raises_is_its_answer_and_a_cancelled_one_is_not_made() -> None:
-    calls, made = RamFileCalls(REAL.threads), list[int]()
+    calls = RamFileCalls(REAL.threads)
+    made = list[int]()
     with held_calls(calls, range(1, 2)):
         cancelled = calls.submit(TierId(1), made.append, 1)
         assert cancelled.cancel()
@@ -131,7 +134,8 @@ def test_with_many_calls_held_up_no_more_files_are_to_be_handed_over(
 
 
 def test_what_takes_the_lock_of_a_file_waits_until_no_application_can_have_it() -> None:
-    calls, done = RamFileCalls(REAL.threads), list[str]()
+    calls = RamFileCalls(REAL.threads)
+    done = list[str]()
     calls.when_back(TierId(1), lambda: done.append("at once"))
     calls.hand_over(TierId(1))
     calls.hand_over(TierId(1))

@@ -38,7 +38,8 @@ def test_v2_takes_the_tightest_limit_of_all_ancestors(tmp_path: Path) -> None:
 
 
 def test_v1_reads_the_memory_controller_only(tmp_path: Path) -> None:
-    cpu, mem = tmp_path / "cpu", tmp_path / "mem"
+    cpu = tmp_path / "cpu"
+    mem = tmp_path / "mem"
     (cpu / "x").mkdir(parents=True)
     (mem / "x").mkdir(parents=True)
     (mem / "memory.limit_in_bytes").write_text("9223372036854771712\n")

@@ -1,4 +1,6 @@
-"""Memory policies of the RAM tier: what the setting may say, what the machine has, what the kernel then shows."""
+"""Memory policies of the RAM tier: what the setting may say, what the machine has, what the kernel
+then shows.
+"""
 
 from __future__ import annotations
 

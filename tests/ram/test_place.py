@@ -227,7 +227,8 @@ def no_descriptor() -> int:
 @pytest.mark.clause("S203")
 def test_the_tmpfs_of_the_state_grows_when_little_of_it_is_free(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
-    space, before = places.state_space(place), os.statvfs(place.directory)
+    space = places.state_space(place)
+    before = os.statvfs(place.directory)
     mount_tmpfs(place.directory, f"size={8 * MIB}", remount=True)
     assert os.statvfs(place.directory).f_blocks < before.f_blocks
     assert not space.is_short()
@@ -273,7 +274,8 @@ def test_shared_memory_that_is_too_small_is_an_error_that_says_so(
 def test_somebody_elses_directory_under_our_name_is_refused(
     tiers: Path, tmp_path: Path, trap: str
 ) -> None:
-    shared, target = tmp_path / "shm", tmp_path / "target"
+    shared = tmp_path / "shm"
+    target = tmp_path / "target"
     shared.mkdir()
     target.mkdir(mode=0o700)
     mine = shared / f"acpfs-{os.getuid()}"
@@ -296,7 +298,9 @@ def test_the_mount_table_decodes_what_the_kernel_escapes(tmp_path: Path) -> None
 @needs_root
 @pytest.mark.clause("S60")
 def test_what_is_written_beyond_the_budget_makes_no_more_room(tiers: Path) -> None:
-    """A passthrough writer in one giant write cannot be held: it ends where the tmpfs does, however long it takes."""
+    """A passthrough writer in one giant write cannot be held: it ends where the tmpfs does, however
+    long it takes.
+    """
     place = places.take(tiers, "vol", "n1", BACKING, 2 * MIB)
     slack = places.slack_bytes(2 * MIB)
     (place.directory / "data/big").write_bytes(bytes(slack))
@@ -306,7 +310,9 @@ def test_what_is_written_beyond_the_budget_makes_no_more_room(tiers: Path) -> No
 
 
 def moved_away(tiers: Path) -> tuple[places.Place, Path]:
-    """A tier with something in it, with files of its mount and of another one beside it; and where all that lies now."""
+    """A tier with something in it, with files of its mount and of another one beside it; and where
+    all that lies now.
+    """
     for name in ("sockets/ours-1.sock", "sockets/theirs-1.sock", "remembered/volumes/v.json"):
         (tiers.parent / name).parent.mkdir(parents=True, exist_ok=True)
         (tiers.parent / name).write_text(name)
@@ -323,7 +329,9 @@ def moved_away(tiers: Path) -> tuple[places.Place, Path]:
 def test_a_tier_that_was_moved_away_is_shown_at_its_place_alone(
     tmp_path: Path, tiers: Path, killed: bool
 ) -> None:
-    """Who was killed when it was shown at its place left its memory mounted at the other one, where nobody looked again."""
+    """Who was killed when it was shown at its place left its memory mounted at the other one, where
+    nobody looked again.
+    """
     place, moved = moved_away(tmp_path / "run" / "tiers")
     if killed:
         place.directory.mkdir(mode=0o700, parents=True)

@@ -1,4 +1,7 @@
-"""Memory that is made ready, given back, and never taken from those who need it. The files are real, the machine's memory is a double."""
+"""Memory that is made ready, given back, and never taken from those who need it.
+
+The files are real, the machine's memory is a double.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,11 @@ class Machine:
     """What `Prefault` asks, settable."""
 
     def __init__(self) -> None:
-        self.wanted, self.budget, self.used, self.other_bytes, self.now = (
-            WANTED,
-            100 * STEP_BYTES,
-            0,
-            0,
-            0.0,
-        )
+        self.wanted = WANTED
+        self.budget = 100 * STEP_BYTES
+        self.used = 0
+        self.other_bytes = 0
+        self.now = 0.0
         self.total = FLOOR_BYTES + 50 * STEP_BYTES
         self.writers = 1
         """A log stays open."""

@@ -1,4 +1,7 @@
-"""Memory is made ready without being asked for where it helps, and only memory that nobody uses. The machines are made up."""
+"""Memory is made ready without being asked for where it helps, and only memory that nobody uses.
+
+The machines are made up.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ class Machine:
     """Its /proc and /sys."""
 
     def __init__(self, top: Path) -> None:
-        self.proc, self.sys = top / "proc", top / "sys"
+        self.proc = top / "proc"
+        self.sys = top / "sys"
         self.now = 1000.0
         self.write(
             "proc/cpuinfo", "processor : 0\nflags : fpu sse2\n\nprocessor : 1\nflags : fpu sse2\n"
@@ -41,7 +45,8 @@ class Machine:
     def free(self, size: int) -> None:
         self.write(
             "proc/meminfo",
-            f"MemTotal: {16 * GIB >> 10} kB\nMemFree: {size >> 10} kB\nMemAvailable: {15 * GIB >> 10} kB\n",
+            f"MemTotal: {16 * GIB >> 10} kB\nMemFree: {size >> 10} kB\nMemAvailable: "
+            f"{15 * GIB >> 10} kB\n",
         )
 
     def pressure(self, share: float) -> None:

@@ -1,4 +1,6 @@
-"""Random reservations against what is promised of the reserve (S279), and mutants of the tier, each of which must be found."""
+"""Random reservations against what is promised of the reserve (S279), and mutants of the tier, each
+of which must be found.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from acpfs.types import Ino
 from tests.rig.runtime import REAL
 
 clause = pytest.mark.clause
-BUDGET, FILES, SIZE_MAX, SEEDS = 100, 8, 25, 20
+BUDGET = 100
+FILES = 8
+SIZE_MAX = 25
+SEEDS = 20
 
 
 @dataclass
@@ -39,7 +44,8 @@ class History:
     """A tier of numbers, and random writers; each step is checked."""
 
     def __init__(self, tier: Tier, rng: random.Random) -> None:
-        self.tier, self.rng = tier, rng
+        self.tier = tier
+        self.rng = rng
         self.urgent: set[int] = set()
         self.asked: list[Asked] = []
         self.budget = BUDGET
@@ -70,12 +76,16 @@ class History:
         return Applicant(Ino(ino), Purpose.WRITE, ino + 1, ino in self.urgent)
 
     def ask(self) -> None:
-        applicant, size = self._applicant(), self.rng.randint(1, SIZE_MAX)
+        applicant = self._applicant()
+        size = self.rng.randint(1, SIZE_MAX)
         self.asked.append(Asked(applicant.ino, size, self.tier.reserve(size, applicant)))
 
     def ask_nowait(self) -> None:
-        """Urgent ones get what there is at once, whoever else waits, but for others that are urgent."""
-        applicant, size = self._applicant(), self.rng.randint(1, SIZE_MAX)
+        """Urgent ones get what there is at once, whoever else waits, but for others that are
+        urgent.
+        """
+        applicant = self._applicant()
+        size = self.rng.randint(1, SIZE_MAX)
         waits = [
             one
             for one in self.asked

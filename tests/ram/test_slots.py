@@ -13,13 +13,15 @@ from acpfs.ram.mapped_records import FIRST_SLOTS, Slots
 @pytest.mark.parametrize("words", [1, 2, 9])
 def test_the_next_process_finds_what_was_left(tmp_path: Path, words: int) -> None:
     rng = random.Random(words)
-    slots, known = Slots(tmp_path / "records", words), dict[int, list[int]]()
+    slots = Slots(tmp_path / "records", words)
+    known = dict[int, list[int]]()
     for step in range(4 * FIRST_SLOTS):
         if rng.random() < 0.8 or not known:
             values = [rng.randrange(1 << 64) for _ in range(words)]
             known[slots.add(*values)] = values
         elif rng.random() < 0.5:
-            slot, word = rng.choice(list(known)), rng.randrange(words)
+            slot = rng.choice(list(known))
+            word = rng.randrange(words)
             known[slot][word] = step
             slots.set(slot, word, step)
         else:

@@ -19,7 +19,9 @@ from tests.rig.runtime import REAL
 def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_creates_its_tables(
     tmp_path: Path,
 ) -> None:
-    """Found by the drill with the guard: the mount after a kill failed with "no transaction is active", and so did every later one."""
+    """Found by the drill with the guard: the mount after a kill failed with "no transaction is
+    active", and so did every later one.
+    """
     state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE IF NOT EXISTS first (value INTEGER);")
     state.change("INSERT INTO first VALUES (1)")
@@ -39,7 +41,9 @@ def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_crea
 def test_a_copy_that_cannot_be_made_is_an_error_and_not_a_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who changes the state without the lock could open a transaction between the commit and the copy; SQLite waits for its end."""
+    """Who changes the state without the lock could open a transaction between the commit and the
+    copy; SQLite waits for its end.
+    """
     state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE IF NOT EXISTS first (value INTEGER);")
     state.change("INSERT INTO first VALUES (1)")
@@ -116,7 +120,9 @@ def test_what_a_killed_worker_left_is_whole(tmp_path: Path) -> None:
 def test_a_worker_that_was_killed_before_its_first_change_left_nothing_damaged(
     tmp_path: Path,
 ) -> None:
-    """What it opened had been closed in order, or was made from a mirror: there is no write-ahead log yet."""
+    """What it opened had been closed in order, or was made from a mirror: there is no write-ahead
+    log yet.
+    """
     path = killed(tmp_path)
     StateDatabase(path, REAL).close()
     with closing(StateDatabase(path, REAL)):
@@ -181,7 +187,10 @@ def test_a_torn_end_is_no_damage(tmp_path: Path, cut: int) -> None:
 @pytest.mark.clause("S197")
 @pytest.mark.parametrize("at", [40, 24 + 100])
 def test_frames_of_a_transaction_that_was_cut_off_are_no_damage(tmp_path: Path, at: int) -> None:
-    """The next worker goes on over them: what is left of them fits to nothing. A torn last one has a commit mark."""
+    """The next worker goes on over them: what is left of them fits to nothing.
+
+    A torn last one has a commit mark.
+    """
     path = killed(tmp_path)
     frames = (log_of(path).stat().st_size - 32) // FRAME_BYTES
     flip(log_of(path), 32 + (frames - 1) * FRAME_BYTES + at)

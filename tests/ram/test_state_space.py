@@ -17,7 +17,8 @@ class Disk:
     """A tmpfs of which so much is free, and that can grow so often."""
 
     def __init__(self, free: int, growths: int = 0) -> None:
-        self.free, self.growths = free, growths
+        self.free = free
+        self.growths = growths
 
     def grow(self) -> bool:
         if not self.growths:
@@ -49,7 +50,8 @@ def test_it_grows_in_time_when_nobody_asks() -> None:
 def test_where_others_write_the_reserve_is_a_file_that_is_given_up_once_and_made_again(
     tmp_path: Path,
 ) -> None:
-    disk, ballast = Disk(3 * RESERVE), tmp_path / "reserve"
+    disk = Disk(3 * RESERVE)
+    ballast = tmp_path / "reserve"
     space = disk.space(ballast)
     space.look()
     assert ballast.stat().st_blocks * 512 >= RESERVE
@@ -66,7 +68,8 @@ def test_where_others_write_the_reserve_is_a_file_that_is_given_up_once_and_made
 
 
 def test_a_worker_that_starts_with_nothing_free_takes_the_reserve(tmp_path: Path) -> None:
-    disk, ballast = Disk(3 * RESERVE), tmp_path / "reserve"
+    disk = Disk(3 * RESERVE)
+    ballast = tmp_path / "reserve"
     disk.space(ballast).look()
     disk.free = 0
     disk.space(ballast).look()

@@ -1,4 +1,6 @@
-"""The budget's arithmetic: who gets room and in which order, and what a tier file counts until the last reader has let go of it."""
+"""The budget's arithmetic: who gets room and in which order, and what a tier file counts until the
+last reader has let go of it.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ def written(tier: Tier, size: int) -> TierId:
 
 @pytest.mark.clause("S53")
 def test_room_is_given_in_the_order_in_which_it_was_asked_for(tier: Tier) -> None:
-    """A small one that would fit does not overtake: the large one at the front would never get its turn."""
+    """A small one that would fit does not overtake: the large one at the front would never get its
+    turn.
+    """
     taken = [written(tier, 4 * MIB), written(tier, 4 * MIB)]
-    first, second, third = tier.reserve(6 * MIB), tier.reserve(MIB), tier.reserve(2 * MIB)
+    first = tier.reserve(6 * MIB)
+    second = tier.reserve(MIB)
+    third = tier.reserve(2 * MIB)
     assert (first.done(), second.done(), third.done()) == (False, False, False)
     assert not tier.reserve_nowait(1)
     tier.remove(taken[0])
@@ -53,7 +59,8 @@ def test_room_is_given_in_the_order_in_which_it_was_asked_for(tier: Tier) -> Non
 
 def test_who_gives_up_at_the_front_lets_the_others_pass(tier: Tier) -> None:
     written(tier, 8 * MIB)
-    first, second = tier.reserve(6 * MIB), tier.reserve(MIB)
+    first = tier.reserve(6 * MIB)
+    second = tier.reserve(MIB)
     first.cancel()
     tier.room_changed()
     assert second.done()
@@ -79,7 +86,9 @@ def test_no_room_will_come(tier: Tier) -> None:
 
 @pytest.mark.clause("S131")
 def test_a_removed_file_counts_until_its_last_reader_is_done(tier: Tier) -> None:
-    """A stream that hangs on the backing directory keeps the pages of a version that nobody needs any more."""
+    """A stream that hangs on the backing directory keeps the pages of a version that nobody needs
+    any more.
+    """
     tier_id = written(tier, 8 * MIB)
     fds = [tier.read_long(tier_id), tier.read_long(tier_id)]
     room = tier.reserve(6 * MIB)
@@ -123,7 +132,8 @@ def test_a_mapping_counts_as_somebody_who_has_the_file_open_to_write_until_it_is
 ) -> None:
     tier_id = written(tier, MIB)
     assert not tier.has_writers(tier_id)
-    reader, writer = tier.open_to_read(tier_id), tier.open(tier_id)
+    reader = tier.open_to_read(tier_id)
+    writer = tier.open(tier_id)
     assert tier.has_writers(tier_id)
     mapped = mmap.mmap(writer, MIB)
     os.close(writer)

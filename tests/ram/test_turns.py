@@ -1,4 +1,7 @@
-"""Whose turn it is: writers that compete get equally many bytes, and nobody starves. The clock is the test's own."""
+"""Whose turn it is: writers that compete get equally many bytes, and nobody starves.
+
+The clock is the test's own.
+"""
 
 from __future__ import annotations
 
@@ -100,13 +103,16 @@ def test_what_was_had_long_ago_is_forgotten() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_writers_get_the_same(seed: int) -> None:
-    """Whatever they had before, as long as it was less than a budget, and whatever the sizes: within a few requests of the same sum."""
+    """Whatever they had before, as long as it was less than a budget, and whatever the sizes:
+    within a few requests of the same sum.
+    """
     chance = random.Random(seed)
     turns = Turns(clock_of(lambda: 0.0))
     pids = list(range(1, chance.randint(3, 8)))
     had = dict.fromkeys(pids, 0)
     for _ in range(50):
-        pid, size = chance.choice(pids), chance.randint(1, MIB)
+        pid = chance.choice(pids)
+        size = chance.randint(1, MIB)
         turns.had(writer(pid), size, LEAD_MAX)
         had[pid] += size
     for pid in pids:

@@ -1,4 +1,6 @@
-"""POSIX ACLs for tests: written as `setfacl` takes them, `u:2001:rw,g::r,m::rw`, set and read by their attributes."""
+"""POSIX ACLs for tests: written as `setfacl` takes them, `u:2001:rw,g::r,m::rw`, set and read by
+their attributes.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,16 @@ import os
 import struct
 from pathlib import Path
 
-ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+ACCESS = "system.posix_acl_access"
+DEFAULT = "system.posix_acl_default"
 _TAGS = {"u": (0x01, 0x02), "g": (0x04, 0x08), "m": (0x10, 0x10), "o": (0x20, 0x20)}
 _NO_ID = 0xFFFFFFFF
 
 
 def encoded(text: str) -> bytes:
-    """The attribute; all of `u::`, `g::` and `o::` are to be there, and `m::` where anybody is named."""
+    """The attribute; all of `u::`, `g::` and `o::` are to be there, and `m::` where anybody is
+    named.
+    """
     entries = []
     for part in text.split(","):
         kind, who, rights = part.split(":")

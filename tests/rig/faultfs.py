@@ -1,11 +1,12 @@
 """A real file system with faults, to be used as a backing directory.
 
-`python -m tests.rig.faultfs SOURCE MOUNTPOINT --control NAME` shows SOURCE at MOUNTPOINT and takes orders on a unix socket of that name
-in the abstract name space (which knows no long paths and leaves no file): one JSON object per line, one JSON object back. `FaultFs` is
-the same from Python: starts the process, gives orders, and always unmounts.
+`python -m tests.rig.faultfs SOURCE MOUNTPOINT --control NAME` shows SOURCE at MOUNTPOINT and takes
+orders on a unix socket of that name in the abstract name space (which knows no long paths and
+leaves no file): one JSON object per line, one JSON object back. `FaultFs` is the same from Python:
+starts the process, gives orders, and always unmounts.
 
-Orders: `rule` (see `faults.Rule`), `remove` (id or action; none: all), `set` (bandwidth, fsync_s, space_left, features), `state`,
-`reset_counters`, `await` (frozen=n, op+count, or rule+hits).
+Orders: `rule` (see `faults.Rule`), `remove` (id or action; none: all), `set` (bandwidth, fsync_s,
+space_left, features), `state`, `reset_counters`, `await` (frozen=n, op+count, or rule+hits).
 """
 
 from __future__ import annotations
@@ -46,11 +47,16 @@ START_TIMEOUT_S = 240.0
 ORDER_TIMEOUT_S = 300.0
 """Longer than what an order may wait for."""
 AWAIT_TIMEOUT_S = 240.0
-"""What a test waits for may begin late: a job of four ranks took 25 s of a minute to its first write, on a machine with a load of 10."""
+"""What a test waits for may begin late: a job of four ranks took 25 s of a minute to its first
+write, on a machine with a load of 10.
+"""
 
 
 class FaultFs:
-    """A faulty file system in a process of its own; a context manager. `path` is where it can be seen."""
+    """A faulty file system in a process of its own; a context manager.
+
+    `path` is where it can be seen.
+    """
 
     def __init__(
         self,
@@ -67,7 +73,8 @@ class FaultFs:
         python: str = sys.executable,
     ) -> None:
         """`python`: an interpreter that has pyfuse3."""
-        self.source, self.path = source, path
+        self.source = source
+        self.path = path
         self._python = python
         self.record = record
         self._control = f"acpfs-faultfs-{uuid.uuid4().hex}"
@@ -129,7 +136,8 @@ class FaultFs:
         self._finish()
 
     def _finish(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
@@ -161,7 +169,10 @@ class FaultFs:
         return answer
 
     def rule(self, action: str, **words: Any) -> int:
-        """Add a rule; returns its number. See `faults.Rule` for the words; `errno` is a name such as "EIO"."""
+        """Add a rule; returns its number.
+
+        See `faults.Rule` for the words; `errno` is a name such as "EIO".
+        """
         return int(self.order(order="rule", action=action, **words)["id"])
 
     def journal(self) -> list[dict[str, Any]]:
@@ -190,7 +201,9 @@ class FaultFs:
         self.order(order="remove", id=rule)
 
     def set(self, **values: Any) -> None:
-        """bandwidth (bytes per second), fsync_s, space_left (bytes or None), trace (list every call), and features by name."""
+        """bandwidth (bytes per second), fsync_s, space_left (bytes or None), trace (list every
+        call), and features by name.
+        """
         self.order(order="set", **values)
 
     def state(self) -> dict[str, Any]:
@@ -223,7 +236,9 @@ class FaultFs:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether something is mounted at exactly this path; asks the kernel's table, never the mount."""
+    """Whether something is mounted at exactly this path; asks the kernel's table, never the
+    mount.
+    """
     wanted = os.fsencode(path.absolute())
     lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     return any(line.split()[4].replace(b"\\040", b" ") == wanted for line in lines)
@@ -389,7 +404,8 @@ def main(argv: list[str]) -> None:
     os.umask(0)
     _allow_descriptors()
     faults = Faults()
-    faults.bandwidth, faults.fsync_s = args.bandwidth, args.fsync_s
+    faults.bandwidth = args.bandwidth
+    faults.fsync_s = args.fsync_s
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open(args.record, "a", encoding="ascii")) if args.record else None
         recorder = Recorder(os.path.realpath(args.source), out) if out else None

@@ -1,8 +1,10 @@
-"""The faulty file system's calls: each counted, put through the faults, then carried out on the source directory.
+"""The faulty file system's calls: each counted, put through the faults, then carried out on the
+source directory.
 
-Owns the table of nodes (an O_PATH descriptor each, so renames and hard links need no paths) and the open files. Runs in one trio
-task loop; the system calls on the source are made in it directly, because the source is a local disk or tmpfs. Kernel caches are off:
-every call of an application arrives here.
+Owns the table of nodes (an O_PATH descriptor each, so renames and hard links need no paths) and the
+open files. Runs in one trio task loop; the system calls on the source are made in it directly,
+because the source is a local disk or tmpfs. Kernel caches are off: every call of an application
+arrives here.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _HIGH = 1 << 63
 
 
 def shown_ino(ino: int) -> int:
-    """The number of the source's inode here: it uses all 64 bits, as GlusterFS's do, and as those of no file system of a test machine."""
+    """The number of the source's inode here: it uses all 64 bits, as GlusterFS's do, and as those
+    of no file system of a test machine.
+    """
     return ino | _HIGH
 
 
@@ -59,7 +63,9 @@ class OpenFile:
 
 
 def faulty(op: str) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:
-    """Make a call of the file system out of a plain method: count it, let it meet the faults, turn OSError into a reply."""
+    """Make a call of the file system out of a plain method: count it, let it meet the faults, turn
+    OSError into a reply.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(function)
@@ -327,8 +333,10 @@ class FaultyOperations(pyfuse3.Operations):
         self._writable()
         if flags and not self.faults.features.rename_flags:
             raise OSError(errno.EINVAL, "no rename flags here")
-        old_fd, new_fd = self._nodes[parent_old].fd, self._nodes[parent_new].fd
-        moved, replaced = _stat_at(old_fd, name_old), _stat_at(new_fd, name_new)
+        old_fd = self._nodes[parent_old].fd
+        new_fd = self._nodes[parent_new].fd
+        moved = _stat_at(old_fd, name_old)
+        replaced = _stat_at(new_fd, name_new)
         if _LIBC.renameat2(old_fd, name_old, new_fd, name_new, flags) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -460,7 +468,8 @@ class FaultyOperations(pyfuse3.Operations):
 
     @faulty("statfs")
     def statfs(self, _ctx: Any) -> pyfuse3.StatvfsData:  # type: ignore[override]
-        real, answer = os.statvfs(self._nodes[ROOT].path), pyfuse3.StatvfsData()
+        real = os.statvfs(self._nodes[ROOT].path)
+        answer = pyfuse3.StatvfsData()
         for name in "bsize frsize blocks bfree bavail files ffree favail namemax".split():
             setattr(answer, "f_" + name, getattr(real, "f_" + name))
         if self.faults.space_left is not None:

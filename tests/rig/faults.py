@@ -1,7 +1,7 @@
 """Faults of the faulty file system: which call meets which, and how long it waits.
 
-Owns rules, freezes, the bandwidth bucket, the space left and the counters; does not know FUSE or files. Lives in one trio
-task loop, so nothing here is locked.
+Owns rules, freezes, the bandwidth bucket, the space left and the counters; does not know FUSE or
+files. Lives in one trio task loop, so nothing here is locked.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ from typing import Any
 import trio
 
 CHANGING = frozenset(
-    "setattr mknod mkdir unlink rmdir symlink rename link create write fsync fsyncdir setxattr removexattr".split()
+    "setattr mknod mkdir unlink rmdir symlink rename link create write fsync fsyncdir "
+    "setxattr removexattr".split()
 )
 """Operations that the word "writes" stands for in a rule."""
 READING = frozenset(
-    "lookup getattr readlink open read flush release opendir readdir statfs getxattr listxattr".split()
+    "lookup getattr readlink open read flush release opendir readdir statfs getxattr "
+    "listxattr".split()
 )
 """All others; FLUSH is among them because closing a file that was only read sends it too."""
 ACTIONS = frozenset({"fail", "delay", "tear", "short", "flip", "freeze", "lose"})
-"""tear: half of a write, then EIO; short: half of a write; flip: one bit wrong; lose: carried out, but the answer is an error."""
+"""tear: half of a write, then EIO; short: half of a write; flip: one bit wrong; lose: carried out,
+but the answer is an error.
+"""
 BURST_S = 0.02
-"""How far ahead the bandwidth bucket may run; keeps small writes from sleeping for less than the clock can."""
+"""How far ahead the bandwidth bucket may run; keeps small writes from sleeping for less than the
+clock can.
+"""
 
 
 class FaultyError(OSError):
@@ -36,7 +42,9 @@ class FaultyError(OSError):
 
 @dataclass
 class Rule:
-    """When a call of one of `ops` on a path like `glob` meets `action`; `nth` counts matching calls from 1."""
+    """When a call of one of `ops` on a path like `glob` meets `action`; `nth` counts matching calls
+    from 1.
+    """
 
     action: str
     ops: frozenset[str] = frozenset()
@@ -135,7 +143,9 @@ class Faults:
         return rule.id
 
     def remove(self, rule_id: int | None, action: str | None = None) -> None:
-        """Take out one rule, all of one action, or all; frozen calls that no rule holds any more go on."""
+        """Take out one rule, all of one action, or all; frozen calls that no rule holds any more go
+        on.
+        """
         self.rules = [
             r
             for r in self.rules
@@ -146,7 +156,8 @@ class Faults:
 
     def tell(self) -> None:
         """Wake whoever waits for a change of counters or rules."""
-        changed, self._changed = self._changed, trio.Event()
+        changed = self._changed
+        self._changed = trio.Event()
         changed.set()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -157,7 +168,8 @@ class Faults:
     async def meet(self, op: str, paths: Callable[[], tuple[str, ...]]) -> str:
         """Count a call and let it meet the rules.
 
-        Returns the rest of the action that the call itself must carry out ("tear", "short", "flip", "lose") or "". Raises FaultyError.
+        Returns the rest of the action that the call itself must carry out ("tear", "short", "flip",
+        "lose") or "". Raises FaultyError.
         """
         self.counters[op] += 1
         if self.trace:
@@ -195,7 +207,10 @@ class Faults:
             await trio.sleep(self._free_at - now)
 
     def take_space(self, size: int) -> None:
-        """Account for `size` new bytes (negative: freed). Raises ENOSPC when the file system is full."""
+        """Account for `size` new bytes (negative: freed).
+
+        Raises ENOSPC when the file system is full.
+        """
         if self.space_left is None:
             return
         if size > max(self.space_left, 0):

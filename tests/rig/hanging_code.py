@@ -1,4 +1,6 @@
-"""A copy of the package with a place that hangs once, when told, or with a bug: workers that a debugger could not tell from real ones."""
+"""A copy of the package with a place that hangs once, when told, or with a bug: workers that a
+debugger could not tell from real ones.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 from tests.rig.mounts import REPOSITORY
 
 Place = tuple[str, str, str]
-"""A file, the text in it behind which something is put, and that, with its indentation: a line that calls `hang_here`, or a bug."""
+"""A file, the text in it behind which something is put, and that, with its indentation: a line that
+calls `hang_here`, or a bug.
+"""
 _FIRST_IMPORT = "from __future__ import annotations\n"
 _HANG = """
 

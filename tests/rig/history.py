@@ -1,4 +1,6 @@
-"""Older code of this checkout, for tests of what one version leaves to the next; they are skipped where the history is not there."""
+"""Older code of this checkout, for tests of what one version leaves to the next; they are skipped
+where the history is not there.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Journal of what became visible in a directory, and its replay.
 
-The faulty file system writes one JSON line per visible change, in the order of the changes; `VisibleTree` applies them again, so
-that a test can look at the tree as it was at every instant. Names below `.acpfs` are not visible. Content is a digest, taken at the
-moment when it became visible; file names are text with surrogate escapes.
+The faulty file system writes one JSON line per visible change, in the order of the changes;
+`VisibleTree` applies them again, so that a test can look at the tree as it was at every instant.
+Names below `.acpfs` are not visible. Content is a digest, taken at the moment when it became
+visible; file names are text with surrogate escapes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class Recorder:
         self._out.flush()
 
     def appear(self, path: str) -> None:
-        """`path` shows a node that was not visible there before; what it replaced is gone. Directories with all that is in them."""
+        """`path` shows a node that was not visible there before; what it replaced is gone.
+
+        Directories with all that is in them.
+        """
         if not visible(path):
             return
         full = os.path.join(self._source, path)
@@ -136,7 +140,8 @@ class VisibleTree:
 
     def apply(self, record: dict[str, Any]) -> bool:
         """Carry out one record; whether names or contents changed."""
-        op, path = record["op"], record["path"]
+        op = record["op"]
+        path = record["path"]
         if op == "set":
             self._cut(path)
             self._names[path] = (record["kind"], record["what"], record["ino"])
@@ -149,7 +154,8 @@ class VisibleTree:
             self._cut(record["to"])
             self._paste(moved, path, record["to"])
         elif op == "exchange":
-            first, second = self._cut(path), self._cut(record["to"])
+            first = self._cut(path)
+            second = self._cut(record["to"])
             self._paste(first, path, record["to"])
             self._paste(second, record["to"], path)
         elif op == "content":

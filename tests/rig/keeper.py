@@ -1,4 +1,6 @@
-"""A keeper, and whoever starts daemons again, for tests: processes that no kill of a mount reaches."""
+"""A keeper, and whoever starts daemons again, for tests: processes that no kill of a mount
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class KeeperProcess:
-    """`acpfs keeper` of one runtime directory; the mount's own kill does not reach it, as another container's would not."""
+    """`acpfs keeper` of one runtime directory; the mount's own kill does not reach it, as another
+    container's would not.
+    """
 
     def __init__(self, runtime: Path) -> None:
         self.runtime = runtime
@@ -78,7 +82,8 @@ class KeeperProcess:
 class Launcher:
     """Starts daemons, as a kubelet does: a process that has nothing open in the mount.
 
-    A process that has would wait for the daemon before it could start it: its child closes copies of what is open, and that is a call.
+    A process that has would wait for the daemon before it could start it: its child closes copies
+    of what is open, and that is a call.
     """
 
     PROGRAM = """
@@ -86,7 +91,8 @@ import json, subprocess, sys
 for line in sys.stdin:
     order = json.loads(line)
     with open(order["log"], "ab") as log:
-        done = subprocess.run(order["words"], env=order["env"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        done = subprocess.run(order["words"], env=order["env"], **streams)
     print(done.returncode, flush=True)
 """
 

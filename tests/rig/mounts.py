@@ -1,8 +1,10 @@
-"""acpfs mounts for tests: started through the command line like a user's, watched, always taken down.
+"""acpfs mounts for tests: started through the command line like a user's, watched, always taken
+down.
 
-Knows the command line, the control socket's JSON and the kernel's mount table; never touches a mount point from the thread that
-cleans up. A watchdog in a process of its own (`lifeline.py`) aborts the kernel's FUSE connection after a while, so that a test that hangs
-in a system call ends with an error, and takes everything down when the test's own process is killed.
+Knows the command line, the control socket's JSON and the kernel's mount table; never touches a
+mount point from the thread that cleans up. A watchdog in a process of its own (`lifeline.py`)
+aborts the kernel's FUSE connection after a while, so that a test that hangs in a system call ends
+with an error, and takes everything down when the test's own process is killed.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ MOUNT_TIMEOUT_S = 240.0
 WATCHDOG_S = 600.0
 UNMOUNT_TIMEOUT_S = 240.0
 CONTAINERS_END_S = 240.0
-"""As long as a test may take on a machine in heavy use: with 60 s this failed while a container's test was busy for longer."""
+"""As long as a test may take on a machine in heavy use: with 60 s this failed while a container's
+test was busy for longer.
+"""
 LEAVES_WITHIN_S = 60.0
 """Who is still there then is a leak: a machine may stand still for ten seconds."""
 LOOK_AGAIN_S = 0.02
@@ -46,9 +50,14 @@ ENVIRONMENTS = {
     "native-direct": {"ACPFS_FUSE_FEATURE_MASK": hex(((1 << 64) - 1) & ~(1 << 37))},
     "native-passthrough": {"ACPFS_EXPECTED_BYTES": "0"},
 }
-"""What a mount is tested on: a transport as users get it, or one held to a lane (a kernel without passthrough; all writers admitted)."""
+"""What a mount is tested on: a transport as users get it, or one held to a lane (a kernel without
+passthrough; all writers admitted).
+"""
 Known = tuple[int, str]
-"""A process: its number, and when it began. A number alone is another process' within minutes, where few are given (pid_max of 32768)."""
+"""A process: its number, and when it began.
+
+A number alone is another process' within minutes, where few are given (pid_max of 32768).
+"""
 _COMMANDS = {"acpfs": "acpfs.cli.main", "acpfs-ctl": "acpfs.cli.ctl"}
 
 
@@ -80,13 +89,18 @@ class AcpfsMount:
         python: str = sys.executable,
         **options: object,
     ) -> None:
-        """`options` are settings as the command line has them: `ram="64M"`, `attr_timeout=0.1`, `fsync="durable"`."""
-        self.backing, self.path, self.transport = backing, path, transport
+        """`options` are settings as the command line has them: `ram="64M"`, `attr_timeout=0.1`,
+        `fsync="durable"`.
+        """
+        self.backing = backing
+        self.path = path
+        self.transport = transport
         self.runtime_dir = runtime_dir or path.with_name(path.name + ".run")
         self.log = self.runtime_dir.with_suffix(".log")
         self.options: dict[str, object] = {"ram": "512M", "prefault": "0", **options}
         self._environment = {"PYTHONPATH": str(REPOSITORY), **(environment or {})}
-        self._watchdog_s, self._python = watchdog_s, python
+        self._watchdog_s = watchdog_s
+        self._python = python
         self._pids: set[Known] = set()
 
     def __enter__(self) -> AcpfsMount:
@@ -134,9 +148,9 @@ class AcpfsMount:
         if AcpfsMount.lay_backing is not None:
             AcpfsMount.lay_backing(self.backing)
         with contextlib.suppress(FileExistsError):
-            self.path.mkdir(
-                parents=True
-            )  # exist_ok would ask a dead mount what it is, which answers only while the kernel remembers
+            # exist_ok would ask a dead mount what it is, which answers only while the kernel
+            # remembers
+            self.path.mkdir(parents=True)
         self.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.watch()
         words = [str(self.backing), str(self.path), "--transport", self.transport.partition("-")[0]]
@@ -152,7 +166,9 @@ class AcpfsMount:
         return int(self.status()["worker"]["pid"])
 
     def note_worker(self) -> None:
-        """From now on its present worker is known to belong to it, whatever its environment says."""
+        """From now on its present worker is known to belong to it, whatever its environment
+        says.
+        """
         pid = self.pid
         self._pids.add((pid, began(pid)))
 
@@ -179,7 +195,9 @@ class AcpfsMount:
         self._unwatch()
 
     def _wait_for_containers(self) -> None:
-        """A container of a test that runs beside this one has all mounts that it found, for as long as it lives."""
+        """A container of a test that runs beside this one has all mounts that it found, for as long
+        as it lives.
+        """
         with contextlib.suppress(NotMountedError):  # it is gone by now
             wait_gone(self.supervisor, CONTAINERS_END_S)
 
@@ -191,7 +209,9 @@ class AcpfsMount:
         ).pid
 
     def kill(self) -> None:
-        """kill -9 of all that serves and keeps the mount, and away with the dead mount; the RAM tier stays."""
+        """kill -9 of all that serves and keeps the mount, and away with the dead mount; the RAM
+        tier stays.
+        """
         self.kill_processes()
         self.detach()
 
@@ -200,7 +220,10 @@ class AcpfsMount:
         _detach(self.path)
 
     def kill_worker(self) -> int:
-        """kill -9 of the worker, and no more: the next one takes over. Returns the process number it had."""
+        """kill -9 of the worker, and no more: the next one takes over.
+
+        Returns the process number it had.
+        """
         pid = self.pid
         os.kill(pid, signal.SIGKILL)
         return pid
@@ -258,7 +281,9 @@ class AcpfsMount:
         return _living(self.runtime_dir, self._pids)
 
     def watch(self) -> None:
-        """From now on it may stay for as long as the watchdog allows, and no longer than this process."""
+        """From now on it may stay for as long as the watchdog allows, and no longer than this
+        process.
+        """
         lifeline.arm(self.path, self.runtime_dir, self._watchdog_s)
 
     def _unwatch(self) -> None:
@@ -269,8 +294,13 @@ class AcpfsMount:
     def run(
         self, command: str, *words: str, timeout_s: float = 240.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run `acpfs` or `acpfs-ctl` as a user would; output goes through files because a daemon may keep a pipe open."""
-        program = f"import sys; from {_COMMANDS[command]} import main; sys.argv[0] = {command!r}; sys.exit(main())"
+        """Run `acpfs` or `acpfs-ctl` as a user would; output goes through files because a daemon
+        may keep a pipe open.
+        """
+        program = (
+            f"import sys; from {_COMMANDS[command]} import main; sys.argv[0] = {command!r}; "
+            "sys.exit(main())"
+        )
         env = {
             **os.environ,
             **ENVIRONMENTS[self.transport],
@@ -309,7 +339,8 @@ class AcpfsMount:
         return json.loads(done.stdout) if done.stdout.strip() else None
 
     def ask(self, verb: str, **args: Any) -> Any:
-        """One question over the control socket, without a process: forking closes copies of open files, and that is a close.
+        """One question over the control socket, without a process: forking closes copies of open
+        files, and that is a close.
 
         Raises:
             AcpfsError: as the command would have ended.
@@ -323,11 +354,15 @@ class AcpfsMount:
         return answer
 
     def flush(self, *paths: str, timeout_s: float = 240.0) -> None:
-        """Return when all (or what lies at `paths`, below the mount point) that was written until now is persisted."""
+        """Return when all (or what lies at `paths`, below the mount point) that was written until
+        now is persisted.
+        """
         self.ask("flush", paths=list(paths), timeout_s=timeout_s)
 
     def wait_drained(self, timeout_s: float = 240.0) -> None:
-        """Wait for the end of what is queued; unlike `flush` this fixes the content of no open file."""
+        """Wait for the end of what is queued; unlike `flush` this fixes the content of no open
+        file.
+        """
         self.wait_status(lambda status: status["queue_length"] == 0, timeout_s)
 
     def wait_status(self, condition: Any, timeout_s: float = 240.0) -> dict[str, Any]:
@@ -354,7 +389,9 @@ MakeMount = Callable[..., AcpfsMount]
 
 
 def take_down(path: Path, runtime_dir: Path, pids: Iterable[Known] = ()) -> None:
-    """End all that belongs to the acpfs at `path`, whatever its state, and remove its RAM tier; `pids` are known to belong to it."""
+    """End all that belongs to the acpfs at `path`, whatever its state, and remove its RAM tier;
+    `pids` are known to belong to it.
+    """
     for number in connections_at(path):
         with contextlib.suppress(OSError):
             Path(f"/sys/fs/fuse/connections/{number}/abort").write_text("1")
@@ -369,7 +406,8 @@ def take_down(path: Path, runtime_dir: Path, pids: Iterable[Known] = ()) -> None
 def _kill_processes(runtime_dir: Path, pids: Iterable[Known], timeout_s: float = 240.0) -> None:
     """A worker whose supervisor dies starts another one, so until nobody is left.
 
-    But for who is in a call on the mount that the worker had begun: where a keeper has the session, only the next worker answers it.
+    But for who is in a call on the mount that the worker had begun: where a keeper has the session,
+    only the next worker answers it.
     """
     deadline = time.monotonic() + timeout_s
     hanging: set[int] = set()
@@ -471,7 +509,9 @@ def wait_gone(pid: int, timeout_s: float = 240.0) -> None:
 
 
 def tell_again(supervisor: int) -> None:
-    """SIGTERM, the second order to end: until the process has ended, because what comes right after the first is one order with it."""
+    """SIGTERM, the second order to end: until the process has ended, because what comes right after
+    the first is one order with it.
+    """
     deadline = time.monotonic() + UNMOUNT_TIMEOUT_S
     while began(supervisor):
         if time.monotonic() > deadline:

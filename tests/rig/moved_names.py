@@ -1,4 +1,6 @@
-"""What a rename does to a table of paths: the names below a directory go with it, and what lay at the new name is gone."""
+"""What a rename does to a table of paths: the names below a directory go with it, and what lay at
+the new name is gone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def move(nodes: dict[str, T], old: str, new: str) -> None:
 
 def exchange(nodes: dict[str, T], one: str, other: str) -> None:
     """renameat2(2) with RENAME_EXCHANGE."""
-    first, second = _take(nodes, one), _take(nodes, other)
+    first = _take(nodes, one)
+    second = _take(nodes, other)
     _put(nodes, first, one, other)
     _put(nodes, second, other, one)
 

@@ -1,7 +1,9 @@
-"""A process that does the same to two directories and says what came of it: python -m tests.rig.opener DIRECTORY REFERENCE.
+"""A process that does the same to two directories and says what came of it: python -m
+tests.rig.opener DIRECTORY REFERENCE.
 
-Reads one JSON list per line, `[operation, arguments…]`, answers with `[of the directory, of the reference]`: values or names of errnos.
-Holds open files and mappings in numbered slots. Deterministic: whoever talks to several such processes decides the order.
+Reads one JSON list per line, `[operation, arguments…]`, answers with `[of the directory, of the
+reference]`: values or names of errnos. Holds open files and mappings in numbered slots.
+Deterministic: whoever talks to several such processes decides the order.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Side:
         os.close(self.files.pop(slot))
 
     def duplicate(self, slot: int, other: int) -> None:
-        """What dup2 does: the other slot's file is closed, and shares an offset with this one from now on."""
+        """What dup2 does: the other slot's file is closed, and shares an offset with this one from
+        now on.
+        """
         if slot != other:
             if other in self.files:
                 os.close(self.files.pop(other))
@@ -95,7 +99,9 @@ class Side:
             raise OSError(ctypes.get_errno(), "fallocate")
 
     def copy(self, slot: int, offset: int, other: int, target: int, size: int) -> int:
-        """copy_file_range, as often as it takes: how much one call copies is the file system's business."""
+        """copy_file_range, as often as it takes: how much one call copies is the file system's
+        business.
+        """
         done = 0
         while done < size:
             count = os.copy_file_range(
@@ -135,7 +141,9 @@ class Side:
 
 
 def outcome(call: Callable[..., Any], arguments: list[Any]) -> Any:
-    """What a call returned, or the name of its errno; KeyError, of a slot that holds nothing, is the same on both sides."""
+    """What a call returned, or the name of its errno; KeyError, of a slot that holds nothing, is
+    the same on both sides.
+    """
     try:
         return call(*arguments)
     except OSError as error:

@@ -1,8 +1,10 @@
-"""Power loss of a backing file system: what it had been told, call by call, and what is left when the power goes at some instant.
+"""Power loss of a backing file system: what it had been told, call by call, and what is left when
+the power goes at some instant.
 
-`PowerLog` writes the calls; `Disk` reads them and makes what a crash leaves: names as after some prefix of the changes of names, at
-least all up to the last fsync of a directory; of each file's bytes all up to its last fsync, and what was written since then whole, torn,
-or not at all, by a seed. (A journaling local disk promises that much; ext4 more.)
+`PowerLog` writes the calls; `Disk` reads them and makes what a crash leaves: names as after some
+prefix of the changes of names, at least all up to the last fsync of a directory; of each file's
+bytes all up to its last fsync, and what was written since then whole, torn, or not at all, by a
+seed. (A journaling local disk promises that much; ext4 more.)
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ BEGIN = "begin"
 
 
 class PowerLog:
-    """Writes records; a file that is created gets a number that is never used again, unlike inode numbers."""
+    """Writes records; a file that is created gets a number that is never used again, unlike inode
+    numbers.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._out: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115 - as long as the process
+        # as long as the process
+        self._out: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115
         self._numbers: dict[int, int] = {}
         self._last = TOP
 
@@ -50,7 +55,10 @@ class PowerLog:
         self.write("create", self._last, self._numbers[parent], name, kind, what)
 
     def found(self, path: Path, ino: int, shown: Callable[[int], int]) -> None:
-        """What is there at the start, all of it on stable storage. `shown`: the number by which the file system knows a source's inode."""
+        """What is there at the start, all of it on stable storage.
+
+        `shown`: the number by which the file system knows a source's inode.
+        """
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             kind = "symlink" if entry.is_symlink() else "dir" if entry.is_dir() else "file"
             own = shown(entry.inode())
@@ -95,7 +103,8 @@ class Disk:
 
     def apply(self, record: tuple[Any, ...]) -> None:
         """Take over one record."""
-        op, values = record[1], record[2:]
+        op = record[1]
+        values = record[2:]
         if op in ("create", "link", "unlink", "rename"):
             self._changes.append((op, *values))
             if op == "create":
@@ -138,7 +147,8 @@ class Disk:
         found: dict[str, tuple[str, Any, dict[str, bytes]]],
     ) -> None:
         for name, number in names.get(at, {}).items():
-            inode, path = self._inodes[number], prefix + os.fsdecode(name)
+            inode = self._inodes[number]
+            path = prefix + os.fsdecode(name)
             if inode.kind == "file" and number not in contents:
                 contents[number] = _left(inode, chooser)
             found[path] = (inode.kind, contents.get(number, inode.what), inode.xattrs)
@@ -178,7 +188,8 @@ def _rename(names: dict[int, dict[bytes, int]], change: tuple[Any, ...]) -> None
         names[change[1]].pop(change[2], None)
     else:
         parent, name, new_parent, new_name, exchange = change[1:]
-        source, target = names[parent], names.setdefault(new_parent, {})
+        source = names[parent]
+        target = names.setdefault(new_parent, {})
         if exchange:
             source[name], target[new_name] = target[new_name], source[name]
         elif target.get(new_name) != source[name]:
@@ -187,7 +198,9 @@ def _rename(names: dict[int, dict[bytes, int]], change: tuple[Any, ...]) -> None
 
 def read_log(path: Path) -> list[tuple[Any, ...]]:
     """All whole records: (monotonic time, op, values…)."""
-    records, at, content = [], 0, path.read_bytes()
+    records = []
+    at = 0
+    content = path.read_bytes()
     while at + LENGTH_BYTES <= len(content):
         size = int.from_bytes(content[at : at + LENGTH_BYTES], "little")
         if at + LENGTH_BYTES + size > len(content):

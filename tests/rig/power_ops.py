@@ -1,6 +1,7 @@
 """The faulty file system's calls, with a log of all that a power loss could take away.
 
-Each call is logged right after it was carried out and before any other can be: nothing here waits in between.
+Each call is logged right after it was carried out and before any other can be: nothing here waits
+in between.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Other processes and other users for tests: run a function in a forked child, perhaps as somebody else.
+"""Other processes and other users for tests: run a function in a forked child, perhaps as somebody
+else.
 
 The parent gets what the function returned or raised.
 """
@@ -20,7 +21,9 @@ T = TypeVar("T")
 CHILD_TIMEOUT_S = 240.0
 NOBODY = 65534
 SOMEBODY = 12345
-"""Users without privilege; SOMEBODY has no entry in any user database, which a file system must not care about."""
+"""Users without privilege; SOMEBODY has no entry in any user database, which a file system must not
+care about.
+"""
 
 
 class Child:
@@ -75,7 +78,10 @@ class Child:
 
 
 def sleeps(thread: threading.Thread) -> bool:
-    """Whether it waits in the kernel. One that waits for a processor does not, however long the machine lets it."""
+    """Whether it waits in the kernel.
+
+    One that waits for a processor does not, however long the machine lets it.
+    """
     stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(
         encoding="ascii", errors="replace"
     )

@@ -13,9 +13,10 @@ def no_thread_left() -> Iterator[Callable[[], None]]:
     """Until the function that this gives is called, at the latest.
 
     Python says of each new thread what it says where the C library answers EAGAIN.
-    A double: up to 3.12 Python keeps the state of a thread that the C library refused, with the number of the thread that was
-    to start it, and an exception for that one goes there. Other tests of this process would never get theirs. Processes
-    of their own meet the real thing in a full control group (`tests/supervisor/test_scarcity.py`).
+    A double: up to 3.12 Python keeps the state of a thread that the C library refused, with the
+    number of the thread that was to start it, and an exception for that one goes there. Other tests
+    of this process would never get theirs. Processes of their own meet the real thing in a full
+    control group (`tests/supervisor/test_scarcity.py`).
     """
 
     def refuse(*_arguments: Any, **_more: Any) -> None:

@@ -1,4 +1,6 @@
-"""System calls that the standard library does not offer, by ctypes, with OSError as it should be."""
+"""System calls that the standard library does not offer, by ctypes, with OSError as it should
+be.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,14 @@ _LIBC.closedir.argtypes = [ctypes.c_void_p]
 _LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 AT_FDCWD = -100
-RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
-FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
-UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+RENAME_WHITEOUT = 4
+FALLOC_KEEP_SIZE = 1
+FALLOC_PUNCH_HOLE = 2
+FALLOC_ZERO_RANGE = 16
+UTIME_NOW = (1 << 30) - 1
+UTIME_OMIT = (1 << 30) - 2
 _D_NAME_OFFSET = 19
 
 

@@ -1,6 +1,8 @@
-"""What the suites that take a directory run on: a plain directory, a tmpfs, an acpfs mount, or any directory that is named.
+"""What the suites that take a directory run on: a plain directory, a tmpfs, an acpfs mount, or any
+directory that is named.
 
-A target knows what its file system cannot do, so that a test asks `target.can("tmpfile")` instead of knowing transports.
+A target knows what its file system cannot do, so that a test asks `target.can("tmpfile")` instead
+of knowing transports.
 """
 
 from __future__ import annotations

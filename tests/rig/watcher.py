@@ -1,7 +1,9 @@
-"""The process behind `lifeline.py`: `python -m tests.rig.watcher PID` watches process PID and takes its orders, JSON lines on stdin.
+"""The process behind `lifeline.py`: `python -m tests.rig.watcher PID` watches process PID and takes
+its orders, JSON lines on stdin.
 
-Waits for three things: orders, the nearest deadline, the end of the process. At a deadline it takes down what it stands for, at the end
-of the process all that is still armed, acpfs first: a supervisor that lives would mount again.
+Waits for three things: orders, the nearest deadline, the end of the process. At a deadline it takes
+down what it stands for, at the end of the process all that is still armed, acpfs first: a
+supervisor that lives would mount again.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class Watcher:
         if "disarm" in order:
             self.armed.pop(order["disarm"], None)
             return
-        path, runtime_dir, deadline_s = order["arm"], order["runtime_dir"], order["deadline_s"]
+        path = order["arm"]
+        runtime_dir = order["runtime_dir"]
+        deadline_s = order["deadline_s"]
         deadline = float("inf") if deadline_s is None else time.monotonic() + deadline_s
         self.armed[path] = Armed(Path(path), Path(runtime_dir) if runtime_dir else None, deadline)
 

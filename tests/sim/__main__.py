@@ -1,4 +1,6 @@
-"""`python -m tests.sim`: histories of the whole engine, each from a seed. See docs/CONTRIBUTING.md."""
+"""`python -m tests.sim`: histories of the whole engine, each from a seed. See
+docs/CONTRIBUTING.md.
+"""
 
 from __future__ import annotations
 

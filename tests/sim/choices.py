@@ -1,8 +1,8 @@
 """What a seed decides: the knobs of a history, and a stream of chance for each decision.
 
-A decision draws from its own stream, which its name says (`stream`): a call of a program, a fault of
-a life. So one that is left out (`Choices.without_calls`) changes none of the others, and a history that
-fails can be made shorter.
+A decision draws from its own stream, which its name says (`stream`): a call of a program, a fault
+of a life. So one that is left out (`Choices.without_calls`) changes none of the others, and a
+history that fails can be made shorter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ KINDS = {
 }
 """How often each comes; a history may draw others (`Knobs.kinds`)."""
 NOT_IN_LANE = ("link", "delete open")
-"""Of files with several names others see later writes of the kernel one by one. What was deleted is for `SHORT`."""
+"""Of files with several names others see later writes of the kernel one by one.
+
+What was deleted is for `SHORT`.
+"""
 EVERYTHING = 0.4
 """Share of histories in which each kind of call comes as often as `KINDS` says."""
 
@@ -67,9 +70,13 @@ class Profile(enum.Enum):
     MEMBERS = "members"
     """Several daemons over one storage (`tests/sim/members`)."""
     LANE = "lane"
-    """Programs write in the passthrough lane: the daemon does not see it, RAM is short, and whoever writes is held."""
+    """Programs write in the passthrough lane: the daemon does not see it, RAM is short, and whoever
+    writes is held.
+    """
     SHARED = "shared"
-    """Several processes have the same files open, some have copies of descriptors, some are killed (`crew`)."""
+    """Several processes have the same files open, some have copies of descriptors, some are killed
+    (`crew`).
+    """
 
 
 MAY_KEEP = (Profile.HANG, Profile.FULL, Profile.SHORT, Profile.LANE)
@@ -110,7 +117,9 @@ def _ram_bytes(choices: Choices, chance: random.Random) -> int:
 
 
 def _kinds(choices: Choices) -> tuple[float, ...]:
-    """Programs that do few things often come to places where those that do everything at times do not."""
+    """Programs that do few things often come to places where those that do everything at times do
+    not.
+    """
     chance = choices.stream("kinds")
     kinds = tuple(map(float, KINDS.values()))
     if choices.profile is Profile.LANE:
@@ -156,7 +165,9 @@ class Knobs:
     outage_s: float
     """For how long at the begin of a life the storage refuses every change."""
     stands_still: bool
-    """Programs that have files open do nothing for very long, now and then: nobody else may have to wait for that."""
+    """Programs that have files open do nothing for very long, now and then: nobody else may have to
+    wait for that.
+    """
     sees_writers: bool
     """The lane of files tells who writes."""
     unknown_bytes: int | None
@@ -167,13 +178,16 @@ class Knobs:
     is_tidied: bool
     """Another program removes staging files."""
     has_acls: bool
-    """Where it hangs, what is made gets a narrower mode than asked for, as nobody knows what ACL it inherits: then it has none."""
+    """Where it hangs, what is made gets a narrower mode than asked for, as nobody knows what ACL it
+    inherits: then it has none.
+    """
 
     @classmethod
     def drawn(cls, choices: Choices) -> Knobs:
         chance = choices.stream("knobs")
         profile = choices.profile
-        is_short, is_lane = profile is Profile.SHORT, profile is Profile.LANE
+        is_short = profile is Profile.SHORT
+        is_lane = profile is Profile.LANE
         faulty = not (choices.without_faults or is_short or is_lane)
         lives = chance.randrange(1, LIVES_MAX + 1)
         return cls(

@@ -84,7 +84,9 @@ def _these(profiles: list[Profile], options: argparse.Namespace) -> list[bool]:
 
 
 def _stay_on_one_processor() -> None:
-    """One thread goes on at a time: handing on to one on another processor takes four times as long."""
+    """One thread goes on at a time: handing on to one on another processor takes four times as
+    long.
+    """
     processors = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {processors[os.getpid() % len(processors)]})
 
@@ -111,8 +113,10 @@ def _one(choices: Choices, options: argparse.Namespace) -> bool:
 
 
 def _many(todo: list[Choices], options: argparse.Namespace) -> list[bool]:
-    began_s, began_cpu = virtual.REAL_CLOCK(), os.times()
-    failed, counts = [], Counter[str]()
+    began_s = virtual.REAL_CLOCK()
+    began_cpu = os.times()
+    failed = []
+    counts = Counter[str]()
     done = 0
     for outcome in _outcomes(todo, options.jobs):
         done += 1
@@ -125,7 +129,8 @@ def _many(todo: list[Choices], options: argparse.Namespace) -> list[bool]:
             print(f"FAILED {name}: {sentence(outcome)}", flush=True)
             if options.stop:
                 break
-    took_s, cpu = virtual.REAL_CLOCK() - began_s, os.times()
+    took_s = virtual.REAL_CLOCK() - began_s
+    cpu = os.times()
     cpu_s = sum(cpu[:4]) - sum(began_cpu[:4])
     print(
         f"{done} histories, {len(failed)} failed, {took_s:.1f} s, {cpu_s:.1f} s of processors:"

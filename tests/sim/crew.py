@@ -1,10 +1,12 @@
-"""Several processes at the same files: opened by more than one, with copies of descriptors, closed, handed on and killed.
+"""Several processes at the same files: opened by more than one, with copies of descriptors, closed,
+handed on and killed.
 
-One task makes their calls, one after the other, so that it is known of each moment what is complete: a
-file is when nobody who wrote to it since its last version has it open, when somebody syncs it or names
-it, and when a person says so. RELEASE comes later, beside other calls. What is complete is a moment of
-the file (`Told`), and the storage shows nothing else: no half of a writer that is at it, or was killed.
-What is complete, and stays so, must be on the storage once all is persisted (rule WITHHELD).
+One task makes their calls, one after the other, so that it is known of each moment what is
+complete: a file is when nobody who wrote to it since its last version has it open, when somebody
+syncs it or names it, and when a person says so. RELEASE comes later, beside other calls. What is
+complete is a moment of the file (`Told`), and the storage shows nothing else: no half of a writer
+that is at it, or was killed. What is complete, and stays so, must be on the storage once all is
+persisted (rule WITHHELD).
 
 Only of files that are no logs: a log is good at any moment.
 """
@@ -74,7 +76,9 @@ class Open(Description):
     """Processes that wrote that; none, where it was only made or truncated."""
 
     left: bytes | None = None
-    """The file as it was when a copy was closed, since which nothing was written through it: that is what its last close publishes."""
+    """The file as it was when a copy was closed, since which nothing was written through it: that
+    is what its last close publishes.
+    """
 
     left_at: int = 0
     """The event with which that had its place."""
@@ -102,7 +106,9 @@ class SharedFile:
     """Until their RELEASE is answered."""
     renames: int = 0
     place: int = 0
-    """When a copy of a descriptor was first closed since it was changed: it has its place from then on, if that turns out to count."""
+    """When a copy of a descriptor was first closed since it was changed: it has its place from then
+    on, if that turns out to count.
+    """
 
     def is_anybody_at_it(self) -> bool:
         return any(one.wrote for one in self.opens)
@@ -126,9 +132,14 @@ class Crew:
         table: ProcessTable,
         counts: Counter[str],
     ) -> None:
-        self.name, self.files = name, files
-        self._calls, self._choices, self._knobs, self._trace = calls, choices, knobs, trace
-        self._table, self._counts = table, counts
+        self.name = name
+        self.files = files
+        self._calls = calls
+        self._choices = choices
+        self._knobs = knobs
+        self._trace = trace
+        self._table = table
+        self._counts = counts
         self._processes: list[Process] = []
         self._releases: trio.Nursery
         self._under_way = ""
@@ -229,7 +240,10 @@ class Crew:
         ino, opened = await by_path(act)
         one = Open(ino, opened.handle, process.pid, wrote=truncates)
         if truncates:
-            file.content, file.is_modified, file.is_half, file.place = b"", True, False, 0
+            file.content = b""
+            file.is_modified = True
+            file.is_half = False
+            file.place = 0
         file.opens.append(one)
         process.files.append(one)
 
@@ -241,7 +255,9 @@ class Crew:
             lambda fs: fs.create(parent, name, 0o644, os.O_WRONLY, caller)
         )
         one = Open(attributes.ino, opened.handle, process.pid, wrote=True)
-        file.content, file.is_there, file.is_modified = b"", True, True
+        file.content = b""
+        file.is_there = True
+        file.is_modified = True
         file.opens.append(one)
         process.files.append(one)
         await self._write_to(process, one, file, 0, chance.randbytes(LARGE))
@@ -288,7 +304,10 @@ class Crew:
         thread = process.pid + len(data) % 2
         await self._request(lambda fs: fs.write(one.handle, at, data, thread, is_mapped=False))
         file.content = file.content[:at] + data + file.content[at + len(data) :]
-        file.is_modified, file.is_half, one.wrote, file.place = True, False, True, 0
+        file.is_modified = True
+        file.is_half = False
+        one.wrote = True
+        file.place = 0
         one.others_wrote |= process.pid != one.opener
         one.writers.add(process.pid)
         one.left = None
@@ -346,7 +365,8 @@ class Crew:
         """All its descriptors are gone at once, and then closed one by one."""
         self._note(process, how.value)
         process.closing = how
-        files, process.files = process.files, []
+        files = process.files
+        process.files = []
         self._processes.remove(process)
         for at, one in enumerate(files):
             await self._flush(process, one, how, is_last=one not in files[at + 1 :])
@@ -359,8 +379,11 @@ class Crew:
     async def _flush(
         self, process: Process, description: Description, how: Closing, *, is_last: bool
     ) -> None:
-        """`is_last`: of those that the process closes in one go; the first one has the place in the order."""
-        one, file = description, self._file_of(description)
+        """`is_last`: of those that the process closes in one go; the first one has the place in the
+        order.
+        """
+        one = description
+        file = self._file_of(description)
         assert isinstance(one, Open)
         self._note(process, "close", file.path, how.value)
         is_gone = not self._table.is_held(one)
@@ -378,13 +401,15 @@ class Crew:
         )
         is_half = may_be_half and one.wrote and process.pid in (one.writers or {one.opener})
         if is_half:
-            file.is_half, one.was_killed = True, True
+            file.is_half = True
+            one.was_killed = True
             self._counts["halves"] += 1
         is_close = is_gone or (not opener_has_it and not one.others_wrote)
         if not is_close or file.is_half or not one.wrote:
             file.place = file.place or file.told.event()
             if one.wrote and file.is_modified and [o for o in file.opens if o.wrote] == [one]:
-                one.left, one.left_at = file.content, file.told.event()
+                one.left = file.content
+                one.left_at = file.told.event()
             await act()
             if may_be_half and not file.is_half:
                 file.is_half = one.was_killed = await self._is_interrupted(file)
@@ -421,7 +446,9 @@ class Crew:
     async def _flush_in_doubt(
         self, file: SharedFile, one: Open, act: Callable[[], Awaitable[None]]
     ) -> None:
-        """One that wrote nothing was killed, and was the last to have it: what others wrote is a half, or is not."""
+        """One that wrote nothing was killed, and was the last to have it: what others wrote is a
+        half, or is not.
+        """
         one.is_fixed()
         is_last = file.is_modified and not file.is_anybody_at_it()
         if is_last:
@@ -469,7 +496,8 @@ class Crew:
         self._note(process, "rename", source, target)
 
         async def act() -> None:
-            here, there = await self._calls.place(source), await self._calls.place(target)
+            here = await self._calls.place(source)
+            there = await self._calls.place(target)
 
             async def is_done() -> bool:
                 return target.encode() in await self._calls.tree(self.name)

@@ -32,7 +32,8 @@ class Faults:
         outage_until_s: float,
     ) -> None:
         """`outage_until_s`: of the machine's clock; before it each change is refused."""
-        self._error_rate, self._hang_rate = error_rate, hang_rate
+        self._error_rate = error_rate
+        self._hang_rate = hang_rate
         self._outage_until_s = outage_until_s
         self._stream = choices.stream("faults", *life)
 

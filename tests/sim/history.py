@@ -50,7 +50,9 @@ class History(Serving):
     def __init__(self, choices: Choices, base: Path) -> None:
         """`base`: a directory for RAM tiers, best on a tmpfs."""
         super().__init__(Knobs.drawn(choices))
-        self.choices, self.base, self.trace = choices, base, Trace()
+        self.choices = choices
+        self.base = base
+        self.trace = Trace()
         self.storage = Storage()
         self.storage.counts_subdirectories = self.knobs.counts_subdirectories
         self.storage.features = replace(self.storage.features, acls=self.knobs.has_acls)
@@ -64,7 +66,8 @@ class History(Serving):
         self.counts: Counter[str] = Counter()
         self.processes = [Process(self) for _number in range(self.knobs.programs)]
         self.table = ProcessTable()
-        self.programs, self.crews = list[Program](), list[Crew]()
+        self.programs = list[Program]()
+        self.crews = list[Crew]()
         for one in enumerate(self.processes):
             if choices.profile is Profile.SHARED:
                 self.crews.append(self._crew(*one))
@@ -76,7 +79,9 @@ class History(Serving):
         for told in self.told:
             told.may_remove_early = self.knobs.free_bytes is not None
         self._halves_of = 0
-        """The latest life with programs: what the mount shows of those is known to be whole since."""
+        """The latest life with programs: what the mount shows of those is known to be whole
+        since.
+        """
 
     def _program(self, number: int, process: Process) -> Program:
         name = f"p{number}"
@@ -95,11 +100,13 @@ class History(Serving):
         return Program(name, Calls(process), self.choices, self.knobs, self.trace, told)
 
     def _crew(self, number: int, process: Process) -> Crew:
-        name, chance = f"p{number}", self.choices.stream("inherited", number)
+        name = f"p{number}"
+        chance = self.choices.stream("inherited", number)
         self.storage.put(f"{name}/".encode(), b"")
         files = []
         for letter in "ab"[: chance.choice((1, 1, 2))]:
-            path, content = f"{name}/{letter}", chance.randbytes(100_000)
+            path = f"{name}/{letter}"
+            content = chance.randbytes(100_000)
             at_first = {path.encode(): content} if chance.random() < 0.7 else {}
             for place in at_first:
                 self.storage.put(place, content)
@@ -209,7 +216,8 @@ class History(Serving):
         return self.storage.visible()
 
     def look(self) -> None:
-        states, self.storage.shown = self.storage.shown, []
+        states = self.storage.shown
+        self.storage.shown = []
         judge_order(self.told, states)
         self._judge_status()
 
@@ -225,7 +233,8 @@ class History(Serving):
             return
         if self._status.random() < STATUS_LOOKS:
             told = [program.told for program in self.programs]
-            stored, left = self.storage.visible(), self._left()
+            stored = self.storage.visible()
+            left = self._left()
             self.counts["files said to be persisted"] += judge_clean(life, told, stored, left)
 
     def _left(self) -> Shown:
@@ -251,7 +260,9 @@ class History(Serving):
         judge_shown("DURABLE", {path: left.get(path, b"")}, {path: content})
 
     async def _judge_after_death(self, life: Life) -> None:
-        """All processes died: what does the mount show? Halves are discarded, as an operator would."""
+        """All processes died: what does the mount show? Halves are discarded, as an operator
+        would.
+        """
         process = Process(self)
         process.mount = life.number
         calls = Calls(process)
@@ -274,11 +285,13 @@ class History(Serving):
 
     async def _end(self) -> None:
         """Faults have stopped when the last life lives; then everything is persisted, and equal."""
-        began_s, kill_s = math.inf, MACHINE.moment_s + DRAIN_MAX_S
+        began_s = math.inf
+        kill_s = MACHINE.moment_s + DRAIN_MAX_S
         while True:
             life = await self.serving()
             if MACHINE.moment_s > kill_s and life.number < self.knobs.lives - 1:
-                life.death.turn, kill_s = 0, MACHINE.moment_s + DRAIN_MAX_S
+                life.death.turn = 0
+                kill_s = MACHINE.moment_s + DRAIN_MAX_S
             self.look()
             is_judged = self.knobs.keeps_session or self.processes[0].mount == life.number
             if is_judged and not len(life.log):

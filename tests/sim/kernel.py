@@ -1,4 +1,6 @@
-"""The kernel of a machine: carries a program's calls to whatever daemon there is, also again to the next one."""
+"""The kernel of a machine: carries a program's calls to whatever daemon there is, also again to the
+next one.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,8 @@ class Serving:
         return (answer[0],)
 
     async def serving(self) -> Life:
-        while (life := self.life) is None or not life.is_serving or life.turns.is_over:  # noqa: ASYNC110 - threads end lives, too
+        while (life := self.life) is None or not life.is_serving or life.turns.is_over:  # noqa: ASYNC110
+            # threads end lives, too
             await trio.sleep(WAIT_S)
         return life
 
@@ -130,7 +133,8 @@ class Process:
         self, make: Callable[[FileSystem], Call[T]], is_done: Callable[[], Awaitable[bool]]
     ) -> T | None:
         """See `Kernel`."""
-        mount, came_again = self.mount, False
+        mount = self.mount
+        came_again = False
         while True:
             life = await self._machine.serving()
             if not self._machine.knobs.keeps_session and life.number != mount:

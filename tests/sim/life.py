@@ -1,4 +1,5 @@
-"""One daemon: real file system, real engine, real state and RAM files, over turns and a storage in memory.
+"""One daemon: real file system, real engine, real state and RAM files, over turns and a storage in
+memory.
 
 A life ends by kill -9. What it leaves are the files of its RAM tier as they are at that instant,
 copied before anything unwinds; from then on nothing that it does has any effect: its state takes no
@@ -59,7 +60,9 @@ TURNS_MAX = 60_000
 LAZY_ROUNDS = 4
 """Rounds of trio in which nobody does anything, before time goes on."""
 JOIN_AGAIN_S = 1.0
-STEP_MIN_S, STEP_MAX_S, STEP_S = 0.0005, 5.0, 0.05
+STEP_MIN_S = 0.0005
+STEP_MAX_S = 5.0
+STEP_S = 0.05
 QUIET_CALLS = frozenset({"read", "xattrs", "note", "fstat", "lstat"})
 """Not in the trace when they succeed."""
 
@@ -136,7 +139,9 @@ class StorageCaller:
     """What one life notices of the storage."""
 
     def __init__(self, life: Life, faults: Faults, trace: Trace) -> None:
-        self._life, self._faults, self._trace = life, faults, trace
+        self._life = life
+        self._faults = faults
+        self._trace = trace
 
     def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> bool:
         turns = self._life.turns
@@ -204,19 +209,26 @@ class Life:
         processes: ProcessTable | None = None,
         passthrough: Passthrough | None = None,
     ) -> None:
-        """`base`: its RAM tier, as the life before left it. `seat`: None: there are no other members.
+        """`base`: its RAM tier, as the life before left it.
+
+        `seat`: None: there are no other members.
 
         `passthrough`: None: the kernel has no such lane.
         """
         is_last = number >= knobs.lives - 1
-        self.number, self._base, self._trace = number, base, trace
+        self.number = number
+        self._base = base
+        self._trace = trace
         self._seat = seat
         self.who = f"{storage.node} " if seat else ""
         streams = (*((storage.node,) if seat else ()), number)
         self.death = Death() if is_last else Death.drawn(choices, *streams)
-        self._passthrough, self._keeps_session = passthrough, knobs.keeps_session
-        self._look, self._wants_look = trio.Event(), False
-        self._processes, self.closes = processes or ProcessTable(), Counter[str]()
+        self._passthrough = passthrough
+        self._keeps_session = knobs.keeps_session
+        self._look = trio.Event()
+        self._wants_look = False
+        self._processes = processes or ProcessTable()
+        self.closes = Counter[str]()
         self.commits = self.tier_changes = self.answered = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
@@ -269,7 +281,8 @@ class Life:
         )
         self.tier.life = self
         self.tier.calls = TurnFileCalls(self.runtime.threads, self._is_written)
-        self.log, tree = OperationLog(self.state, self.runtime.clock), LowerTree(self.state)
+        self.log = OperationLog(self.state, self.runtime.clock)
+        tree = LowerTree(self.state)
         health = Health(self.runtime.clock)
         self._nodes = TurnPool("nodes", THREADS, self.runtime, health)
         pools = {name: TurnPool(name, THREADS, self.runtime, health) for name in POOLS}
@@ -331,7 +344,10 @@ class Life:
     # -- living
 
     async def live(self) -> None:
-        """Until it dies, or is cancelled. One among others is given its turns by who knows them all."""
+        """Until it dies, or is cancelled.
+
+        One among others is given its turns by who knows them all.
+        """
         async with trio.open_nursery() as nursery:
             if self.cluster is None:
                 nursery.start_soon(self._guarded, self._give_turns)
@@ -468,7 +484,8 @@ class Life:
 
     def reached(self) -> dict[str, int]:
         """Places that a history may come to: a bug at one where none comes is not found."""
-        counters, contents = self.engine._counters, self.inner.contents
+        counters = self.engine._counters
+        contents = self.inner.contents
         files = [node for node in self.inner.table if node.is_file]
         return {
             "copies aside": contents._aside.copied_bytes,

@@ -60,7 +60,9 @@ class Told:
         self.durable_at = 0
         """The moment that a loss of power must not take any more."""
         self.became: dict[bytes, list[bytes]] = {}
-        """A large content that was synced while the kernel went on writing it, and what came of it: exception X11."""
+        """A large content that was synced while the kernel went on writing it, and what came of it:
+        exception X11.
+        """
         self.may_remove_early = False
         """The storage is full: deletions make room, so they may pass what waits for that."""
 
@@ -73,7 +75,10 @@ class Told:
         return next(self._events)
 
     def begin(self, shown: Shown, *, is_gradual: bool = False, since: int = 0) -> None:
-        """A call that makes it so. `since`: it may have had its place in the order since that event."""
+        """A call that makes it so.
+
+        `since`: it may have had its place in the order since that event.
+        """
         self.pending = Moment(shown, since or self.event(), 0, is_gradual)
 
     def end(self, *, is_owed: bool = True) -> None:
@@ -81,10 +86,13 @@ class Told:
         assert self.pending is not None
         if self.pending.shown != self.now:
             self.moments.append(replace(self.pending, told=next(self._events), is_owed=is_owed))
-        self.pending, self.pending_was_shown = None, False
+        self.pending = None
+        self.pending_was_shown = False
 
     def since_owed(self) -> list[Shown]:
-        """What it was at the last moment that has a place in the order, and at those that came since."""
+        """What it was at the last moment that has a place in the order, and at those that came
+        since.
+        """
         owed = max(at for at, moment in enumerate(self.moments) if moment.is_owed)
         return [moment.contents for moment in self.moments[max(owed, self.at) :]]
 
@@ -202,7 +210,9 @@ class Told:
 
 
 def is_mixed(content: bytes, later: Sequence[bytes]) -> bool:
-    """Whether each page of it is one of what was there later, or was before that; its length is one of these."""
+    """Whether each page of it is one of what was there later, or was before that; its length is one
+    of these.
+    """
     return any(len(content) == len(one) for one in later) and all(
         any(one[at : at + PAGE_BYTES] == content[at : at + PAGE_BYTES] for one in later)
         for at in range(0, len(content), PAGE_BYTES)

@@ -1,12 +1,14 @@
-"""A double of the kernel's passthrough lane: programs write the files in RAM themselves, and the daemon sees none of it.
+"""A double of the kernel's passthrough lane: programs write the files in RAM themselves, and the
+daemon sees none of it.
 
-Outlives the lives of the daemon, as the kernel does. It knows what the kernel knows: which file it was
-given for each of the mount's, who has it open, and two locks. The mount's inode has one (`locked`): a
-write(2) has it until its last page has come, fsync and unlink have it until they are answered, and
-whoever holds writers has it for as long as the daemon does not answer (`Holder`). Who waits for it gets it
-in turn. The file in RAM has another: a write(2) has that, too (`is_written`), and calls of the daemon
-that need it wait in the file's own thread. Of a write there is left what a kernel leaves: bytes, which come page by page,
-the size, and the mtime, which is set before the first byte.
+Outlives the lives of the daemon, as the kernel does. It knows what the kernel knows: which file it
+was given for each of the mount's, who has it open, and two locks. The mount's inode has one
+(`locked`): a write(2) has it until its last page has come, fsync and unlink have it until they are
+answered, and whoever holds writers has it for as long as the daemon does not answer (`Holder`). Who
+waits for it gets it in turn. The file in RAM has another: a write(2) has that, too (`is_written`),
+and calls of the daemon that need it wait in the file's own thread. Of a write there is left what a
+kernel leaves: bytes, which come page by page, the size, and the mtime, which is set before the
+first byte.
 
 Not doubled: pages that cannot be had (a full tmpfs), a write that its application holds up, and an
 inode lock that somebody overtakes.
@@ -44,7 +46,10 @@ WAIT_MAX_S = 600.0
 PAUSES_S = (0.0, 0.0, 0.001, 0.005)
 """Between two writes."""
 TURNS = (1, 10, 60)
-"""Of others, between two pages of one write. No time passes: as long as one is under way, a stream of the file is begun again and again."""
+"""Of others, between two pages of one write.
+
+No time passes: as long as one is under way, a stream of the file is begun again and again.
+"""
 
 
 class Worker(Protocol):
@@ -93,7 +98,8 @@ class Passthrough:
     """See above."""
 
     def __init__(self, storage: Storage, trace: Trace) -> None:
-        self._storage, self._trace = storage, trace
+        self._storage = storage
+        self._trace = trace
         self._worker: Worker | None = None
         self._files: dict[Ino, KernelFile] = {}
         self._locks: dict[Ino, deque[_Turn]] = {}
@@ -122,7 +128,8 @@ class Passthrough:
     def died(self, source: Path, target: Path, *, all_processes: bool) -> None:
         """The daemon was killed: its RAM tier is at `target` from now on.
 
-        The process that holds writers takes all locks, since it does not hear of the daemon any more.
+        The process that holds writers takes all locks, since it does not hear of the daemon any
+        more.
         """
         self._worker = None
         self._ended.clear()
@@ -192,7 +199,8 @@ class Passthrough:
         if ino not in self._files:
             yield
             return
-        boots, turn = self._boots, _Turn(ino, trio.Event())
+        boots = self._boots
+        turn = _Turn(ino, trio.Event())
         self._come(turn)
         self.wake()
         assert turn.came is not None
@@ -218,7 +226,8 @@ class Passthrough:
     async def write(self, ino: Ino, at: int, data: bytes, chance: random.Random) -> None:
         """One write(2)."""
         async with self.locked(ino):
-            boots, file = self._boots, self._files[ino]
+            boots = self._boots
+            file = self._files[ino]
             self._trace.note("kernel", "writes", (ino, at, len(data)))
             set_ns = MACHINE.wall_ns()
             os.utime(file.fd, ns=(set_ns, set_ns))
@@ -320,7 +329,8 @@ class Holds:
     """What the daemon knows of who takes locks."""
 
     def __init__(self, kernel: Passthrough, worker: Worker) -> None:
-        self._kernel, self._worker = kernel, worker
+        self._kernel = kernel
+        self._worker = worker
 
     def take(self, ino: Ino) -> None:
         """See `acpfs.filesystem.hold.Holder`."""

@@ -1,7 +1,9 @@
-"""Processes of a history, and what /proc would tell of them: who has which file open, and how a process comes to close.
+"""Processes of a history, and what /proc would tell of them: who has which file open, and how a
+process comes to close.
 
-Outlives the lives of the daemon. Knows neither files nor calls. As in the kernel, a descriptor is gone
-from the table before the daemon hears of its close, and all of a process that ends are gone at once.
+Outlives the lives of the daemon. Knows neither files nor calls. As in the kernel, a descriptor is
+gone from the table before the daemon hears of its close, and all of a process that ends are gone at
+once.
 """
 
 from __future__ import annotations

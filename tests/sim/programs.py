@@ -1,4 +1,6 @@
-"""What applications do: one program is a task that makes calls below its own directory, and remembers what it was told."""
+"""What applications do: one program is a task that makes calls below its own directory, and
+remembers what it was told.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ READ_BYTES = 16 << 20
 DEATHS_IN_A_CALL_MAX = 3
 """That are carried through by walking a path again."""
 PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
-STILL, STILL_S = 0.1, 900.0
+STILL = 0.1
+STILL_S = 900.0
 """Share of calls after which a program with open files does nothing for so long."""
 FORGETS = 0.3
 """Share of calls after which the kernel knows only of what is open."""
@@ -197,12 +200,15 @@ class Calls:
     async def _walk(self, path: str) -> Ino:
         at = ROOT
         for name in path.split("/") if path else ():
-            parent, part = at, name.encode()
+            parent = at
+            part = name.encode()
             at = (await self.request(lambda fs, p=parent, n=part: fs.lookup(p, n))).ino  # type: ignore[misc]
         return at
 
     async def place(self, path: str) -> tuple[Ino, bytes]:
-        """As Linux does, what lies there is looked up, too: the kernel refers to it as long as the call lasts."""
+        """As Linux does, what lies there is looked up, too: the kernel refers to it as long as the
+        call lasts.
+        """
         directory, _slash, name = path.rpartition("/")
         with contextlib.suppress(FileNotFoundError):
             await self._walk(path)
@@ -224,7 +230,8 @@ class Calls:
         return await by_path(lambda: self._open(path, flags, content))
 
     async def _open(self, path: str, flags: int, content: bytes) -> Opened:
-        ino, caller = await self.ino(path), self.kernel.new_caller()
+        ino = await self.ino(path)
+        caller = self.kernel.new_caller()
         opened = await self.request(lambda fs: fs.open(ino, flags, caller))
         in_kernel = self.kernel.opened(ino, flags, opened)
         return Opened(path, ino, opened.handle, content, in_kernel=in_kernel)
@@ -232,7 +239,8 @@ class Calls:
     async def write(self, file: Opened, at: int, data: bytes) -> None:
         done = 0
         while done < len(data):
-            start, piece = at + done, data[done : done + PIECE_BYTES]
+            start = at + done
+            piece = data[done : done + PIECE_BYTES]
             if file.in_kernel:
                 file.becomes(start, piece)
                 await self.kernel.write(file.ino, start, piece, random.Random(piece[:8]))
@@ -248,7 +256,9 @@ class Calls:
         await self._close(file.ino, file.handle)
 
     async def open_reader(self, file: Opened) -> None:
-        """One that reads the file while it is written: its bytes have to stay where they are (S480)."""
+        """One that reads the file while it is written: its bytes have to stay where they are
+        (S480).
+        """
         caller = self.kernel.new_caller()
         opened = await self.request(lambda fs: fs.open(file.ino, os.O_RDONLY, caller))
         self.kernel.opened(file.ino, os.O_RDONLY, opened)
@@ -271,7 +281,8 @@ class Calls:
             return file.content  # it has outgrown RAM, and nobody else opens it before its close
 
     async def _read(self, path: str) -> bytes:
-        ino, caller = await self.ino(path), self.kernel.new_caller()
+        ino = await self.ino(path)
+        caller = self.kernel.new_caller()
         opened = await self.request(lambda fs: fs.open(ino, os.O_RDONLY, caller))
         if self.kernel.opened(ino, os.O_RDONLY, opened):
             content = self.kernel.read(ino)
@@ -330,8 +341,12 @@ class Program:
     def __init__(
         self, name: str, calls: Calls, choices: Choices, knobs: Knobs, trace: Trace, told: Told
     ) -> None:
-        self.name, self.told = name, told
-        self._calls, self._choices, self._knobs, self._trace = calls, choices, knobs, trace
+        self.name = name
+        self.told = told
+        self._calls = calls
+        self._choices = choices
+        self._knobs = knobs
+        self._trace = trace
         self.open: dict[str, Opened] = {}
         calls.open_files = self.open
         self.nameless: list[Opened] = []
@@ -473,7 +488,8 @@ class Program:
     # -- its calls: whole files
 
     async def _save(self, chance: random.Random) -> None:
-        path, data = self._fresh(chance), chance.randbytes(chance.choice(self._knobs.sizes))
+        path = self._fresh(chance)
+        data = chance.randbytes(chance.choice(self._knobs.sizes))
 
         async def act() -> None:
             file = await self._calls.create(path)
@@ -488,7 +504,8 @@ class Program:
 
     def _rewritten(self, path: str, data: bytes) -> tuple[Shown, bool]:
         """What is so then, and whether others see it name by name."""
-        shown, place = self._shown(), path.encode()
+        shown = self._shown()
+        place = path.encode()
         write(shown, place, data)
         return shown, len(names_of(shown, place)) > 1
 
@@ -525,7 +542,8 @@ class Program:
 
         async def act() -> None:
             await self._look_at_names(path)
-            ino, caller = await self._calls.ino(path), self._calls.kernel.new_caller()
+            ino = await self._calls.ino(path)
+            caller = self._calls.kernel.new_caller()
             change = AttributeChange(size=size)
             await self._calls.request(lambda fs: fs.setattr(ino, change, None, caller))
 
@@ -560,7 +578,8 @@ class Program:
         )
 
     async def _delete(self, chance: random.Random) -> None:
-        path, shown = self._pick(chance, self._files()), self._shown()
+        path = self._pick(chance, self._files())
+        shown = self._shown()
         taken(shown, path.encode())
 
         async def act() -> None:
@@ -582,7 +601,8 @@ class Program:
         ]
         if not empty:
             return
-        path, shown = self._pick(chance, empty), self._shown()
+        path = self._pick(chance, empty)
+        shown = self._shown()
         taken(shown, f"{path}/".encode())
 
         async def act() -> None:
@@ -595,12 +615,15 @@ class Program:
         await self._rename_file(self._pick(chance, self._files()), self._fresh(chance))
 
     async def _replace(self, chance: random.Random) -> None:
-        source, target = self._pick(chance, self._files()), chance.choice(self._files())
+        source = self._pick(chance, self._files())
+        target = chance.choice(self._files())
         if target.encode() not in names_of(self.told.now, source.encode()):
             await self._rename_file(source, target)
 
     async def _look_at_names(self, path: str) -> None:
-        """Who writes to a file of several names has seen them all just now: else each may be a file of its own (S190)."""
+        """Who writes to a file of several names has seen them all just now: else each may be a file
+        of its own (S190).
+        """
         names = names_of(self.told.now, path.encode())
         if len(names) < 2:
             return
@@ -616,11 +639,13 @@ class Program:
         )
 
     async def _exchange(self, chance: random.Random) -> None:
-        a, b = self._pick(chance, self._files()), chance.choice(self._files())
+        a = self._pick(chance, self._files())
+        b = chance.choice(self._files())
         if b.encode() in names_of(self.told.now, a.encode()):
             return
         shown = self._shown()
-        what_a, what_b = taken(shown, a.encode()), taken(shown, b.encode())
+        what_a = taken(shown, a.encode())
+        what_b = taken(shown, b.encode())
         put(shown, a.encode(), what_b)
         put(shown, b.encode(), what_a)
         await self._change("exchange", shown, lambda: self._rename_to(a, b, shown, EXCHANGE), a, b)
@@ -629,7 +654,8 @@ class Program:
         directories = self._movable()
         if not directories:
             return
-        source, target = self._pick(chance, directories), self._fresh(chance)
+        source = self._pick(chance, directories)
+        target = self._fresh(chance)
         if target.startswith(source + "/"):
             return
         shown = self._shown()
@@ -640,19 +666,24 @@ class Program:
 
     async def _rename_to(self, source: str, target: str, shown: Shown, flags: int = 0) -> None:
         async def act() -> None:
-            here, there = await self._calls.place(source), await self._calls.place(target)
+            here = await self._calls.place(source)
+            there = await self._calls.place(target)
             await self._named(lambda fs: fs.rename(*here, *there, flags), shown)
 
         await by_path(act)
 
     async def _link(self, chance: random.Random) -> None:
-        source, target = self._pick(chance, self._files()), self._fresh(chance)
-        shown, old, new = self._shown(), source.encode(), target.encode()
+        source = self._pick(chance, self._files())
+        target = self._fresh(chance)
+        shown = self._shown()
+        old = source.encode()
+        new = target.encode()
         shown.setdefault(attribute(old, SAME), f"{self.name} {self.number}".encode())
         put(shown, new, {key[len(old) :]: shown[key] for key in shown if is_of(key, old)})
 
         async def act() -> None:
-            ino, (parent, name) = await self._calls.ino(source), await self._calls.place(target)
+            ino = await self._calls.ino(source)
+            (parent, name) = await self._calls.place(target)
             await self._named(lambda fs: fs.link(ino, parent, name), shown)
 
         await self._change("link", shown, lambda: by_path(act), source, target)
@@ -665,11 +696,13 @@ class Program:
         return self._pick(chance, [*directories, *self._files()])
 
     async def _change_mode(self, chance: random.Random) -> None:
-        path, mode = self._named_thing(chance), chance.choice(MODES)
+        path = self._named_thing(chance)
+        mode = chance.choice(MODES)
         await self._set(chance, "change mode", path, AttributeChange(mode=mode), MODE, b"%o" % mode)
 
     async def _set_time(self, chance: random.Random) -> None:
-        path, time_ns = self._pick(chance, self._files()), chance.randrange(10**9) * 10**9
+        path = self._pick(chance, self._files())
+        time_ns = chance.randrange(10**9) * 10**9
         change = AttributeChange(mtime_ns=time_ns)
         await self._set(chance, "set time", path, change, MTIME, b"%d" % time_ns)
 
@@ -685,7 +718,8 @@ class Program:
         async def act() -> None:
             if not self._is_directory(path):
                 await self._look_at_names(path)
-            ino, caller = await self._calls.ino(path), self._calls.kernel.new_caller()
+            ino = await self._calls.ino(path)
+            caller = self._calls.kernel.new_caller()
             if change.mode is not None:
                 kind = stat.S_IFDIR if self._is_directory(path) else stat.S_IFREG
                 whole = replace(change, mode=kind | change.mode)
@@ -697,7 +731,8 @@ class Program:
         await self._change(what, shown, lambda: by_path(act), path, value)
 
     async def _set_xattr(self, chance: random.Random) -> None:
-        path, name = self._named_thing(chance), b"user." + chance.choice((b"a", b"b"))
+        path = self._named_thing(chance)
+        name = b"user." + chance.choice((b"a", b"b"))
         is_there = attribute(self._place(path), name) in self.told.now
         removes = is_there and chance.random() < 0.4
         value = chance.randbytes(chance.choice((0, 5, 200)))
@@ -825,7 +860,8 @@ class Program:
         return len(names_of(self.told.now, file.path.encode())) > 1
 
     def _with(self, file: Opened) -> Shown:
-        shown, path = self._shown(), file.path.encode()
+        shown = self._shown()
+        path = file.path.encode()
         if file.is_changed:
             write(shown, path, file.content)
             shown.setdefault(attribute(path, MODE), b"644")
@@ -884,7 +920,9 @@ class Program:
 
 
 def _synced_bytes_max() -> int:
-    """What is synced in the passthrough lane stays as it was up to here; more may have later writes, too (X11, S478)."""
+    """What is synced in the passthrough lane stays as it was up to here; more may have later
+    writes, too (X11, S478).
+    """
     least_that_moves = (2 * outgrown.KEEP_PIECES + 1) * outgrown.PIECE
     return min(contents.COPY_AT_FREEZE_BYTES_MAX, least_that_moves - 1)
 

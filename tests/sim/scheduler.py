@@ -1,9 +1,10 @@
 """Who goes on next: each thread of a life has turns, and a seed chooses.
 
-One thread runs at a time. The main one runs trio, and lets one of the others go on for a turn: until
-it begins or ends a call on the storage. Nothing in acpfs holds the file system's lock there (the
-storage checks it), so these are the only places where another thread has to get in. A thread is a
-real one, so its locks and its thread-local state are what they are in a daemon; it waits for its turn.
+One thread runs at a time. The main one runs trio, and lets one of the others go on for a turn:
+until it begins or ends a call on the storage. Nothing in acpfs holds the file system's lock there
+(the storage checks it), so these are the only places where another thread has to get in. A thread
+is a real one, so its locks and its thread-local state are what they are in a daemon; it waits for
+its turn.
 
 Owns the turns, the pools and the timers of one life. Knows neither storage nor file system.
 """
@@ -37,7 +38,9 @@ class Killed(BaseException):
 
 
 class _Carrier:
-    """A thread of this process that carries jobs, one after the other, also those of other lives."""
+    """A thread of this process that carries jobs, one after the other, also those of other
+    lives.
+    """
 
     def __init__(self) -> None:
         self._go = threading.Lock()
@@ -54,7 +57,8 @@ class _Carrier:
         self._go.release()
         self._back.acquire()
         if self.failure is not None:
-            failure, self.failure = self.failure, None
+            failure = self.failure
+            self.failure = None
             raise failure
 
     def pause(self) -> None:
@@ -69,9 +73,11 @@ class _Carrier:
                 self.run()
             except Killed:
                 pass
-            except BaseException as error:  # noqa: BLE001 - a defect of the simulation: the main thread ends by it
+            except BaseException as error:  # noqa: BLE001
+                # a defect of the simulation: the main thread ends by it
                 self.failure = error
-            self.run, self.is_idle = (lambda: None), True
+            self.run = lambda: None
+            self.is_idle = True
             self._back.release()
 
 
@@ -89,7 +95,9 @@ class Turns:
 
     _carriers: list[_Carrier] = []  # noqa: RUF012 - of the process: threads are dear to start
     current: Turns
-    """Of the life whose parts are being made: some of them make pools by themselves; then of whose turn it was last."""
+    """Of the life whose parts are being made: some of them make pools by themselves; then of whose
+    turn it was last.
+    """
 
     def __init__(self, chance: random.Random, *, in_order: bool = False) -> None:
         """`in_order`: first come, first served, for a history that is being made shorter."""
@@ -127,7 +135,8 @@ class Turns:
         return True
 
     def _look_at_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for until, job in waiting:
             if until():
                 self._ready.append(job)
@@ -143,7 +152,8 @@ class Turns:
     def _resume(self, job: _Job) -> None:
         if job.carrier is None:
             job.carrier = self._carriers.pop() if self._carriers else _Carrier()
-            job.carrier.run, job.carrier.is_idle = job.run, False
+            job.carrier.run = job.run
+            job.carrier.is_idle = False
         self._running = job
         try:
             job.carrier.resume()
@@ -171,7 +181,9 @@ class Turns:
             raise Killed
 
     def until(self, is_done: Callable[[], bool]) -> bool:
-        """Whoever calls waits in the midst of its turn, while the others go on; False: none of them can."""
+        """Whoever calls waits in the midst of its turn, while the others go on; False: none of them
+        can.
+        """
         if self._running is not None:
             self.wait(is_done)
         while not is_done():
@@ -182,7 +194,9 @@ class Turns:
         return True
 
     def bury(self) -> None:
-        """The life is over: each of its threads ends where it stands, and its steps are of no effect."""
+        """The life is over: each of its threads ends where it stands, and its steps are of no
+        effect.
+        """
         self.is_over = True
         jobs = [*self._ready, *(job for _until, job in self._waiting)]
         self._ready.clear()
@@ -192,7 +206,8 @@ class Turns:
                 self._resume(job)
 
 
-_result, _exception = Future.result, Future.exception
+_result = Future.result
+_exception = Future.exception
 
 
 _TURNS = "turns_of_its_life"
@@ -215,7 +230,9 @@ def _wait_for(future: Future[Any], timeout_s: float | None) -> None:
 
 
 def result_in_turns(future: Future[T], timeout: float | None = None) -> T:
-    """In the place of `Future.result`: whoever waits in the midst of a step lets the others go on."""
+    """In the place of `Future.result`: whoever waits in the midst of a step lets the others go
+    on.
+    """
     _wait_for(future, timeout)
     return _result(future)
 
@@ -320,7 +337,8 @@ class TurnFileCalls(RamFileCalls):
                     answer.set_result(function(*arguments))
             except Killed:
                 raise
-            except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to the caller
+            except BaseException as error:  # noqa: BLE001
+                # whatever it was, it belongs to the caller
                 answer.set_exception(error)
             finally:
                 waiting.popleft()
@@ -337,7 +355,8 @@ class TurnEvent(threading.Event):
     def __init__(self, turns: Turns, start: Callable[[float, _Timer], None]) -> None:
         """`start`: as `Timers.start`."""
         super().__init__()
-        self._turns, self._start = turns, start
+        self._turns = turns
+        self._start = start
 
     def wait(self, timeout: float | None = None) -> bool:
         """See `threading.Event`."""
@@ -355,7 +374,8 @@ class NoThreads(Threads):
 
     def __init__(self, turns: Turns, timers: Timers) -> None:
         super().__init__()
-        self._turns, self._timers = turns, timers
+        self._turns = turns
+        self._timers = timers
 
     def event(self) -> threading.Event:
         return TurnEvent(self._turns, self._timers.start)

@@ -1,7 +1,8 @@
 """What a tree shows: contents by path, and what is known of a file beside them.
 
-Beside contents: mode, number of links, times and extended attributes, each under the path of its file,
-a zero byte, and its name. A program says of them what it was told; what it does not say is not compared.
+Beside contents: mode, number of links, times and extended attributes, each under the path of its
+file, a zero byte, and its name. A program says of them what it was told; what it does not say is
+not compared.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ import itertools
 from collections.abc import Iterator
 
 Shown = dict[bytes, bytes]
-"""path → content of a file, target of a symlink; directories end with a slash. Attributes: see above."""
+"""path → content of a file, target of a symlink; directories end with a slash.
 
-MODE, LINKS, MTIME, XATTR = b"mode", b"links", b"mtime", b"user."
+Attributes: see above.
+"""
+
+MODE = b"mode"
+LINKS = b"links"
+MTIME = b"mtime"
+XATTR = b"user."
 SAME = b"same"
 """The same value: names of one file. Only programs know it."""
 PREFIX = b"\0"
@@ -34,7 +41,9 @@ def below(shown: Shown, directory: bytes) -> Shown:
 
 
 def is_of(key: bytes, path: bytes) -> bool:
-    """Whether it is said of this path: its content, or an attribute; of a directory also what is below."""
+    """Whether it is said of this path: its content, or an attribute; of a directory also what is
+    below.
+    """
     return key == path or key.startswith(path if path.endswith(b"/") else path + PREFIX)
 
 
@@ -86,7 +95,9 @@ def expected(shown: Shown) -> Shown:
 
 
 def as_asked(got: Shown, wanted: Shown) -> Shown:
-    """`got` without attributes of which nothing is wanted, but for extended ones, which are all told."""
+    """`got` without attributes of which nothing is wanted, but for extended ones, which are all
+    told.
+    """
     return {
         key: value
         for key, value in got.items()
@@ -118,7 +129,8 @@ def _equal_bytes(a: bytes, b: bytes) -> int:
 
 def _differences(got: Shown, wanted: Shown) -> Iterator[str]:
     for path in sorted({*got, *wanted}):
-        found, wants = got.get(path), wanted.get(path)
+        found = got.get(path)
+        wants = wanted.get(path)
         if found == wants:
             continue
         name = path.decode().replace("\0", ": ")

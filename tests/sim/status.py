@@ -1,7 +1,7 @@
 """Whether what acpfs says of itself is so: what is persisted, and for what somebody waits.
 
-`clean` (S417: persisted) is said of bytes that are on the storage, also after a loss of power. So does
-the answer of a wait. A call that nobody answers is told with all that it may wait for.
+`clean` (S417: persisted) is said of bytes that are on the storage, also after a loss of power. So
+does the answer of a wait. A call that nobody answers is told with all that it may wait for.
 """
 
 from __future__ import annotations

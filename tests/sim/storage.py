@@ -1,8 +1,9 @@
-"""One storage in memory: what it shows, what a loss of power would leave, and where calls on it begin and end.
+"""One storage in memory: what it shows, what a loss of power would leave, and where calls on it
+begin and end.
 
-It is as deep as `Lower`, and outlives the lives that use it. Each call tells `Storage.caller` when it
-begins and when it ends: there the others have their turns, and there faults come from.
-Knows neither lives nor programs. One thread at a time (`scheduler`), so it has no lock.
+It is as deep as `Lower`, and outlives the lives that use it. Each call tells `Storage.caller` when
+it begins and when it ends: there the others have their turns, and there faults come from. Knows
+neither lives nor programs. One thread at a time (`scheduler`), so it has no lock.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Caller(Protocol):
     """Who makes calls: one life, or nobody in particular."""
 
     def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> bool:
-        """Before it has any effect; raises where the storage fails so. Whether its answer will be lost."""
+        """Before it has any effect; raises where the storage fails so.
+
+        Whether its answer will be lost.
+        """
         ...
 
     def ends(
@@ -225,7 +229,9 @@ class Storage:
                     found[attribute(place, xattr)] = value
 
     def tidy(self, chance: random.Random) -> bytes:
-        """Somebody removes a staging file that is not the only copy of anything; its name, "": there is none."""
+        """Somebody removes a staging file that is not the only copy of anything; its name, "":
+        there is none.
+        """
         area = self._find(self._staging)
         names = sorted(name for name in area.children if not name.startswith(ONLY_COPIES))
         if not names:
@@ -498,7 +504,8 @@ class Storage:
 
     @call("rename", changes=True)
     def rename(self, source: LowerPath, target: LowerPath) -> None:
-        inode, parent = self._find(source), self._directory(target[:-1])
+        inode = self._find(source)
+        parent = self._directory(target[:-1])
         old = parent.children.get(target[-1])
         if old is inode:
             return
@@ -516,8 +523,10 @@ class Storage:
 
     @call("exchange", changes=True)
     def exchange(self, a: LowerPath, b: LowerPath) -> None:
-        inode_a, inode_b = self._find(a), self._find(b)
-        parent_a, parent_b = self._directory(a[:-1]), self._directory(b[:-1])
+        inode_a = self._find(a)
+        inode_b = self._find(b)
+        parent_a = self._directory(a[:-1])
+        parent_b = self._directory(b[:-1])
         self._names((parent_a, a[-1], inode_b), (parent_b, b[-1], inode_a))
         self._changed()
 
@@ -550,7 +559,8 @@ class Storage:
     @call("set times", changes=True)
     def set_times(self, path: LowerPath, atime_ns: int, mtime_ns: int) -> None:
         inode = self._find(path)
-        inode.atime_ns, inode.mtime_ns = self._coarse(atime_ns), self._coarse(mtime_ns)
+        inode.atime_ns = self._coarse(atime_ns)
+        inode.mtime_ns = self._coarse(mtime_ns)
 
     @call("apply", changes=True)
     def apply(self, path: LowerPath, attributes: NewAttributes) -> None:

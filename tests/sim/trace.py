@@ -37,7 +37,9 @@ class Event:
 
     def __init__(self, who: str, what: str, arguments: Sequence[object], outcome: str) -> None:
         self.at_s = MACHINE.moment_s - START_S
-        self._who, self._what, self._outcome = who, what, outcome
+        self._who = who
+        self._what = what
+        self._outcome = outcome
         self._arguments = [text_of(argument) for argument in arguments]
 
     def __str__(self) -> str:

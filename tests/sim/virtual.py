@@ -1,4 +1,5 @@
-"""Time, chance and load of a history, in the place of the machine's; and descriptors of the storage.
+"""Time, chance and load of a history, in the place of the machine's; and descriptors of the
+storage.
 
 A life gets the first three through constructors, as its `Runtime`. What acpfs does past them is
 replaced here, and nowhere else in `tests/sim`: calls on descriptors of the storage, and a thread's
@@ -102,7 +103,8 @@ def stamp(fd: int) -> None:
 
 def _on_descriptor(name: str) -> Callable[..., Any]:
     """The call of the machine for its own descriptors, that of the storage for the storage's."""
-    real, changes = getattr(os, name), name in CHANGING
+    real = getattr(os, name)
+    changes = name in CHANGING
 
     def call(fd: Any, *arguments: Any, **named: Any) -> Any:
         if not isinstance(fd, int) or fd < FIRST_FD:

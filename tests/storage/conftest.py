@@ -1,7 +1,8 @@
-"""One file system of each kind for all tests of this directory, with a client below acpfs and another one that looks on.
+"""One file system of each kind for all tests of this directory, with a client below acpfs and
+another one that looks on.
 
-The plain run is the short one; ACPFS_STORAGE=all adds the rest (docs/CONFORMANCE.md), ACPFS_STORAGE_KINDS=moosefs keeps to
-one; cephfs is by hand only.
+The plain run is the short one; ACPFS_STORAGE=all adds the rest (docs/CONFORMANCE.md),
+ACPFS_STORAGE_KINDS=moosefs keeps to one; cephfs is by hand only.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Site:
         return self.storage.name
 
     def fresh(self, name: str) -> tuple[Path, Path]:
-        """A new directory, as both clients have it; when the servers are back that the last test has killed."""
+        """A new directory, as both clients have it; when the servers are back that the last test
+        has killed.
+        """
         until(
             lambda: answers(self.below) and answers(self.observer),
             "both clients have their servers",
@@ -88,5 +91,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 def training(application: Application, seed: int) -> TrainingRun:
-    """Saves, without the exchange of two names: what these file systems do not have is not atomic there (S27)."""
+    """Saves, without the exchange of two names: what these file systems do not have is not atomic
+    there (S27).
+    """
     return TrainingRun(application, seed, exchange=False)

@@ -1,7 +1,9 @@
-"""Looks at a directory from another client while an application works, and holds what was seen against the application's history.
+"""Looks at a directory from another client while an application works, and holds what was seen
+against the application's history.
 
-A look is one path at one instant: its kind and digest, or that it is not there. Looks are made one after the other, and visible states
-only ever go forward, so there must be moments of the history, none before the last, that have what each look saw.
+A look is one path at one instant: its kind and digest, or that it is not there. Looks are made one
+after the other, and visible states only ever go forward, so there must be moments of the history,
+none before the last, that have what each look saw.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Observer:
 
     def __init__(self, root: Path, states: Sequence[Tree], seed: int) -> None:
         """`states`: the application's own list, which grows."""
-        self.root, self._states = root, states
+        self.root = root
+        self._states = states
         self._random = random.Random(seed)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -88,7 +91,8 @@ def check(looks: Sequence[Look], states: Sequence[Tree]) -> int:
                 else ""
             )
             raise AssertionError(
-                f"look {number} saw {path} as {seen} after state {at} of {len(states)}, since when it was {had}{before}"
+                f"look {number} saw {path} as {seen} after state {at} of {len(states)}, since "
+                f"when it was {had}{before}"
             )
         at = found
     return len(looks)

@@ -1,7 +1,8 @@
-"""Several nodes, each over a client of its own of one distributed file system: pointers name what is there, whoever is killed.
+"""Several nodes, each over a client of its own of one distributed file system: pointers name what
+is there, whoever is killed.
 
-Kills come while a save is written (workers), and between saves, while they drain (all of a node, a server). The large run has
-ACPFS_STORAGE_KILLS=200.
+Kills come while a save is written (workers), and between saves, while they drain (all of a node, a
+server). The large run has ACPFS_STORAGE_KILLS=200.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Storm:
     """Kills, chosen from a seed."""
 
     def __init__(self, site: Site, stand: Stand, seed: int) -> None:
-        self._site, self._stand, self._random = site, stand, random.Random(seed)
+        self._site = site
+        self._stand = stand
+        self._random = random.Random(seed)
         self.kills = 0
 
     def during(self, job: Job) -> None:
@@ -55,9 +58,9 @@ class Storm:
             node.kill()
             node.start()
         else:
-            kill(
-                self._site.storage.server(0)
-            )  # always this one: a client takes seconds to find it again, and two away are a lost quorum
+            # always this one: a client takes seconds to find it again, and two away are a lost
+            # quorum
+            kill(self._site.storage.server(0))
             self._site.storage.restart()
         self.kills += 1
 
@@ -74,7 +77,8 @@ def clients(site: Site, count: int, name: str) -> list[Path]:
 def test_pointers_of_a_cluster(transport: str, site: Site, tmp_path: Path, seed: int) -> None:
     shared = site.observer / tmp_path.name
     with Stand(tmp_path, clients(site, NODES, tmp_path.name), transport, **SETTLED) as stand:
-        job, storm = Job(stand.paths(), seed, keep=3), Storm(site, stand, seed)
+        job = Job(stand.paths(), seed, keep=3)
+        storm = Storm(site, stand, seed)
         job.save()
         with Observer(shared, tmp_path) as observer:
             while storm.kills < KILLS:

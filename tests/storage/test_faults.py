@@ -1,4 +1,6 @@
-"""Servers that die, hang, refuse or fill up below acpfs: applications go on, status says why, nothing is lost or shown too early."""
+"""Servers that die, hang, refuse or fill up below acpfs: applications go on, status says why,
+nothing is lost or shown too early.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ ROUNDS = 4
 NO_ROOM = ("ENOSPC", "EDQUOT")
 Status = dict[str, Any]
 BACK_S = 120.0
-"""MooseFS clients take 10 s to believe that a chunk server is back, GlusterFS 3 s to connect; on a busy machine more."""
+"""MooseFS clients take 10 s to believe that a chunk server is back, GlusterFS 3 s to connect; on a
+busy machine more.
+"""
 ROOM_S = 300.0
-"""MooseFS's master looks once a minute for bytes that no file has any more, and its servers tell once a minute what room they have."""
+"""MooseFS's master looks once a minute for bytes that no file has any more, and its servers tell
+once a minute what room they have.
+"""
 
 
 def _waits(status: Status) -> bool:
@@ -94,7 +100,9 @@ def one_data_server_hangs(site: Site) -> Iterator[None]:
 
 @contextlib.contextmanager
 def calls_fail_at_random(site: Site) -> Iterator[None]:
-    """A fifth of write, fsync and flush, each with another error, sensible or not; what was written may be there or not."""
+    """A fifth of write, fsync and flush, each with another error, sensible or not; what was written
+    may be there or not.
+    """
     assert isinstance(site.storage, GlusterFs)
     for key, value in (("error-failure", "20"), ("error-fops", "write,fsync,flush")):
         site.storage.set(f"debug.{key}", value)
@@ -127,7 +135,9 @@ def master_hangs(site: Site) -> Iterator[None]:
 
 @contextlib.contextmanager
 def client_dies(site: Site) -> Iterator[None]:
-    """The backing file system is a dead mount (ENOTCONN) until somebody mounts it again: another mount, at the same path."""
+    """The backing file system is a dead mount (ENOTCONN) until somebody mounts it again: another
+    mount, at the same path.
+    """
     kill(site.storage.client_pids(site.below))
     try:
         yield
@@ -218,7 +228,9 @@ def fault(request: pytest.FixtureRequest) -> Fault:
 def work(
     transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int
 ) -> Iterator[Work]:
-    """A mount over one client, an application on it, and somebody who looks on from another client."""
+    """A mount over one client, an application on it, and somebody who looks on from another
+    client.
+    """
     below, seen = site.fresh(tmp_path.name)
     mount = make_mount(below, transport, **QUICK)
     application = Application(mount.path)
@@ -299,9 +311,11 @@ def test_acpfs_dies_while_the_servers_hang(work: Work, site: Site, victim: str) 
 def test_a_client_whose_descriptors_break_for_ever(
     transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int
 ) -> None:
-    """MooseFS with mfstimeout: EIO where servers hang, and a descriptor that met it is dead for ever, also when they are back.
+    """MooseFS with mfstimeout: EIO where servers hang, and a descriptor that met it is dead for
+    ever, also when they are back.
 
-    Where they are dead the client waits all the same: 150 s were tried, with `mfsioretries=5`, and with 3 alone.
+    Where they are dead the client waits all the same: 150 s were tried, with `mfsioretries=5`, and
+    with 3 alone.
     """
     client = site.storage.client(f"timeout-{tmp_path.name}", "mfstimeout=5", "mfsioretries=5")
     try:
@@ -326,15 +340,18 @@ def test_a_client_whose_descriptors_break_for_ever(
 
 @contextlib.contextmanager
 def little_room(site: Site, leave: int) -> Iterator[None]:
-    """Somebody else's file takes the rest, random bytes because chunk servers drop zeros; Ceph gets a quota, which it notices late."""
-    ceph, ballast = site.storage, site.observer / "ballast"
+    """Somebody else's file takes the rest, random bytes because chunk servers drop zeros; Ceph gets
+    a quota, which it notices late.
+    """
+    ceph = site.storage
+    ballast = site.observer / "ballast"
     size = 8 << 20 if isinstance(ceph, CephFs) else ceph.free_bytes(site.observer) - leave
     try:
         with open(ballast, "wb") as file:
             file.writelines(os.urandom(1 << 20) for _ in range(size >> 20))
-        if isinstance(
-            ceph, MooseFs
-        ):  # its master learns once a minute; until then servers take more than they have, and lose it
+        if isinstance(ceph, MooseFs):
+            # its master learns once a minute; until then servers take more than they have, and lose
+            # it
             until(
                 lambda: ceph.free_bytes(site.observer) <= 2 * leave,
                 "the master knows that little room is left",
@@ -370,7 +387,9 @@ def takes_more(path: Path) -> bool:
 def test_a_full_volume(
     transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int
 ) -> None:
-    """GlusterFS says ENOSPC, MooseFS too with mfserroronnospace, Ceph EDQUOT; room comes back late after somebody else's deletion."""
+    """GlusterFS says ENOSPC, MooseFS too with mfserroronnospace, Ceph EDQUOT; room comes back late
+    after somebody else's deletion.
+    """
     options = ("mfserroronnospace",) if site.kind == "moosefs" else ()
     client = site.storage.client(f"full-{tmp_path.name}", *options)
     try:

@@ -1,4 +1,6 @@
-"""Over real distributed file systems: another client sees the application's history; all of it arrives and is found again."""
+"""Over real distributed file systems: another client sees the application's history; all of it
+arrives and is found again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def run(*words: str, cwd: Path | None = None) -> str:
 def test_another_client_sees_only_what_was(
     transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, seed: int
 ) -> None:
-    """Names appear through a directory that the backing client has cached, files are replaced while they are read there."""
+    """Names appear through a directory that the backing client has cached, files are replaced while
+    they are read there.
+    """
     below, seen = site.fresh(tmp_path.name)
     mount = make_mount(below, transport, **QUICK)
     application = Application(mount.path)
@@ -53,7 +57,8 @@ def test_another_client_sees_only_what_was(
 
 def test_the_observer_finds_a_wrong_order() -> None:
     """The test of the test."""
-    one, other = ("file", "1"), ("file", "2")
+    one = ("file", "1")
+    other = ("file", "2")
     states = [
         {},
         {"shard": one},
@@ -103,7 +108,9 @@ def tree(tmp_path: Path) -> Path:
 def test_attributes_links_and_sparse_files_arrive(
     transport: str, make_mount: MakeMount, site: Site, tmp_path: Path, tree: Path
 ) -> None:
-    """Neither file system has rename flags or O_TMPFILE, and MooseFS has times of whole seconds: rsync finds nothing to do all the same."""
+    """Neither file system has rename flags or O_TMPFILE, and MooseFS has times of whole seconds:
+    rsync finds nothing to do all the same.
+    """
     below, seen = site.fresh(tmp_path.name)
     mount = make_mount(below, transport, **QUICK)
     copy = ["rsync", "-aHX", "--itemize-changes", f"{tree}/", f"{mount.path}/copy/"]

@@ -1,4 +1,6 @@
-"""What goes wrong on the servers is found by `verify`, past all caches of the client, and mended from RAM by `repair`."""
+"""What goes wrong on the servers is found by `verify`, past all caches of the client, and mended
+from RAM by `repair`.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def test_damage_is_found_and_mended(
         name: "ok" if "whole" in name else "missing" if "gone" in name else "mismatch"
         for name in contents
     }
-    # GlusterFS's client answers for a second from what it got with a lookup, O_DIRECT or not: that second is not acpfs'
+    # GlusterFS's client answers for a second from what it got with a lookup, O_DIRECT or not: that
+    # second is not acpfs'
     until(
         lambda: verdicts(mount.ctl("verify", BELOW, check=False)) == expected, "all damage is found"
     )

@@ -1,7 +1,9 @@
-"""Programs that work on a mount while its workers are killed: python -m tests.supervisor.storm NAME DIRECTORY STOP.
+"""Programs that work on a mount while its workers are killed: python -m tests.supervisor.storm NAME
+DIRECTORY STOP.
 
-Each goes on until the file STOP is there. It keeps its own account of what it did, outside the mount, and compares at every turn: an error,
-or a byte that is not as it was written, ends it with a traceback. Not an acpfs module is used.
+Each goes on until the file STOP is there. It keeps its own account of what it did, outside the
+mount, and compares at every turn: an error, or a byte that is not as it was written, ends it with a
+traceback. Not an acpfs module is used.
 """
 
 from __future__ import annotations
@@ -136,7 +138,9 @@ def deleted(top: Path, stop: Path) -> None:
 
 
 def listings(top: Path, stop: Path) -> None:
-    """A directory of 1,000, read by pieces while names come and go: none twice, none of those that stay missing."""
+    """A directory of 1,000, read by pieces while names come and go: none twice, none of those that
+    stay missing.
+    """
     stay = {f"stay{n:04}" for n in range(1000)}
     for name in stay:
         (top / name).touch()
@@ -155,8 +159,11 @@ def listings(top: Path, stop: Path) -> None:
 
 
 def overwrites(top: Path, stop: Path) -> None:
-    """One file, rewritten in place at random offsets, truncated and grown, against a copy in memory."""
-    chooser, memory = random.Random(1), bytearray(1 << 20)
+    """One file, rewritten in place at random offsets, truncated and grown, against a copy in
+    memory.
+    """
+    chooser = random.Random(1)
+    memory = bytearray(1 << 20)
     with open(top / "over", "w+b", buffering=0) as file:
         file.write(memory)
         for n in rounds(stop):

@@ -1,4 +1,5 @@
-"""The RAM tier's account agrees with its tmpfs, to the byte, after random operations and kills, in every lane.
+"""The RAM tier's account agrees with its tmpfs, to the byte, after random operations and kills, in
+every lane.
 
 A failure prints the seed and the operations; `--seed` runs them again, `--ops` says how many.
 """
@@ -28,10 +29,14 @@ pytestmark = [
 ]
 
 MIB = 1 << 20
-OPS, CHECK_EVERY, KILL_EVERY = 90, 15, 45
+OPS = 90
+CHECK_EVERY = 15
+KILL_EVERY = 45
 BUDGET = 48 * MIB
 GRANT = BUDGET // 8
-"""A passthrough writer that was held goes on with so much room, which is its own until it has written it or closes (`Hold`)."""
+"""A passthrough writer that was held goes on with so much room, which is its own until it has
+written it or closes (`Hold`).
+"""
 SLOTS = 5
 BLOCK = os.urandom(4 * MIB)
 NAMES = [f"f{n}" for n in range(6)]
@@ -43,7 +48,8 @@ class Player:
     """Random operations on one mount; every method is one of them."""
 
     def __init__(self, mount: AcpfsMount, seed: int) -> None:
-        self._mount, self._chance = mount, random.Random(seed)
+        self._mount = mount
+        self._chance = random.Random(seed)
         self._open: dict[int, int] = {}
         self.done: list[str] = []
 
@@ -77,7 +83,8 @@ class Player:
         return self._chance.choice(list(self._open.values())) if self._open else None
 
     def open(self) -> str:
-        slot, path = self._chance.randrange(SLOTS), self._path()
+        slot = self._chance.randrange(SLOTS)
+        path = self._path()
         flags = self._chance.choice([os.O_WRONLY, os.O_WRONLY, os.O_RDWR, os.O_RDONLY]) | os.O_CREAT
         flags |= self._chance.choice([0, os.O_TRUNC, os.O_APPEND]) if flags & os.O_ACCMODE else 0
         if slot in self._open:
@@ -91,7 +98,9 @@ class Player:
         return ""
 
     def write(self) -> str:
-        fd, size, offset = self._slot(), self._size(), self._offset()
+        fd = self._slot()
+        size = self._size()
+        offset = self._offset()
         with contextlib.suppress(OSError):  # read-only ones too
             if fd is not None:
                 os.pwrite(fd, BLOCK[:size], offset)
@@ -99,19 +108,23 @@ class Player:
 
     def save(self) -> str:
         """A whole file at once, as most are written."""
-        path, size = self._path(), self._size() * 2
+        path = self._path()
+        size = self._size() * 2
         with open(path, "wb", buffering=0) as file:
             file.write(BLOCK[: size // 2])
             file.write(BLOCK[: size // 2])
         return f"{path.name} {size}"
 
     def truncate(self) -> str:
-        path, size = self._path(), self._offset()
+        path = self._path()
+        size = self._offset()
         os.truncate(path, size)
         return f"{path.name} {size}"
 
     def allocate(self) -> str:
-        fd, size, offset = self._slot(), self._size(), self._offset()
+        fd = self._slot()
+        size = self._size()
+        offset = self._offset()
         mode = self._chance.choice(
             [
                 0,
@@ -148,7 +161,8 @@ class Player:
         return path.name
 
     def rename(self) -> str:
-        old, new = self._path(), self._path()
+        old = self._path()
+        new = self._path()
         old.rename(new)
         return f"{old.name} {new.name}"
 
@@ -181,7 +195,9 @@ WEIGHTS = [
 
 
 def agree(mount: AcpfsMount) -> None:
-    """Once nothing is under way (a close is noted in the background, and passthrough writers are looked at now and then)."""
+    """Once nothing is under way (a close is noted in the background, and passthrough writers are
+    looked at now and then).
+    """
     mount.wait_status(
         lambda status: is_right(
             status["ram"], granted=mount.transport == "native-passthrough" and status["open_files"]
@@ -191,7 +207,10 @@ def agree(mount: AcpfsMount) -> None:
 
 
 def is_right(ram: dict[str, int], *, granted: int = 0) -> bool:
-    """Whether account and tmpfs say the same. `granted`: how many files may still have room that they were given when they were held."""
+    """Whether account and tmpfs say the same.
+
+    `granted`: how many files may still have room that they were given when they were held.
+    """
     return (
         ram["used_bytes"] == ram["tmpfs_used_bytes"] == ram["dirty_bytes"] + ram["clean_bytes"]
         and 0 <= ram["reserved_bytes"] <= granted * GRANT
@@ -242,7 +261,9 @@ def test_the_account_is_what_the_tmpfs_says(
 def test_a_hole_that_is_read_through_a_mapping_counts_with_its_pages(
     tmp_path: Path, transport: str
 ) -> None:
-    """The passthrough lane's kernel gives it pages, unseen; also beyond the budget, for which what is clean leaves."""
+    """The passthrough lane's kernel gives it pages, unseen; also beyond the budget, for which what
+    is clean leaves.
+    """
     (tmp_path / "backing").mkdir()
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, ram=BUDGET) as mount:
         for number in range(4):
@@ -264,7 +285,9 @@ def test_a_hole_that_is_read_through_a_mapping_counts_with_its_pages(
 
 
 def kill(mount: AcpfsMount, player: Player) -> None:
-    """The worker, over a session that goes on; with libfuse everything, and a new mount over what is left."""
+    """The worker, over a session that goes on; with libfuse everything, and a new mount over what
+    is left.
+    """
     if mount.transport == "libfuse":
         player.close_all()
         mount.kill()

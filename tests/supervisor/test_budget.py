@@ -1,6 +1,8 @@
-"""The budget on a mount: writers with several times of it, one that is lowered below what is used, and what the next worker knows of that.
+"""The budget on a mount: writers with several times of it, one that is lowered below what is used,
+and what the next worker knows of that.
 
-Nothing here is timed: fairness is how far the slowest was when the fastest was done. `python -m bench.budget` is the large form.
+Nothing here is timed: fairness is how far the slowest was when the fastest was done. `python -m
+bench.budget` is the large form.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def test_four_writers_with_five_times_the_budget(tmp_path: Path, lane: str, file
 @pytest.mark.clause("S130")
 @pytest.mark.transports("libfuse", "native-passthrough")
 def test_a_budget_below_what_is_used(tmp_path: Path, transport: str) -> None:
-    """Clean files leave at once, dirty ones when they are persisted; the tmpfs follows; whoever writes meanwhile waits, and is whole."""
+    """Clean files leave at once, dirty ones when they are persisted; the tmpfs follows; whoever
+    writes meanwhile waits, and is whole.
+    """
     with mounted(tmp_path, transport, ram=64 * MIB) as mount:
         write(mount.path / "clean", 5)
         mount.flush()

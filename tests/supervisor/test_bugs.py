@@ -1,4 +1,6 @@
-"""A bug in a call: the worker that has half of it in memory ends, the caller has EIO, and the mount goes on."""
+"""A bug in a call: the worker that has half of it in memory ends, the caller has EIO, and the mount
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ MORE_THAN_EARLY = EARLY_DEATHS_MAX + 2
 
 
 def names_in(path: Path) -> list[str]:
-    """Of a mount that may be dead at the moment; between two mounts what lies beneath is seen, with `.acpfs`."""
+    """Of a mount that may be dead at the moment; between two mounts what lies beneath is seen, with
+    `.acpfs`.
+    """
     try:
         return os.listdir(path)
     except OSError:
@@ -73,7 +77,9 @@ def test_each_such_call_fails_and_the_mount_goes_on(tmp_path: Path, transport: s
 
 @pytest.mark.transports("libfuse")
 def test_with_libfuse_the_mount_is_made_anew(tmp_path: Path, transport: str) -> None:
-    """There is no session to take over: who uses the mount then has errors, and nothing of the call is there."""
+    """There is no session to take over: who uses the mount then has errors, and nothing of the call
+    is there.
+    """
     (tmp_path / "backing").mkdir()
     environment = {"PYTHONPATH": str(code_with(tmp_path, BUG))}
     with AcpfsMount(

@@ -1,4 +1,6 @@
-"""Checkpoints as control shows them, against real mounts: from the first create to nothing left in RAM."""
+"""Checkpoints as control shows them, against real mounts: from the first create to nothing left in
+RAM.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ def test_the_life_of_a_checkpoint(mount: AcpfsMount, transport: str) -> None:
 
 
 @pytest.mark.clause("S113")
-def test_files_of_one_step_are_one_checkpoint_and_a_renamed_directory_is_not_persisted_under_its_new_name_yet(
+def test_files_of_one_step_are_one_checkpoint_and_a_renamed_directory_is_not_persisted_yet(
     mount: AcpfsMount,
 ) -> None:
     for name in ("model_7.pt", "optimizer_7.pt"):

@@ -29,7 +29,9 @@ while True:
 
 @contextmanager
 def child() -> Iterator[tuple[Child, IO[str]]]:
-    """One whose process says which signals it gets; several at once in the order of their numbers."""
+    """One whose process says which signals it gets; several at once in the order of their
+    numbers.
+    """
     ours, theirs = socket.socketpair()
     with (
         ours,
@@ -40,7 +42,8 @@ def child() -> Iterator[tuple[Child, IO[str]]]:
     ):
         assert process.stdout is not None
         made = Child(ours)
-        made.pid, made.pidfd = process.pid, os.pidfd_open(process.pid)
+        made.pid = process.pid
+        made.pidfd = os.pidfd_open(process.pid)
         try:
             assert process.stdout.readline() == "ready\n"
             yield made, process.stdout
@@ -69,7 +72,9 @@ def test_one_that_serves_is_told_at_once_and_one_that_was_told_nothing_never() -
 
 @pytest.mark.clause("S445")
 def test_an_order_that_finds_the_channel_full_is_kept_until_there_is_room() -> None:
-    """A worker that was stopped for a while: told again to end at once, it drained on to the deadline."""
+    """A worker that was stopped for a while: told again to end at once, it drained on to the
+    deadline.
+    """
     ours, theirs = channel.pair()
     with ours, theirs:
         told = Child(ours)
@@ -95,7 +100,8 @@ def test_what_a_process_was_to_be_sent_is_sent_when_it_can_be_watched() -> None:
     """There was no descriptor for that when its number was known."""
     with child() as (worker, said):
         worker.heard({"serving": "/mnt"})
-        pidfd, worker.pidfd = worker.pidfd, -1
+        pidfd = worker.pidfd
+        worker.pidfd = -1
         worker.kill(signal.SIGUSR1)
         worker.watched(pidfd)
         assert said.readline() == "SIGUSR1\n"

@@ -69,7 +69,10 @@ def test_a_path_elsewhere_is_not_ours_to_judge(mount: AcpfsMount, tmp_path: Path
 
 
 def test_a_training_process_imports_nothing_heavy() -> None:
-    code = "import sys, acpfs.client; print([m for m in ('trio', 'pyfuse3', 'pydantic', 'click', 'rich', 'structlog') if m in sys.modules])"
+    code = (
+        "import sys, acpfs.client; print([m for m in ('trio', 'pyfuse3', 'pydantic', 'click', "
+        "'rich', 'structlog') if m in sys.modules])"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True

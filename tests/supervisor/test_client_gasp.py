@@ -1,4 +1,6 @@
-"""What a job calls that saves while it dies: on real mounts, on a bypassed one, and on a path in no mount at all."""
+"""What a job calls that saves while it dies: on real mounts, on a bypassed one, and on a path in no
+mount at all.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,10 @@ def test_on_a_bypassed_mount_nothing_is_left_on_the_storage(mount: AcpfsMount) -
 
 
 def test_it_takes_neither_torch_nor_the_file_system(tmp_path: Path) -> None:
-    code = "import acpfs.client, sys; print([name for name in sys.modules if name in ('torch', 'trio', 'pyfuse3', 'acpfs.filesystem')])"
+    code = (
+        "import acpfs.client, sys; print([name for name in sys.modules if name in ('torch', "
+        "'trio', 'pyfuse3', 'acpfs.filesystem')])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

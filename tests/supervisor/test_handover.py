@@ -1,4 +1,6 @@
-"""One supervisor gives its mount to another, of another installation: open files go on, and the old one goes on where the new one fails."""
+"""One supervisor gives its mount to another, of another installation: open files go on, and the old
+one goes on where the new one fails.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ PIECE = b"p" * 4096
 
 
 def copy_package(root: Path) -> None:
-    """With its bytecode, which else each process would have to make; but what others are just writing of that comes and goes."""
+    """With its bytecode, which else each process would have to make; but what others are just
+    writing of that comes and goes.
+    """
     shutil.copytree(REPOSITORY / "acpfs", root / "acpfs", ignore=shutil.ignore_patterns("*.pyc.*"))
 
 
@@ -97,7 +101,9 @@ Foreground = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def foreground(mount: AcpfsMount) -> Iterator[Foreground]:
-    """Makes daemons in the foreground that take the mount over, with more words if need be; ends those that are left."""
+    """Makes daemons in the foreground that take the mount over, with more words if need be; ends
+    those that are left.
+    """
     program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
     words = [
         "mount",
@@ -159,7 +165,8 @@ def test_open_files_go_on_there_and_back(mount: AcpfsMount, other_installation: 
 
 def go_on_with(mount: AcpfsMount, installations: list[Path]) -> None:
     """A writer never stops, and what it has written is there."""
-    stop, written = threading.Event(), [0]
+    stop = threading.Event()
+    written = [0]
     with (
         open(mount.path / "log", "wb", buffering=0) as file,
         open(mount.path / "gone", "w+b", buffering=0) as gone,
@@ -176,9 +183,12 @@ def go_on_with(mount: AcpfsMount, installations: list[Path]) -> None:
         writer.start()
         try:
             for installation in installations:
-                supervisor, worker, before = mount.supervisor, mount.pid, written[0]
+                supervisor = mount.supervisor
+                worker = mount.pid
+                before = written[0]
                 take_over(mount, installation)
-                until(lambda: mount.supervisor != supervisor)  # noqa: B023 - asked before the next turn
+                # asked before the next turn
+                until(lambda: mount.supervisor != supervisor)  # noqa: B023
                 wait_gone(supervisor)
                 wait_gone(worker)
                 status = mount.status()
@@ -342,7 +352,10 @@ def test_a_libfuse_mount_is_not_given(mount: AcpfsMount) -> None:
 def test_in_the_foreground_the_old_one_waits_to_be_ended(
     mount: AcpfsMount, foreground: Foreground
 ) -> None:
-    """Who runs a container would start it again, and that would take the mount back. Its end is not the mount's."""
+    """Who runs a container would start it again, and that would take the mount back.
+
+    Its end is not the mount's.
+    """
     old = foreground()
     until(lambda: mount.supervisor == old.pid)
     new = foreground()
@@ -427,7 +440,9 @@ def rests(mount: AcpfsMount) -> int:
 def test_an_instance_that_is_started_again_does_not_take_the_mount_back(
     mount: AcpfsMount, foreground: Foreground
 ) -> None:
-    """The old container crashes during a roll-out; when the new one is withdrawn, the old one mounts again."""
+    """The old container crashes during a roll-out; when the new one is withdrawn, the old one
+    mounts again.
+    """
     old = foreground("--instance", "old")
     until(lambda: mount.supervisor == old.pid)
     new = foreground("--instance", "new")

@@ -1,4 +1,6 @@
-"""A request that hangs the worker, and comes again to the next one: only its caller is concerned."""
+"""A request that hangs the worker, and comes again to the next one: only its caller is
+concerned.
+"""
 
 from __future__ import annotations
 

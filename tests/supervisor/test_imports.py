@@ -1,7 +1,7 @@
 """What a mount costs before it does anything: each process imports what it needs, and nothing else.
 
-Every mount pays for each of these, and a test run makes a thousand mounts. Modules are looked at instead of seconds, which depend on what
-else the machine does.
+Every mount pays for each of these, and a test run makes a thousand mounts. Modules are looked at
+instead of seconds, which depend on what else the machine does.
 """
 
 import ast
@@ -69,7 +69,9 @@ def test_a_process_imports_what_it_needs_and_no_more(code: str, too_much: frozen
 
 
 def test_the_supervisor_needs_the_standard_library_only() -> None:
-    """What has to outlive everything else depends on nothing that an upgrade of packages may break."""
+    """What has to outlive everything else depends on nothing that an upgrade of packages may
+    break.
+    """
     modules = ", ".join(
         f"acpfs.supervisor.{path.stem}"
         for path in Path(supervisor.__file__).parent.glob("[a-z]*.py")

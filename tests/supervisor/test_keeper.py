@@ -1,4 +1,6 @@
-"""The keeper: all processes of a mount are killed, and the next daemon goes on with it; training does not notice."""
+"""The keeper: all processes of a mount are killed, and the next daemon goes on with it; training
+does not notice.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +81,14 @@ if sys.argv[2] == "wait":
 
 
 class Locks:
-    """A flock and a range lock of this process, and another process that waits for both from before the first kill."""
+    """A flock and a range lock of this process, and another process that waits for both from before
+    the first kill.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file = path, open(path, "w+b", buffering=0)  # noqa: SIM115 - closed by `end`
+        # closed by `end`
+        self._path = path
+        self._file = open(path, "w+b", buffering=0)  # noqa: SIM115
         fcntl.flock(self._file, fcntl.LOCK_EX)
         fcntl.lockf(self._file, fcntl.LOCK_EX, 10, 20)
         self._waits = subprocess.Popen(
@@ -169,7 +175,9 @@ def test_all_processes_are_killed_again_and_again(
 def go_on_after_kills(
     mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher, turns: int
 ) -> None:
-    """A writer that never stops, a half-written file, one without a name, a mapping, locks: all go on, with the right bytes."""
+    """A writer that never stops, a half-written file, one without a name, a mapping, locks: all go
+    on, with the right bytes.
+    """
     (mount.path / "mapped").write_bytes(bytes(1 << 20))
     with (
         open(mount.path / "gone", "w+b", buffering=0) as gone,
@@ -178,11 +186,13 @@ def go_on_after_kills(
         gone.write(b"nameless")
         os.unlink(mount.path / "gone")
         memory = mmap.mmap(mapped.fileno(), 1 << 20)
-        locks, writer = Locks(mount.path / "locked"), Writer(mount.path / "log")
+        locks = Locks(mount.path / "locked")
+        writer = Writer(mount.path / "log")
         for turn in range(turns):
             with open(mount.path / f"half-{turn}", "wb", buffering=0) as half:
                 half.write(b"one ")
-                before, inode = writer.written, os.fstat(half.fileno()).st_ino
+                before = writer.written
+                inode = os.fstat(half.fileno()).st_ino
                 memory[turn * 4096 : turn * 4096 + 4] = b"here"
                 kill_and_go_on(mount, keeper, launcher)
                 assert half.write(b"two") == 3

@@ -1,4 +1,6 @@
-"""The keeper's dialogue, without a mount: supervisors are connections that this test holds, a session is an eventfd."""
+"""The keeper's dialogue, without a mount: supervisors are connections that this test holds, a
+session is an eventfd.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from acpfs.supervisor.keeper import OTHERS_MAX
 from acpfs.supervisor.local_sockets import connected
 from tests.rig.keeper import KeeperProcess, until
 
-MOUNTPOINT, BACKING = "/mnt/none", "/shared/none"
+MOUNTPOINT = "/mnt/none"
+BACKING = "/shared/none"
 
 
 @pytest.fixture
@@ -47,7 +50,9 @@ def settings_of(keeper: KeeperProcess, **more: object) -> dict[str, Any]:
 
 
 class SupervisorDouble:
-    """Tells a keeper of a mount, as `KeeperClient` does: with the pidfd of a process of its own, and this one's connection."""
+    """Tells a keeper of a mount, as `KeeperClient` does: with the pidfd of a process of its own,
+    and this one's connection.
+    """
 
     def __init__(
         self, keeper: KeeperProcess, *, lineage: dict[str, Any] | None = None, **settings: object
@@ -139,7 +144,9 @@ def give_back(got: keeper_client.Taken) -> None:
 def test_it_gives_the_mount_to_one_and_only_when_nobody_is_left(keeper: KeeperProcess) -> None:
     double = SupervisorDouble(keeper)
     assert "lives" in taken(keeper).refused
-    copy, worker = double.end.dup(), subprocess.Popen(["sleep", "1000"])  # it has a copy
+    # it has a copy
+    copy = double.end.dup()
+    worker = subprocess.Popen(["sleep", "1000"])
     pidfd = os.pidfd_open(worker.pid)
     channel.send(double.end, {"worker": True}, [pidfd])
     os.close(pidfd)
@@ -168,7 +175,9 @@ def test_it_gives_the_mount_to_one_and_only_when_nobody_is_left(keeper: KeeperPr
 def test_a_supervisor_that_gives_the_connection_up_and_lives_keeps_its_mount(
     keeper: KeeperProcess,
 ) -> None:
-    """As it does when the keeper hangs for a while: it serves on, and tells the keeper again later."""
+    """As it does when the keeper hangs for a while: it serves on, and tells the keeper again
+    later.
+    """
     double = SupervisorDouble(keeper)
     double.end.close()
 
@@ -253,7 +262,8 @@ def test_connections_that_say_nothing_take_no_descriptor_from_mounts(keeper: Kee
 def test_the_mounts_end_is_the_keepers_too_and_an_older_connection_has_no_say(
     keeper: KeeperProcess,
 ) -> None:
-    old, new = SupervisorDouble(keeper), SupervisorDouble(keeper)
+    old = SupervisorDouble(keeper)
+    new = SupervisorDouble(keeper)
     channel.send(old.end, {"forget": True})
     channel.send(old.end, {"keep": [["session", 0]]})
     old.close()
@@ -339,7 +349,8 @@ def test_only_its_owner_and_root_are_heard(keeper: KeeperProcess) -> None:
     for directory in path.parents[:4]:
         directory.chmod(directory.stat().st_mode | 0o111)
     program = (
-        "import os, socket, sys; os.setgid(65534); os.setuid(65534); end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "import os, socket, sys; os.setgid(65534); os.setuid(65534); end = "
+        "socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         f"end.connect({os.fspath(path)!r})\n"
         "try: end.send(b'{\"list\": true}'); sys.exit(len(end.recv(1000)) > 0)\n"
         "except (BrokenPipeError, ConnectionResetError): sys.exit(0)"

@@ -1,4 +1,6 @@
-"""What stays in RAM, against real mounts: retention, pins and evictions, over the end of a worker and of a mount."""
+"""What stays in RAM, against real mounts: retention, pins and evictions, over the end of a worker
+and of a mount.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a RAM tier keeps, counted without its worker: that it cannot be told is never said to be nothing."""
+"""What a RAM tier keeps, counted without its worker: that it cannot be told is never said to be
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_a_state_that_cannot_be_read_is_not_an_empty_one(
 
 
 def test_the_log_of_a_dead_worker_is_counted_without_a_file_beside_it(tmp_path: Path) -> None:
-    """On a full tmpfs there is no room for SQLite's shared index; what the last steps wrote is in the write-ahead log only."""
+    """On a full tmpfs there is no room for SQLite's shared index; what the last steps wrote is in
+    the write-ahead log only.
+    """
     state = StateDatabase(tmp_path / "state.sqlite", REAL)
     state.commit()
     assert fallthrough.count_kept(tmp_path) == (0, 0), "its maker died before there was a log"
@@ -58,7 +62,8 @@ def test_the_log_of_a_dead_worker_is_counted_without_a_file_beside_it(tmp_path: 
 def test_a_bare_directory_is_refused_where_the_tier_cannot_be_read(
     tmp_path: Path, what: Callable[[Path], None]
 ) -> None:
-    backing, tier = tmp_path / "backing", tmp_path / "tiers" / "volume-node"
+    backing = tmp_path / "backing"
+    tier = tmp_path / "tiers" / "volume-node"
     backing.mkdir()
     tier.mkdir(parents=True)
     what(tier)

@@ -1,4 +1,6 @@
-"""A mount from its start to its end, through the commands: ready, refused, drained, killed, found again."""
+"""A mount from its start to its end, through the commands: ready, refused, drained, killed, found
+again.
+"""
 
 import contextlib
 import json
@@ -188,7 +190,10 @@ def test_a_mount_in_use_is_refused_and_stays(
 def test_a_mount_that_a_container_has_is_not_waited_for(
     make_mount: MakeMount, transport: str, backing: Path
 ) -> None:
-    """Another mount namespace keeps the kernel's session, for as long as it likes. So the mount stays, here too."""
+    """Another mount namespace keeps the kernel's session, for as long as it likes.
+
+    So the mount stays, here too.
+    """
     mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
     (mount.path / "f").write_bytes(b"saved")
     supervisor = mount.supervisor
@@ -220,14 +225,17 @@ def test_a_mount_that_a_container_has_is_not_waited_for(
 def test_a_mount_that_an_overlay_shows_is_in_use(
     make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path
 ) -> None:
-    """umount(2) knows nothing of it: the mount point would be free, and the session would last as long as the overlay."""
+    """umount(2) knows nothing of it: the mount point would be free, and the session would last as
+    long as the overlay.
+    """
     mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
     places = [tmp_path / name for name in ("upper", "work", "over")]
     for place in (mount.path / "deeper", mount.path / "deeper/low", *places):
         place.mkdir()
     (mount.path / "deeper/low/f").write_bytes(b"saved")
     mount.flush()
-    inside, above = "deeper/low", f"{mount.path.name}/deeper/low"
+    inside = "deeper/low"
+    above = f"{mount.path.name}/deeper/low"
     for base, name, says in (
         ("/", f"{mount.path}/deeper/low", "has a directory of it"),
         (mount.path, inside, f"seems to have a directory of it ({inside})"),
@@ -325,7 +333,9 @@ def test_nothing_is_native_in_a_mount_whose_daemon_cannot_be_asked(
 def test_what_a_cleaner_has_removed_of_the_run_directory_is_made_anew(
     make_mount: MakeMount, transport: str, backing: Path
 ) -> None:
-    """Record and sockets, as a cleaner of /tmp does after some days: the mount could not be asked, nor unmounted in order."""
+    """Record and sockets, as a cleaner of /tmp does after some days: the mount could not be asked,
+    nor unmounted in order.
+    """
     mount = make_mount(backing, transport)
     (mount.path / "f").write_bytes(b"saved")
     removed = [
@@ -486,7 +496,8 @@ def test_sigterm_takes_the_mount_from_its_users(
 @BOTH
 def test_umount_by_others_drains_afterwards(slow: AcpfsMount) -> None:
     slow.ctl("set", "bandwidth=8M")
-    content, pid = (slow.path / "big").read_bytes(), slow.pid
+    content = (slow.path / "big").read_bytes()
+    pid = slow.pid
     subprocess.run(["umount", str(slow.path)], check=True, timeout=60)
     slow.wait_ended(pid)
     assert (slow.backing / "big").read_bytes() == content
@@ -625,7 +636,9 @@ def test_a_hanging_backing_directory_is_one_line(fault_fs: FaultFs, tmp_path: Pa
 
 
 def wait_until_said(manager: socket.socket, word: str) -> None:
-    """Other words may come before: the watchdog is fed from the start, also while the mount is being made."""
+    """Other words may come before: the watchdog is fed from the start, also while the mount is
+    being made.
+    """
     while word not in manager.recv(4096).decode().splitlines():
         pass
 

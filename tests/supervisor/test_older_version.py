@@ -1,4 +1,6 @@
-"""A mount of an older acpfs, with an older format of the state, is taken over by this one; that code is in the history of this checkout."""
+"""A mount of an older acpfs, with an older format of the state, is taken over by this one; that
+code is in the history of this checkout.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def test_files_go_on_over_a_change_of_the_state_and_the_older_code_is_refused_af
 ) -> None:
     assert sorted(os.listdir(mount.path / "known")) == sorted(NAMES)
     assert state_version(mount) == STATE_VERSION - 1
-    stop, written = threading.Event(), [0]
+    stop = threading.Event()
+    written = [0]
     (mount.path / "half").mkdir()
     (mount.path / "half/closed").write_bytes(b"closed")
     with (
@@ -80,7 +83,8 @@ def test_files_go_on_over_a_change_of_the_state_and_the_older_code_is_refused_af
         writer = threading.Thread(target=write, name="writer", daemon=True)
         writer.start()
         try:
-            supervisor, before = mount.supervisor, written[0]
+            supervisor = mount.supervisor
+            before = written[0]
             take_over(mount, REPOSITORY)
             wait_gone(supervisor)
             until(lambda: written[0] > before)

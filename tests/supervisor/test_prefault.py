@@ -1,4 +1,6 @@
-"""Memory made ready ahead, with a real mount: it is there, it is not counted as used, the first writer gets it, and it never stays."""
+"""Memory made ready ahead, with a real mount: it is there, it is not counted as used, the first
+writer gets it, and it never stays.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ BOTH = pytest.mark.transports("libfuse", "native")
 MIB = 1 << 20
 READY = 128 * MIB
 WRITTEN = b"x" * (200 * MIB)
-"""More than the budget has beside what is ready. Not zeros that were never touched: of these the kernel sends a page per request."""
+"""More than the budget has beside what is ready.
+
+Not zeros that were never touched: of these the kernel sends a page per request.
+"""
 
 
 @pytest.fixture
@@ -41,7 +46,9 @@ def ready(status: dict[str, Any]) -> bool:
 
 
 def is_written_once_given_back(mount: AcpfsMount) -> bool:
-    """To be opened anew until it is: where nothing is written for some seconds, and be it that the machine stands still, it comes again."""
+    """To be opened anew until it is: where nothing is written for some seconds, and be it that the
+    machine stands still, it comes again.
+    """
     with open(mount.path / "whole", "wb") as file:
         if mount.status()["ram"]["prefaulted_bytes"]:
             return False

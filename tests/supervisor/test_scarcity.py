@@ -1,4 +1,6 @@
-"""A supervisor that may open nothing more for a while: what it could not do then it does later, and the mount lives on."""
+"""A supervisor that may open nothing more for a while: what it could not do then it does later, and
+the mount lives on.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_worker_that_cannot_be_started_yet_is_started_later(mount: AcpfsMount) -> None:
-    supervisor, worker = mount.supervisor, mount.pid
+    supervisor = mount.supervisor
+    worker = mount.pid
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
         before = descriptors(supervisor)
@@ -92,7 +95,8 @@ def test_a_worker_that_cannot_be_started_yet_is_started_later(mount: AcpfsMount)
 
 def test_a_template_that_cannot_be_started_yet_is_started_later(mount: AcpfsMount) -> None:
     """Without one, no worker ever follows the one that dies next."""
-    supervisor, template = mount.supervisor, template_of(mount.supervisor)
+    supervisor = mount.supervisor
+    template = template_of(mount.supervisor)
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
         before = descriptors(supervisor)
@@ -111,7 +115,8 @@ def test_a_template_of_a_time_with_few_descriptors_does_not_keep_that_limit(
     mount: AcpfsMount,
 ) -> None:
     """It takes what workers get: what comes beyond the limit is closed on its way."""
-    supervisor, template = mount.supervisor, template_of(mount.supervisor)
+    supervisor = mount.supervisor
+    template = template_of(mount.supervisor)
     limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
     few = descriptors(supervisor) + 64
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (few, limits[1]))
@@ -131,10 +136,8 @@ def test_who_is_to_end_and_can_start_no_worker_ends_and_says_what_it_leaves(
     mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport)
     with in_foreground(mount, *STALLED, "--drain-timeout", "2") as daemon:
         (mount.path / "f").write_bytes(DATA)
-        before, (_soft, hard) = (
-            descriptors(daemon.pid),
-            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE),
-        )
+        before = descriptors(daemon.pid)
+        (_soft, hard) = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (1, hard))
         mount.kill_worker()
         wait_until(lambda: descriptors(daemon.pid) < before and is_asleep(daemon.pid))
@@ -146,8 +149,8 @@ def test_who_is_to_end_and_can_start_no_worker_ends_and_says_what_it_leaves(
         assert daemon.wait(WAIT_S) == ExitCode.TIMEOUT
         last = mount.log.read_text().splitlines()[-1]
         assert (
-            f"acpfs: {mount.path}: no worker could be started that drains: Too many open files; what is not persisted"
-            in last
+            f"acpfs: {mount.path}: no worker could be started that drains: Too many open files; "
+            "what is not persisted" in last
         )
         assert (
             "stays in the RAM tier /" in last
@@ -162,7 +165,9 @@ PIDS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group that limits processes and threads; those in it have to leave before its end."""
+    """A control group that limits processes and threads; those in it have to leave before its
+    end.
+    """
     for parent in PIDS:
         made = parent / f"acpfs-test-{os.getpid()}"
         with contextlib.suppress(OSError):
@@ -197,7 +202,9 @@ def leave_room(group: Path, count: int) -> None:
 def test_a_machine_without_a_thread_left_is_a_pause(
     tmp_path: Path, transport: str, group: Path
 ) -> None:
-    """What is read for the first time comes through several threads: the first that there was not ended eight workers in a row."""
+    """What is read for the first time comes through several threads: the first that there was not
+    ended eight workers in a row.
+    """
     (tmp_path / "backing").mkdir()
     names = [f"cold{number}" for number in range(16)]
     for name in names:
@@ -223,7 +230,9 @@ def test_a_machine_without_a_thread_left_is_a_pause(
 def test_no_process_and_then_no_thread_for_the_next_worker_is_a_pause(
     tmp_path: Path, transport: str, group: Path
 ) -> None:
-    """Neither is a death that counts: beside that of the first worker, one that did would be the end of the mount."""
+    """Neither is a death that counts: beside that of the first worker, one that did would be the
+    end of the mount.
+    """
     (tmp_path / "backing").mkdir()
     log = tmp_path / "log"
     two_deaths = {"ACPFS_EARLY_DEATHS_MAX": "2"}

@@ -1,4 +1,6 @@
-"""The kernel's session ends without an unmount: an abort, `umount -f` of a mount in use, the kernel's request time-out."""
+"""The kernel's session ends without an unmount: an abort, `umount -f` of a mount in use, the
+kernel's request time-out.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ PATIENCE_S = 240.0
 def in_foreground(
     mount: AcpfsMount, *words: str, code: Path = REPOSITORY, ready: bool = True
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The mount, served by a process whose exit code can be seen, of that code; `ready`: after it has begun to serve."""
+    """The mount, served by a process whose exit code can be seen, of that code; `ready`: after it
+    has begun to serve.
+    """
     for path in (mount.path, mount.backing):
         path.mkdir()
     mount.watch()

@@ -1,4 +1,6 @@
-"""The spill tier of real mounts: saves larger than RAM go on while the storage is slow, through deaths of the worker and of all."""
+"""The spill tier of real mounts: saves larger than RAM go on while the storage is slow, through
+deaths of the worker and of all.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ MIB = 1 << 20
 HEARTBEAT_S = 0.25
 """After a reboot a record is watched for four of these."""
 WATCHDOG_S = 600.0
-FILES, FILE_BYTES = 12, 6 * MIB
+FILES = 12
+FILE_BYTES = 6 * MIB
 """More than twice the RAM tier of 32 MiB."""
 
 
@@ -198,7 +201,9 @@ def test_what_was_mirrored_is_drained_after_a_reboot(mount: AcpfsMount, tmp_path
 def test_after_a_reboot_the_ram_tier_is_found_again_as_before_it(
     mount: AcpfsMount, mode: str
 ) -> None:
-    """The node id comes from the spill directory then; neither a worker that takes over nor a mount without the mirror makes up another."""
+    """The node id comes from the spill directory then; neither a worker that takes over nor a mount
+    without the mirror makes up another.
+    """
     mount.umount()
     mount.start(spill_mode="mirror")
     node = mount.status()["node"]

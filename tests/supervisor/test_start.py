@@ -1,4 +1,6 @@
-"""The start of a mount ends: ready, or one line that says what is wrong, whatever hangs or dies on the way."""
+"""The start of a mount ends: ready, or one line that says what is wrong, whatever hangs or dies on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,12 @@ from tests.rig.mounts import (
 
 WAIT_S = 120.0
 STEP_S = 30
-"""What hangs costs a test so long; a start whose every step takes a second on a busy machine must not hang by that."""
-"""For a step that hangs; the others, such as to load the program, must get by with it where two tests share each processor."""
+"""What hangs costs a test so long; a start whose every step takes a second on a busy machine must
+not hang by that.
+"""
+"""For a step that hangs; the others, such as to load the program, must get by with it where two
+tests share each processor.
+"""
 
 
 def test_a_check_that_fails_by_a_bug_has_not_passed() -> None:
@@ -81,7 +87,9 @@ class OneTemplate(Templates):
 
 
 class TemplatelessSupervisor(Supervisor):
-    """A double: its template is the test, at the other end of `orders`; it leaves the signals of this process alone."""
+    """A double: its template is the test, at the other end of `orders`; it leaves the signals of
+    this process alone.
+    """
 
     def __init__(self, answer_fd: int = -1) -> None:
         super().__init__({}, answer_fd)
@@ -124,7 +132,9 @@ def dead_and_buried() -> int:
 
 
 def test_a_worker_that_has_come_and_gone_before_the_supervisor_looks_is_heard() -> None:
-    """The supervisor gets its number, its error and its end in one look, when the number is nobody's any more."""
+    """The supervisor gets its number, its error and its end in one look, when the number is
+    nobody's any more.
+    """
     read_fd, write_fd = os.pipe()
     supervisor = TemplatelessSupervisor(write_fd)
     said = {"exit_code": 5, "message": "in use"}
@@ -175,7 +185,10 @@ def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It tells one step of the start, so it has its time again, and then nothing more."""
-    program = 'import os, sys; os.write(int(sys.argv[2]), b\'{"step": "one"}\\n\'); os.kill(os.getpid(), 19)'
+    program = (
+        'import os, sys; os.write(int(sys.argv[2]), b\'{"step": "one"}\\n\'); '
+        "os.kill(os.getpid(), 19)"
+    )
     monkeypatch.setattr(starting, "SUPERVISOR", (sys.executable, "-c", program))
     monkeypatch.setattr(starting, "SUPERVISOR_LATE_S", 0.0)
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "2")
@@ -207,7 +220,9 @@ def test_the_steps_of_a_start_are_told_to_whoever_mounts() -> None:
 
 @pytest.mark.clause("S82")
 def test_what_a_dead_worker_handed_over_is_given_to_the_next_one() -> None:
-    """The worker started a supervisor, handed the session over and was killed before that one began to look."""
+    """The worker started a supervisor, handed the session over and was killed before that one began
+    to look.
+    """
     ours, theirs = channel.pair()
     session, other = channel.pair()
     with ours, session:
@@ -239,7 +254,8 @@ def test_each_step_of_a_start_has_its_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "10")
     ours, theirs = channel.pair()
     with ours, theirs:
-        child, limits = Child(ours), Limits()
+        child = Child(ours)
+        limits = Limits()
         begun = child.step_at
         assert child.is_well(begun + 9, limits)
         child.heard({"step": "mounting"})
@@ -249,7 +265,10 @@ def test_each_step_of_a_start_has_its_time(monkeypatch: pytest.MonkeyPatch) -> N
         assert not child.is_well(begun + 19.5, limits)
         assert child.error == {
             "exit_code": ExitCode.ENVIRONMENT,
-            "message": "the start did not get past this step within 10 s: mounting; the stacks are in the log",
+            "message": (
+                "the start did not get past this step within 10 s: mounting; the stacks are in "
+                "the log"
+            ),
         }
 
 
@@ -276,7 +295,9 @@ PLACES = {
 def hanging(
     tmp_path_factory: pytest.TempPathFactory, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], AcpfsMount]:
-    """Makes mounts, not started, of code that hangs at a step; each in a directory of its own, where its flag is too."""
+    """Makes mounts, not started, of code that hangs at a step; each in a directory of its own,
+    where its flag is too.
+    """
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", str(STEP_S))
 
     def make(step: str) -> AcpfsMount:
@@ -346,7 +367,9 @@ def new_code_that_does_not_load_is_told(hanging: Callable[[str], AcpfsMount]) ->
 def test_a_worker_that_hangs_while_it_takes_over_is_replaced(
     hanging: Callable[[str], AcpfsMount],
 ) -> None:
-    """Alone: whatever this process starts has a copy of the open file, and to close that waits for the worker, too."""
+    """Alone: whatever this process starts has a copy of the open file, and to close that waits for
+    the worker, too.
+    """
     with (
         hanging("reading the state in") as mount,
         open(mount.path / "f", "wb", buffering=0) as file,

@@ -1,4 +1,6 @@
-"""A worker killed while a call on the backing directory hangs: the process never ends, and the next worker serves all the same."""
+"""A worker killed while a call on the backing directory hangs: the process never ends, and the next
+worker serves all the same.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def served(port: int) -> bool:
 def test_the_next_worker_asks_nothing_of_a_backing_directory_that_hangs(
     transport: str, make_mount: MakeMount, fault_fs: FaultFs
 ) -> None:
-    """With libfuse the library asks for the attributes of the mount point, under which the backing directory lies: those are answered."""
+    """With libfuse the library asks for the attributes of the mount point, under which the backing
+    directory lies: those are answered.
+    """
 
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "before").write_bytes(b"before")

@@ -1,4 +1,6 @@
-"""The supervisor: restarts, hangs, reload, giving up, its own death, the service manager's store."""
+"""The supervisor: restarts, hangs, reload, giving up, its own death, the service manager's
+store.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def mount(tmp_path: Path, transport: str) -> Iterator[AcpfsMount]:
 def test_a_dead_supervisor_is_replaced_and_the_session_lives_on(mount: AcpfsMount) -> None:
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
-        worker, supervisor = mount.pid, mount.supervisor
+        worker = mount.pid
+        supervisor = mount.supervisor
         os.kill(supervisor, signal.SIGKILL)
         wait_gone(supervisor)
         file.write(b"two ")
@@ -89,10 +92,13 @@ def test_a_dead_supervisor_is_replaced_and_the_session_lives_on(mount: AcpfsMoun
 @pytest.mark.mount
 @pytest.mark.transports("native")
 def test_a_worker_that_dies_while_the_next_supervisor_starts_is_replaced(mount: AcpfsMount) -> None:
-    """The session is in the new supervisor's channel by then, the worker that put it there is no more."""
+    """The session is in the new supervisor's channel by then, the worker that put it there is no
+    more.
+    """
     with open(mount.path / "f", "wb", buffering=0) as file:
         for number in range(4):
-            worker, supervisor = mount.pid, mount.supervisor
+            worker = mount.pid
+            supervisor = mount.supervisor
             os.kill(supervisor, signal.SIGKILL)
             while (
                 mount.supervisor == supervisor
@@ -113,13 +119,16 @@ def test_a_worker_that_dies_while_the_next_supervisor_starts_is_replaced(mount: 
 def test_a_supervisor_that_cannot_be_started_yet_is_started_later(
     mount: AcpfsMount, tmp_path: Path
 ) -> None:
-    """The worker may not open anything more for a while, and so has no channel to give to a supervisor."""
+    """The worker may not open anything more for a while, and so has no channel to give to a
+    supervisor.
+    """
     log = tmp_path / "acpfs.log"
     mount.umount()
     mount.start(log_file=str(log))
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
-        worker, supervisor = mount.pid, mount.supervisor
+        worker = mount.pid
+        supervisor = mount.supervisor
         limits = resource.prlimit(worker, resource.RLIMIT_NOFILE)
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (1, limits[1]))
         os.kill(supervisor, signal.SIGKILL)
@@ -257,11 +266,9 @@ def test_the_stacks_of_a_hung_worker_are_in_the_log(
 ) -> None:
     """A copy of the code has a place that hangs once, when told."""
     monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", HANG_S)
-    code, flag, log = (
-        code_that_hangs(tmp_path, PLACES[place]),
-        flag_of(tmp_path),
-        tmp_path / "acpfs.log",
-    )
+    code = code_that_hangs(tmp_path, PLACES[place])
+    flag = flag_of(tmp_path)
+    log = tmp_path / "acpfs.log"
     (tmp_path / "backing").mkdir()
     words: dict[str, Any] = {
         "watchdog_s": WATCHDOG_S,
@@ -289,21 +296,23 @@ def test_the_stacks_of_a_hung_worker_are_in_the_log(
 @pytest.mark.mount
 @pytest.mark.transports("native")
 def test_a_worker_that_ends_by_a_bug_can_be_asked_for_again(tmp_path: Path, transport: str) -> None:
-    """The first one of the mount, of a copy of the code that raises once, when told: what the next one serves at stays."""
-    code, flag = tmp_path / "code", tmp_path / "raise"
+    """The first one of the mount, of a copy of the code that raises once, when told: what the next
+    one serves at stays.
+    """
+    code = tmp_path / "code"
+    flag = tmp_path / "raise"
     shutil.copytree(
         REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__")
     )
-    worker, after = (
-        code / "acpfs/worker/worker.py",
-        "            await trio.sleep(FREEZE_INTERVAL_S)\n",
-    )
+    worker = code / "acpfs/worker/worker.py"
+    after = "            await trio.sleep(FREEZE_INTERVAL_S)\n"
     text = worker.read_text()
     assert text.count(after) == 1
     worker.write_text(
         text.replace(
             after,
-            f"{after}            if os.path.exists({str(flag)!r}): os.unlink({str(flag)!r}); int('a bug')\n",
+            f"{after}            if os.path.exists({str(flag)!r}): os.unlink({str(flag)!r}); "
+            "int('a bug')\n",
         )
     )
     (tmp_path / "backing").mkdir()
@@ -328,7 +337,8 @@ def _dies_once():
         os.unlink(FLAG)
         os.kill(os.getpid(), 9)
 """
-FALLTHROUGH, MOUNTS = "acpfs/supervisor/fallthrough.py", "acpfs/ram/mounts.py"
+FALLTHROUGH = "acpfs/supervisor/fallthrough.py"
+MOUNTS = "acpfs/ram/mounts.py"
 DEATHS = {
     "at the end": [
         (
@@ -349,7 +359,9 @@ DEATHS = {
         (FALLTHROUGH, "    if not lies:\n", "    _dies_once()\n{}"),
     ],
 }
-"""Where, and what is made of the code for that: a backing directory over a network but for the first, and a kernel before 6.5."""
+"""Where, and what is made of the code for that: a backing directory over a network but for the
+first, and a kernel before 6.5.
+"""
 
 
 @pytest.mark.clause("S70", "S81")
@@ -359,8 +371,11 @@ DEATHS = {
 def test_a_worker_that_dies_as_the_mount_is_bypassed(
     tmp_path: Path, transport: str, where: str
 ) -> None:
-    """Of a copy of the code that kills itself there: the next one knows, and leaves to applications what lies beneath."""
-    code, flag = tmp_path / "code", tmp_path / "dies"
+    """Of a copy of the code that kills itself there: the next one knows, and leaves to applications
+    what lies beneath.
+    """
+    code = tmp_path / "code"
+    flag = tmp_path / "dies"
     shutil.copytree(
         REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -504,10 +519,12 @@ class ManagerDouble:
         """Start the service, with what is in the store."""
         count = len(self.stored)
         program = (
-            f"import os,sys; names={':'.join(name for name, _ in self.stored)!r}; fds={[fd for _, fd in self.stored]!r}\n"
+            f"import os,sys; names={':'.join(name for name, _ in self.stored)!r}; "
+            f"fds={[fd for _, fd in self.stored]!r}\n"
             "high=[os.dup2(fd, 500+n) for n, fd in enumerate(fds)]\n"
             "for n, fd in enumerate(high): os.dup2(fd, 3+n, inheritable=True); os.close(fd)\n"
-            "if fds: os.environ.update(LISTEN_FDS=str(len(fds)), LISTEN_PID=str(os.getpid()), LISTEN_FDNAMES=names)\n"
+            "if fds: os.environ.update(LISTEN_FDS=str(len(fds)), LISTEN_PID=str(os.getpid()), "
+            "LISTEN_FDNAMES=names)\n"
             "os.execv(sys.executable, [sys.executable, '-m', 'acpfs.cli.main', *sys.argv[1:]])"
         )
         env = {
@@ -547,8 +564,12 @@ def test_the_session_outlives_the_whole_service_in_the_store(tmp_path: Path) -> 
     try:
         first = manager.start(mount)
         manager.wait("READY")
-        program = "import sys; f = open(sys.argv[1], 'wb', 0); f.write(b'one '); print(1, flush=True); input(); f.write(b'two')"
-        # not in this process: to start another one while nobody serves would wait for a close of its copies of open files
+        program = (
+            "import sys; f = open(sys.argv[1], 'wb', 0); f.write(b'one '); print(1, flush=True); "
+            "input(); f.write(b'two')"
+        )
+        # not in this process: to start another one while nobody serves would wait for a close of
+        # its copies of open files
         with subprocess.Popen(
             [sys.executable, "-c", program, str(mount.path / "f")],
             stdin=subprocess.PIPE,

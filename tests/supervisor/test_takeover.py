@@ -1,4 +1,7 @@
-"""Workers die by kill -9 under load, again and again; applications see a pause, and nothing else. The programs' own account decides."""
+"""Workers die by kill -9 under load, again and again; applications see a pause, and nothing else.
+
+The programs' own account decides.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,8 @@ def run_through(
         programs[name] = subprocess.Popen(
             command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
         )
-    chooser, pauses = random.Random(0), list[float]()
+    chooser = random.Random(0)
+    pauses = list[float]()
     for _ in range(KILLS):
         threading.Event().wait(chooser.uniform(*kill_every_s))
         wait_gone(mount.kill_worker())

@@ -1,4 +1,6 @@
-"""A mount that is told to end while its workers are killed: it drains first, and told again it ends at once. Nothing is lost."""
+"""A mount that is told to end while its workers are killed: it drains first, and told again it ends
+at once. Nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def parent_of(pid: int) -> int:
 
 
 def has_template(mount: AcpfsMount) -> bool:
-    """Whether there is one: its supervisor heeds signals by then. Checks before that have processes, too."""
+    """Whether there is one: its supervisor heeds signals by then.
+
+    Checks before that have processes, too.
+    """
     lines = []
     for pid in mount.living():
         with contextlib.suppress(OSError):
@@ -61,14 +66,18 @@ def watches(supervisor: int, pid: int) -> bool:
 
 
 def other_template(base: Path, *places: tuple[str, str]) -> Path:
-    """Code whose template does something more after each of these places: the directory to import it from."""
+    """Code whose template does something more after each of these places: the directory to import
+    it from.
+    """
     return other_code(
         base, *[("acpfs/worker/template.py", after, after + line) for after, line in places]
     )
 
 
 def other_code(base: Path, *changes: tuple[str, str, str]) -> Path:
-    """Code with other words in some files, each (file, old, new): the directory to import it from."""
+    """Code with other words in some files, each (file, old, new): the directory to import it
+    from.
+    """
     shutil.copytree(
         REPOSITORY / "acpfs", base / "code/acpfs", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -178,7 +187,9 @@ def test_a_worker_that_dies_while_it_drains_is_replaced_and_the_next_one_drains(
 def test_who_is_told_to_end_between_two_workers_drains_first(
     mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a machine is shut down, whose RAM is lost, while workers die one after the other, and the next one is waited with."""
+    """As when a machine is shut down, whose RAM is lost, while workers die one after the other, and
+    the next one is waited with.
+    """
     monkeypatch.setenv("ACPFS_EARLY_DEATHS_MAX", "1000000")
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
@@ -234,8 +245,8 @@ def test_workers_that_die_of_draining_are_not_replaced_for_ever(
         assert len(killed) == 3
         last = mount.log.read_text().splitlines()[-1]
         assert (
-            f"acpfs: {mount.path}: 3 workers in a row could not drain; the last one: it died; what is not persisted"
-            in last
+            f"acpfs: {mount.path}: 3 workers in a row could not drain; the last one: it died; "
+            "what is not persisted" in last
         )
         assert re.search(rf"stays in the RAM tier /\S+ \(operations: 1, bytes: {len(DATA)}\)", last)
         assert f"`acpfs mount {mount.backing} {mount.path}` drains it" in last
@@ -290,9 +301,15 @@ def test_who_is_told_again_while_the_next_worker_starts_ends_at_once(
 def test_a_worker_whose_template_dies_right_after_the_fork_is_the_only_one(
     mount: AcpfsMount, tmp_path: Path
 ) -> None:
-    """The template has no time to say who it is. Taken for one that never was, it would serve beside the next one."""
+    """The template has no time to say who it is.
+
+    Taken for one that never was, it would serve beside the next one.
+    """
     dies = tmp_path / "dies"
-    kill = f"            if pid and os.path.exists({str(dies)!r}): os.unlink({str(dies)!r}); os.kill(os.getpid(), 9)\n"
+    kill = (
+        f"            if pid and os.path.exists({str(dies)!r}): os.unlink({str(dies)!r}); "
+        "os.kill(os.getpid(), 9)\n"
+    )
     with in_foreground(
         mount,
         *STALLED,
@@ -315,10 +332,13 @@ def test_a_worker_whose_template_dies_right_after_the_fork_is_the_only_one(
 def test_who_is_told_to_end_before_its_first_worker_is_forked_leaves_none(
     mount: AcpfsMount, tmp_path: Path
 ) -> None:
-    """The template has the order already, and would carry it out when the supervisor is gone; a worker without one starts another."""
+    """The template has the order already, and would carry it out when the supervisor is gone; a
+    worker without one starts another.
+    """
     loads = tmp_path / "loads"
     wait = f"    while os.path.exists({str(loads)!r}): select.select([], [], [], 0.02)\n"
-    late = "    select.select([], [], [], 1)\n"  # the signal comes while the worker is still the template's copy, which ignores it
+    # the signal comes while the worker is still the template's copy, which ignores it
+    late = "    select.select([], [], [], 1)\n"
     code = other_template(
         tmp_path, ("\ndef main() -> None:\n", wait), ("fds: list[int]) -> None:\n", late)
     )
@@ -339,7 +359,9 @@ def test_who_is_told_to_end_before_its_first_worker_is_forked_leaves_none(
 def test_who_signals_all_processes_of_a_mount_does_not_cut_its_drain_short(
     mount: AcpfsMount,
 ) -> None:
-    """As systemd does with `KillMode=control-group`, Slurm's scancel, and a terminal: the worker hears of it twice and more."""
+    """As systemd does with `KillMode=control-group`, Slurm's scancel, and a terminal: the worker
+    hears of it twice and more.
+    """
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
         worker = mount.pid
@@ -438,7 +460,9 @@ def test_a_worker_under_an_older_supervisor_is_told_again_by_a_signal(
 def test_a_worker_without_a_supervisor_is_told_again_by_a_signal(
     mount: AcpfsMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a service manager it starts none: nobody else could say it, and the drain went on to its deadline."""
+    """Under a service manager it starts none: nobody else could say it, and the drain went on to
+    its deadline.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
@@ -461,7 +485,9 @@ def test_a_worker_without_a_supervisor_is_told_again_by_a_signal(
 def test_a_signal_while_a_worker_puts_away_what_it_has_does_not_end_it(
     mount: AcpfsMount, tmp_path: Path
 ) -> None:
-    """Else its supervisor takes that for a death, and starts another worker for a mount that is gone."""
+    """Else its supervisor takes that for a death, and starts another worker for a mount that is
+    gone.
+    """
     after = "    finally:\n"
     code = other_code(
         tmp_path,

@@ -1,4 +1,6 @@
-"""Urgent files on real mounts: the reserve when RAM is full and the storage stands still, who may declare, what outlives a worker."""
+"""Urgent files on real mounts: the reserve when RAM is full and the storage stands still, who may
+declare, what outlives a worker.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from tests.rig.runtime import REAL
 
 @pytest.mark.clause("S222")
 def test_verifications_that_hang_or_are_long_take_no_commits_thread() -> None:
-    let_go, reading = threading.Event(), threading.Semaphore(0)
+    let_go = threading.Event()
+    reading = threading.Semaphore(0)
 
     class Hanging:
         def verify(self, _paths: object) -> Iterator[None]:

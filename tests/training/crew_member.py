@@ -1,7 +1,8 @@
-"""A rank of a job whose ranks are replaced, without torch: `python -m tests.training.crew_member RANK WORLD 0=HOST:PORT …`.
+"""A rank of a job whose ranks are replaced, without torch: `python -m tests.training.crew_member
+RANK WORLD 0=HOST:PORT …`.
 
-A real member; its loop ends as soon as it is entered. It writes a line when it hears that all is done, and leaves when its input ends;
-or one that says why it is refused, and ends.
+A real member; its loop ends as soon as it is entered. It writes a line when it hears that all is
+done, and leaves when its input ends; or one that says why it is refused, and ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A job of plain members and coordinators, all in processes of their own, for tests and a benchmark."""
+"""A job of plain members and coordinators, all in processes of their own, for tests and a
+benchmark.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ DEADLINE_S = 240.0
 
 def until(condition: Callable[[], object], told: Callable[[], object] = lambda: None) -> None:
     """Wait for a condition; `told` is what the failure shows."""
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
+    deadline = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
     while not condition():
         assert time.monotonic() < deadline, told()
         pause.wait(0.01)
@@ -33,8 +36,11 @@ class GaspJob:
     def __init__(
         self, directory: Path, world: int, holders: Mapping[str, tuple[int, ...]], **config: Any
     ) -> None:
-        """`config`: further words for `plain_members`; `coordinators`: how many, with `node_of` each on its node; `words`: theirs."""
-        self.directory, self.world = directory, world
+        """`config`: further words for `plain_members`; `coordinators`: how many, with `node_of`
+        each on its node; `words`: theirs.
+        """
+        self.directory = directory
+        self.world = world
         self.log = directory / "told"
         self.log.mkdir(parents=True)
         self.job_directory = directory / ".acpfs-job" / "job"

@@ -1,6 +1,8 @@
-"""Lets each function of acpfs that a loop reaches fail once: which ones these are is found by running the loop. No torch.
+"""Lets each function of acpfs that a loop reaches fail once: which ones these are is found by
+running the loop. No torch.
 
-A path is who is called and by which way in; what the way in itself is, and what it leaves to the guard, is the test's to say.
+A path is who is called and by which way in; what the way in itself is, and what it leaves to the
+guard, is the test's to say.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ IN_STEP = frozenset(
         "protection._in_order",
     }
 )
-"""What is called by the loop or stays in step with other ranks, and leaves all else to the guard."""
+"""What is called by the loop or stays in step with other ranks, and leaves all else to the
+guard.
+"""
 CALLBACKS = frozenset(
     {
         "lightning.on_train_end",
@@ -72,7 +76,8 @@ def name_of(code: CodeType) -> str:
 
 
 class Seen:
-    """Calls of acpfs's functions by who calls them, and by the way in; one of them fails, at its first time.
+    """Calls of acpfs's functions by who calls them, and by the way in; one of them fails, at its
+    first time.
 
     Give it to `sys.setprofile`.
     """
@@ -132,7 +137,9 @@ class Coordinator:
         self.scripted.link.close()
 
     def hears(self, message: Message) -> None:
-        """Nobody is there any more for a loop that is left by an exception; tests may want another answer."""
+        """Nobody is there any more for a loop that is left by an exception; tests may want another
+        answer.
+        """
         if (
             isinstance(message, Trouble) and message.text != "SIGTERM"
         ):  # which loops here send themselves

@@ -1,10 +1,12 @@
-"""Members in processes of their own, without torch: `python -m tests.training.plain_members CONFIG`, forked from one program.
+"""Members in processes of their own, without torch: `python -m tests.training.plain_members
+CONFIG`, forked from one program.
 
-CONFIG is JSON: job directory, world, ranks, holders, coordinators' addresses, how many members a process or a node has, or the node of
-each (`node_of`). Each process keeps to what
-`SimulatedMember` says, votes, and writes a line for everything it is told. An answer to an order named in `hold` waits until the file
-`release` exists. The rank in `busy` says nothing at all from the order on that is named there, as one whose interpreter is held, until
-that file exists; where there is `hangs_in`, it writes to that file before.
+CONFIG is JSON: job directory, world, ranks, holders, coordinators' addresses, how many members a
+process or a node has, or the node of each (`node_of`). Each process keeps to what `SimulatedMember`
+says, votes, and writes a line for everything it is told. An answer to an order named in `hold`
+waits until the file `release` exists. The rank in `busy` says nothing at all from the order on that
+is named there, as one whose interpreter is held, until that file exists; where there is `hangs_in`,
+it writes to that file before.
 """
 
 from __future__ import annotations
@@ -149,7 +151,9 @@ class PlainMember:
             self.held.clear()
 
     def train(self) -> None:
-        """One step, if the test is about ranks that hang in the next one: the others become ready."""
+        """One step, if the test is about ranks that hang in the next one: the others become
+        ready.
+        """
         if self.member.protected and self.member.done == 5 and "hang" in self.config:
             self.member.done = 6
         elif self.member.done == 6 and self.member.rank not in self.config.get(
@@ -181,7 +185,8 @@ def run(config: dict[str, Any], ranks: list[int]) -> None:
     """Members of one process, until all have left."""
     members = []
     for rank in ranks:
-        node = f"node{config['node_of'][rank] if 'node_of' in config else rank // config.get('ranks_per_node', 1000)}"
+        per_node = config.get("ranks_per_node", 1000)
+        node = f"node{config['node_of'][rank] if 'node_of' in config else rank // per_node}"
         marks = config.get("marks", {}).get(str(rank), [5, "computing"])
         holders = {
             shard: tuple(holding) for shard, holding in config["holders"].items() if rank in holding
@@ -239,9 +244,13 @@ def _end_with_parent() -> None:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Fork the processes; their pids, by first rank, are the first line of output. All of them end when the test does."""
+    """Fork the processes; their pids, by first rank, are the first line of output.
+
+    All of them end when the test does.
+    """
     _end_with_parent()
-    each, pids = config.get("ranks_per_process", 1), {}
+    each = config.get("ranks_per_process", 1)
+    pids = {}
     for first in range(0, config["world"], each):
         pid = os.fork()
         if pid == 0:

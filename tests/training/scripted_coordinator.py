@@ -41,8 +41,10 @@ class ScriptedCoordinator:
 
     def __init__(self, number: int = 0) -> None:
         own, self.member_end = (SocketLink(end) for end in socket.socketpair())
-        self.link, self.number = own, number
-        self.generation, self.term = 0, 1
+        self.link = own
+        self.number = number
+        self.generation = 0
+        self.term = 1
         self.beats: list[Beat] = []
 
     def say(
@@ -130,7 +132,9 @@ class Rig:
         *,
         silent_ones_stay: bool = True,
     ) -> None:
-        """`silent_ones_stay`: the scripted ones answer no beat, and whoever plays them may be slow: nobody is voted away for that."""
+        """`silent_ones_stay`: the scripted ones answer no beat, and whoever plays them may be slow:
+        nobody is voted away for that.
+        """
         self.policy = policy or Policy(
             beat_s=0.05, interrupt_after_s=0.01, interrupt_every_s=0.01, command_s=0.05
         )
@@ -182,7 +186,10 @@ class Rig:
         welcoming.join()
 
     def gets_out(self, say: Callable[[], object]) -> None:
-        """What is said gets the main thread out of a loop. `Interrupted` may come before that has begun, and once more behind it."""
+        """What is said gets the main thread out of a loop.
+
+        `Interrupted` may come before that has begun, and once more behind it.
+        """
         try:
             try:
                 say()

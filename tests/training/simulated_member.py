@@ -1,4 +1,7 @@
-"""A simulated member: what a rank says to coordinators, without torch and without training. For tests and a benchmark."""
+"""A simulated member: what a rank says to coordinators, without torch and without training.
+
+For tests and a benchmark.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,8 @@ class SimulatedMember:
         return []
 
     def _update(self) -> None:
-        self.done, self.phase = self.done + 1, Phase.COMPUTING
+        self.done = self.done + 1
+        self.phase = Phase.COMPUTING
 
     def _save(self, message: Save) -> Saved:
         assert self.done == message.step, "asked to save another step than this rank is at"

@@ -1,4 +1,5 @@
-"""A job that saves and has faults, event by event: what the formulas of `acpfs.training.interval` are compared with.
+"""A job that saves and has faults, event by event: what the formulas of `acpfs.training.interval`
+are compared with.
 
 Its rules are written down from the problem, not from the formulas. All times in seconds.
 """
@@ -15,7 +16,8 @@ class Run:
     """One job: where it is in its work, and which saves it could go back to."""
 
     def __init__(self, job: Job, interval_s: float) -> None:
-        self.job, self.interval_s = job, interval_s
+        self.job = job
+        self.interval_s = interval_s
         self.now = 0.0
         self.saved = 0.0
         """Work that the newest save has."""
@@ -46,7 +48,8 @@ class Run:
         if node:
             while len(self.saves) > 1 and self.saves[-1][0] + self.job.drain_s > self.now:
                 self.saves.pop()
-        self.saved, self.since = self.saves[-1][1], 0.0
+        self.saved = self.saves[-1][1]
+        self.since = 0.0
 
 
 def simulate(job: Job, interval_s: float, faults: int, seed: int) -> float:
@@ -54,7 +57,9 @@ def simulate(job: Job, interval_s: float, faults: int, seed: int) -> float:
     draw = random.Random(seed)
     run = Run(job, interval_s)
     for _ in range(faults):
-        until, kind, node = draw.expovariate(1 / job.fault_s), draw.random(), draw.random()
+        until = draw.expovariate(1 / job.fault_s)
+        kind = draw.random()
+        node = draw.random()
         run.train(until)
         if kind >= job.covered:
             run.lose(node=node < job.node_share)

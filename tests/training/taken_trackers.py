@@ -1,4 +1,6 @@
-"""What a script may have under the tracker's name, and what has to be left of it when a gasp has taken that."""
+"""What a script may have under the tracker's name, and what has to be left of it when a gasp has
+taken that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Connections to coordinators that nobody needs end: seen from the other side, while whoever made them still holds the error."""
+"""Connections to coordinators that nobody needs end: seen from the other side, while whoever made
+them still holds the error.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_where_a_second_coordinator_does_not_answer_the_connection_to_the_first_
 
 @clause("T157")
 def test_a_coordinator_that_answered_and_was_not_taken_any_more(listening: socket.socket) -> None:
-    calling, woken = Calling(lambda address: connect(address, None)), threading.Event()
+    calling = Calling(lambda address: connect(address, None))
+    woken = threading.Event()
     calling.call(1, address_of(listening), woken.set)
     assert woken.wait(ENDS_S)
     calling.close()
@@ -68,7 +71,8 @@ def test_a_coordinator_that_answered_and_was_not_taken_any_more(listening: socke
 
 @clause("T157")
 def test_a_coordinator_that_answers_behind_the_end(listening: socket.socket) -> None:
-    called, ended = threading.Event(), threading.Event()
+    called = threading.Event()
+    ended = threading.Event()
     made: list[SocketLink] = []
 
     def call(address: str) -> SocketLink:

@@ -138,7 +138,8 @@ def test_a_process_that_moves_bytes_works_for_ten_minutes() -> None:
         assert process.stdin is not None
         processes = Processes()
         processes.watch(0, process.pid, started_at(process.pid))
-        working, io = Working(processes), Path(f"/proc/{process.pid}/io")
+        working = Working(processes)
+        io = Path(f"/proc/{process.pid}/io")
         for now in range(0, int(BUSY_S) + 1, 50):
             before = io.read_bytes()
             process.stdin.write(b"\n")

@@ -73,7 +73,8 @@ def test_a_coordinator_that_stands_still_is_waited_for_longer_than_a_node_that_i
 ) -> None:
     """The kernel takes the connection for it."""
     monkeypatch.setattr(credentials_module, "CONNECT_S", 0.5)
-    credentials, never = make_credentials(tmp_path / "job"), threading.Event()
+    credentials = make_credentials(tmp_path / "job")
+    never = threading.Event()
     address, thread, errors = serve(
         credentials, lambda link: link.send(link.receive(120)), lambda: never.wait(1.0)
     )
@@ -86,7 +87,9 @@ def test_a_coordinator_that_stands_still_is_waited_for_longer_than_a_node_that_i
 
 
 def test_whoever_says_how_long_is_not_kept_longer_by_a_handshake(tmp_path: Path) -> None:
-    """The kernel takes the connection, and nobody ever says a word: it took 30 s whatever the caller said."""
+    """The kernel takes the connection, and nobody ever says a word: it took 30 s whatever the
+    caller said.
+    """
     with socket.create_server(("127.0.0.1", 0)) as mute:
         host, port = mute.getsockname()
         with pytest.raises(LinkClosedError, match="timed out"):
@@ -101,14 +104,15 @@ def test_anybody_else_is_refused(tmp_path: Path, whose: str) -> None:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), 120) as plain:
         if whose == "plain":
-            with contextlib.suppress(
-                OSError
-            ):  # the server may refuse what came first, and reset the connection, before the second call
+            with contextlib.suppress(OSError):
+                # the server may refuse what came first, and reset the connection, before the second
+                # call
                 plain.sendall(b"\0\0\0\2{}" + bytes(64))
                 plain.shutdown(socket.SHUT_WR)
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
             if whose != "none":
                 other = make_credentials(tmp_path / "other").directory
                 context.load_cert_chain(other / "certificate.pem", other / "key.pem")

@@ -1,4 +1,6 @@
-"""The coordinator of a job whose ranks are replaced, with simulated processes: every order of events, and random ones."""
+"""The coordinator of a job whose ranks are replaced, with simulated processes: every order of
+events, and random ones.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ IN_THE_LOOP = ("entered", "running", "failed", "finished")
 
 @dataclass
 class Process:
-    """What a rank's process is to the coordinator. `failed`: it has met an error, and waits for STOP."""
+    """What a rank's process is to the coordinator.
+
+    `failed`: it has met an error, and waits for STOP.
+    """
 
     rank: int
     pid: int
@@ -57,17 +62,22 @@ class Process:
 
     def obey(self, generation: int, order: FromCoordinator) -> None:
         if isinstance(order, Stop) and generation > self.generation:
-            self.generation, self.state = generation, "parked"
+            self.generation = generation
+            self.state = "parked"
             self.say(Stopped(self.done, self.done, Phase.COMPUTING))
         elif isinstance(order, Resume) and generation >= self.generation:
-            self.generation, self.state = generation, "entered"
+            self.generation = generation
+            self.state = "entered"
         elif isinstance(order, Done | Leave):
             self.state = "over" if isinstance(order, Done) else "sent away"
 
 
 @dataclass
 class Ship:
-    """A coordinator, the processes, and what is on its way between them. `faults`: so many may still happen."""
+    """A coordinator, the processes, and what is on its way between them.
+
+    `faults`: so many may still happen.
+    """
 
     world: int
     faults: int = 0
@@ -108,7 +118,9 @@ class Ship:
                     self.connected[rank].down.append((self.crew.generation, command.message))
 
     def assert_all_wait(self) -> None:
-        """A generation begins: nobody who lives is in a loop, so no two generations ever meet in a collective."""
+        """A generation begins: nobody who lives is in a loop, so no two generations ever meet in a
+        collective.
+        """
         assert sorted(self.crew.live) == list(range(self.world))
         for process in self.connected.values():
             stops = any(isinstance(order, Stop) for _, order in process.down)
@@ -138,7 +150,9 @@ class Ship:
         return found
 
     def in_loops(self) -> list[Process]:
-        """For a step all ranks have to be there: one that is missing leaves the others in their collectives."""
+        """For a step all ranks have to be there: one that is missing leaves the others in their
+        collectives.
+        """
         there = [
             process
             for process in self.processes.values()
@@ -167,7 +181,8 @@ class Ship:
         elif what == "start":
             self.start(which)
         elif what == "run":
-            process.state, process.done = "running", process.done + 1
+            process.state = "running"
+            process.done = process.done + 1
             process.say(Running())
         elif what == "finish":
             process.state = "finished"
@@ -178,7 +193,8 @@ class Ship:
                 process.state = "failed"
                 process.say(Trouble(self.kind, "boom"))
             else:
-                process.dead, process.state = True, "dead"
+                process.dead = True
+                process.state = "dead"
                 process.down.clear()
                 self.gone.append(process)
 
@@ -228,7 +244,8 @@ class Ship:
 def walk(world: int, faults: int) -> int:
     """Every order of events; how many moments there are."""
     first = Ship(world, faults).begin()
-    seen, left = {first.key()}, [first]
+    seen = {first.key()}
+    left = [first]
     while left:
         ship = left.pop()
         actions = ship.actions()
@@ -297,7 +314,8 @@ def test_a_killed_rank_is_replaced_word_by_word() -> None:
 
 @clause("T77")
 def test_a_rank_that_builds_may_be_silent_for_longer_than_one_that_runs() -> None:
-    ship, limits = Ship(2).begin(), Limits()
+    ship = Ship(2).begin()
+    limits = Limits()
 
     def silence(seconds: float) -> list[int]:
         """After so long without a word: who is left. The process that looks has not stood still."""
@@ -317,7 +335,9 @@ def test_a_rank_that_builds_may_be_silent_for_longer_than_one_that_runs() -> Non
 
 @clause("T18", "T77")
 def test_words_of_others_do_not_put_off_the_look_for_who_is_silent() -> None:
-    ship, limits, looks = Ship(3).begin(), Limits(), 0
+    ship = Ship(3).begin()
+    limits = Limits()
+    looks = 0
     settle(ship)
     run(ship)
     seconds = limits.silent_s + 2
@@ -415,15 +435,14 @@ def fail_at(ship: Ship, update: int, kind: TroubleKind = TroubleKind.ERROR) -> N
     """All have done the update before, and rank 0 fails in it."""
     for process in ship.processes.values():
         process.done = update - 1
-    ship.faults, ship.kind = 1, kind
+    ship.faults = 1
+    ship.kind = kind
     ship.let("fail", 0)
     settle(ship)
 
 
 @clause("T151")
-def test_failures_at_different_updates_end_no_job_also_where_copies_were_lost_and_it_went_back() -> (
-    None
-):
+def test_failures_at_different_updates_end_no_job_also_where_lost_copies_sent_it_back() -> None:
     ship = Ship(2).begin()
     run(ship)
     for update in (
@@ -497,7 +516,8 @@ def test_an_error_counts_also_where_its_consequence_in_another_rank_was_heard_fi
     run(ship)
     for _ in range(3):
         assert not ship.at(CrewState.ENDING)
-        ship.faults, ship.kind = 2, TroubleKind.COLLECTIVE
+        ship.faults = 2
+        ship.kind = TroubleKind.COLLECTIVE
         ship.let("fail", 1)
         ship.kind = TroubleKind.ERROR
         ship.let("fail", 0)  # its groups ended with it, which rank 1 says before

@@ -1,4 +1,6 @@
-"""The end of a job whose ranks are replaced: who dies between the last step and the word that all is done, coordinators as well."""
+"""The end of a job whose ranks are replaced: who dies between the last step and the word that all
+is done, coordinators as well.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,9 @@ def test_who_comes_while_nobody_commands_may_obey_who_does_then() -> None:
 
 @clause("T77")
 def test_that_one_rank_is_taken_for_lost_is_not_the_end_of_the_job() -> None:
-    """All may die at once behind that, and be started again: a standby that took over waits for them."""
+    """All may die at once behind that, and be started again: a standby that took over waits for
+    them.
+    """
     standby = standby_of(Ship(2).begin())
     standby.ended(Leave(ExitStatus.TAKEN_FOR_LOST, "silent"))
     assert standby.alone_s == Limits().replace_s

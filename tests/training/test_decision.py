@@ -1,4 +1,6 @@
-"""The decision holds in every state that three ranks, two steps and two faults can reach, and for random reports of larger jobs."""
+"""The decision holds in every state that three ranks, two steps and two faults can reach, and for
+random reports of larger jobs.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def moved(ranks: State, gate: Gate, i: int) -> Rank | None:
 
 
 def successors(ranks: State, plan: Layout) -> Iterator[State]:
-    """Every next state: a step of a program, a death, a STOP that arrives (not in an update), a SETTLE that is carried out."""
+    """Every next state: a step of a program, a death, a STOP that arrives (not in an update), a
+    SETTLE that is carried out.
+    """
     dead = [i for i, rank in enumerate(ranks) if rank.state is Is.DEAD]
     alive = [i for i, rank in enumerate(ranks) if rank.state is not Is.DEAD]
     changes: list[tuple[int, Rank | None]] = [(i, moved(ranks, plan.gate, i)) for i in alive]
@@ -108,7 +112,8 @@ def successors(ranks: State, plan: Layout) -> Iterator[State]:
 def reachable(gate: Gate, everywhere: bool) -> tuple[Layout, frozenset[State]]:
     plan = layout(gate, EVERYWHERE if everywhere else CHAIN)
     first: State = (Rank(),) * 3
-    seen, left = {first}, [first]
+    seen = {first}
+    left = [first]
     while left:
         for state in successors(left.pop(), plan):
             if state not in seen:
@@ -170,7 +175,7 @@ def test_in_every_state_survivors_meet_at_one_step_that_is_at_most_one_back(
 
 @clause("T12")
 @pytest.mark.parametrize(("gate", "everywhere"), WALKS)
-def test_settling_again_after_a_further_fault_meets_at_the_same_step_or_where_the_dead_alone_were_ahead(
+def test_settling_again_after_a_further_fault_meets_at_the_same_step_or_behind_the_dead(
     gate: Gate, everywhere: bool
 ) -> None:
     plan, states = reachable(gate, everywhere)
@@ -315,7 +320,8 @@ def jobs(draw: st.DrawFn) -> tuple[Layout, dict[int, Stopped]]:
     )
     reports = {}
     for rank in draw(st.sets(st.integers(0, world - 1))):
-        done, phase = draw(st.integers(0, 3)), draw(st.sampled_from(Phase))
+        done = draw(st.integers(0, 3))
+        phase = draw(st.sampled_from(Phase))
         damaged = draw(st.sets(st.sampled_from("abcd"), max_size=1))
         reports[rank] = Stopped(
             done,

@@ -1,4 +1,7 @@
-"""`acpfs-train drill`: what it has ranks do, and how it judges. The jobs here are scripts of their own, without torch."""
+"""`acpfs-train drill`: what it has ranks do, and how it judges.
+
+The jobs here are scripts of their own, without torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Terms and votes under lost, doubled and reordered messages and splits: never two active in one term, no member obeys a lower one."""
+"""Terms and votes under lost, doubled and reordered messages and splits: never two active in one
+term, no member obeys a lower one.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ class World:
             self.halves += 1
 
     def cut(self) -> None:
-        member, number = self.chance.randrange(self.members), self.chance.randrange(3)
+        member = self.chance.randrange(self.members)
+        number = self.chance.randrange(3)
         self.ballots[member].disconnected(number)
 
 
@@ -131,7 +134,8 @@ def test_half_of_the_votes_wins_with_the_claim_and_only_in_its_term() -> None:
 
 @clause("T21")
 def test_a_standby_takes_over_when_more_than_half_have_lost_the_active_one() -> None:
-    ballots, standby = [Ballot() for _ in range(4)], Standing(1)
+    ballots = [Ballot() for _ in range(4)]
+    standby = Standing(1)
     for ballot in ballots:
         assert ballot.hears(FIRST_TERM, 0)
     standby.hears(FIRST_TERM, 0)
@@ -171,7 +175,8 @@ def test_standbys_ask_one_after_the_other() -> None:
 
 @clause("T19")
 def test_a_claim_belongs_to_the_side_that_was_first_and_stays_its(tmp_path: Path) -> None:
-    one, other = Claimant(0, 1, majority=False), Claimant(1, 2, majority=False)
+    one = Claimant(0, 1, majority=False)
+    other = Claimant(1, 2, majority=False)
     assert claim(tmp_path, 0, one)
     assert claim(tmp_path, 0, one), "asked again because the answer was lost"
     assert not claim(tmp_path, 0, other)

@@ -1,4 +1,6 @@
-"""Random deaths in real processes: one or two members and perhaps the active coordinator, at any moment of the dialogue."""
+"""Random deaths in real processes: one or two members and perhaps the active coordinator, at any
+moment of the dialogue.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ ROUNDS = 12
 @pytest.mark.timeout(1800)
 @pytest.mark.clause("T12", "T17", "T20", "T21")
 def test_random_deaths_leave_one_gasp_at_one_step(tmp_path: Path, seed: int) -> None:
-    chance, pause = random.Random(seed), threading.Event()
+    chance = random.Random(seed)
+    pause = threading.Event()
     for number in range(int(os.environ.get("ACPFS_GASP_ROUNDS", ROUNDS))):
         with GaspJob(tmp_path / str(number), 6, HOLDERS, marks=MARKS, coordinators=2) as job:
             job.wait("Protected", *range(6))

@@ -1,4 +1,6 @@
-"""Real coordinators and members without torch: SIGKILL and SIGSTOP of either, in each phase of the dialogue."""
+"""Real coordinators and members without torch: SIGKILL and SIGSTOP of either, in each phase of the
+dialogue.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ NODE_OF = (0, 1, 2, 3, 3)
 
 @clause("T20", "T21", "T153")
 def test_the_nodes_of_two_coordinators_are_lost_and_the_third_one_commands(tmp_path: Path) -> None:
-    """Two standbys on two further nodes: that of the first coordinator dies, and that of the next one in the middle of the gasp."""
+    """Two standbys on two further nodes: that of the first coordinator dies, and that of the next
+    one in the middle of the gasp.
+    """
     world = len(NODE_OF)
     with GaspJob(
         tmp_path, world, {"all": tuple(range(world))}, coordinators=3, node_of=NODE_OF, hold="Save"
@@ -229,7 +233,9 @@ def test_a_stopped_active_coordinator_is_replaced_and_stands_back_when_it_goes_o
 @clause("T152")
 @pytest.mark.parametrize("order", ["Protected", "Save"])
 def test_a_rank_that_says_nothing_and_works_is_not_lost(tmp_path: Path, order: str) -> None:
-    """Its interpreter is held by a thread that writes, or computes in C: while the job runs, or in the middle of the gasp."""
+    """Its interpreter is held by a thread that writes, or computes in C: while the job runs, or in
+    the middle of the gasp.
+    """
     with GaspJob(tmp_path, 4, PAIRS, marks=MARKS, busy=[2, order]) as job:
         job.wait("Protected", 0, 1, 2, 3)
         if order == "Save":
@@ -253,7 +259,10 @@ def test_a_rank_that_says_nothing_and_works_is_not_lost(tmp_path: Path, order: s
 def test_a_saver_that_hangs_in_a_storage_is_not_waited_for_where_another_has_what_it_has(
     tmp_path: Path,
 ) -> None:
-    """A real file system that never answers, outside of the mount. Its node sees it wait for a storage, and vouches for it."""
+    """A real file system that never answers, outside of the mount.
+
+    Its node sees it wait for a storage, and vouches for it.
+    """
     (tmp_path / "source").mkdir()
     with FaultFs(tmp_path / "source", tmp_path / "hung") as storage:
         storage.freeze(["create", "open", "lookup"], glob="*other*")
@@ -306,7 +315,9 @@ def test_half_of_a_job_saves_with_a_claim(tmp_path: Path) -> None:
 
 
 def halves(tmp_path: Path) -> GaspJob:
-    """Ranks 0 and 1 beside coordinator 0 on one node, 2 and 3 beside coordinator 1 on the other; each node holds everything."""
+    """Ranks 0 and 1 beside coordinator 0 on one node, 2 and 3 beside coordinator 1 on the other;
+    each node holds everything.
+    """
     job = GaspJob(
         tmp_path, 4, {"opt0": (0, 2), "opt1": (1, 3)}, marks=MARKS, coordinators=2, ranks_per_node=2
     )
@@ -351,7 +362,9 @@ def test_half_of_a_job_leaves_where_the_other_half_has_the_claim(tmp_path: Path)
 @pytest.mark.long
 @clause("T63")
 def test_a_half_that_was_cut_off_comes_back_when_the_other_has_saved(tmp_path: Path) -> None:
-    """A network that is cut in the middle, seen from the half that has the claim; then from the other."""
+    """A network that is cut in the middle, seen from the half that has the claim; then from the
+    other.
+    """
     with halves(tmp_path) as job:
         the_first_half(job, signal.SIGSTOP)
         assert [job.left(rank)["status"] for rank in (2, 3)] == [ExitStatus.SAVED] * 2
@@ -399,7 +412,8 @@ def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(
                 plain.sendall(chance.randbytes(100))
                 plain.shutdown(socket.SHUT_WR)
         other = make_credentials(tmp_path / "other").context(server=False)
-        other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
+        other.check_hostname = False
+        other.verify_mode = ssl.CERT_NONE
         good = make_credentials(job.job_directory).context(server=False)
         for number, data in enumerate(nonsense(chance)):
             whose = other if number < 3 else good

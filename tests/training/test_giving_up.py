@@ -17,15 +17,18 @@ clause = pytest.mark.clause
 
 @clause("T154")
 @given(st.lists(st.tuples(st.sampled_from(Cause), st.integers(0, 6)), max_size=80))
-def test_a_job_is_given_up_with_the_third_error_at_one_update_or_the_last_fault_since_the_furthest_was_passed(
+def test_a_job_is_given_up_with_the_third_error_at_one_update_or_without_progress(
     course: list[tuple[Cause, int]],
 ) -> None:
-    giving_up, furthest, since = GivingUp(LIMITS), -1, list[tuple[Cause, int]]()
+    giving_up = GivingUp(LIMITS)
+    furthest = -1
+    since = list[tuple[Cause, int]]()
     for cause, done in course:
         giving_up.note(cause)
         verdict = giving_up.verdict(done)
         if done > furthest:
-            furthest, since = done, []
+            furthest = done
+            since = []
         since.append((cause, done))
         errors = sum(other == done and one in AGAINST for one, other in since)
         expected = (cause in AGAINST and errors >= LIMITS.fruitless_max) or len(

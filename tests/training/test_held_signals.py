@@ -58,7 +58,8 @@ def test_what_came_while_an_update_was_torn_is_dropped(told: list[int]) -> None:
 
 
 def test_a_handler_that_was_set_meanwhile_stays_and_is_called(told: list[int]) -> None:
-    held, newer = HeldSignals(), list[int]()
+    held = HeldSignals()
+    newer = list[int]()
     held.hold()
     signal.raise_signal(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, lambda number, frame: newer.append(number))

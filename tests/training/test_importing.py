@@ -11,7 +11,8 @@ import pytest
 
 from acpfs.training.interrupt import importing
 
-HERE, GO_ON = threading.Event(), threading.Event()
+HERE = threading.Event()
+GO_ON = threading.Event()
 
 
 def loop() -> None:

@@ -35,5 +35,8 @@ def test_nothing_heavy_is_imported(statement: str) -> None:
 
 
 def test_planning_imports_no_member() -> None:
-    words = "import sys; import acpfs.training.interval, acpfs.training.planner; assert 'trio' not in sys.modules"
+    words = (
+        "import sys; import acpfs.training.interval, acpfs.training.planner; assert 'trio' not "
+        "in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", words], timeout=60, check=True)

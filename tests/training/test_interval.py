@@ -138,6 +138,7 @@ def test_the_products_curve_assumes_an_hour_at_its_first_point_and_days_at_its_l
     assert product_s(1) == 600
     assert product_s(75) == 1300
     assert product_s(500) == 37000
-    (first, last) = (PRODUCT_CURVE[0], PRODUCT_CURVE[-1])
+    first = PRODUCT_CURVE[0]
+    last = PRODUCT_CURVE[-1]
     assert implied_fault_s(*first) == HOUR
     assert implied_fault_s(*last) / (24 * HOUR) == pytest.approx(13.2, abs=0.05)

@@ -1,4 +1,7 @@
-"""What launchers of a job do together: faults, restarts, replacements, nodes that come and go. No processes."""
+"""What launchers of a job do together: faults, restarts, replacements, nodes that come and go.
+
+No processes.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,9 @@ def test_a_rank_that_leaves_with_the_whole_job_is_not_replaced(status: int) -> N
 
 @clause("T69")
 def test_when_others_are_through_only_a_process_that_did_an_update_is_replaced() -> None:
-    """Of a program that says so, others are through when all is done: the next process is told that, and does no update."""
+    """Of a program that says so, others are through when all is done: the next process is told
+    that, and does no update.
+    """
     launchers = one(replaces=True)
     launchers.exited("0", 0, 0, 1.0, updated=True)
     assert told(launchers.exited("0", 1, int(signal.SIGKILL), 1.0, updated=True)) == {
@@ -224,7 +229,8 @@ def test_a_launcher_that_comes_again_in_time_goes_on() -> None:
 
 @clause("T73")
 def test_a_coordinator_that_knows_nothing_learns_it_from_launchers() -> None:
-    launchers, posts = Launchers(), []
+    launchers = Launchers()
+    posts = []
     killed: dict[int, int] = {3: int(signal.SIGKILL)}
     for name, ended in (("0", {}), ("1", killed)):
         start = Start("a", 2, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
@@ -238,7 +244,8 @@ def test_a_coordinator_that_knows_nothing_learns_it_from_launchers() -> None:
 
 @clause("T73")
 def test_a_stop_that_was_under_way_goes_on() -> None:
-    launchers, posts = Launchers(), []
+    launchers = Launchers()
+    posts = []
     for name, stopping in (("0", True), ("1", False)):
         start = Start("a", 0, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
         posts = launchers.registered(
@@ -404,9 +411,7 @@ def test_without_a_witness_the_half_goes_on_where_launchers_have_met_all_the_tim
 
 
 @clause("T123")
-def test_a_launcher_that_begins_before_the_others_have_come_again_takes_the_place_that_is_left() -> (
-    None
-):
+def test_a_launcher_that_begins_before_the_others_came_again_takes_the_place_left() -> None:
     launchers = Launchers()
     launchers.registered(launcher("9", node_rank=0, nodes_min=3, nodes_max=3, replaces=True), 0.0)
     for number in (1, 2):

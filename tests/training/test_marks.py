@@ -1,4 +1,6 @@
-"""Marks, and the exception that gets a main thread out: one of the two sees the other, whatever the order."""
+"""Marks, and the exception that gets a main thread out: one of the two sees the other, whatever the
+order.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +61,16 @@ def test_an_update_that_was_under_way_ends() -> None:
 
 
 class Loop:
-    """A thread that does something again and again until `Interrupted` gets it out; then it disarms."""
+    """A thread that does something again and again until `Interrupted` gets it out; then it
+    disarms.
+    """
 
     def __init__(self, step: Callable[[], None], swallowed: int = 0) -> None:
-        self._step, self._swallowed = step, swallowed
+        self._step = step
+        self._swallowed = swallowed
         self.caught = 0
-        self.begun, self.out = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.out = threading.Event()
         self.interrupter: Interrupter | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -133,7 +139,9 @@ def _tick_until_it_comes(interrupter: Interrupter) -> None:
 
 @pytest.mark.clause("T24")
 def test_a_thread_that_waits_in_c_is_stuck_until_another_is_in_charge() -> None:
-    begun, goes_on, interrupted = threading.Event(), threading.Event(), list[bool]()
+    begun = threading.Event()
+    goes_on = threading.Event()
+    interrupted = list[bool]()
 
     def waits() -> None:
         try:

@@ -1,4 +1,6 @@
-"""A member and its parked main thread against a scripted coordinator: every word, in any order, from whoever may say it."""
+"""A member and its parked main thread against a scripted coordinator: every word, in any order,
+from whoever may say it.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ class Script:
     """The coordinator's part, in a thread of its own; what it raises is the test's."""
 
     def __init__(self, part: Callable[[], None]) -> None:
-        self._part, self._error = part, list[BaseException]()
+        self._part = part
+        self._error = list[BaseException]()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -184,14 +187,17 @@ def test_what_the_last_one_may_not_have_heard_is_said_again_to_the_next(make_rig
 
 @pytest.mark.clause("T26")
 def test_what_is_said_again_is_of_the_generation_in_which_it_was_true(make_rig: MakeRig) -> None:
-    """The one who takes over stops the job again in the same moment: that this rank had stopped before is no answer to that."""
+    """The one who takes over stops the job again in the same moment: that this rank had stopped
+    before is no answer to that.
+    """
     rig = make_rig(coordinators=2)
     rig.start()
     first, second = rig.coordinators
     rig.gets_out(lambda: first.say(Stop((1,)), generation=1))
     rig.member.tell(Stopped(0, 0, Phase.COMPUTING))
     first.hears(Stopped)
-    holds, goes_on = threading.Event(), threading.Event()
+    holds = threading.Event()
+    goes_on = threading.Event()
 
     def held() -> dict[str, int]:
         holds.set()
@@ -304,7 +310,8 @@ def test_another_fault_while_saving(rig: Rig, tmp_path: Path) -> None:
         rank.goes_on.clear()
         coordinator.say(SAVE)
         rank.during_save.wait()
-        # it waits for somebody who is dead: the interrupter gets it out, and the old generation's word is void
+        # it waits for somebody who is dead: the interrupter gets it out, and the old generation's
+        # word is void
         assert stop(coordinator, 2) == Stopped(0, 0, Phase.COMPUTING)
         coordinator.say(SAVE, generation=1)
         rank.goes_on.set()
@@ -410,8 +417,10 @@ def test_a_rank_that_nobody_commanded_for_a_while_hears_and_asks_the_next_coordi
     make_rig: MakeRig,
 ) -> None:
     """The last coordinator dies while the successor of the one before is being called."""
-    rig, second = make_rig(policy=Policy(beat_s=3600.0)), ScriptedCoordinator(1)
-    called, answers = threading.Event(), threading.Event()
+    rig = make_rig(policy=Policy(beat_s=3600.0))
+    second = ScriptedCoordinator(1)
+    called = threading.Event()
+    answers = threading.Event()
 
     def call(_: str) -> Any:
         called.set()
@@ -494,7 +503,10 @@ def ask_again_and_again(coordinator: ScriptedCoordinator) -> None:
 def test_where_nobody_can_be_elected_a_rank_comes_out_of_its_loop(
     make_rig: MakeRig, elected: bool
 ) -> None:
-    """The network is cut: one coordinator says nothing, the other one has too few voters. Not so while somebody commands."""
+    """The network is cut: one coordinator says nothing, the other one has too few voters.
+
+    Not so while somebody commands.
+    """
     rig = make_rig(
         coordinators=2, policy=Policy(beat_s=3600.0, command_s=0.2, interrupt_after_s=0.05)
     )
@@ -520,7 +532,9 @@ def test_where_nobody_can_be_elected_a_rank_comes_out_of_its_loop(
 
 @pytest.mark.clause("T160")
 def test_what_a_group_opens_behind_a_stop_is_ended_too(make_rig: MakeRig) -> None:
-    """A rank that was making the group of savers connected when all connections had been shut down, and waited for a dead one."""
+    """A rank that was making the group of savers connected when all connections had been shut down,
+    and waited for a dead one.
+    """
     rig = make_rig(policy=Policy(interrupt_after_s=0.05, interrupt_every_s=3600.0, beat_s=3600.0))
     aborts: list[int] = []
     again = threading.Event()
@@ -539,7 +553,9 @@ def test_what_a_group_opens_behind_a_stop_is_ended_too(make_rig: MakeRig) -> Non
 
 @pytest.mark.clause("T27", "T50")
 def test_an_active_coordinator_that_asks_for_votes_commands_no_more(make_rig: MakeRig) -> None:
-    """The network was cut, a standby of the other side asked for votes, and the active one stood back when it heard of that term."""
+    """The network was cut, a standby of the other side asked for votes, and the active one stood
+    back when it heard of that term.
+    """
     rig = make_rig(coordinators=2, policy=Policy(beat_s=3600.0))
     rig.start()
     first, second = rig.coordinators
@@ -561,7 +577,8 @@ def test_a_word_for_another_job_ends_the_link(rig: Rig) -> None:
 @pytest.mark.clause("T185")
 def test_what_came_over_a_connection_that_is_gone_is_not_heard(rig: Rig) -> None:
     """The answer to a vote meets a dead coordinator, whose next word has come already."""
-    coordinator, member = rig.coordinator, rig.member
+    coordinator = rig.coordinator
+    member = rig.member
     member._links = {0: coordinator.member_end}
     coordinator.say(Vote(2, 0), term=0)
     coordinator.say(Active(2, 0), term=2)

@@ -1,4 +1,6 @@
-"""A member whose thread has ended, what it cannot say, and what is asked of a coordinator that is gone: nobody waits for ever."""
+"""A member whose thread has ended, what it cannot say, and what is asked of a coordinator that is
+gone: nobody waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def test_what_is_too_long_for_the_store_is_told_to_who_asked_and_to_nobody_else(
 
 @pytest.mark.clause("T155")
 def test_who_asked_the_store_of_a_coordinator_does_not_wait_for_the_next_one() -> None:
-    """It takes over before this rank has seen that nobody commands, and where all run it says nothing that would end the wait."""
+    """It takes over before this rank has seen that nobody commands, and where all run it says
+    nothing that would end the wait.
+    """
     rig = Rig(coordinators=2)
     rig.start()
     first, second = rig.coordinators

@@ -1,4 +1,6 @@
-"""What a process leaves to the next one: kept by a child of it, until somebody has it, or nobody is left who could come."""
+"""What a process leaves to the next one: kept by a child of it, until somebody has it, or nobody is
+left who could come.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ import ctypes, os, sys
 from acpfs.training.memory_left import Span, end_soon, leave
 end_soon()
 kept = [ctypes.create_string_buffer(bytes([number]) * 3_000_000, 3_000_000) for number in (1, 2)]
-print(leave(sys.argv[1], sys.argv[2].encode(), [Span(ctypes.addressof(one), len(one)) for one in kept]), flush=True)
+spans = [Span(ctypes.addressof(one), len(one)) for one in kept]
+print(leave(sys.argv[1], sys.argv[2].encode(), spans), flush=True)
 os._exit(77)
 """
 
@@ -81,7 +84,10 @@ def test_who_dies_while_it_keeps_it_is_told_of(name: str) -> None:
 
 
 def test_who_keeps_it_ends_with_the_launcher(name: str) -> None:
-    launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], stdout=sys.stderr); print(flush=True); input()"
+    launcher = (
+        "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], "
+        "stdout=sys.stderr); print(flush=True); input()"
+    )
     words = [sys.executable, "-c", launcher, "-c", LEAVES, name, "head"]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
@@ -97,7 +103,9 @@ def test_who_keeps_it_ends_with_the_launcher(name: str) -> None:
 def test_what_a_later_process_leaves_takes_the_place_of_what_an_earlier_one_has_left(
     name: str,
 ) -> None:
-    """It has a state of its own, and nobody has told the first one's child so: the connection to it broke."""
+    """It has a state of its own, and nobody has told the first one's child so: the connection to it
+    broke.
+    """
     leaves(name, "first")
     leaves(name, "second")
     left = asked(name, b"second")

@@ -1,4 +1,6 @@
-"""A rank finds its coordinators without a process group: whoever starts them, and whoever comes later."""
+"""A rank finds its coordinators without a process group: whoever starts them, and whoever comes
+later.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_the_first_ranks_of_the_first_nodes_start_coordinators_and_nobody_who_co
 
 @contextlib.contextmanager
 def ended(directory: Path) -> Iterator[Callable[..., Boot]]:
-    """`muster` for a process of a generation; what was connected and started is closed and ended."""
+    """`muster` for a process of a generation; what was connected and started is closed and
+    ended.
+    """
     links: list[SocketLink] = []
 
     def mustered(generation: int, rank: int = 0, refused: str = "") -> Boot:
@@ -77,9 +81,9 @@ def test_rank_0_starts_two_and_a_process_that_comes_later_takes_the_one_that_liv
         assert sorted(first.links) == [0, 1]
         pid = json.loads((tmp_path / ".acpfs-job" / first.job / "coordinator-0").read_text())["pid"]
         os.kill(pid, signal.SIGKILL)
-        wait_gone(
-            pid
-        )  # a process that ends closes its connections and the socket at which it listens one after the other
+        # a process that ends closes its connections and the socket at which it listens one after
+        # the other
+        wait_gone(pid)
         with pytest.raises(LinkClosedError):
             first.links[0].receive(60)
         assert sorted(mustered(1).links) == [1]
@@ -126,7 +130,8 @@ def test_who_meets_an_older_job_of_its_name_waits_for_its_own(
 ) -> None:
     """Its rank 0 has not drawn a name yet; the older job's coordinators are dead, or refuse it."""
     with ended(tmp_path) as mustered:
-        older, found = mustered(0), list[str]()
+        older = mustered(0)
+        found = list[str]()
         if is_dead:
             for file in (tmp_path / JOBS / older.job).glob("coordinator-*"):
                 pid = json.loads(file.read_text())["pid"]

@@ -1,4 +1,6 @@
-"""What fails while a rank parks: it has parked all the same, and what failed is told when it is asked for something."""
+"""What fails while a rank parks: it has parked all the same, and what failed is told when it is
+asked for something.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def parked(
     **words: Callable[[], None],
 ) -> Leave:
     """The main thread parks; `part` is the coordinator's."""
-    park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, directory, rig.policy, **words)  # type: ignore[arg-type]  # by name
+    # by name
+    park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, directory, rig.policy, **words)  # type: ignore[arg-type]
     errors = list[BaseException]()
 
     def coordinate() -> None:
@@ -84,7 +87,9 @@ def parked(
 
 @pytest.mark.clause("T49", "T110")
 def test_the_rest_of_an_update_that_fails_makes_it_a_torn_one(rig: Rig, tmp_path: Path) -> None:
-    """The coordinator takes no trouble from who has not parked: it would have waited until this rank counts as lost."""
+    """The coordinator takes no trouble from who has not parked: it would have waited until this
+    rank counts as lost.
+    """
     rank = BetweenTwo(rig.marks)
 
     def part(coordinator: ScriptedCoordinator) -> None:
@@ -100,7 +105,8 @@ def test_what_on_stopped_raises_is_told_before_anything_is_settled(
     rig: Rig, tmp_path: Path
 ) -> None:
     rig.marks.ready()
-    rank, calls = FakeRank(rig.marks), list[int]()
+    rank = FakeRank(rig.marks)
+    calls = list[int]()
 
     def on_stopped() -> None:
         calls.append(rig.coordinator.generation)

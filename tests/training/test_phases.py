@@ -1,4 +1,6 @@
-"""The coordinator's state machine with simulated members: dialogues word by word, and random deaths, doubles and take-overs."""
+"""The coordinator's state machine with simulated members: dialogues word by word, and random
+deaths, doubles and take-overs.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ LIMITS = Limits(settle_down_s=0.2)
 
 @dataclass
 class Desk:
-    """A coordinator, members, and what is on the way between them: in order for each member, in any order between members."""
+    """A coordinator, members, and what is on the way between them: in order for each member, in any
+    order between members.
+    """
 
     members: list[SimulatedMember]
     phases: Phases = field(default_factory=lambda: Phases("job", LIMITS))
@@ -314,8 +318,11 @@ def test_one_that_does_not_park_and_works_is_waited_for_where_nobody_else_has_wh
 
 @clause("T18")
 def test_words_of_others_do_not_put_off_the_look_for_who_is_silent() -> None:
-    """The server calls `tick` when `wake_at` has come; of many ranks somebody beats in each moment."""
-    desk, looks = Desk(job()).begin(), 0
+    """The server calls `tick` when `wake_at` has come; of many ranks somebody beats in each
+    moment.
+    """
+    desk = Desk(job()).begin()
+    looks = 0
     seconds = LIMITS.silent_s + 2
     for _ in range(int(10 * seconds)):
         desk.now += 0.1
@@ -606,7 +613,9 @@ def test_whatever_dies_and_whoever_takes_over_one_whole_gasp_at_one_step(
 
 
 def take_over(desk: Desk) -> None:
-    """The active coordinator is gone with all that was on the way to it; a standby that knows who is dead takes over."""
+    """The active coordinator is gone with all that was on the way to it; a standby that knows who
+    is dead takes over.
+    """
     standby = Phases("job", LIMITS)
     for member in desk.members:
         standby.arrived(member.rank, 0, member.hello(), desk.now)

@@ -1,4 +1,6 @@
-"""Copies of a training state: what they cost and which losses they cover, beside what a slow and simple look at all losses says."""
+"""Copies of a training state: what they cost and which losses they cover, beside what a slow and
+simple look at all losses says.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ GIB = float(1 << 30)
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    replicas, shards = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    replicas = draw(st.integers(1, 4))
+    shards = draw(st.integers(1, 4))
     return Plan(
         params=1e9,
         data_parallel=replicas * shards,

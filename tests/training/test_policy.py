@@ -51,7 +51,7 @@ def test_the_document_says_the_times_that_hold() -> None:
     text = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
     policy = Policy()
     assert (
-        f"It does so after {policy.interrupt_after_s} seconds and again each {policy.interrupt_every_s} seconds"
-        in text
+        f"It does so after {policy.interrupt_after_s} seconds and again each "
+        f"{policy.interrupt_every_s} seconds" in text
     )
     assert f"in {Limits().replace_s:.0f} seconds (`replace_s`)" in text

@@ -118,7 +118,8 @@ def test_what_had_the_name_is_kept_however_many_had_it_before(
 def test_what_had_the_name_is_kept_whatever_it_is(
     tmp_path: Path, order: Publish, kind: str
 ) -> None:
-    final, other = tmp_path / "step-7", tmp_path / "other"
+    final = tmp_path / "step-7"
+    other = tmp_path / "other"
     if kind == "file":
         final.write_bytes(b"a checkpoint of another kind")
     elif kind == "unreadable":

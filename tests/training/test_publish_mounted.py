@@ -1,4 +1,6 @@
-"""A gasp in a real mount: RAM full, storage that stands still, workers that are killed, a node that died. Without torch."""
+"""A gasp in a real mount: RAM full, storage that stands still, workers that are killed, a node that
+died. Without torch.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ pytestmark = [
 ]
 T = TypeVar("T")
 MIB = 1 << 20
-RAM, RESERVE = 32 * MIB, 8 * MIB
+RAM = 32 * MIB
+RESERVE = 8 * MIB
 FILES = {"__0_0.distcp": b"weights" * 1000, "part/.metadata": b"where", "trainer_state.json": b"{}"}
 
 
@@ -69,7 +72,9 @@ def begin(mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def with_the_worker_killed(mount: AcpfsMount, step: Callable[[], T]) -> T:
-    """As a rank does it: with libfuse calls fail until the next worker is there, and what failed is done again."""
+    """As a rank does it: with libfuse calls fail until the next worker is there, and what failed is
+    done again.
+    """
     mount.kill_worker()
     deadline = time.monotonic() + 60
     while True:
@@ -115,7 +120,9 @@ def test_ram_is_full_and_the_storage_stands_still(
 def test_a_node_died_and_nothing_of_the_gasp_waits_for_it(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not its pointers inside, not its name, not the one that had the name before, not the tracker, whose older version is withheld."""
+    """Not its pointers inside, not its name, not the one that had the name before, not the tracker,
+    whose older version is withheld.
+    """
     shared = tmp_path / "shared"
     shared.mkdir()
     with Stand(tmp_path, [shared] * 2, transport, node_timeout=SOON_MISSING_S) as stand:

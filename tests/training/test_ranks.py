@@ -1,4 +1,6 @@
-"""The tests below `ranks` need torch: they run in the interpreter that has it, one process for all, from which ranks are forked."""
+"""The tests below `ranks` need torch: they run in the interpreter that has it, one process for all,
+from which ranks are forked.
+"""
 
 from __future__ import annotations
 

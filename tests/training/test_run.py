@@ -1,4 +1,6 @@
-"""`acpfs-run` with real processes: small scripts in place of training, so nothing here needs torch."""
+"""`acpfs-run` with real processes: small scripts in place of training, so nothing here needs
+torch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ clause = pytest.mark.clause
 BOUND_S = 240.0
 RANK = """
 import os, signal, sys, time
-rank, attempt, generation = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION"))
+names = ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION")
+rank, attempt, generation = (int(os.environ[name]) for name in names)
 def until(path):
     while not os.path.exists(path):
         time.sleep(0.01)
@@ -132,7 +135,8 @@ def test_the_status_of_a_rank_and_its_last_lines(tmp_path: Path, begun: list[Run
         Run(
             tmp_path,
             "-r 2",
-            "rank and until('ready-0-0-0')\nrank or note('ready')\nrank and sys.exit('out of luck')\ntime.sleep(600)",
+            "rank and until('ready-0-0-0')\nrank or note('ready')\nrank and sys.exit('out of "
+            "luck')\ntime.sleep(600)",
         )
     )
     status, _, err = begun[0].ends()
@@ -198,7 +202,10 @@ until('child-0-0-0'); until('deaf-0-0-0'); sys.exit(5)
 
 @clause("T68")
 def test_sigterm_is_a_planned_end(tmp_path: Path, begun: list[Run]) -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: (note('saved'), os._exit(75)))\nnote('ready')\ntime.sleep(600)"
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: (note('saved'), os._exit(75)))\nnote('ready')\n"
+        "time.sleep(600)"
+    )
     begun.append(Run(tmp_path, "--max-restarts 3 --on-fault replace", script))
     begun[0].there("ready-0-0-0", "ready-1-0-0")
     begun[0].process.send_signal(signal.SIGTERM)
@@ -213,7 +220,8 @@ def test_ranks_of_a_launcher_that_is_killed_get_sigterm(tmp_path: Path, begun: l
         Run(
             tmp_path,
             "",
-            "signal.signal(signal.SIGTERM, lambda *_: (note('told'), os._exit(75)))\nnote('ready')\ntime.sleep(600)",
+            "signal.signal(signal.SIGTERM, lambda *_: (note('told'), os._exit(75)))\n"
+            "note('ready')\ntime.sleep(600)",
         )
     )
     pids = begun[0].there("ready-0-0-0", "ready-1-0-0")
@@ -285,7 +293,8 @@ def test_coordinators_that_ranks_have_left_end_with_the_launcher(
     """One to which nobody comes would wait for ten minutes, and have a log open in the mount."""
     script = """
 import subprocess
-words = [sys.executable, '-m', 'acpfs.training.coordinator', '.', '--replace', '--first', '--tls', 'off', '--job', os.environ['ACPFS_JOB']]
+words = [sys.executable, '-m', 'acpfs.training.coordinator', '.', '--replace', '--first']
+words += ['--tls', 'off', '--job', os.environ['ACPFS_JOB']]
 rank and sys.exit(0)
 started = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
 started.stdout.readline()
@@ -340,7 +349,9 @@ def test_caches_are_where_they_are_told(tmp_path: Path, begun: list[Run]) -> Non
 def test_what_is_compiled_stays_in_the_ram_of_a_mount(
     tmp_path: Path, make_mount: MakeMount, begun: list[Run]
 ) -> None:
-    """Pinned, so that nothing takes it out, and a job that is started again finds what the one before has compiled."""
+    """Pinned, so that nothing takes it out, and a job that is started again finds what the one
+    before has compiled.
+    """
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", "native", ram="64M")
     script = """
@@ -408,8 +419,13 @@ else: print('after', generation), sys.exit(0)
 def test_a_spare_s_memory_stays_with_the_rank(
     tmp_path: Path, begun: list[Run], heavy: dict[str, str]
 ) -> None:
-    """The first spare is told at once, and has touched what there was time for; the one that replaces it is told when it has all."""
-    script = "note('ready')\nuntil('end')\nopen(f'has-{rank}-{generation}', 'w').write(open('/proc/self/statm').read())"
+    """The first spare is told at once, and has touched what there was time for; the one that
+    replaces it is told when it has all.
+    """
+    script = (
+        "note('ready')\nuntil('end')\nopen(f'has-{rank}-{generation}', "
+        "'w').write(open('/proc/self/statm').read())"
+    )
     options = "--on-fault replace --spares 1 --spare-memory 64M --template-import heavy"
     begun.append(Run(tmp_path, options, script, **heavy))
     (killed, other) = begun[0].there("ready-1-0-0", "ready-0-0-0")
@@ -476,7 +492,9 @@ def test_where_the_template_fails_ranks_are_executed(tmp_path: Path, begun: list
 def test_an_environment_that_no_spare_can_be_told_makes_no_spares_for_ever(
     tmp_path: Path, begun: list[Run], heavy: dict[str, str]
 ) -> None:
-    """Linux takes 208 KiB in one message to a process; the same environment can be executed with."""
+    """Linux takes 208 KiB in one message to a process; the same environment can be executed
+    with.
+    """
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(3)}
     script = "assert len(os.environ['LARGE_2']) == 100_000\nnote('ready')\nuntil('end')"
     begun.append(
@@ -508,7 +526,10 @@ def test_a_forked_rank_s_status_and_the_end_of_its_launcher(
     status, _, err = begun[0].ends()
     assert status == 1
     assert "    out of luck" in err
-    script = "signal.signal(signal.SIGTERM, lambda *_: (note('told'), os._exit(75)))\nnote('ready')\ntime.sleep(600)"
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: (note('told'), os._exit(75)))\nnote('ready')\n"
+        "time.sleep(600)"
+    )
     begun.append(Run(tmp_path, options, script, **heavy))
     pids = begun[1].there("ready-0-0-0", "ready-1-0-0")
     begun[1].process.kill()

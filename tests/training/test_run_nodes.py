@@ -1,4 +1,6 @@
-"""`acpfs-run` on several nodes: launchers that meet on one host, and, in the long run, in network namespaces."""
+"""`acpfs-run` on several nodes: launchers that meet on one host, and, in the long run, in network
+namespaces.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ clause = pytest.mark.clause
 BOUND_S = 240.0
 RANK = """
 import os, signal, sys, time
-rank, attempt, generation = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION"))
+names = ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION")
+rank, attempt, generation = (int(os.environ[name]) for name in names)
 def until(path):
     while not os.path.exists(path):
         time.sleep(0.01)
@@ -84,12 +87,16 @@ def test_two_nodes_a_fault_a_restart_and_a_meeting_that_is_killed(
     tmp_path: Path, begin: Begin
 ) -> None:
     script = """
-note('began', os.environ['GROUP_RANK'] + os.environ['LOCAL_RANK'] + os.environ['WORLD_SIZE'] + os.environ['ACPFS_JOB'])
+names = ('GROUP_RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'ACPFS_JOB')
+note('began', ''.join(os.environ[name] for name in names))
 until(f'fail-{attempt}')
 attempt == 0 and rank == 2 and sys.exit(3)
 time.sleep(0 if attempt else 600)
 """
-    options = f"--nnodes 2 --max-restarts 1 --master-addr 127.0.0.1 --master-port {free_port()} --save-dir {tmp_path}/save"
+    options = (
+        f"--nnodes 2 --max-restarts 1 --master-addr 127.0.0.1 --master-port {free_port()} "
+        f"--save-dir {tmp_path}/save"
+    )
     nodes = [
         begin(script, f"{options} --node-rank {number} --nproc-per-node {2 - number}")
         for number in (0, 1)
@@ -137,9 +144,14 @@ def test_a_launcher_that_dies_is_a_lost_node_and_another_takes_its_place(
 
 @clause("T123", "T125")
 def test_node_0_is_lost_with_the_meeting_and_the_job_goes_on(tmp_path: Path, begin: Begin) -> None:
-    """The others' ranks notice nothing; a launcher takes the place, and its ranks are told that they replace others."""
+    """The others' ranks notice nothing; a launcher takes the place, and its ranks are told that
+    they replace others.
+    """
     script = "note('ready')\nuntil('end')"
-    options = f"--nnodes 3 --rdzv-endpoint 127.0.0.1:{free_port()} --on-fault replace --save-dir {tmp_path}/save --node-rank"
+    options = (
+        f"--nnodes 3 --rdzv-endpoint 127.0.0.1:{free_port()} --on-fault replace --save-dir "
+        f"{tmp_path}/save --node-rank"
+    )
     nodes = [begin(script, f"{options} {number}") for number in (0, 1, 2)]
     pids = there(tmp_path, "ready-0-0-0", "ready-1-0-0", "ready-2-0-0")
     nodes[0].kill()
@@ -159,7 +171,10 @@ def test_one_of_two_nodes_is_lost_with_the_meeting_and_the_other_has_the_claim(
     tmp_path: Path, begin: Begin
 ) -> None:
     script = "note('ready')\nuntil('end')"
-    options = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --on-fault replace --save-dir {tmp_path}/save --node-rank"
+    options = (
+        f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --on-fault replace --save-dir "
+        f"{tmp_path}/save --node-rank"
+    )
     nodes = [begin(script, f"{options} {number}") for number in (0, 1)]
     there(tmp_path, "ready-0-0-0", "ready-1-0-0")
     nodes[0].kill()
@@ -176,7 +191,10 @@ def test_one_of_two_nodes_is_lost_with_the_meeting_and_the_other_has_the_claim(
 def test_where_node_0_is_lost_and_nobody_is_replaced_the_others_end_with_what_was_saved(
     tmp_path: Path, begin: Begin
 ) -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(75 if rank == 1 else 1))\nnote('ready')\ntime.sleep(600)"
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(75 if rank == 1 else 1))\n"
+        "note('ready')\ntime.sleep(600)"
+    )
     options = f"--nnodes 3 --rdzv-endpoint 127.0.0.1:{free_port()} --node-rank"
     nodes = [begin(script, f"{options} {number}") for number in (0, 1, 2)]
     there(tmp_path, "ready-0-0-0", "ready-1-0-0", "ready-2-0-0")
@@ -239,7 +257,10 @@ def test_a_cut_between_two_nodes_leaves_one_of_them(
     tmp_path: Path, begin: Begin, namespaces: list[str]
 ) -> None:
     script = "note('ready')\nuntil('end')"
-    options = f"--nnodes 2 --rdzv-endpoint 10.77.0.1:29400 --on-fault replace --save-dir {tmp_path}/save --shutdown-timeout 5"
+    options = (
+        "--nnodes 2 --rdzv-endpoint 10.77.0.1:29400 --on-fault replace --save-dir "
+        f"{tmp_path}/save --shutdown-timeout 5"
+    )
     nodes = [
         begin(script, f"{options} --node-rank {number}", "ip", "netns", "exec", name)
         for number, name in enumerate(namespaces[:2])

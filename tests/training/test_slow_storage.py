@@ -1,4 +1,6 @@
-"""Savers whose storage is slow or stands still, as the coordinator sees them: whoever writes, or alone has something, is waited for."""
+"""Savers whose storage is slow or stands still, as the coordinator sees them: whoever writes, or
+alone has something, is waited for.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def having(rank: int, done: int | None, phase: Phase = Phase.COMPUTING, **more: 
 
 
 @clause("T79")
-def test_a_new_process_takes_its_shard_from_the_other_holder_and_random_numbers_from_its_buddy() -> (
+def test_a_new_process_takes_its_shard_from_another_holder_and_random_numbers_from_its_buddy() -> (
     None
 ):
     found = sources(
@@ -86,7 +86,9 @@ def test_a_checkpoint_counts_when_all_see_it_and_when_it_is_newer() -> None:
 
 @clause("T159")
 def test_what_was_left_before_the_job_went_back_is_void() -> None:
-    """Ranks have begun at the snapshot of step 3 in generation 2, and done steps again; then a state of generation 1 turns up."""
+    """Ranks have begun at the snapshot of step 3 in generation 2, and done steps again; then a
+    state of generation 1 turns up.
+    """
     again = {rank: having(rank, 5, lineage=2) for rank in (0, 1, 2)}
     found = sources({**again, 3: having(3, 5, lineage=1)})
     assert (found.origin, found.step, found.wanting, found.hosts[3], found.lineage) == (

@@ -1,4 +1,6 @@
-"""Who has the charge of a fault: the first that takes it, and whoever stands in for a thread that is stuck."""
+"""Who has the charge of a fault: the first that takes it, and whoever stands in for a thread that
+is stuck.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.training.scripted_coordinator import FakeRank, Rig
 
 
 class Handling:
-    """A main thread that waits until it is let go, and a handler that does the same, in each thread that stands in."""
+    """A main thread that waits until it is let go, and a handler that does the same, in each thread
+    that stands in.
+    """
 
     def __init__(self) -> None:
         self.back = [threading.Event(), threading.Event(), threading.Event()]
@@ -111,7 +115,9 @@ def test_one_that_stands_in_and_is_stuck_is_replaced_too() -> None:
 @pytest.mark.clause("T24")
 @pytest.mark.parametrize("error", [None, MemoryError("of what it does")])
 def test_one_that_stood_in_does_not_end_before_its_process(error: Exception | None) -> None:
-    """Its clock is looked at in every turn, and the memory of a thread that ended may be another's."""
+    """Its clock is looked at in every turn, and the memory of a thread that ended may be
+    another's.
+    """
     handling = Handling()
     handling.error = error
     handling.let_one_stand_in()
@@ -138,7 +144,8 @@ class Failing(FakeRank):
 
 @pytest.mark.clause("T160")
 def test_who_was_replaced_in_a_save_says_nothing_of_it(tmp_path: Path) -> None:
-    rig, replaced = Rig(), threading.Event()
+    rig = Rig()
+    replaced = threading.Event()
     rig.start()
     rank = Failing(rig.marks)
     rank.goes_on.clear()

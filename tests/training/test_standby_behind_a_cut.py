@@ -1,6 +1,8 @@
-"""A standby that nobody needs ends, though connections to it stand: a network that is cut says nothing of their ends.
+"""A standby that nobody needs ends, though connections to it stand: a network that is cut says
+nothing of their ends.
 
-The coordinator is in this process, over real connections, and its time is the test's: minutes pass when the test says so.
+The coordinator is in this process, over real connections, and its time is the test's: minutes pass
+when the test says so.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from acpfs.training.messages import Beat, Gate, Header, Hello, Message, Phase, S
 from acpfs.training.wire import LinkClosedError, TrioLink
 
 pytestmark = pytest.mark.clause("T158")
-JOB, HERE, ELSEWHERE = "job", "node0", "node1"
+JOB = "job"
+HERE = "node0"
+ELSEWHERE = "node1"
 LONG_S = 3 * int(ORPHANED_S)
 
 
@@ -31,7 +35,9 @@ class Standby:
     def __init__(
         self, clock: trio.testing.MockClock, link: TrioLink, coordinator: Coordinator
     ) -> None:
-        self._clock, self._link, self._coordinator = clock, link, coordinator
+        self._clock = clock
+        self._link = link
+        self._coordinator = coordinator
         self.ended = trio.Event()
 
     async def say(self, message: Message) -> None:

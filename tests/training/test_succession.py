@@ -1,4 +1,7 @@
-"""The coordinator of a job whose ranks are replaced is killed: what its successor knows. Real coordinators, and ranks without torch."""
+"""The coordinator of a job whose ranks are replaced is killed: what its successor knows.
+
+Real coordinators, and ranks without torch.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ END_S = 240.0
 
 
 class Job:
-    """Two coordinators, and ranks when they are begun. A context manager's work is the fixture's."""
+    """Two coordinators, and ranks when they are begun. A context manager's work is the
+    fixture's.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -40,7 +45,8 @@ class Job:
         return begun
 
     def _begin(self, module: str, *words: str, **environment: str) -> subprocess.Popen[str]:
-        pipe, found = subprocess.PIPE, {**os.environ, **environment}
+        pipe = subprocess.PIPE
+        found = {**os.environ, **environment}
         command = [sys.executable, "-m", module, *words]
         self.processes.append(
             subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=found)
@@ -104,7 +110,9 @@ def test_who_comes_for_a_rank_that_was_killed_at_the_end_hears_from_the_standby_
 def test_where_only_a_coordinator_is_left_that_does_not_know_it_who_comes_ends_with_an_error(
     job: Job,
 ) -> None:
-    """One that was started when those who know had left: it is told of one rank of three, and nobody elects it."""
+    """One that was started when those who know had left: it is told of one rank of three, and
+    nobody elects it.
+    """
     ranks = [job.rank(rank, 3, 0, 1) for rank in range(3)]
     assert [job.line(rank) for rank in ranks] == ["all is done"] * 3
     job.kill(ranks[1])

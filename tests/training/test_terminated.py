@@ -1,4 +1,6 @@
-"""SIGTERM in a protected rank: a fault like others while somebody hears of it, and what it was before where nobody does."""
+"""SIGTERM in a protected rank: a fault like others while somebody hears of it, and what it was
+before where nobody does.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ class Silent(TrioLink):
     """Takes everything, says nothing."""
 
     def __init__(self) -> None:
-        self.introduced, self.closed = trio.Event(), False
+        self.introduced = trio.Event()
+        self.closed = False
 
     async def send(self, sent: Sent) -> None:
         self.introduced.set()
@@ -30,7 +31,9 @@ class Silent(TrioLink):
 
 @pytest.mark.clause("T72")
 def test_a_launcher_that_ends_leaves_the_meeting_at_once() -> None:
-    """While one is connected the meeting goes on, and the launcher that has it run waits for its end."""
+    """While one is connected the meeting goes on, and the launcher that has it run waits for its
+    end.
+    """
 
     async def call(link: Silent) -> None:
         together = Together(Options(("rank.py",), endpoint="127.0.0.1:1"))

@@ -24,7 +24,8 @@ def beat(
 
 def trained(step_s: float = 1.0, steps: int = 20) -> tuple[Watchdog, float]:
     """Two ranks that have done some steps, and when."""
-    watchdog, now = Watchdog(Patience()), 0.0
+    watchdog = Watchdog(Patience())
+    now = 0.0
     for step in range(steps):
         for rank in range(2):
             watchdog.heard(rank, beat(step), now)

@@ -1,6 +1,8 @@
-"""Where others call acpfs in a training process: all such places are here, and each goes through the guard.
+"""Where others call acpfs in a training process: all such places are here, and each goes through
+the guard.
 
-`ranks/test_guard.py` lets all that they reach fail; a place that no loop there comes to is listed with who looks at it.
+`ranks/test_guard.py` lets all that they reach fail; a place that no loop there comes to is listed
+with who looks at it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Frames: pieces of any size, bounds, an end in the middle; threads on one link; a fork does not keep a connection open."""
+"""Frames: pieces of any size, bounds, an end in the middle; threads on one link; a fork does not
+keep a connection open.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def links() -> Iterator[tuple[SocketLink, SocketLink]]:
 @settings(max_examples=60, deadline=None)
 def test_pieces_of_any_size_are_the_same_messages(sizes: list[int]) -> None:
     data = b"".join(frame(sent(number)) for number in range(4))
-    frames, found = Frames(), []
+    frames = Frames()
+    found = []
     for size in sizes:
         found += frames.take(data[:size])
         data = data[size:]

@@ -1,6 +1,8 @@
-"""Doubles for the parts below the transport: a lower layer that is a plain directory, and no write-back engine at all.
+"""Doubles for the parts below the transport: a lower layer that is a plain directory, and no
+write-back engine at all.
 
-Everything stays in the RAM tier; the operation log only grows. The file system itself is the real one.
+Everything stays in the RAM tier; the operation log only grows. The file system itself is the real
+one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from acpfs.writeback.log.lower_tree import LowerTree
 from tests.rig.runtime import REAL
 
 HANGS_SUFFIX = ".hangs"
-"""Of a file beside the directory, made when a call hangs: what the kernel says of a request does not tell whether it was read."""
+"""Of a file beside the directory, made when a call hangs: what the kernel says of a request does
+not tell whether it was read.
+"""
 
 
 class PlainLowerDouble:
@@ -96,14 +100,19 @@ def file_system(
     hanging_name: bytes = b"",
     session: str = "",
 ) -> FileSystemParts:
-    """The real file system's parts over `PlainLowerDouble`, started. `session`: of the worker whose session it takes over."""
+    """The real file system's parts over `PlainLowerDouble`, started.
+
+    `session`: of the worker whose session it takes over.
+    """
     settings = Settings(backing=backing, mountpoint=mountpoint)
     state = StateDatabase(tier_directory / "state.db", REAL)
     tier = Tier(tier_directory, budget_bytes, REAL, when_safe=state.after_commit)
     log = OperationLog(state, REAL.clock)
-    calls, copies = CallPool("requests", 4, REAL), CallPool("copies", 2, REAL)
+    calls = CallPool("requests", 4, REAL)
+    copies = CallPool("copies", 2, REAL)
     lower = PlainLowerDouble(backing, hanging_name)
-    # Files of which nothing is known are admitted to the passthrough lane too, which is what is tested.
+    # Files of which nothing is known are admitted to the passthrough lane too, which is what is
+    # tested.
     kept = Kept(tier_directory / "kept", session)
     parts = FileSystemParts(
         settings,

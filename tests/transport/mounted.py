@@ -18,16 +18,19 @@ WATCHDOG_S = 600.0
 
 
 class NativeMount:
-    """A context manager; `path` is the mount point. After WATCHDOG_S the kernel's connection is aborted, so that hanging calls fail."""
+    """A context manager; `path` is the mount point.
+
+    After WATCHDOG_S the kernel's connection is aborted, so that hanging calls fail.
+    """
 
     def __init__(self, base: Path, *options: str, fd: int = -1, under: Sequence[str] = ()) -> None:
-        """`options` and `fd` as `tests.transport.server` has them; `under`: the command that runs the server, where one does."""
-        self.base, self.path, self.backing, self.tier = (
-            base,
-            base / "mnt",
-            base / "backing",
-            base / "tier",
-        )
+        """`options` and `fd` as `tests.transport.server` has them; `under`: the command that runs
+        the server, where one does.
+        """
+        self.base = base
+        self.path = base / "mnt"
+        self.backing = base / "backing"
+        self.tier = base / "tier"
         self._options = list(options)
         self._fd = fd
         self._under = under
@@ -37,9 +40,9 @@ class NativeMount:
 
     def __enter__(self) -> NativeMount:
         for directory in (self.backing, self.tier, *([self.path] if self._fd < 0 else [])):
-            directory.mkdir(
-                exist_ok=directory == self.backing
-            )  # with a descriptor the mount point is there, and must not be touched before it is served
+            # with a descriptor the mount point is there, and must not be touched before it is
+            # served
+            directory.mkdir(exist_ok=directory == self.backing)
         self._watchdog.start()
         try:
             self.negotiated = self.start_server(*self._options)
@@ -97,7 +100,9 @@ class NativeMount:
         ).returncode
 
     def wait_for_server(self) -> int:
-        """The server's exit code, once the mount has ended, in all namespaces that have a copy of it."""
+        """The server's exit code, once the mount has ended, in all namespaces that have a copy of
+        it.
+        """
         assert self._process is not None
         return self._process.wait(timeout=CONTAINERS_END_S)
 

@@ -1,4 +1,5 @@
-"""A process that serves the native transport over the real file system (`doubles.file_system`): python -m tests.transport.server ARGUMENTS.
+"""A process that serves the native transport over the real file system (`doubles.file_system`):
+python -m tests.transport.server ARGUMENTS.
 
 Prints one line of JSON, what was negotiated, when the mount can be used. Ends when it is unmounted.
 """

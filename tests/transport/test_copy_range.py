@@ -1,4 +1,6 @@
-"""copy_file_range(2) over the native transport: between lanes, beyond 4 GiB, and where it has to fall back."""
+"""copy_file_range(2) over the native transport: between lanes, beyond 4 GiB, and where it has to
+fall back.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,8 @@ def test_bytes_are_copied_by_the_daemon_in_every_lane(
     with NativeMount(tmp_path, "--mask", str(mask), "--count") as mounted:
         (mounted.path / "source").write_bytes(data)
         (mounted.path / "target").write_bytes(b"old" * 100)
-        source, target = (
-            os.open(mounted.path / "source", os.O_RDONLY),
-            os.open(mounted.path / "target", flags),
-        )
+        source = os.open(mounted.path / "source", os.O_RDONLY)
+        target = os.open(mounted.path / "target", flags)
         assert sum(copy_all(source, target, len(data))) == len(data)
         assert os.fstat(target).st_size == len(data)
         assert (
@@ -70,7 +70,9 @@ def test_bytes_are_copied_by_the_daemon_in_every_lane(
 
 
 def test_beyond_four_gib(tmp_path: Path) -> None:
-    """A sparse file, of which pieces around the 4 GiB line are copied; one call for all of it goes as far as one request may."""
+    """A sparse file, of which pieces around the 4 GiB line are copied; one call for all of it goes
+    as far as one request may.
+    """
     line = 4 * GIB
     with NativeMount(tmp_path) as mounted:
         source = os.open(mounted.path / "source", os.O_RDWR | os.O_CREAT)
@@ -102,7 +104,8 @@ def test_from_a_file_that_is_not_in_ram(tmp_path: Path, mask: int) -> None:
 
 def test_within_one_file(tmp_path: Path) -> None:
     text = (
-        "f = os.open(p, os.O_RDWR); os.pwrite(f, b'xyz', 0); assert os.copy_file_range(f, f, 3, 0, 5000) == 3; "
+        "f = os.open(p, os.O_RDWR); os.pwrite(f, b'xyz', 0); assert os.copy_file_range(f, f, 3, "
+        "0, 5000) == 3; "
         "print(os.pread(f, 3, 5000)); os.close(f)"
     )
     with NativeMount(tmp_path) as mounted:
@@ -114,7 +117,8 @@ def test_a_user_who_copies_into_a_set_uid_file_takes_the_bit_away(tmp_path: Path
         directory.chmod(0o755)
     text = (
         "t = p + '.suid'; open(t, 'wb').write(b'x'); os.chmod(t, 0o4777); os.chmod(p, 0o644); "
-        "os.setgid(1000); os.setuid(1000); s = os.open(p, os.O_RDONLY); f = os.open(t, os.O_WRONLY); "
+        "os.setgid(1000); os.setuid(1000); s = os.open(p, os.O_RDONLY); f = os.open(t, "
+        "os.O_WRONLY); "
         "assert os.copy_file_range(s, f, 5, 0, 0) == 5; print(oct(os.stat(t).st_mode))"
     )
     with NativeMount(tmp_path) as mounted:

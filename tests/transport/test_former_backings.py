@@ -1,4 +1,5 @@
-"""Tier files that a worker of an older acpfs registered in the kernel to be written to: because of that nobody has them mapped.
+"""Tier files that a worker of an older acpfs registered in the kernel to be written to: because of
+that nobody has them mapped.
 
 The kernel's part is a double, which keeps open what it was given, as the kernel does.
 """
@@ -79,7 +80,9 @@ class Job:
         return kind(w.fs, w.inner.kept, self.kernel, negotiated)
 
     async def begin(self, w: World) -> None:
-        """With a worker of an older acpfs: one who writes in passthrough, and beside him one who maps the file."""
+        """With a worker of an older acpfs: one who writes in passthrough, and beside him one who
+        maps the file.
+        """
         lanes = self.lanes(w, Older)
         writer, attributes = await w.do(
             w.fs.create(ROOT, b"model.pt", 0o644, os.O_WRONLY, caller())

@@ -110,7 +110,10 @@ def test_it_ends_with_the_last_holder_of_its_channel(wired: Wired) -> None:
 
 
 class Waiting:
-    """Double of the call that takes a lock: it ends when and as the test says. A thread is known by its descriptor."""
+    """Double of the call that takes a lock: it ends when and as the test says.
+
+    A thread is known by its descriptor.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = queue.SimpleQueue[int]()
@@ -128,8 +131,11 @@ class Waiting:
 def test_who_is_asked_once_more_has_another_thread_wait_beside_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one may wait without being handed the lock: a second that comes while a writer has it makes the kernel hand it over."""
-    lock, locks = Waiting(monkeypatch), Locks()
+    """The first one may wait without being handed the lock: a second that comes while a writer has
+    it makes the kernel hand it over.
+    """
+    lock = Waiting(monkeypatch)
+    locks = Locks()
     locks._files[7] = os.open(tmp_path, os.O_PATH)
     locks.take(7)
     first = lock.called()
@@ -151,7 +157,8 @@ def test_who_is_asked_once_more_has_another_thread_wait_beside_the_first(
 def test_few_threads_wait_for_a_lock_that_one_write_keeps_for_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, locks = Waiting(monkeypatch), Locks()
+    lock = Waiting(monkeypatch)
+    locks = Locks()
     locks._files[7] = os.open(tmp_path, os.O_PATH)
     before = set(threading.enumerate())
     for _ in range(20):
@@ -174,9 +181,11 @@ def test_few_threads_wait_for_a_lock_that_one_write_keeps_for_minutes(
 def test_who_finds_no_thread_is_held_when_there_are_threads_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lock, locks = Waiting(monkeypatch), Locks()
+    lock = Waiting(monkeypatch)
+    locks = Locks()
     locks._files[7] = os.open(tmp_path, os.O_PATH)
-    open_before, start = open_at(tmp_path), threading.Thread.start
+    open_before = open_at(tmp_path)
+    start = threading.Thread.start
     is_short = True
 
     def start_if_there_is_room(thread: threading.Thread) -> None:
@@ -223,12 +232,15 @@ def end(process: HoldProcess) -> None:
 
 
 class Quiet:
-    """What `Holding` asks of the file system: nothing is open in passthrough, and nothing is to be looked at again."""
+    """What `Holding` asks of the file system: nothing is open in passthrough, and nothing is to be
+    looked at again.
+    """
 
     def __init__(self, mountpoint: Path) -> None:
         self.lock = threading.RLock()
         self.settings = SimpleNamespace(mountpoint=mountpoint)
-        self.watched_writers, self.held_files = list[Ino], list[Ino]
+        self.watched_writers = list[Ino]
+        self.held_files = list[Ino]
         self.lost = 0
 
     def tick(self) -> float:
@@ -240,7 +252,9 @@ class Quiet:
 
 @pytest.mark.clause("S213")
 def test_a_process_that_has_no_room_for_the_message_is_told_again(tmp_path: Path) -> None:
-    """It keeps a copy of the mount as long as it has files to watch: the session would outlive the unmounting."""
+    """It keeps a copy of the mount as long as it has files to watch: the session would outlive the
+    unmounting.
+    """
     process = HoldProcess.start()
     try:
         os.kill(process.pid, signal.SIGSTOP)
@@ -262,7 +276,8 @@ def test_a_process_that_has_no_room_for_the_message_is_told_again(tmp_path: Path
 @pytest.mark.clause("S213")
 def test_a_file_is_wanted_until_the_process_has_room_for_the_message(tmp_path: Path) -> None:
     """Its writer would go on unheld while RAM is full, and end with ENOSPC."""
-    process, spare = HoldProcess.start(), HoldProcess.start()
+    process = HoldProcess.start()
+    spare = HoldProcess.start()
     try:
         os.kill(process.pid, signal.SIGSTOP)
         while process.tell({"within_s": None}):
@@ -286,7 +301,10 @@ def test_a_file_is_wanted_until_the_process_has_room_for_the_message(tmp_path: P
 def test_where_no_process_can_be_started_it_is_tried_again_and_others_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who needs none waits longer for the next try. (A socket that such a try left open would be a warning.)"""
+    """Who needs none waits longer for the next try.
+
+    (A socket that such a try left open would be a warning.)
+    """
     fs = Quiet(tmp_path)
     holding = Holding(cast("FileSystem", fs))
     tries: list[None] = []

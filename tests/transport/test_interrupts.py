@@ -1,4 +1,6 @@
-"""Callers that die while their call is under way: the INTERRUPT may come before the call waits, and comes only once."""
+"""Callers that die while their call is under way: the INTERRUPT may come before the call waits, and
+comes only once.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class RequestDouble:
     """Number and caller; nothing is answered."""
 
     def __init__(self, pid: int, unique: int = UNIQUE) -> None:
-        self.unique, self.pid = unique, pid
+        self.unique = unique
+        self.pid = pid
 
 
 class Recorded:
@@ -114,8 +117,11 @@ def test_an_interrupt_that_comes_between_two_waits_is_not_lost(under: Under) -> 
 def test_who_dies_after_a_harmless_signal_is_let_go_however_busy_the_others_are(
     under: Under, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel tells of the first signal only; the thread that looks again has always something else to do."""
-    looked, bells = threading.Event(), SimpleQueue[Future[None]]()
+    """The kernel tells of the first signal only; the thread that looks again has always something
+    else to do.
+    """
+    looked = threading.Event()
+    bells = SimpleQueue[Future[None]]()
 
     def look(pid: int) -> Fate:
         fate = fate_of(pid)

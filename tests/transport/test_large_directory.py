@@ -1,4 +1,5 @@
-"""A large directory, in RAM alone and on the backing directory alone: 10,000 entries, and by `tools/test transport` 100,000.
+"""A large directory, in RAM alone and on the backing directory alone: 10,000 entries, and by
+`tools/test transport` 100,000.
 
 On mounts of their own, so that no other test waits for their drain.
 """
@@ -15,7 +16,9 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, MakeMount
 
 LIMIT_S = 1200.0
-"""100,000 creations take a minute on a machine that is idle, and several where other tests share its two cores."""
+"""100,000 creations take a minute on a machine that is idle, and several where other tests share
+its two cores.
+"""
 REMOVED = 200
 pytestmark = [
     pytest.mark.mount,

@@ -1,4 +1,5 @@
-"""`acpfs-ctl flush` and a close that turns out not to have been the last one, with writes that only the kernel sees.
+"""`acpfs-ctl flush` and a close that turns out not to have been the last one, with writes that only
+the kernel sees.
 
 And which closes the kernel tells of.
 """
@@ -29,7 +30,9 @@ SIZE = 4 << 20
 
 @pytest.mark.clause("S19")
 def test_flush_covers_what_the_last_close_finds(tmp_path: Path) -> None:
-    """The STORE that it waits for is taken back when the copy of the descriptor is closed, and another is logged."""
+    """The STORE that it waits for is taken back when the copy of the descriptor is closed, and
+    another is logged.
+    """
     (tmp_path / "backing").mkdir()
     with AcpfsMount(
         tmp_path / "backing", tmp_path / "mnt", "native-passthrough", bandwidth=1

@@ -36,7 +36,8 @@ class Wire:
     """A dispatch whose device is a pipe."""
 
     def __init__(self, inner: FileSystemParts) -> None:
-        fs, kept = FileSystem(inner), inner.kept
+        fs = FileSystem(inner)
+        kept = inner.kept
         negotiated = Negotiated(45, int(WANTED), int(WANTED), PAYLOAD_BYTES)
         self._read_fd, self._write_fd = os.pipe()
         lanes = KernelLanes(fs, kept, Device([self._write_fd]), negotiated)
@@ -64,7 +65,8 @@ class Wire:
             )
             + body
         )
-        head, rest = data[:HEADER_BYTES], data[HEADER_BYTES:]
+        head = data[:HEADER_BYTES]
+        rest = data[HEADER_BYTES:]
         self._buffers.header[: len(head)] = head
         self._buffers.payload[: len(rest)] = rest
         if self.dispatch.handle(self._write_fd, self._buffers, len(data)):

@@ -1,7 +1,8 @@
-"""Passthrough writers held by the real kernel: the budget, who gets in between, and what ends a hold.
+"""Passthrough writers held by the real kernel: the budget, who gets in between, and what ends a
+hold.
 
-The drain is slowed or stopped by `bandwidth`, so that RAM fills, and a hold lasts until the test ends it. Writers run in threads or
-processes of their own; this thread looks.
+The drain is slowed or stopped by `bandwidth`, so that RAM fills, and a hold lasts until the test
+ends it. Writers run in threads or processes of their own; this thread looks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ WATCHDOG_S = 600.0
 FCHOWNAT = ("260", "54")
 """Its number on x86-64, and on arm64."""
 PACE_S = 0.03
-"""Between two blocks of a writer (133 MB/s): a machine that stops the daemon for half a second has it look before RAM is far over."""
+"""Between two blocks of a writer (133 MB/s): a machine that stops the daemon for half a second has
+it look before RAM is far over.
+"""
 
 
 @pytest.fixture
@@ -68,7 +71,8 @@ def paced(steps: range) -> Iterator[int]:
 
 def write(path: Path, size: int) -> str:
     """Write a new file, a block at a time; returns the checksum of what it should be."""
-    digest, view = hashlib.sha256(), memoryview(BLOCK)
+    digest = hashlib.sha256()
+    view = memoryview(BLOCK)
     with open(path, "wb", buffering=0) as file:
         for done in paced(range(0, size, len(BLOCK))):
             piece = view[: min(len(BLOCK), size - done)]
@@ -139,7 +143,8 @@ class Peak(threading.Thread):
 def test_files_that_do_not_fit_together_wait_for_the_drain(mount: AcpfsMount) -> None:
     peak = Peak(mount)
     peak.start()
-    files = [open(mount.path / f"file{n}", "wb", buffering=0) for n in range(4)]  # noqa: SIM115 - all open at the same time
+    # all open at the same time
+    files = [open(mount.path / f"file{n}", "wb", buffering=0) for n in range(4)]  # noqa: SIM115
     for file in files:
         for _ in paced(range(15)):
             assert file.write(BLOCK) == len(BLOCK)
@@ -292,7 +297,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def holds_a_lock(process: int) -> bool:
-    """Whether one of its threads is in the call with which it takes a lock; nobody else has it when no writer writes."""
+    """Whether one of its threads is in the call with which it takes a lock; nobody else has it when
+    no writer writes.
+    """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
         for task in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -302,7 +309,9 @@ def holds_a_lock(process: int) -> bool:
 
 
 def watched_files(process: int) -> int:
-    """How many files a process has open that nobody can read or write through it: that is all it has of the kind."""
+    """How many files a process has open that nobody can read or write through it: that is all it
+    has of the kind.
+    """
     found = -1  # one is the mount
     for file in Path(f"/proc/{process}/fdinfo").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed between the list and the look
@@ -315,7 +324,9 @@ def watched_files(process: int) -> int:
 
 
 def lock_takers(mount: AcpfsMount) -> list[int]:
-    """The processes that take inode locks, the one that does first; the other one is there once there was something to hold."""
+    """The processes that take inode locks, the one that does first; the other one is there once
+    there was something to hold.
+    """
     found = []
     for pid in mount.living():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
@@ -332,7 +343,9 @@ def lock_taker(mount: AcpfsMount) -> int:
 
 
 def wait_lock_taker(mount: AcpfsMount) -> int:
-    """It is there soon after the mount, also where nobody writes, and waits for messages once it is a real-time task."""
+    """It is there soon after the mount, also where nobody writes, and waits for messages once it is
+    a real-time task.
+    """
     wait_until(
         lambda: any(os.sched_getscheduler(pid) == os.SCHED_FIFO for pid in lock_takers(mount))
     )

@@ -1,4 +1,6 @@
-"""Who holds writers is killed, again and again, while RAM is full: nobody who writes is told of it."""
+"""Who holds writers is killed, again and again, while RAM is full: nobody who writes is told of
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ pytestmark = [
 ]
 
 BUDGET = 64 * MIB
-WRITERS, SIZE_MAX = 2, 500 * MIB
+WRITERS = 2
+SIZE_MAX = 500 * MIB
 ROUNDS_MAX = 100
 
 

@@ -1,7 +1,9 @@
-"""Random operations on files that are opened to read and write, on a real mount: written, mapped, copied, renamed; and killed workers.
+"""Random operations on files that are opened to read and write, on a real mount: written, mapped,
+copied, renamed; and killed workers.
 
-Beside each file stands what it has to hold, and what of it may be on the backing directory: what it held when it was closed and not
-mapped, or when it was synced or renamed. Anything else there is a half.
+Beside each file stands what it has to hold, and what of it may be on the backing directory: what it
+held when it was closed and not mapped, or when it was synced or renamed. Anything else there is a
+half.
 """
 
 from __future__ import annotations

@@ -47,7 +47,10 @@ def finished(process: subprocess.Popen[str], timeout_s: float = 240) -> tuple[in
 
 
 def wait_for_request(mounted: NativeMount) -> None:
-    """Until the server has read the request that hangs. One that is still queued would be there for the next server, and not fail."""
+    """Until the server has read the request that hangs.
+
+    One that is still queued would be there for the next server, and not fail.
+    """
     deadline = time.monotonic() + 60
     while not Path(f"{mounted.backing}{HANGS_SUFFIX}").exists():
         assert time.monotonic() < deadline
@@ -176,10 +179,8 @@ def test_birth_time_is_not_invented(tmp_path: Path) -> None:
         (mounted.path / "f").write_bytes(b"12345")
         buffer = ctypes.create_string_buffer(256)
         assert libc.statx(-100, os.fsencode(mounted.path / "f"), 0, 0xFFF, buffer) == 0
-        mask, size = (
-            int.from_bytes(buffer.raw[0:4], "little"),
-            int.from_bytes(buffer.raw[40:48], "little"),
-        )
+        mask = int.from_bytes(buffer.raw[0:4], "little")
+        size = int.from_bytes(buffer.raw[40:48], "little")
         assert (mask & 0x800, size) == (0, 5)
 
 
@@ -203,7 +204,9 @@ os.stat(sys.argv[1])
 
 
 def lies_below(base: Path, name: str) -> None:
-    """Before the mount: a name that the first listing has is waited for, one that it has not is soon not there (S206)."""
+    """Before the mount: a name that the first listing has is waited for, one that it has not is
+    soon not there (S206).
+    """
     (base / "backing").mkdir()
     (base / "backing" / name).write_text("content")
 
@@ -221,12 +224,17 @@ def test_a_caller_that_only_gets_a_signal_goes_on_waiting(tmp_path: Path) -> Non
 
 @pytest.mark.clause("S132")
 def test_a_caller_with_a_signal_that_it_catches_can_be_ended_by_another(tmp_path: Path) -> None:
-    """Timers are such signals. The kernel keeps the second one beside the first, and calls it deadly when the program runs again."""
+    """Timers are such signals.
+
+    The kernel keeps the second one beside the first, and calls it deadly when the program runs
+    again.
+    """
     lies_below(tmp_path, "hangs")
     with NativeMount(tmp_path, "--hang", "hangs") as mounted:
         stuck = program(STAT_WITH_A_TIMER, mounted.path / "hangs")
         wait_for_request(mounted)
-        status, deadline = Path(f"/proc/{stuck.pid}/status"), time.monotonic() + 60
+        status = Path(f"/proc/{stuck.pid}/status")
+        deadline = time.monotonic() + 60
         while f"ShdPnd:\t{1 << (signal.SIGALRM - 1):016x}" not in status.read_text():
             assert time.monotonic() < deadline
             threading.Event().wait(LOOK_AGAIN_S)
@@ -262,7 +270,10 @@ def test_without_resending_what_the_old_server_had_read_ends_with_its_end(tmp_pa
     mask = ALL_FEATURES & ~int(InitFlag.HAS_RESEND)
     lies_below(tmp_path, "asked")
     with NativeMount(tmp_path, "--hang", "asked", "--mask", hex(mask), fd=fd) as mounted:
-        text = "import sys\ntry: open(sys.argv[1])\nexcept OSError as error: print(error.errno, end='')"
+        text = (
+            "import sys\ntry: open(sys.argv[1])\nexcept OSError as error: print(error.errno, "
+            "end='')"
+        )
         asking = program(text, mounted.path / "asked")
         wait_for_request(mounted)
         mounted.kill_server()
@@ -321,25 +332,63 @@ def lanes_program(mounted: NativeMount, text: str) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_RDWR); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
-        "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
-        "w = os.open(p, os.O_WRONLY); r = os.open(p, os.O_RDWR); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
-        "w = os.open(p, os.O_RDWR); r = os.open(p, os.O_RDONLY); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
-        "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); m[0:3] = b'xyz'; print(os.pread(r, 3, 0))",
-        "w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); m[0:3] = b'xyz'; r = os.open(p, os.O_RDONLY); print(os.pread(r, 3, 0))",
-        "r = os.open(p, os.O_RDONLY); m = mmap.mmap(r, 0, prot=1); w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); print(m[:3])",
-        "r = os.open(p, os.O_RDONLY); open(p, 'wb').write(b'xyz'); print(os.pread(r, 9, 0))",
-        "w = os.open(p, os.O_RDWR | os.O_DIRECT); r = os.open(p, os.O_RDONLY); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
-        "w = os.open(p, os.O_WRONLY | os.O_APPEND); r = os.open(p, os.O_RDONLY); os.write(w, b'xyz'); print(os.pread(r, 9, 8192))",
-        "w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); os.ftruncate(w, 3); print(open(p, 'rb').read())",
-        # a reader that began in the daemon's lane, and later opens that could have passthrough but for it
-        "w = os.open(p, os.O_RDWR); r = os.open(p, 0); os.close(w); w = os.open(p, 1); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
         (
-            "w = os.open(p, os.O_RDWR); r = os.open(p, 0); m = mmap.mmap(r, 0, prot=1); os.pwrite(w, b'xyz', 0); os.close(w); os.close(r); "
+            "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_RDWR); os.pwrite(w, b'xyz', 0); "
+            "print(os.pread(r, 3, 0))"
+        ),
+        (
+            "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); "
+            "print(os.pread(r, 3, 0))"
+        ),
+        (
+            "w = os.open(p, os.O_WRONLY); r = os.open(p, os.O_RDWR); os.pwrite(w, b'xyz', 0); "
+            "print(os.pread(r, 3, 0))"
+        ),
+        (
+            "w = os.open(p, os.O_RDWR); r = os.open(p, os.O_RDONLY); os.pwrite(w, b'xyz', 0); "
+            "print(os.pread(r, 3, 0))"
+        ),
+        (
+            "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); m[0:3] = "
+            "b'xyz'; print(os.pread(r, 3, 0))"
+        ),
+        (
+            "w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); m[0:3] = b'xyz'; r = os.open(p, "
+            "os.O_RDONLY); print(os.pread(r, 3, 0))"
+        ),
+        (
+            "r = os.open(p, os.O_RDONLY); m = mmap.mmap(r, 0, prot=1); "
+            "w = os.open(p, os.O_WRONLY); "
+            "os.pwrite(w, b'xyz', 0); print(m[:3])"
+        ),
+        "r = os.open(p, os.O_RDONLY); open(p, 'wb').write(b'xyz'); print(os.pread(r, 9, 0))",
+        (
+            "w = os.open(p, os.O_RDWR | os.O_DIRECT); r = os.open(p, os.O_RDONLY); os.pwrite(w, "
+            "b'xyz', 0); print(os.pread(r, 3, 0))"
+        ),
+        (
+            "w = os.open(p, os.O_WRONLY | os.O_APPEND); r = os.open(p, os.O_RDONLY); os.write(w, "
+            "b'xyz'); print(os.pread(r, 9, 8192))"
+        ),
+        (
+            "w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); os.ftruncate(w, 3); "
+            "print(open(p, "
+            "'rb').read())"
+        ),
+        # a reader that began in the daemon's lane, and later opens that could have passthrough but
+        # for it
+        (
+            "w = os.open(p, os.O_RDWR); r = os.open(p, 0); os.close(w); w = os.open(p, 1); "
+            "os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))"
+        ),
+        (
+            "w = os.open(p, os.O_RDWR); r = os.open(p, 0); m = mmap.mmap(r, 0, prot=1); "
+            "os.pwrite(w, b'xyz', 0); os.close(w); os.close(r); "
             "r = os.open(p, 0); assert os.pread(r, 3, 0) == b'xyz'; print(m[:3])"
         ),
         (
-            "r = os.open(p, 0); w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); os.close(r); os.close(w); m[:3] = b'xyz'; m.close(); "
+            "r = os.open(p, 0); w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); os.close(r); "
+            "os.close(w); m[:3] = b'xyz'; m.close(); "
             "print(open(p, 'rb').read(3))"
         ),
     ],
@@ -350,7 +399,10 @@ def test_one_file_opened_in_several_ways(tmp_path: Path, text: str, mask: int) -
 
 
 def test_size_is_exact_after_passthrough_writes(tmp_path: Path) -> None:
-    text = "w = os.open(p, os.O_WRONLY); [os.write(w, b'x' * 5000) for _ in range(9)]; print(os.fstat(w).st_size, os.stat(p).st_size)"
+    text = (
+        "w = os.open(p, os.O_WRONLY); [os.write(w, b'x' * 5000) for _ in range(9)]; "
+        "print(os.fstat(w).st_size, os.stat(p).st_size)"
+    )
     with NativeMount(tmp_path) as mounted:
         assert lanes_program(mounted, text) == "45000 45000\n"
 
@@ -372,7 +424,8 @@ def reader(stop):
 
 open(path, "wb").write(b"x" * 1000)
 stop = multiprocessing.Event()
-others = [multiprocessing.Process(target=busy), multiprocessing.Process(target=reader, args=(stop,))]
+others = [multiprocessing.Process(target=busy)]
+others += [multiprocessing.Process(target=reader, args=(stop,))]
 [one.start() for one in others]
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 os.nice(19)
@@ -394,7 +447,9 @@ print(failed)
 @pytest.mark.long
 @pytest.mark.clause("S335")
 def test_who_opens_a_file_at_the_same_moment_makes_no_open_fail(tmp_path: Path) -> None:
-    """The one that has its answer first gets no processor, and comes to its end in the kernel after the other one."""
+    """The one that has its answer first gets no processor, and comes to its end in the kernel after
+    the other one.
+    """
     with NativeMount(tmp_path) as mounted:
         code, output = finished(program(RACE, mounted.path / "f", 300), timeout_s=600)
         assert (code, output) == (0, "0\n"), mounted.log()

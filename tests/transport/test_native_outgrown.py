@@ -1,4 +1,6 @@
-"""Files that outgrow RAM in passthrough, on a real mount over a backing directory of limited bandwidth."""
+"""Files that outgrow RAM in passthrough, on a real mount over a backing directory of limited
+bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def test_four_writers_at_once_with_three_times_the_budget(
 def test_one_write_far_beyond_the_limit_takes_no_more_ram_and_its_rest_waits(
     mount: AcpfsMount, tmp_path: Path
 ) -> None:
-    """It cannot be held, and ends short where its beginning does not move to the backing directory as fast as it writes."""
+    """It cannot be held, and ends short where its beginning does not move to the backing directory
+    as fast as it writes.
+    """
     data = memoryview(BLOCK * 132)
     wait_lock_taker(mount)  # while it starts, 50 ms on an idle machine, nobody can hold a writer
     peak = Peak(mount)
@@ -182,7 +186,9 @@ def test_workers_killed_while_a_file_moves_out_of_ram(mount: AcpfsMount, tmp_pat
 
 
 def moved(mount: AcpfsMount, tmp_path: Path) -> None:
-    """Wait until the first 10 MiB of the file that outgrows RAM, but for what stays, are on the backing directory alone."""
+    """Wait until the first 10 MiB of the file that outgrows RAM, but for what stays, are on the
+    backing directory alone.
+    """
     mount.wait_status(lambda _status: largest(tmp_path / "disk" / ".acpfs") >= 12 * MIB)
 
 
@@ -230,7 +236,9 @@ BLOCK_COUNT = 16
 
 
 def grow(fd: int, size: int) -> str:
-    """Write through a descriptor, read some of it, and close it; returns the checksum of what was written."""
+    """Write through a descriptor, read some of it, and close it; returns the checksum of what was
+    written.
+    """
     digest = hashlib.sha256()
     with os.fdopen(fd, "r+b", buffering=0) as file:
         for done in paced(range(0, size, len(BLOCK))):

@@ -1,4 +1,6 @@
-"""Pages taken at the open for a file that is expected, on a real mount: they are not published, whoever dies in the middle."""
+"""Pages taken at the open for a file that is expected, on a real mount: they are not published,
+whoever dies in the middle.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,10 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_no_padding(mount: AcpfsMou
 
 def test_a_writer_that_is_killed_in_the_middle_leaves_no_padding(mount: AcpfsMount) -> None:
     path = mount.path / "model-1.pt"
-    program = f"import os; f = open({str(path)!r}, 'wb', 0); f.write(bytes({MIB})); os.kill(os.getpid(), 9)"
+    program = (
+        f"import os; f = open({str(path)!r}, 'wb', 0); f.write(bytes({MIB})); "
+        "os.kill(os.getpid(), 9)"
+    )
     assert (
         subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
     )

@@ -78,7 +78,8 @@ class StalledWriter:
 
         what the process does with the descriptor once it is open, before the write.
         """
-        self._storage, self.path = storage, mount.path / name
+        self._storage = storage
+        self.path = mount.path / name
         source = storage.source / name.replace("/", "-")
         source.write_bytes(SOURCE)
         shown = storage.path / source.name

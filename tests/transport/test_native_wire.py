@@ -119,7 +119,9 @@ def test_the_kernel_asks_for_acls_and_leaves_the_umask_where_there_are_acls(acls
 def test_the_kernels_request_time_outs(
     tmp_path: Path, default_s: int, max_s: int, asked_s: int, warned: tuple[bool, bool]
 ) -> None:
-    """The default gives way to a server that says what it wants; the other one can only be warned of."""
+    """The default gives way to a server that says what it wants; the other one can only be warned
+    of.
+    """
     assert RequestTimeouts.read(tmp_path) == RequestTimeouts(0, 0)  # before Linux 6.15
     (tmp_path / "default_request_timeout").write_text(f"{default_s}\n")
     (tmp_path / "max_request_timeout").write_text(f"{max_s}\n")

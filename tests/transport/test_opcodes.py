@@ -1,4 +1,6 @@
-"""Every opcode is either handled or left to the kernel on purpose, and has one module of the transport."""
+"""Every opcode is either handled or left to the kernel on purpose, and has one module of the
+transport.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ NAMED_ELSEWHERE = {
     },
     "session.py": {"INIT"},
 }
-"""Opcodes that a module beside `operations` and the list of `protocol` knows, each for a reason that most have not."""
+"""Opcodes that a module beside `operations` and the list of `protocol` knows, each for a reason
+that most have not.
+"""
 LEFT_OF_PYFUSE3 = {
     "init": "a hook: nothing to begin",
     "poll": "regular files are always ready",
@@ -94,7 +98,9 @@ def test_every_opcode_is_handled_or_left_out_for_a_reason(monkeypatch: pytest.Mo
 
 
 def test_an_opcode_is_at_home_in_one_module() -> None:
-    """A new one is a change of `operations`, of the facade, and of the module that owns its meaning."""
+    """A new one is a change of `operations`, of the facade, and of the module that owns its
+    meaning.
+    """
     names = {opcode.name for opcode in Opcode}
     found: dict[str, set[str]] = {}
     for path in sorted(Path(dispatch.__file__).parent.glob("*.py")):

@@ -1,4 +1,6 @@
-"""Opens for which there is no page left to record the kernel's backing file: the tmpfs of the RAM tier is full."""
+"""Opens for which there is no page left to record the kernel's backing file: the tmpfs of the RAM
+tier is full.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class Session:
         for name in ("backing", "tier"):
             (base / name).mkdir()
         self.parts = file_system(base / "backing", base / "tier", base / "mnt")
-        self.fs, self.kernel = FileSystem(self.parts), KernelDouble()
+        self.fs = FileSystem(self.parts)
+        self.kernel = KernelDouble()
         self.lanes = KernelLanes(
             self.fs, self.parts.kept, self.kernel, Negotiated(45, int(WANTED), int(WANTED), 1 << 16)
         )

@@ -1,4 +1,6 @@
-"""A trainer in a real memory control group with a limit: it never dies of pages that acpfs keeps for it."""
+"""A trainer in a real memory control group with a limit: it never dies of pages that acpfs keeps
+for it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ pytestmark = [
 
 
 def hierarchy() -> tuple[Path, str, str] | None:
-    """Where groups with a memory limit can be made on this machine, without changing anything of others."""
+    """Where groups with a memory limit can be made on this machine, without changing anything of
+    others.
+    """
     for kind, (top, limit, use) in HIERARCHIES.items():
         enabled = top / "cgroup.subtree_control"
         if (kind == "v1" and (top / limit).exists()) or (

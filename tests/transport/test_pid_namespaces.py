@@ -1,4 +1,6 @@
-"""Callers that the daemon cannot see: it runs in a PID namespace of its own, and the kernel reports them by the number 0."""
+"""Callers that the daemon cannot see: it runs in a PID namespace of its own, and the kernel reports
+them by the number 0.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,10 @@ def test_only_a_writer_whose_control_group_is_known_writes_past_the_daemon(
         pytest.skip("this kernel has no passthrough")
     server = server_of(mount)
     if where == "inside":
-        write = "import os, sys; os.write(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), bytes(1 << 20))"
+        write = (
+            "import os, sys; os.write(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), bytes(1 << "
+            "20))"
+        )
         nested = ["nsenter", f"--target={server}", "--pid", "--mount"]
         subprocess.run(
             [*nested, sys.executable, "-c", write, str(mount.path / "file")],

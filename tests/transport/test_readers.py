@@ -1,4 +1,6 @@
-"""Whose turn it is to read: without a kernel, over a socket that keeps requests apart as /dev/fuse does."""
+"""Whose turn it is to read: without a kernel, over a socket that keeps requests apart as /dev/fuse
+does.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ WAIT_S = 120.0
 
 
 class DispatchDouble:
-    """Says which thread handled which request; handling a bulk request, or a write to the storage, takes until `go_on`."""
+    """Says which thread handled which request; handling a bulk request, or a write to the storage,
+    takes until `go_on`.
+    """
 
     def __init__(self) -> None:
         self.handled: SimpleQueue[tuple[int, int]] = SimpleQueue()
@@ -125,7 +129,8 @@ def test_a_thread_that_moves_bytes_gives_the_turn_away(
 
 @pytest.mark.clause("S496")
 def test_the_storage_holds_up_one_of_three_and_that_one_waits(kernel: Kernel) -> None:
-    dispatch, readers = kernel.dispatch, kernel.readers
+    dispatch = kernel.dispatch
+    readers = kernel.readers
     held = kernel.ask(Opcode.WRITE)
     assert dispatch.held.get(timeout=WAIT_S)
     assert [call[:3] for call in readers.waiting()] == [("write", 1, 0)]

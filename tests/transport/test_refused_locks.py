@@ -16,7 +16,8 @@ from tests.rig.mounts import AcpfsMount
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
-F_OFD_SETLK, F_OFD_SETLKW = 37, 38
+F_OFD_SETLK = 37
+F_OFD_SETLKW = 38
 
 
 def flock64(kind: int) -> bytes:

@@ -1,4 +1,6 @@
-"""Which task of the libfuse transport takes the next request: without a kernel, over a socket that keeps requests apart."""
+"""Which task of the libfuse transport takes the next request: without a kernel, over a socket that
+keeps requests apart.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ENDS = b"ends"
 
 
 class Kernel:
-    """Serves as pyfuse3 does, whose tasks start another one where nobody is left to read; and who served what."""
+    """Serves as pyfuse3 does, whose tasks start another one where nobody is left to read; and who
+    served what.
+    """
 
     def __init__(self) -> None:
         self.turns = RequestTurns()

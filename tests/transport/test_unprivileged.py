@@ -1,7 +1,9 @@
-"""The native transport for somebody without privileges: mounted by fusermount3, which sends the session's descriptor.
+"""The native transport for somebody without privileges: mounted by fusermount3, which sends the
+session's descriptor.
 
-In a mount namespace of its own, where /dev/fuse is open to all (as distributions have it) and the interpreter can be reached by all;
-nothing of that is seen outside, and all of it ends with the namespace's last process.
+In a mount namespace of its own, where /dev/fuse is open to all (as distributions have it) and the
+interpreter can be reached by all; nothing of that is seen outside, and all of it ends with the
+namespace's last process.
 """
 
 from __future__ import annotations
@@ -42,17 +44,25 @@ AS_ROOT += """
 mkdir "$BASE/dev"; mount -t tmpfs -o mode=755,dev none "$BASE/dev"
 mknod "$BASE/dev/fuse" c 10 229; chmod 666 "$BASE/dev/fuse"; mount --bind "$BASE/dev/fuse" /dev/fuse
 number=0
-for closed in $CLOSED; do  # directories that others may not enter, with what lies in them and is needed
+# directories that others may not enter, with what lies in them and is needed
+for closed in $CLOSED; do
     for wanted in $WANTED; do
-        case $wanted in "$closed"/*) number=$((number + 1)); mkdir "$BASE/$number"; mount --bind "$wanted" "$BASE/$number" ;; esac
+        case $wanted in "$closed"/*)
+            number=$((number + 1)); mkdir "$BASE/$number"
+            mount --bind "$wanted" "$BASE/$number" ;;
+        esac
     done
     mount -t tmpfs -o mode=755 none "$closed"
     number=0
     for wanted in $WANTED; do
-        case $wanted in "$closed"/*) number=$((number + 1)); mkdir -p "$wanted"; mount --bind "$BASE/$number" "$wanted" ;; esac
+        case $wanted in "$closed"/*)
+            number=$((number + 1)); mkdir -p "$wanted"
+            mount --bind "$BASE/$number" "$wanted" ;;
+        esac
     done
 done
-mount -t tmpfs -o "size=$SHARED_MEMORY,mode=1777" none /dev/shm  # the machine's has a directory that all tests of this user share
+# the machine's has a directory that all tests of this user share
+mount -t tmpfs -o "size=$SHARED_MEMORY,mode=1777" none /dev/shm
 exec setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups bash -c "$AS_USER"
 """
 AS_USER = """
@@ -230,7 +240,8 @@ def as_user(base: Path, script: str, **environment: str) -> subprocess.Completed
 @pytest.mark.clause("S202", "S203")
 def test_somebody_else_fills_the_shared_memory_that_the_ram_tier_lies_in(base: Path) -> None:
     done = as_user(base, FILLED, SHARED_MEMORY="96M")
-    full, after = json.loads((base / "home/full").read_text()), json.loads(done.stdout)
+    full = json.loads((base / "home/full").read_text())
+    after = json.loads(done.stdout)
     assert int((base / "home/refused").read_text()) > 0
     assert not full["ram"]["own_tmpfs"]
     assert [status["worker"]["number"] for status in (full, after)] == [1, 1]
@@ -281,7 +292,9 @@ def above(base: Path) -> Iterator[Path]:
 def test_so_it_is_where_the_directory_that_may_not_be_entered_is_another_file_system(
     base: Path, wish: str
 ) -> None:
-    """On which it lies cannot be asked: the rename says so, and where it was staged next lies below the same directory."""
+    """On which it lies cannot be asked: the rename says so, and where it was staged next lies below
+    the same directory.
+    """
     done = as_user(base, OTHER_FILE_SYSTEM, TRANSPORT=wish)
     assert done.stdout.split() == ["600", "1", "2"]
 

@@ -58,7 +58,9 @@ def test_a_report_on_one_directory_walks_over_no_other(
     files: int,
     looked_at: int,
 ) -> None:
-    """The lock is had meanwhile: with 100,000 files in one save_dir that was 0.1 to 0.5 s for each checkpoint that came to be persisted."""
+    """The lock is had meanwhile: with 100,000 files in one save_dir that was 0.1 to 0.5 s for each
+    checkpoint that came to be persisted.
+    """
     walked: list[bytes] = []
     below = KnownFiles.below
 

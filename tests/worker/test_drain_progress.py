@@ -1,4 +1,6 @@
-"""What is left of the log for somebody who waits, and whether it will come: judged by as much of it as the engine looks at."""
+"""What is left of the log for somebody who waits, and whether it will come: judged by as much of it
+as the engine looks at.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`acpfs-ctl doctor` on a mount: sound ones are told to be, and what somebody or a fault has spoiled is named."""
+"""`acpfs-ctl doctor` on a mount: sound ones are told to be, and what somebody or a fault has
+spoiled is named.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def tier_directory(mount: AcpfsMount) -> Path:
 
 def change(state: Path, statement: str) -> None:
     """Through a process that does not close the database: its write-ahead log would be gone."""
-    program = f"import os, sqlite3; db = sqlite3.connect({str(state)!r}); db.execute({statement!r}); db.commit(); os._exit(0)"
+    program = (
+        f"import os, sqlite3; db = sqlite3.connect({str(state)!r}); db.execute({statement!r}); "
+        "db.commit(); os._exit(0)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
@@ -83,7 +88,8 @@ def test_a_state_that_was_made_wrong_between_two_mounts_is_named(mount: AcpfsMou
     mount.kill()
     change(
         state,
-        "INSERT INTO child SELECT parent, CAST('again' AS BLOB), ino FROM child WHERE name = CAST('d' AS BLOB)",
+        "INSERT INTO child SELECT parent, CAST('again' AS BLOB), ino FROM child WHERE name = "
+        "CAST('d' AS BLOB)",
     )
     mount.start()
     faults = mount.run("acpfs-ctl", str(mount.path), "doctor", "--json", check=False)

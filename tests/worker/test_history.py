@@ -1,4 +1,6 @@
-"""What happened to a mount is kept, bounded, over workers and mounts, and is written by nobody's call."""
+"""What happened to a mount is kept, bounded, over workers and mounts, and is written by nobody's
+call.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,8 @@ def test_the_same_again_costs_no_row(tmp_path: Path) -> None:
     ids=["torn", "no list", "no entries"],
 )
 def test_what_a_mount_has_kept_may_be_damaged(tmp_path: Path, content: str) -> None:
-    settings, state = settings_for(tmp_path), StateDatabase(tmp_path / "state.sqlite", REAL)
+    settings = settings_for(tmp_path)
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
     kept = History(state)
     kept.note(save(1))
     kept.keep(settings, tmp_path)
@@ -161,12 +164,14 @@ def test_each_change_is_told_once() -> None:
 
 def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path: Path) -> None:
     """A checkpoint settles once more, and another does, while a look is at it."""
-    first, second = Checkpoint(b"run", b"step-1", 1), Checkpoint(b"run", b"step-2", 2)
+    first = Checkpoint(b"run", b"step-1", 1)
+    second = Checkpoint(b"run", b"step-2", 2)
     seen: list[bytes] = []
 
     async def main() -> None:
         async with world(tmp_path) as w:
-            settled, kept = w.inner.catalogue, History(w.state)
+            settled = w.inner.catalogue
+            kept = History(w.state)
 
             def reports(path: bytes) -> list[CheckpointReport]:
                 seen.append(path)
@@ -206,10 +211,8 @@ def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path
 
 
 def test_the_page_has_a_point_for_each_save_and_no_text_of_others_as_markup() -> None:
-    trouble, load = (
-        HistoryEntry(101.0, "storage", "ok → stuck: <script>"),
-        loaded(STEP, Load(1.0, 3.0, {Ino(5): 7}, {"ram"}), 200.0),
-    )
+    trouble = HistoryEntry(101.0, "storage", "ok → stuck: <script>")
+    load = loaded(STEP, Load(1.0, 3.0, {Ino(5): 7}, {"ram"}), 200.0)
     entries = [
         json.loads(json.dumps({name: getattr(entry, name) for name in HistoryEntry.__slots__}))
         for entry in (save(1), save(2), load, trouble)

@@ -1,4 +1,6 @@
-"""What a mount has learnt about sizes is there at the next one, although its RAM tier is gone; and it is a help, no more."""
+"""What a mount has learnt about sizes is there at the next one, although its RAM tier is gone; and
+it is a help, no more.
+"""
 
 from __future__ import annotations
 

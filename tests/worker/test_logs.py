@@ -17,7 +17,8 @@ from acpfs.worker import logs
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
+    level = root.level
     root.handlers = []
     yield
     for handler in root.handlers:
@@ -98,7 +99,8 @@ def test_files_rotate_and_stderr_follows(tmp_path: Path) -> None:
         "import os,sys\nfrom pathlib import Path\nfrom acpfs.logger import get_logger\n"
         "from acpfs.worker import logs\nlogs.FILE_BYTES_MAX=2000\n"
         "logs.configure('info', Path(sys.argv[1]), detached=True)\nlog=get_logger('a')\n"
-        "[log.info('filler', n=n, text='x'*100) for n in range(200)]\nos.write(2, b'from a C library\\n')"
+        "[log.info('filler', n=n, text='x'*100) for n in range(200)]\nos.write(2, b'from a C "
+        "library\\n')"
     )
     subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "x.log")],

@@ -1,4 +1,6 @@
-"""The process that has the kernel write back what was changed through mappings: what it touches, and its end."""
+"""The process that has the kernel write back what was changed through mappings: what it touches,
+and its end.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ with open(here / "may end", "rb", buffering=0) as file:
     file.read(1)
 print("[]")
 """
-"""In place of the process: leaves a file when it begins, and ends when somebody has the fifo open to write."""
+"""In place of the process: leaves a file when it begins, and ends when somebody has the fifo open
+to write.
+"""
 
 
 def write_back(mountpoint: Path, files: dict[Ino, bytes]) -> dict[Ino, int]:
@@ -121,7 +125,8 @@ def files_of(*numbers: int) -> dict[Ino, bytes]:
 def test_who_asks_when_there_are_as_many_as_there_may_be_stands_in_a_queue(
     tmp_path: Path, stand: Stand
 ) -> None:
-    pages, answers = MappedPages(tmp_path, REAL.threads), list[dict[Ino, int]]()
+    pages = MappedPages(tmp_path, REAL.threads)
+    answers = list[dict[Ino, int]]()
     more = 3
 
     async def scenario() -> None:
@@ -144,7 +149,8 @@ def test_who_asks_when_there_are_as_many_as_there_may_be_stands_in_a_queue(
 def test_who_asks_for_the_same_shares_a_look_that_began_after_the_question(
     tmp_path: Path, stand: Stand
 ) -> None:
-    pages, answers = MappedPages(tmp_path, REAL.threads), list[dict[Ino, int]]()
+    pages = MappedPages(tmp_path, REAL.threads)
+    answers = list[dict[Ino, int]]()
     ask = asking(pages, answers)
 
     async def scenario() -> None:
@@ -168,7 +174,8 @@ def test_who_asks_for_the_same_shares_a_look_that_began_after_the_question(
 
 @pytest.mark.clause("S490")
 def test_who_shares_a_look_may_go_before_it_ends(tmp_path: Path, stand: Stand) -> None:
-    pages, answers = MappedPages(tmp_path, REAL.threads), list[dict[Ino, int]]()
+    pages = MappedPages(tmp_path, REAL.threads)
+    answers = list[dict[Ino, int]]()
     ask = asking(pages, answers)
 
     async def scenario() -> None:
@@ -200,7 +207,8 @@ async def _cancellable(
 def test_one_that_does_not_end_is_killed_and_keeps_no_other_from_it(
     tmp_path: Path, stand: Stand
 ) -> None:
-    pages, answers = MappedPages(tmp_path, REAL.threads), list[dict[Ino, int]]()
+    pages = MappedPages(tmp_path, REAL.threads)
+    answers = list[dict[Ino, int]]()
 
     async def scenario() -> None:
         async with trio.open_nursery() as nursery:

@@ -31,11 +31,14 @@ def test_a_clock_that_holds_pointers_up_is_named() -> None:
     assert clock_problem(cluster(0.0, peer("gone", 7200.0, state=NodeState.LEFT))) == ""
     worked_off = "set it right again, or wait twice as long as it was set by until it is worked off"
     assert clock_problem(cluster(0.0, peer("a", 0.5), peer("b", 68.0, 7200.0))) == (
-        f"each pointer file waits up to 68 s longer because of wall clocks: that of b was set by +7200.0 s; {worked_off}"
+        "each pointer file waits up to 68 s longer because of wall clocks: that of b was set by "
+        f"+7200.0 s; {worked_off}"
     )
     assert clock_problem(cluster(-60.0, peer("a", 60.5))) == (
-        f"each pointer file waits up to 60 s longer because of wall clocks: that of this node was set by -60.0 s; {worked_off}"
+        "each pointer file waits up to 60 s longer because of wall clocks: that of this node "
+        f"was set by -60.0 s; {worked_off}"
     )
     assert clock_problem(cluster(0.0, peer("a", 30.0))) == (
-        "each pointer file waits up to 30 s longer because of wall clocks: that of a differs from this node's; set them by NTP or PTP"
+        "each pointer file waits up to 30 s longer because of wall clocks: that of a differs "
+        "from this node's; set them by NTP or PTP"
     )

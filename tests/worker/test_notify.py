@@ -68,7 +68,8 @@ def test_a_service_manager_that_reads_nothing_holds_nobody_up(
 
 
 def test_signs_of_life_only_while_there_is_life(link: tuple[Link, socket.socket]) -> None:
-    answers, clock = iter([True, False, True, True]), trio.testing.MockClock(autojump_threshold=0)
+    answers = iter([True, False, True, True])
+    clock = trio.testing.MockClock(autojump_threshold=0)
 
     async def main() -> None:
         with trio.move_on_after(3 * BEAT_INTERVAL_S + 0.5):

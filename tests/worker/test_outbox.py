@@ -1,4 +1,6 @@
-"""A supervisor that is stopped: its worker neither waits for it, nor is killed by it when it goes on."""
+"""A supervisor that is stopped: its worker neither waits for it, nor is killed by it when it goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def test_last_words_are_said_before_the_process_ends(ends: tuple[Link, socket.so
 def test_a_silence_that_nobody_listened_to_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = channel.pair()
     with ours, theirs:
-        worker, limits = Child(ours), Limits()
+        worker = Child(ours)
+        limits = Limits()
         now = math.floor(time.monotonic()) + 0.0  # whole seconds, so that sums are exact
         worker.serving_at = worker.beat_at = worker.step_at = now
         monkeypatch.setattr(time, "monotonic", lambda: now)

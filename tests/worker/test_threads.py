@@ -1,4 +1,6 @@
-"""What a thread is to do waits where the machine has none left, and whoever asked for it goes on."""
+"""What a thread is to do waits where the machine has none left, and whoever asked for it goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_what_waits_for_a_thread_is_withdrawn_and_never_done(threads: Threads) -
 
 
 def test_a_task_waits_for_a_thread_and_can_be_cancelled_meanwhile() -> None:
-    """As where the machine has none: trio has threads from earlier tests, so `idle_threads_busy`."""
+    """As where the machine has none: trio has threads from earlier tests, so
+    `idle_threads_busy`.
+    """
     threads = Threads()
 
     async def ask() -> int:

@@ -1,4 +1,6 @@
-"""Double of `Lower` in memory: inodes, names, descriptors, faults on the N-th call of a kind, and a record of what became visible when."""
+"""Double of `Lower` in memory: inodes, names, descriptors, faults on the N-th call of a kind, and a
+record of what became visible when.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ OWN = b".acpfs"
 STAGING: LowerPath = (OWN, b"staging", b"node")
 KEPT: LowerPath = (OWN, b"kept", b"node")
 Fault = Callable[[str, LowerPath], None]
-"""Called before each call with its label and path (() for descriptors); raises, or blocks, or returns."""
+"""Called before each call with its label and path (() for descriptors); raises, or blocks, or
+returns.
+"""
 
 
 @dataclass(eq=False)
@@ -52,7 +56,11 @@ def error(number: int) -> OSError:
 
 
 class MemoryLower:
-    """See above. One lock makes every call atomic; a fault runs outside of it, so that a call may hang without the others."""
+    """See above.
+
+    One lock makes every call atomic; a fault runs outside of it, so that a call may hang without
+    the others.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -248,7 +256,8 @@ class MemoryLower:
     def rename(self, source: LowerPath, target: LowerPath) -> None:
         self._call("rename", target)
         with self._lock:
-            inode, old = self._find(source), self._find(target[:-1]).children.get(target[-1])
+            inode = self._find(source)
+            old = self._find(target[:-1]).children.get(target[-1])
             if old is inode:
                 return
             if old is not None and stat.S_ISDIR(old.mode) != stat.S_ISDIR(inode.mode):
@@ -266,7 +275,8 @@ class MemoryLower:
     def exchange(self, a: LowerPath, b: LowerPath) -> None:
         self._call("exchange", a)
         with self._lock:
-            inode_a, inode_b = self._find(a), self._find(b)
+            inode_a = self._find(a)
+            inode_b = self._find(b)
             self._find(a[:-1]).children[a[-1]] = inode_b
             self._find(b[:-1]).children[b[-1]] = inode_a
             self._changed()
@@ -301,7 +311,8 @@ class MemoryLower:
     def set_times(self, path: LowerPath, atime_ns: int, mtime_ns: int) -> None:
         self._call("utimens", path)
         inode = self._find(path)
-        inode.atime_ns, inode.mtime_ns = atime_ns, mtime_ns
+        inode.atime_ns = atime_ns
+        inode.mtime_ns = mtime_ns
 
     def apply(self, path: LowerPath, attributes: NewAttributes) -> None:
         self._call("setattr", path)
@@ -474,7 +485,10 @@ class FailNth:
     """Fails the N-th call (from 1) with a label, `times` times in a row (0: for ever)."""
 
     def __init__(self, label: str, nth: int, number: int, times: int = 1) -> None:
-        self._label, self._nth, self._number, self._times = label, nth, number, times
+        self._label = label
+        self._nth = nth
+        self._number = number
+        self._times = times
         self._seen = 0
         self.failed = 0
 

@@ -1,4 +1,6 @@
-"""Servers and clients in trouble say "no such file" of files that are there, and "done" of what they did not do: neither is believed."""
+"""Servers and clients in trouble say "no such file" of files that are there, and "done" of what
+they did not do: neither is believed.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,13 @@ CHANGING = {"rename", "unlink", "rmdir", "link", "setattr"}
 
 
 class Forgetful:
-    """As a GlusterFS client that has just changed to another graph: for some calls names below a directory are not found, but listed."""
+    """As a GlusterFS client that has just changed to another graph: for some calls names below a
+    directory are not found, but listed.
+    """
 
     def __init__(self, calls: int) -> None:
-        self._calls, self._troubled = calls, False
+        self._calls = calls
+        self._troubled = False
         self.denied = 0
 
     def __call__(self, label: str, path: LowerPath) -> None:
@@ -98,7 +103,9 @@ def test_what_is_gone_with_its_directories_is_gone(world: World, run: Run) -> No
 
 @clause("S6", "S23")
 def test_a_refusal_after_a_doubtful_attempt_leaves_the_doubt(world: World, run: Run) -> None:
-    """The first attempt renames the file into place and does not learn so; the second one is refused before it begins."""
+    """The first attempt renames the file into place and does not learn so; the second one is
+    refused before it begins.
+    """
     world.mkdir("d")
     run(world.drain)
     world.store("d/tmp", b"1")
@@ -136,12 +143,16 @@ def test_a_refusal_behind_the_change_itself_leaves_doubt(world: World, run: Run)
 
 
 class Lying(MemoryLower):
-    """Says of the first renames to a name that they are done, and shows the new name from its cache until the old one is asked for."""
+    """Says of the first renames to a name that they are done, and shows the new name from its cache
+    until the old one is asked for.
+    """
 
     def __init__(self, target: LowerPath, times: int, *, caches: bool = True) -> None:
         """`caches`: else the new name shows what it showed before."""
         super().__init__()
-        self.target, self.times, self._caches = target, times, caches
+        self.target = target
+        self.times = times
+        self._caches = caches
         self._cached: LowerPath = ()
 
     def rename(self, source: LowerPath, target: LowerPath) -> None:
@@ -195,7 +206,9 @@ def test_a_file_that_was_only_said_to_be_replaced_is_replaced(tmp_path: Path, ru
 def test_a_file_that_another_node_replaced_at_once_is_not_taken_for_ours(
     tmp_path: Path, run: Run
 ) -> None:
-    """Of the same size, between our rename and our look at it: what is in RAM here is not what lies there."""
+    """Of the same size, between our rename and our look at it: what is in RAM here is not what lies
+    there.
+    """
     world = World(tmp_path)
     replaced = False
 

@@ -82,7 +82,8 @@ def test_a_single_wrong_read_is_no_damage(
 ) -> None:
     op = world.store("f", b"bytes")
     wait(world, run)
-    once, copy_once = [1], world.engine._streamer._copy_once
+    once = [1]
+    copy_once = world.engine._streamer._copy_once
 
     def wrong_once(*arguments: object) -> str:
         digest = copy_once(*arguments)  # type: ignore[arg-type]
@@ -131,7 +132,8 @@ def test_while_applications_want_the_processors_for_their_writing_it_waits_for_f
 
 @pytest.mark.clause("S236")
 def test_what_is_streamed_is_not_read_twice_in_its_first_seconds(world: World, run: Run) -> None:
-    op, other = world.store("f", b"bytes"), world.store("g", b"other")
+    op = world.store("f", b"bytes")
+    other = world.store("g", b"other")
     version_of(op).state = VersionState.STREAMING
     wait(world, run, WAIT_S - SOON_S)
     assert version_of(op).digest == ""

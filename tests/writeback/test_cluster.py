@@ -78,7 +78,9 @@ class Node:
     ) -> None:
         """`monotonic`: instead of `now`, which stands still. `texts`: what pointers say."""
         state = StateDatabase(directory / "state", REAL)
-        self.log, self.records, self.now = OperationLog(state, REAL.clock), Records(), 1000.0
+        self.log = OperationLog(state, REAL.clock)
+        self.records = Records()
+        self.now = 1000.0
         placed = Placed(state)
         self.gate = Gate(self.log, is_pointer, takes_pointer, ClusterOrder.POINTERS, placed=placed)
         self.log.follow(self.gate.note)
@@ -154,7 +156,9 @@ def node(tmp_path: Path) -> Node:
 
 @clause("S160")
 def test_a_node_that_came_back_is_asked_although_it_had_left(node: Node) -> None:
-    """Found by reading: its record of before said that all was persisted, and was not read again."""
+    """Found by reading: its record of before said that all was persisted, and was not read
+    again.
+    """
 
     async def scenario() -> None:
         left = node.other(state=NodeState.LEFT)
@@ -259,7 +263,10 @@ def test_a_node_is_not_forgotten_because_nobody_read_its_record_for_long(tmp_pat
 def test_the_order_is_said_to_wait_for_others_as_long_as_one_that_was_asked_has_something(
     node: Node,
 ) -> None:
-    """Who waits for room behind that pointer learns so that only another machine ends it. A removal that yields stops nobody."""
+    """Who waits for room behind that pointer learns so that only another machine ends it.
+
+    A removal that yields stops nobody.
+    """
 
     async def scenario() -> None:
         left = node.other(state=NodeState.LEFT)
@@ -316,7 +323,9 @@ def test_of_many_nodes_none_is_missing_because_its_turn_has_not_come(node: Node)
 
 @clause("S161")
 def test_what_is_withheld_in_great_number_hides_no_pointer(node: Node) -> None:
-    """Found by reading: of 257 operations only the oldest 256 were ever looked at, and one that nobody looks at holds up all behind it."""
+    """Found by reading: of 257 operations only the oldest 256 were ever looked at, and one that
+    nobody looks at holds up all behind it.
+    """
 
     async def scenario() -> None:
         node.other(watermark=time.time() - 1000.0)
@@ -341,7 +350,9 @@ def test_what_is_withheld_in_great_number_hides_no_pointer(node: Node) -> None:
 def test_a_great_tree_that_is_withheld_hides_nothing_that_comes_after_it(
     world: World, run: Run
 ) -> None:
-    """Found by reading: with more set aside at the front than was scanned, nothing at all was committed any more."""
+    """Found by reading: with more set aside at the front than was scanned, nothing at all was
+    committed any more.
+    """
     names = [str(number) for number in range(SCAN_OPS_MAX + 1)]
     for name in names:
         world.symlink(b"target", name)
@@ -357,7 +368,8 @@ def test_a_great_tree_that_is_withheld_hides_nothing_that_comes_after_it(
 
 def written_by_others(world: World, path: str) -> None:
     inode = world.lower.inode(path)
-    inode.content, inode.mtime_ns = bytearray(b"theirs"), inode.mtime_ns + 1
+    inode.content = bytearray(b"theirs")
+    inode.mtime_ns = inode.mtime_ns + 1
 
 
 def let_pass(world: World) -> None:
@@ -370,7 +382,9 @@ def let_pass(world: World) -> None:
 def test_a_removal_that_waited_leaves_what_another_node_has_written_since(
     world: World, run: Run, killed: bool
 ) -> None:
-    """Found by reading: a checkpoint that rank 0 deletes and all ranks make again lost what they wrote while the deletion waited."""
+    """Found by reading: a checkpoint that rank 0 deletes and all ranks make again lost what they
+    wrote while the deletion waited.
+    """
     world.mkdir("last")
     for name in ("last/ours", "last/theirs"):
         world.store(name, b"old")
@@ -417,7 +431,9 @@ def test_a_removal_that_waited_removes_what_was_written_here_right_before_it(
 def test_all_that_a_missing_node_withheld_goes_when_it_is_back(
     node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by reading: after the oldest had passed nobody looked at the others until something new was gated."""
+    """Found by reading: after the oldest had passed nobody looked at the others until something new
+    was gated.
+    """
     monkeypatch.setattr(gate_module, "LOOKED_AT_OPS_MAX", 4)
 
     async def scenario() -> None:
@@ -443,7 +459,10 @@ def test_all_that_a_missing_node_withheld_goes_when_it_is_back(
 def test_a_node_that_came_back_is_missing_no_more_once_they_were_looked_at(
     node: Node, run: Run
 ) -> None:
-    """Found by CI: `flush` went by a look from before it had come back, and failed. Who asks does not wait for the clock's next one."""
+    """Found by CI: `flush` went by a look from before it had come back, and failed.
+
+    Who asks does not wait for the clock's next one.
+    """
 
     async def scenario() -> None:
         node.other(watermark=time.time() - 1000.0)
@@ -477,7 +496,8 @@ def test_a_look_that_is_under_way_does_not_count_for_who_asks_now(
         node.gate.begin()
         node.now += 31.0
         removal = node.remove(b"old")
-        has_read, goes_on = trio.Event(), trio.Event()
+        has_read = trio.Event()
+        goes_on = trio.Event()
         looks = node.cluster._look
 
         async def slow(*gated: Any) -> int:
@@ -519,7 +539,9 @@ def test_nodes_that_cannot_be_looked_at_hold_up_who_asks_for_a_while_only(node: 
 def test_a_pointer_that_is_rewritten_before_others_have_let_it_pass_is_not_left_out(
     world: World, run: Run
 ) -> None:
-    """Found by reading: the newer one's time was told instead, and a pointer that another node closed in between passed without either."""
+    """Found by reading: the newer one's time was told instead, and a pointer that another node
+    closed in between passed without either.
+    """
     gate = world.engine.gate
     gate.begin()
 
@@ -527,7 +549,8 @@ def test_a_pointer_that_is_rewritten_before_others_have_let_it_pass_is_not_left_
         ops = [world.store("latest", b"%d" % number) for number in range(4)]
         await world.run_for(1.0)
         assert (gate.head(), gate.watermark(math.inf)) == (ops[0].logged_at, ops[0].logged_at)
-        staged, complete = VersionState.STAGED, VersionState.COMPLETE
+        staged = VersionState.STAGED
+        complete = VersionState.COMPLETE
         assert [op.version and op.version.state for op in ops] == [
             staged,
             complete,
@@ -554,7 +577,9 @@ def test_a_pointer_that_is_rewritten_before_others_have_let_it_pass_is_not_left_
 def test_however_much_is_withheld_what_has_nothing_to_do_with_it_goes_on(
     world: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by reading: more than 16,384 at the front of the log, and nothing behind them was seen; a deleted tree is as large."""
+    """Found by reading: more than 16,384 at the front of the log, and nothing behind them was seen;
+    a deleted tree is as large.
+    """
     for name in ("SCAN_OPS_MAX", "SET_ASIDE_OPS_MAX"):
         monkeypatch.setattr(order_module, name, 4)
     names = [str(number) for number in range(20)]
@@ -566,7 +591,8 @@ def test_however_much_is_withheld_what_has_nothing_to_do_with_it_goes_on(
     for op in withheld:
         op.last_error = WITHHELD
         world.log.park(op)
-    after, again = world.symlink(b"target", "after"), world.symlink(b"target", names[0])
+    after = world.symlink(b"target", "after")
+    again = world.symlink(b"target", names[0])
     order = world.engine._order
     assert order.group(math.inf) == ([before, after], math.inf), (
         "one that is older than they are does not wait for them"
@@ -602,7 +628,9 @@ def test_a_withheld_pointer_is_left_out_for_a_newer_one(world: World, run: Run) 
 def test_a_withheld_pointer_is_left_out_for_one_that_may_not_stand_for_it_at_once(
     world: World, run: Run, is_tentative: bool
 ) -> None:
-    """Found by CI: it was looked at when the newer one was logged, and never again, so both waited for ever."""
+    """Found by CI: it was looked at when the newer one was logged, and never again, so both waited
+    for ever.
+    """
     gate = world.engine.gate
     gate.begin()
 
@@ -632,8 +660,12 @@ def test_a_withheld_pointer_is_left_out_for_one_that_may_not_stand_for_it_at_onc
 def test_records_are_written_twice_per_heartbeat_although_pointers_never_end(
     tmp_path: Path,
 ) -> None:
-    """Found by reading: the gate kept to it, the beat beside it did not, which made three in a row."""
-    node, written, passed = Node(tmp_path, trio.current_time), list[float](), list[float]()
+    """Found by reading: the gate kept to it, the beat beside it did not, which made three in a
+    row.
+    """
+    node = Node(tmp_path, trio.current_time)
+    written = list[float]()
+    passed = list[float]()
 
     def publish(record: NodeRecord) -> None:
         if record.node == "a":
@@ -648,7 +680,8 @@ def test_records_are_written_twice_per_heartbeat_although_pointers_never_end(
         async with trio.open_nursery() as nursery:
             await nursery.start(node.cluster.run)
             for _ in range(150):
-                pointer, closed = node.close(b"latest"), trio.current_time()
+                pointer = node.close(b"latest")
+                closed = trio.current_time()
                 await trio.sleep(0.13)
                 for _ in range(200):
                     await trio.sleep(0.0 if node.gate.is_open(pointer) else 0.01)
@@ -667,7 +700,9 @@ def test_records_are_written_twice_per_heartbeat_although_pointers_never_end(
 
 
 class RememberedRecords(Records):
-    """As a client of a distributed file system gives them: which file a name was is remembered until the directory is listed."""
+    """As a client of a distributed file system gives them: which file a name was is remembered
+    until the directory is listed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -683,7 +718,9 @@ class RememberedRecords(Records):
 
 @clause("S160")
 def test_a_record_is_found_although_the_client_remembers_the_last_one(node: Node) -> None:
-    """Found by a trace over GlusterFS: records were read a second and a half after they were written, which pointers waited for."""
+    """Found by a trace over GlusterFS: records were read a second and a half after they were
+    written, which pointers waited for.
+    """
     node.records = node.cluster._records = RememberedRecords()
 
     async def scenario() -> None:
@@ -705,7 +742,9 @@ def test_a_record_is_found_although_the_client_remembers_the_last_one(node: Node
 def test_a_pointer_is_looked_after_while_a_newer_one_waits_for_our_own_record(
     tmp_path: Path,
 ) -> None:
-    """Found by a trace: `latest`, closed right after `.metadata`, held up the look for that one by half a heartbeat."""
+    """Found by a trace: `latest`, closed right after `.metadata`, held up the look for that one by
+    half a heartbeat.
+    """
     node = Node(tmp_path, trio.current_time, lambda op: op.name in (b"latest", b".metadata"))
 
     async def scenario() -> None:

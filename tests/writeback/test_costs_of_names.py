@@ -1,4 +1,6 @@
-"""What a commit costs does not grow with what its file has: calls on the backing directory, rows, and calls in Python are counted."""
+"""What a commit costs does not grow with what its file has: calls on the backing directory, rows,
+and calls in Python are counted.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ from tests.writeback.memory_lower import error
 from tests.writeback.world import World
 
 pytestmark = pytest.mark.clause("S414")
-FEW, MANY = 10, 1000
+FEW = 10
+MANY = 1000
 NOISE = 1.5
-"""How often trio's own calls run is not quite the same in two runs; what grows with the names is a hundred times as much."""
+"""How often trio's own calls run is not quite the same in two runs; what grows with the names is a
+hundred times as much.
+"""
 
 
 def drain(world: World) -> None:
@@ -28,7 +33,8 @@ def drain(world: World) -> None:
 
 def cost_of(world: World, act: Callable[[World], Any]) -> tuple[int, int]:
     """Calls on the backing directory, and rows, of what is done and its drain."""
-    lower, rows = sum(world.lower.calls.values()), world.state.changes
+    lower = sum(world.lower.calls.values())
+    rows = world.state.changes
     act(world)
     drain(world)
     return sum(world.lower.calls.values()) - lower, world.state.changes - rows

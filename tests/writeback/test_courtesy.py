@@ -19,7 +19,9 @@ class Burst:
     """A clock, and how long ago the last request was."""
 
     def __init__(self) -> None:
-        self.now, self.idle_s, self.awaited = 100.0, 0.0, False
+        self.now = 100.0
+        self.idle_s = 0.0
+        self.awaited = False
         self.courtesy = Courtesy(lambda: self.idle_s, lambda: self.awaited, lambda: self.now)
 
     def share_of_the_drain(self, start_s: float, seconds: float) -> float:

@@ -415,7 +415,9 @@ class TestParking:
     def test_a_removal_that_is_refused_holds_up_only_what_touches_it(
         self, world: World, run: Run
     ) -> None:
-        """What an NFS client leaves for a file that is open, or another node's file: ENOTEMPTY held every tracker and deletion."""
+        """What an NFS client leaves for a file that is open, or another node's file: ENOTEMPTY held
+        every tracker and deletion.
+        """
         world.mkdir("scratch")
         world.store("old", b"0")
         run(world.drain)
@@ -439,7 +441,9 @@ class TestParking:
 
     @pytest.mark.clause("S208")
     def test_attributes_that_are_refused_hold_up_nothing_else(self, world: World, run: Run) -> None:
-        """A directory of somebody else in a project that many share: what is saved in it, deletions and pointers go on."""
+        """A directory of somebody else in a project that many share: what is saved in it, deletions
+        and pointers go on.
+        """
         world.mkdir("theirs")
         world.store("theirs/old", b"0")
         run(world.drain)
@@ -640,7 +644,9 @@ def test_kinds_are_all_covered(world: World) -> None:
 def test_what_gives_a_directory_another_name_is_a_pointer(
     world: World, a: str, b: str, publishes: bool
 ) -> None:
-    """A framework writes a directory aside and swaps it with the one that counts: that publishes all that is in it, like a rename."""
+    """A framework writes a directory aside and swaps it with the one that counts: that publishes
+    all that is in it, like a rename.
+    """
     for directory in ("d", "e"):
         world.mkdir(directory)
     for file in ("f", "g"):

@@ -1,4 +1,6 @@
-"""One node's gate, and another node whose clock is hours away: its records, one after the other, say what clocks do not."""
+"""One node's gate, and another node whose clock is hours away: its records, one after the other,
+say what clocks do not.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,15 @@ def node(tmp_path: Path) -> Node:
 
 
 class Other:
-    """The other node: its clock is `ahead_s` away from ours, its wall clock was set by `drift_s`."""
+    """The other node: its clock is `ahead_s` away from ours, its wall clock was set by
+    `drift_s`.
+    """
 
     def __init__(self, node: Node, ahead_s: float, drift_s: float) -> None:
-        self._node, self._ahead_s, self._drift_s, self._beat = node, ahead_s, drift_s, 0
+        self._node = node
+        self._ahead_s = ahead_s
+        self._drift_s = drift_s
+        self._beat = 0
         self.oldest: float | None = None
         """By its clock: when the oldest was closed that is not persisted there."""
 

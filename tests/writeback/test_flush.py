@@ -33,7 +33,9 @@ def without_privilege(world: World) -> None:
 def test_a_directory_that_was_closed_right_after_it_was_written_to_stops_nothing(
     world: World, run: Run
 ) -> None:
-    """All of it is one group: when its end comes the daemon, which has no privilege, may not enter any more what it has to flush."""
+    """All of it is one group: when its end comes the daemon, which has no privilege, may not enter
+    any more what it has to flush.
+    """
     without_privilege(world)
     world.mkdir("run")
     world.mkdir("run/ck")
@@ -72,8 +74,11 @@ def test_a_directory_that_others_have_put_something_else_in_the_place_of_stops_n
 def test_what_cannot_be_reached_is_persisted_once_its_file_system_was_flushed(
     world: World, run: Run
 ) -> None:
-    """The refusal may be one that passes, like that of a ticket which has expired: nothing may count as persisted without any flush."""
-    flushed, failed = 0, 0
+    """The refusal may be one that passes, like that of a ticket which has expired: nothing may
+    count as persisted without any flush.
+    """
+    flushed = 0
+    failed = 0
 
     def deny(label: str, path: LowerPath) -> None:
         nonlocal flushed, failed
@@ -99,7 +104,9 @@ def test_what_cannot_be_reached_is_persisted_once_its_file_system_was_flushed(
 def test_one_flush_of_file_systems_stands_for_all_that_cannot_be_reached(
     world: World, run: Run
 ) -> None:
-    """It may take as long as the storage likes, and says only once what could not be written: not to be spent on one of them."""
+    """It may take as long as the storage likes, and says only once what could not be written: not
+    to be spent on one of them.
+    """
 
     def deny(label: str, path: LowerPath) -> None:
         if label == "fsync directory" and path:
@@ -110,9 +117,9 @@ def test_one_flush_of_file_systems_stands_for_all_that_cannot_be_reached(
     run(world.drain)
     world.lower.fault = deny
     for name in "abc":
-        world.mkdir(
-            f"{name}/step"
-        )  # not a file: each is committed as soon as its own stream has ended, maybe in a group before the others
+        # not a file: each is committed as soon as its own stream has ended, maybe in a group before
+        # the others
+        world.mkdir(f"{name}/step")
     run(world.drain)
     assert world.lower.calls["sync file systems"] == world.engine._counters.commit_groups - 1 == 1
     assert world.lower.visible() == world.application_view()

@@ -52,7 +52,8 @@ def test_not_before_it_has_been_full_for_a_while(full: World, run: Run) -> None:
 
 def test_each_time_that_it_is_full_counts_anew(world: World) -> None:
     room = WantOfRoom(world.log)
-    first, second = world.store("first", b"1"), world.store("second", b"2")
+    first = world.store("first", b"1")
+    second = world.store("second", b"2")
     for op in (first, second):
         op.last_error = errno.ENOSPC
     room.failed(first, errno.ENOSPC, 0.0)
@@ -107,7 +108,9 @@ def test_what_a_pointer_may_name_and_what_has_to_do_with_others_stays(
 def test_what_a_pointer_names_that_is_about_to_be_changed_stays(
     world: World, run: Run, text: bytes
 ) -> None:
-    """Found by driving the order with all small histories: `latest` named what made room for its successor."""
+    """Found by driving the order with all small histories: `latest` named what made room for its
+    successor.
+    """
     for name in ("old-1", "old-2", "old-3"):
         world.store(name, b"x" * 25)
     world.store("latest", text)

@@ -28,7 +28,10 @@ class Machine:
     """What `GiveWay` asks, settable."""
 
     def __init__(self) -> None:
-        self.writing, self.pressed, self.running, self.now = True, False, MANY, 0.0
+        self.writing = True
+        self.pressed = False
+        self.running = MANY
+        self.now = 0.0
         self.give_way = GiveWay(
             lambda: self.writing,
             lambda: self.pressed,
@@ -53,7 +56,9 @@ def test_stands_back_while_somebody_writes_and_all_processors_are_in_use() -> No
     ids=lambda value: str(value),
 )
 def test_goes_ahead(name: str, value: object) -> None:
-    """Nobody writes; somebody waits for the drain; a processor is free; the drain's quarter of the time."""
+    """Nobody writes; somebody waits for the drain; a processor is free; the drain's quarter of the
+    time.
+    """
     machine = Machine()
     setattr(machine, name, value)
     assert not machine.stands_back()
@@ -67,9 +72,13 @@ def test_what_is_old_goes_ahead() -> None:
 def test_a_wall_clock_that_is_set_makes_nothing_old_or_young(
     world: World, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
-    """Found by reading: set back, streams stood back for as long beside whoever writes; set ahead, never."""
+    """Found by reading: set back, streams stood back for as long beside whoever writes; set ahead,
+    never.
+    """
     give_way = world.engine._streamer._give_way
-    give_way._running, give_way._clock, world.listener.writing = lambda: MANY, lambda: 0.0, True
+    give_way._running = lambda: MANY
+    give_way._clock = lambda: 0.0
+    world.listener.writing = True
     logged_at = world.log.clock.now()
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + step_s)
@@ -117,7 +126,9 @@ def test_small_files_are_not_asked(world: World, run: Run, monkeypatch: pytest.M
 
 def test_nobody_stands_back_from_who_waits_for_the_drain_or_for_room(world: World) -> None:
     assert not world.engine._is_pressed()
-    budget, world.tier.budget_bytes, world.tier.used_bytes = world.tier.budget_bytes, 100, 80
+    budget = world.tier.budget_bytes
+    world.tier.budget_bytes = 100
+    world.tier.used_bytes = 80
     assert not world.engine._is_pressed(), "what is clean leaves for whoever writes"
     op = world.store("f", b"x" * 80)
     assert world.engine._is_pressed(), "RAM is short"

@@ -53,7 +53,9 @@ def fail_once_after(world: World, label: str) -> None:
 def test_what_another_node_has_written_into_the_old_one_is_in_the_new_one(
     world: World, run: Run, how: str, broken_off: str
 ) -> None:
-    """Found by reading: rank 0 deletes a checkpoint and makes it again, another rank writes its part before that is persisted."""
+    """Found by reading: rank 0 deletes a checkpoint and makes it again, another rank writes its
+    part before that is persisted.
+    """
     save(world, "run/checkpoint-1")
     world.mkdir("run/checkpoint-1/sub")
     world.store("run/checkpoint-1/sub/old", SHARD)
@@ -90,7 +92,9 @@ def test_what_another_node_has_written_into_the_old_one_is_in_the_new_one(
 
 @pytest.fixture
 def written_by_others(world: World, run: Run) -> World:
-    """A checkpoint that was deleted, and is held; another node has written its part of the new one already."""
+    """A checkpoint that was deleted, and is held; another node has written its part of the new one
+    already.
+    """
     save(world, "run/checkpoint-1")
     run(world.drain)
     remove(world, "run/checkpoint-1")

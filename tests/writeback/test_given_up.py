@@ -16,7 +16,9 @@ clause = pytest.mark.clause
 
 @clause("S24")
 def test_what_was_discarded_before_it_was_begun_does_not_come_back(world: World, run: Run) -> None:
-    """It failed on a look at a parked move that may have been carried out, and its row was written anew, without its version."""
+    """It failed on a look at a parked move that may have been carried out, and its row was written
+    anew, without its version.
+    """
     world.mkdir("d")
     world.mkdir("e")
     world.store("d/f", b"1")

@@ -1,4 +1,6 @@
-"""The guard over a backing directory in memory: what is held, what overtakes it, and what lets it go."""
+"""The guard over a backing directory in memory: what is held, what overtakes it, and what lets it
+go.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +246,9 @@ def test_other_nodes_may_complete_the_newer_one(world: World, run: Run) -> None:
 
 @pytest.mark.clause("S405")
 def test_what_others_have_removed_is_not_held_back(world: World, run: Run) -> None:
-    """Found by attack: two nodes that rotate both delete, and one told for 30 minutes of what it kept, which was gone."""
+    """Found by attack: two nodes that rotate both delete, and one told for 30 minutes of what it
+    kept, which was gone.
+    """
     save(world, "run/checkpoint-1")
     run(world.drain)
     remove(world, "run/checkpoint-1")
@@ -262,7 +266,9 @@ def test_what_others_have_removed_is_not_held_back(world: World, run: Run) -> No
 def test_what_only_seems_to_be_gone_stays(
     world: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server in trouble does not find what its directory lists: the deletion would be carried out when it does again."""
+    """A server in trouble does not find what its directory lists: the deletion would be carried out
+    when it does again.
+    """
     save(world, "run/checkpoint-1")
     run(world.drain)
     remove(world, "run/checkpoint-1")
@@ -369,13 +375,16 @@ def test_a_wall_clock_that_is_set_neither_ends_the_time_nor_puts_it_off(
 def test_what_another_node_has_written_under_the_name_meanwhile_is_not_deleted(
     world: World, run: Run
 ) -> None:
-    """Found by reading: the job goes on on another node from an earlier step, and makes the checkpoint again that is deleted here."""
+    """Found by reading: the job goes on on another node from an earlier step, and makes the
+    checkpoint again that is deleted here.
+    """
     save(world, "run/checkpoint-1")
     run(world.drain)
     remove(world, "run/checkpoint-1")
     run(world.drain)
     theirs = world.lower.inode("run/checkpoint-1/optimizer.pt")
-    theirs.content, theirs.mtime_ns = bytearray(b"theirs"), next(_clock)
+    theirs.content = bytearray(b"theirs")
+    theirs.mtime_ns = next(_clock)
     save(world, "run/checkpoint-2")
     run(world.drain)
     assert released(world) == {"newer": 1}
@@ -414,7 +423,8 @@ class Full:
     """Lets files be written only when `full` does not say otherwise."""
 
     def __init__(self, full: Callable[[], bool], number: int = errno.ENOSPC) -> None:
-        self._full, self._number = full, number
+        self._full = full
+        self._number = number
 
     def __call__(self, label: str, _path: tuple[bytes, ...]) -> None:
         if label == "write" and self._full():
@@ -662,7 +672,9 @@ def test_several_files_that_are_one_checkpoint(world: World, run: Run) -> None:
 
 
 def test_saved_and_deleted_before_anything_was_committed(world: World, run: Run) -> None:
-    """What lies between keeps the window from being left out; save and deletion would then be one commit group."""
+    """What lies between keeps the window from being left out; save and deletion would then be one
+    commit group.
+    """
     save(world, "run/checkpoint-1")
     world.store("run/a.log", b"checkpoint-1")
     world.store("run/b.log", b"checkpoint-1")

@@ -1,4 +1,6 @@
-"""What the last worker carried out and did not live to note is no native change: the next worker's guard must know it again."""
+"""What the last worker carried out and did not live to note is no native change: the next worker's
+guard must know it again.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def test_a_file_written_and_moved_around_a_death_is_no_conflict(
     trio.run(world.drain, clock=MockClock(autojump_threshold=0))
     world.store("f", b"second, longer")
     world.rename("f", "g")
-    mortal.calls_left, mortal.after = calls, after
+    mortal.calls_left = calls
+    mortal.after = after
     live(world)
     world.restart()
     mortal.calls_left = -1

@@ -1,4 +1,6 @@
-"""What the guard costs under the lock: in proportion to what is let go or moved, never to all that is held."""
+"""What the guard costs under the lock: in proportion to what is let go or moved, never to all that
+is held.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The guard, and files of a held checkpoint that have other names, under which they are rewritten."""
+"""The guard, and files of a held checkpoint that have other names, under which they are
+rewritten.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,8 @@ def test_the_worker_dies_in_the_middle(tmp_path: Path, run: Run, calls: int, aft
     run(world.drain)
     world.store("run/copy", b"new")
     world.mkdir("run/checkpoint-1")
-    mortal.calls_left, mortal.after = calls, after
+    mortal.calls_left = calls
+    mortal.after = after
     live(world)
     mortal.calls_left = -1
     lower.descriptors.clear()

@@ -76,7 +76,9 @@ def test_what_is_parked_and_may_name_or_replace_a_checkpoint_keeps_it(
 
 @pytest.mark.clause("S241")
 def test_a_next_worker_has_it_wait_or_finds_the_same_again(tmp_path: Path, run: Run) -> None:
-    """It dies after the guard let go, before anything was deleted: the storage refuses that for a while."""
+    """It dies after the guard let go, before anything was deleted: the storage refuses that for a
+    while.
+    """
     world = guarded_world(tmp_path)
     world.mkdir("theirs")
     save(world, "run/checkpoint-1")

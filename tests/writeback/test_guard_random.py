@@ -1,5 +1,6 @@
-"""Random histories under names of checkpoints: whatever is held, replaced, moved aside or let go, and wherever the worker dies, in the
-end the backing directory is what the application has."""
+"""Random histories under names of checkpoints: whatever is held, replaced, moved aside or let go,
+and wherever the worker dies, in the end the backing directory is what the application has.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ def test_in_the_end_all_is_as_the_application_has_it(tmp_path: Path, seed: int) 
     for _round in range(ROUNDS):
         for _ in range(rng.randrange(1, 25)):
             application.act()
-        mortal.calls_left, mortal.after = rng.randrange(1, 90), rng.random() < 0.5
+        mortal.calls_left = rng.randrange(1, 90)
+        mortal.after = rng.random() < 0.5
         died = not live_until_killed(world, rng)
         held += len(world.engine.guard.statistics().checkpoints)
         if died or rng.random() < 0.3:

@@ -1,4 +1,6 @@
-"""Large files through the real backing directory: direct writes, odd ends, holes, limits; every byte and the checksum."""
+"""Large files through the real backing directory: direct writes, odd ends, holes, limits; every
+byte and the checksum.
+"""
 
 from __future__ import annotations
 

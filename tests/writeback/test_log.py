@@ -15,7 +15,9 @@ from acpfs.writeback.log.ops import WITHHELD, Metadata, Op, OpKind, VersionState
 from acpfs.writeback.log.stages import Step
 from tests.rig.runtime import REAL
 
-A, B, DIRECTORY = Ino(10), Ino(11), Ino(12)
+A = Ino(10)
+B = Ino(11)
+DIRECTORY = Ino(12)
 
 
 @pytest.fixture
@@ -91,8 +93,11 @@ def test_a_shard_that_a_tracker_pointed_at_is_not_left_out(log: OperationLog) ->
 def test_a_close_is_not_left_out_for_one_that_may_come_to_nothing(
     log: OperationLog, steps: tuple[Step, Step]
 ) -> None:
-    """Withdrawn (its descriptor has a copy that was written to), the tracker behind both would be visible without either."""
-    first, second = store(log, A, b"shard"), store(log, A, b"shard")
+    """Withdrawn (its descriptor has a copy that was written to), the tracker behind both would be
+    visible without either.
+    """
+    first = store(log, A, b"shard")
+    second = store(log, A, b"shard")
     second.take(steps[0])
     store(log, B, b"tracker")
     assert left_out(log, first) == []
@@ -199,7 +204,8 @@ def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
 
 
 def test_waiters_are_told_in_order(log: OperationLog) -> None:
-    first, second = store(log, A, b"a"), store(log, B, b"b")
+    first = store(log, A, b"a")
+    second = store(log, B, b"b")
     waiting = log.when_done(second.seq)
     log.remove(second)
     log.answer_waiters()()
@@ -215,7 +221,8 @@ def test_who_waits_for_a_node_does_not_wait_for_a_removal_that_others_hold_up(
     log: OperationLog,
 ) -> None:
     """It may take as long as another member is missing, and the order has gone on behind it."""
-    removal, stored = unlink(log, A, b"a", parent=DIRECTORY), store(log, B, b"b")
+    removal = unlink(log, A, b"a", parent=DIRECTORY)
+    stored = store(log, B, b"b")
     log.put_off(removal, True)
     of_node, of_removed, of_directory, of_all = (
         log.when_done(stored.seq, node) for node in (B, A, DIRECTORY, None)
@@ -236,8 +243,11 @@ def test_who_waits_for_a_node_does_not_wait_for_a_removal_that_others_hold_up(
 def test_who_waits_for_a_directory_does_not_wait_for_what_may_stay_away_for_days(
     log: OperationLog, aside: str
 ) -> None:
-    """What is withheld as a member is missing, or held back by the guard, in that very directory; other names in it are waited for."""
-    removal, stored = unlink(log, A, b"a", parent=DIRECTORY), store(log, B, b"b", parent=DIRECTORY)
+    """What is withheld as a member is missing, or held back by the guard, in that very directory;
+    other names in it are waited for.
+    """
+    removal = unlink(log, A, b"a", parent=DIRECTORY)
+    stored = store(log, B, b"b", parent=DIRECTORY)
     if aside == "withheld":
         removal.last_error = WITHHELD
         log.park(removal)
@@ -257,7 +267,9 @@ def test_who_waits_for_a_directory_does_not_wait_for_what_may_stay_away_for_days
 def test_looking_for_what_may_be_left_out_takes_a_few_steps_per_operation(
     log: OperationLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that were all rewritten before the drain began: walking each one's window would take n²/2 steps."""
+    """Files that were all rewritten before the drain began: walking each one's window would take
+    n²/2 steps.
+    """
     count = 1000
     ops = [store(log, Ino(100 + i % count), b"%d" % i, creates=i < count) for i in range(2 * count)]
     steps = 0
@@ -274,7 +286,8 @@ def test_looking_for_what_may_be_left_out_takes_a_few_steps_per_operation(
 
 
 def test_the_last_window_becomes_one_that_may_be_left_out(log: OperationLog) -> None:
-    first, other = store(log, A, b"a", creates=True), store(log, B, b"b", creates=True)
+    first = store(log, A, b"a", creates=True)
+    other = store(log, B, b"b", creates=True)
     store(log, A, b"a")
     assert left_out(log, first) == []
     unlink(log, B, b"b")
@@ -284,7 +297,8 @@ def test_the_last_window_becomes_one_that_may_be_left_out(log: OperationLog) -> 
 def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "state.db", REAL)
     log = OperationLog(state, REAL.clock)
-    first, second = store(log, A, b"a", creates=True), store(log, B, b"b", creates=True)
+    first = store(log, A, b"a", creates=True)
+    second = store(log, B, b"b", creates=True)
     state.commit()
     assert OperationLog(state, REAL.clock).last_seq == second.seq
     for op in (first, second):

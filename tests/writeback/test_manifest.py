@@ -149,7 +149,8 @@ def test_who_waits_for_the_manifest_does_not_wait_for_its_pause(world: World, ru
                 b"2",
             ):  # the second one finds the writer in its pause after the first
                 world.store("f", data)
-                while world.engine.statistics().counters.persisted_ops != int(data):  # noqa: ASYNC110 - counted by a thread
+                while world.engine.statistics().counters.persisted_ops != int(data):  # noqa: ASYNC110
+                    # counted by a thread
                     await trio.sleep(0.001)
                 began = trio.current_time()
                 await world.engine.recorded()
@@ -167,7 +168,9 @@ def test_who_waits_for_the_manifest_does_not_wait_for_its_pause(world: World, ru
 def test_what_a_lost_node_had_not_written_to_its_manifest_is_known_by_the_file_itself(
     tmp_path: Path, xattrs: bool, status: list[str]
 ) -> None:
-    """The state database is gone with the node; one file was stored again and one was new since the manifest was written last."""
+    """The state database is gone with the node; one file was stored again and one was new since the
+    manifest was written last.
+    """
     (tmp_path / "backing").mkdir()
     lower = BackingDirectory(tmp_path / "backing", "node", REAL)
 
@@ -241,23 +244,28 @@ def test_what_a_killed_worker_left_of_a_writing_is_removed(world: World, run: Ru
 def test_loading_holds_the_lock_for_a_page_at_a_time_and_two_do_not_load_at_once(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A manifest of a million lines was one section of seconds; and a second load brought back what was removed after the first."""
+    """A manifest of a million lines was one section of seconds; and a second load brought back what
+    was removed after the first.
+    """
     digest = "0" * 32
     for i in range(PAGE_ROWS + 10):
         manifest.put((b"f%d" % i,), digest, 1)
     manifest.write()
     lower = manifest._lower
-    state, lock = StateDatabase(tmp_path / "new.db", REAL), threading.RLock()
+    state = StateDatabase(tmp_path / "new.db", REAL)
+    lock = threading.RLock()
     again = Manifest(state, lower, lock, "node")
     sections: list[int] = []
-    change_many, read_own = state.change_many, lower.read_own
+    change_many = state.change_many
+    read_own = lower.read_own
 
     def counting(sql: str, rows: list[tuple[object, ...]]) -> None:
         sections.append(len(rows))
         change_many(sql, rows)
 
     monkeypatch.setattr(state, "change_many", counting)
-    held, reading = threading.Event(), threading.Semaphore(0)
+    held = threading.Event()
+    reading = threading.Semaphore(0)
 
     def slow_read(names: tuple[bytes, ...]) -> bytes:
         reading.release()

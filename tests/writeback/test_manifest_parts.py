@@ -1,4 +1,6 @@
-"""The written form in parts: a change costs one of them, and together they always say what the table says."""
+"""The written form in parts: a change costs one of them, and together they always say what the
+table says.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def table(manifest: Manifest) -> list[bytes]:
 def test_a_change_writes_one_part_and_a_next_worker_writes_what_is_out_of_date(
     tmp_path: Path,
 ) -> None:
-    lower, files = Counting(), 10 * PART_LINES_MAX
+    lower = Counting()
+    files = 10 * PART_LINES_MAX
     manifest = make(tmp_path / "state.db", lower)
     for number in range(files):
         manifest.put(path(number), DIGEST, 1)
@@ -107,7 +110,8 @@ def test_together_they_say_what_the_table_says_wherever_a_writing_is_cut_off(
     tmp_path: Path, number: int
 ) -> None:
     """The worker dies in the middle of a writing, or the node with its table."""
-    chance, lower = random.Random(number), Counting()
+    chance = random.Random(number)
+    lower = Counting()
     manifest = make(tmp_path / "0.db", lower, FEW)
     manifest.load()
     for attempt in range(30):
@@ -141,7 +145,8 @@ def test_together_they_say_what_the_table_says_wherever_a_writing_is_cut_off(
 
 def change(manifest: Manifest, chance: random.Random) -> None:
     """One of what commits do."""
-    one, other = path(chance.randrange(200)), path(chance.randrange(200))
+    one = path(chance.randrange(200))
+    other = path(chance.randrange(200))
     kind = chance.choice(["put"] * 6 + ["remove", "remove below", "move", "move below", "exchange"])
     if kind == "put":
         manifest.put(one, f"{chance.randrange(1 << 32):032x}", 1)

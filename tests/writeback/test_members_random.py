@@ -1,7 +1,9 @@
-"""Random histories of three members that close pointers and shards, die and come back: what is committed in which order.
+"""Random histories of three members that close pointers and shards, die and come back: what is
+committed in which order.
 
-Each member has a log, a gate and a cluster as they are; records lie in memory, clocks are simulated, and the order of commits is the
-simplest that there is. Mutants that forget what other members withhold must be found.
+Each member has a log, a gate and a cluster as they are; records lie in memory, clocks are
+simulated, and the order of commits is the simplest that there is. Mutants that forget what other
+members withhold must be found.
 """
 
 from __future__ import annotations
@@ -264,7 +266,9 @@ def test_without_a_word_about_what_is_withheld_the_order_breaks(tmp_path: Path) 
 
 
 class Narrow(Records):
-    """A mutant: only what has to do with a pointer by its name counts, although all waited for the same member."""
+    """A mutant: only what has to do with a pointer by its name counts, although all waited for the
+    same member.
+    """
 
     def publish(self, record: NodeRecord) -> None:
         held = {key: at for key, at in record.held.items() if key != EVERYBODYS}

@@ -1,4 +1,6 @@
-"""What a pointer on the backing directory names keeps its name while the change of that pointer is withheld."""
+"""What a pointer on the backing directory names keeps its name while the change of that pointer is
+withheld.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ TEXTS = [
 def test_a_directory_keeps_its_name_where_the_pointer_names_it_and_only_there(
     saved: World, run: Run, text: bytes, named: bool
 ) -> None:
-    """Also where its writer named the nodes that it needs: `latest` of another writer led to nothing."""
+    """Also where its writer named the nodes that it needs: `latest` of another writer led to
+    nothing.
+    """
     say(saved, run, text)
     withheld = saved.store("run/latest", b"step-9")
     withhold(saved, run, withheld)
@@ -104,7 +108,9 @@ def test_a_directory_keeps_its_name_where_the_pointer_names_it_and_only_there(
 
 @pytest.mark.clause("S164")
 def test_so_it_is_where_the_change_waits_for_what_is_lost(saved: World, run: Run) -> None:
-    """It may never come; pointers that were closed later are free, and what the old one names stays."""
+    """It may never come; pointers that were closed later are free, and what the old one names
+    stays.
+    """
     say(saved, run, b"step-7")
     withheld = saved.store("run/latest", b"step-9")
     withhold(saved, run, withheld, lost=True)
@@ -117,7 +123,9 @@ def test_so_it_is_where_the_change_waits_for_what_is_lost(saved: World, run: Run
 
 
 def test_what_is_taken_over_has_its_temporary_name_taken(saved: World, run: Run) -> None:
-    """As the last checkpoint of a job is: a number in a temporary name is none that the pointer names."""
+    """As the last checkpoint of a job is: a number in a temporary name is none that the pointer
+    names.
+    """
     say(saved, run, b"step-1")
     withheld = saved.store("run/latest", b"step-5")
     withhold(saved, run, withheld)
@@ -185,7 +193,9 @@ def test_between_two_changes_that_wait_it_may_name_what_is_near_it(saved: World,
 
 @pytest.mark.clause("S161")
 def test_saves_go_on_by_way_of_temporary_names_whatever_waits(saved: World, run: Run) -> None:
-    """A file that gets another name waits for no pointer of which nobody knows what it says: RAM would fill up."""
+    """A file that gets another name waits for no pointer of which nobody knows what it says: RAM
+    would fill up.
+    """
     saved.mkdir("run/last")
     saved.store("run/last/.metadata", b"x" * (TEXT_BYTES_MAX + 1))
     say(saved, run, b"step-7")
@@ -254,7 +264,9 @@ def publish(world: World, checkpoint: str, content: bytes = b"new") -> Op:
 def test_what_replaces_a_withheld_checkpoint_is_a_later_one_of_its_run(
     saved: World, run: Run, later: str, goes: bool
 ) -> None:
-    """Another run's pointer says nothing of this one: step-8 never came, step-7 was removed, and no checkpoint was left."""
+    """Another run's pointer says nothing of this one: step-8 never came, step-7 was removed, and no
+    checkpoint was left.
+    """
     for directory in ("other", "other/step-9", "run/deep", "run/deep/er"):
         saved.mkdir(directory)
     run(saved.drain)
@@ -296,7 +308,9 @@ def test_what_the_old_pointer_names_stays_whatever_came_later(
 def test_others_are_told_of_a_pointer_to_come_until_its_run_has_a_later_one(
     saved: World, run: Run
 ) -> None:
-    """Their removals wait for it: another run's pointer does not say that what it replaces may go."""
+    """Their removals wait for it: another run's pointer does not say that what it replaces may
+    go.
+    """
     gate = saved.engine.gate
     saved.mkdir("other")
     run(saved.drain)

@@ -1,4 +1,6 @@
-"""Whom a pointer waits for, where its writer said so: who takes the words, and what the gate makes of them."""
+"""Whom a pointer waits for, where its writer said so: who takes the words, and what the gate makes
+of them.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_a_pointer_takes_the_words_and_leaves_none(node: Node) -> None:
 
 @clause("S282")
 def test_what_is_said_later_is_for_the_next_pointer(tmp_path: Path) -> None:
-    """Also where the operation is noted anew: by its last close, or by the next worker, which found it in the log."""
+    """Also where the operation is noted anew: by its last close, or by the next worker, which found
+    it in the log.
+    """
     node = Node(tmp_path)
     node.gate.begin()
     op = pointer(node)
@@ -79,7 +83,8 @@ def test_what_is_said_later_is_for_the_next_pointer(tmp_path: Path) -> None:
 def test_an_exchange_has_the_words_of_both_and_one_that_is_taken_back_gives_them_back(
     node: Node,
 ) -> None:
-    one, other = Ino(51), Ino(52)
+    one = Ino(51)
+    other = Ino(52)
     node.log.needs.tell(one, ("b", "c"))
     node.log.needs.tell(other, ("c", "d"))
     both = Op(node.log.last_seq, OpKind.EXCHANGE, one, victim=other)
@@ -122,7 +127,9 @@ def test_good_values(value: bytes, nodes: tuple[str, ...]) -> None:
 
 @clause("S282", "S283")
 def test_only_the_named_nodes_are_asked(node: Node) -> None:
-    """`b` has all persisted, `c` is behind, `d` lost its RAM tier: for a pointer that names `b` neither of these counts."""
+    """`b` has all persisted, `c` is behind, `d` lost its RAM tier: for a pointer that names `b`
+    neither of these counts.
+    """
 
     async def scenario() -> None:
         now = node.log.clock.now()
@@ -177,7 +184,8 @@ def test_a_named_node_that_is_forgotten_somewhere_is_waited_for_no_more(node: No
         node.other(state=NodeState.AWAY, watermark=-math.inf)
         await node.cluster.join()
         await node.cluster.look()
-        named, unknown = pointer(node, "b"), pointer(node, "x", "y")
+        named = pointer(node, "b")
+        unknown = pointer(node, "x", "y")
         await looked(node)
         assert (named.withheld, unknown.withheld) == (True, True)
         del node.records["b"]  # by an operator, on another node

@@ -1,4 +1,5 @@
-"""Random words and pointers, with workers that die in between: each pointer has what was said before it was made, and no other (S282).
+"""Random words and pointers, with workers that die in between: each pointer has what was said
+before it was made, and no other (S282).
 
 Mutants of the gate and of what it keeps, each of which must be found.
 """
@@ -30,7 +31,9 @@ class History:
     """One worker after the other over one state; `said` and `taken` are what must be."""
 
     def __init__(self, directory: Path, rng: random.Random, mutant: type[Gate]) -> None:
-        self._directory, self.rng, self._mutant = directory, rng, mutant
+        self._directory = directory
+        self.rng = rng
+        self._mutant = mutant
         self.said: dict[Ino, tuple[str, ...]] = {}
         self.taken: dict[int, tuple[str, ...]] = {}
         self._begin()
@@ -65,7 +68,8 @@ class History:
         self.state.commit()
 
     def say(self) -> None:
-        ino, nodes = self.rng.choice(INOS), tuple(self.rng.sample(NODES, self.rng.randint(1, 3)))
+        ino = self.rng.choice(INOS)
+        nodes = tuple(self.rng.sample(NODES, self.rng.randint(1, 3)))
         self.said[ino] = nodes
         self.log.needs.tell(ino, nodes)
 

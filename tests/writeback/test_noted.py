@@ -1,4 +1,6 @@
-"""The checksum that is noted at a file holds on when its times are set, and never begins to hold for bytes of others."""
+"""The checksum that is noted at a file holds on when its times are set, and never begins to hold
+for bytes of others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from tests.writeback.world import World
 
 BYTES = b"1" * 100
 PATH = (b"f",)
-STORED_NS, SET_NS = 1_000_000_000, 2_000_000_000
+STORED_NS = 1_000_000_000
+SET_NS = 2_000_000_000
 
 
 def stored(world: World, run: Run) -> None:
@@ -25,7 +28,8 @@ def stored(world: World, run: Run) -> None:
 
 def holds(world: World) -> bool:
     """Whether the file would be compared, and found good if it has its bytes."""
-    note, st = world.lower.note(PATH), world.lower.lstat(PATH)
+    note = world.lower.note(PATH)
+    st = world.lower.lstat(PATH)
     return note is not None and note.is_about(st, 1)
 
 
@@ -60,7 +64,8 @@ def test_a_file_that_others_wrote_to_stays_without_a_note_that_holds(
 ) -> None:
     stored(world, run)
     inode = world.lower.inode("f")
-    inode.content[:], inode.mtime_ns = b"2" * 100, STORED_NS + 5
+    inode.content[:] = b"2" * 100
+    inode.mtime_ns = STORED_NS + 5
     world.setattr("f", mtime_ns=set_ns)
     run(world.drain)
     assert world.lower.lstat(PATH).mtime_ns == set_ns

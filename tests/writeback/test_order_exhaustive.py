@@ -1,9 +1,11 @@
-"""Every history of three calls, and what becomes of at most two of its operations: what the order hands out, in which groups.
+"""Every history of three calls, and what becomes of at most two of its operations: what the order
+hands out, in which groups.
 
-Log, committed tree, gate and order are as they are; the storage is a model that carries out what it is given. The oracle knows no rule of
-the order. It looks at every state in between, and at every state that a loss of power may leave of a group: the pointer names what is
-whole, and one whole checkpoint is there, wherever that was so in all states that the application saw. Retention is off. Orders in which
-one of the rules is left out must be found.
+Log, committed tree, gate and order are as they are; the storage is a model that carries out what it
+is given. The oracle knows no rule of the order. It looks at every state in between, and at every
+state that a loss of power may leave of a group: the pointer names what is whole, and one whole
+checkpoint is there, wherever that was so in all states that the application saw. Retention is off.
+Orders in which one of the rules is left out must be found.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from tests.writeback.world import World
 
 clause = pytest.mark.clause
 CALLS = 3
-A, X, LATEST = Ino(2), Ino(3), Ino(4)
+A = Ino(2)
+X = Ino(3)
+LATEST = Ino(4)
 FIRST_NEW = 10
 CONTENT = b"x"
 POINTER = b"latest"
@@ -58,7 +62,9 @@ class Call:
     victim: Ino = NO_INO
     is_directory: bool = False
     content: tuple[bytes, int] = (b"", 0)
-    """Of a pointer: which directory, and at least which generation lies there; else its generation."""
+    """Of a pointer: which directory, and at least which generation lies there; else its
+    generation.
+    """
 
 
 @dataclass
@@ -200,7 +206,8 @@ class Today:
         return b"" if ino is None else self.storage.content[ino][0]
 
     def load(self, history: Sequence[Call], facts: dict[int, Fact]) -> None:
-        log, tree = self.world.log, self.world.tree
+        log = self.world.log
+        tree = self.world.tree
         for op in list(log):
             log.remove(op)
         for ino in [Ino(number) for number in range(2, FIRST_NEW + CALLS + 1)]:
@@ -252,7 +259,8 @@ class Today:
         return group if len(self.world.log) == before else None
 
     def commit(self, op: Op) -> None:
-        call, tree = self.calls[op.seq], self.world.tree
+        call = self.calls[op.seq]
+        tree = self.world.tree
         place = (op.parent, op.name)
         if call.kind in (OpKind.STORE, OpKind.MKDIR) and not tree.places(op.ino):
             tree.add(op.ino, *place)

@@ -1,4 +1,7 @@
-"""Names in node records: when they are told, and whose records are read while somebody waits. Records in memory."""
+"""Names in node records: when they are told, and whose records are read while somebody waits.
+
+Records in memory.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ def tells(node: Node) -> bool:
 def test_names_are_told_from_the_first_record_on_but_for_a_node_that_is_alone(
     tmp_path: Path,
 ) -> None:
-    """The first record of a new worker, too: who waits for a name would take it for one that nobody has any more."""
+    """The first record of a new worker, too: who waits for a name would take it for one that nobody
+    has any more.
+    """
     node = Node(tmp_path)
     node.cluster._pending = lambda: SHARD
 
@@ -80,7 +85,8 @@ def test_each_record_hashes_under_a_seed_of_its_own(tmp_path: Path) -> None:
 def test_with_many_nodes_what_is_waited_for_is_read_each_time_and_all_in_turn(
     tmp_path: Path,
 ) -> None:
-    node, count = Node(tmp_path, wait_for_peers_s=60.0), 3 * HEARD_MAX
+    node = Node(tmp_path, wait_for_peers_s=60.0)
+    count = 3 * HEARD_MAX
     records = node.records = node.cluster._records = Counted()
 
     async def scenario() -> None:

@@ -100,13 +100,16 @@ def test_a_reader_waits_for_live_nodes_until_they_have_persisted_all_before(
 def test_a_removal_passes_only_when_no_pointer_from_before_is_still_to_come(
     fields: dict[str, object], verdict: Verdict
 ) -> None:
-    """By clocks as far apart as they may be, whatever else waits there; a node of before says nothing of pointers."""
+    """By clocks as far apart as they may be, whatever else waits there; a node of before says
+    nothing of pointers.
+    """
     assert peer_of(record(**fields)).judge(CLOSED, TERMS, removes=True, yields=True) is verdict
 
 
 @clause("S160")
 def test_of_two_pointers_that_wait_for_each_other_exactly_one_goes_first() -> None:
-    ours, theirs = (CLOSED, "a"), (CLOSED, "b")
+    ours = (CLOSED, "a")
+    theirs = (CLOSED, "b")
     passes_here = (
         peer_of(record(watermark=CLOSED, gated=CLOSED)).judge(CLOSED, TERMS) is Verdict.PASSES
     )
@@ -150,7 +153,9 @@ def test_a_measured_difference_counts_where_it_is_larger() -> None:
 
 @pytest.mark.clause("S166")
 def test_a_difference_is_measured_anew_where_the_other_still_goes_by_records_from_before() -> None:
-    """Somebody set our clock back, and it was worked off: the other's best reading of it is older."""
+    """Somebody set our clock back, and it was worked off: the other's best reading of it is
+    older.
+    """
     ahead = peer_of(record(clock=1005.0, heard={"a": 0.02}), clock=1002.0)
     assert ahead.bound_s(TERMS) == pytest.approx(3.0 + 2.0 + 0.5)
 
@@ -244,7 +249,9 @@ class Clocks:
     """A wall clock and one that only runs."""
 
     def __init__(self) -> None:
-        self.wall, self.running, self.boot = 1000.0, 10.0, "boot"
+        self.wall = 1000.0
+        self.running = 10.0
+        self.boot = "boot"
 
     def pass_s(self, seconds: float) -> None:
         self.wall += seconds
@@ -295,7 +302,8 @@ def test_the_next_worker_has_the_same_clock(state: StateDatabase) -> None:
     state.commit()
     following = clocks.clock(state)
     assert (following.now(), following.drift_s) == (told, clock.drift_s)
-    clocks.boot, clocks.running = "another", 1.0
+    clocks.boot = "another"
+    clocks.running = 1.0
     assert clocks.clock(state).now() >= told, "after a reboot too it does not go back"
 
 
@@ -335,7 +343,9 @@ def test_a_record_is_what_was_written() -> None:
     ],
 )
 def test_a_record_with_something_else_in_a_field_is_none(field: str, value: object) -> None:
-    """Whatever somebody wrote there: `ValueError`, which is a record that cannot be read, and no other."""
+    """Whatever somebody wrote there: `ValueError`, which is a record that cannot be read, and no
+    other.
+    """
     found = json.loads(record().to_bytes()) | {field: value}
     with pytest.raises(ValueError, match=r"without|not a valid"):
         NodeRecord.from_bytes(json.dumps(found).encode())

@@ -1,4 +1,6 @@
-"""Removals that wait for other nodes' pointers: what passes them, what has them take their turn, and what others are told meanwhile."""
+"""Removals that wait for other nodes' pointers: what passes them, what has them take their turn,
+and what others are told meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def with_peers(world: World) -> Gate:
 def test_what_lies_behind_much_that_is_left_out_or_waits_is_stored_without_being_asked_for(
     world: World, run: Run, made_and_removed: int, waiting: int
 ) -> None:
-    """One look at the order ends after so many operations; where none of them is to be committed, nobody rings for the next look."""
+    """One look at the order ends after so many operations; where none of them is to be committed,
+    nobody rings for the next look.
+    """
     for number in range(waiting):
         world.store(f"old-{number}", b"old")
     run(world.drain)
@@ -63,11 +67,14 @@ def test_what_lies_behind_much_that_is_left_out_or_waits_is_stored_without_being
 @clause("S160")
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_a_removal_waits_for_nobody_else_does(world: World, run: Run, killed: bool) -> None:
-    """Or two nodes would wait for each other, and clocks decide: another's pointer for what is written here behind the removal."""
+    """Or two nodes would wait for each other, and clocks decide: another's pointer for what is
+    written here behind the removal.
+    """
     world.store("shard", b"old")
     run(world.drain)
     gate = with_peers(world)
-    removal, after = world.unlink("shard"), world.store("next", b"new")
+    removal = world.unlink("shard")
+    after = world.store("next", b"new")
     run(world.run_for, 1.0)
     if killed:
         world.restart()
@@ -90,12 +97,15 @@ def test_what_a_removal_waits_for_nobody_else_does(world: World, run: Run, kille
 def test_what_needs_the_name_of_a_removal_that_waits_has_it_take_its_turn(
     world: World, run: Run
 ) -> None:
-    """As a pointer does: others are told of it, and of the two that wait for each other the earlier one goes first."""
+    """As a pointer does: others are told of it, and of the two that wait for each other the earlier
+    one goes first.
+    """
     for name in ("shard", "other"):
         world.store(name, b"old")
     run(world.drain)
     gate = with_peers(world)
-    needed, unneeded = world.unlink("shard"), world.unlink("other")
+    needed = world.unlink("shard")
+    unneeded = world.unlink("other")
     world.symlink(
         b"new", "shard"
     )  # ready at once: it must not pass in the very group in which the removal is put off
@@ -113,7 +123,9 @@ def test_what_needs_the_name_of_a_removal_that_waits_has_it_take_its_turn(
 
 @clause("S160")
 def test_without_room_a_removal_that_waits_takes_its_turn(world: World, run: Run) -> None:
-    """A pointer of another node may wait for what has no room here, and the removal for that pointer."""
+    """A pointer of another node may wait for what has no room here, and the removal for that
+    pointer.
+    """
     world.store("shard", b"old")
     run(world.drain)
     gate = with_peers(world)
@@ -171,7 +183,9 @@ def test_a_withheld_pointer_holds_no_removals_up_when_a_later_one_is_there(
 
 @clause("S160")
 def test_so_many_removals_that_wait_hide_no_pointer(node: Node) -> None:
-    """Of 257 operations only the oldest 256 are looked at, and these removals wait until others' pointers are there."""
+    """Of 257 operations only the oldest 256 are looked at, and these removals wait until others'
+    pointers are there.
+    """
 
     async def scenario() -> None:
         now = node.log.clock.now()
@@ -196,7 +210,10 @@ def test_so_many_removals_that_wait_hide_no_pointer(node: Node) -> None:
 def test_a_removal_waits_again_in_the_next_worker_which_has_not_looked_for_other_nodes_yet(
     node: Node,
 ) -> None:
-    """A worker that takes over joins nobody: its node never left. What the last one had not let pass was carried out at once."""
+    """A worker that takes over joins nobody: its node never left.
+
+    What the last one had not let pass was carried out at once.
+    """
 
     async def scenario() -> None:
         now = node.log.clock.now()
@@ -220,7 +237,8 @@ def test_a_node_that_left_and_holds_a_pointers_removal_back_can_be_forgotten(nod
         await node.cluster.look()
         node.gate.begin()
         node.now += 1.0
-        removal, pointer = node.remove(b"shard"), node.close(b"latest")
+        removal = node.remove(b"shard")
+        pointer = node.close(b"latest")
         await node.looked()
         assert (node.gate.is_open(removal), removal.withheld, node.gate.is_open(pointer)) == (
             False,
@@ -236,9 +254,12 @@ def test_a_node_that_left_and_holds_a_pointers_removal_back_can_be_forgotten(nod
 
 @clause("S140", "S160")
 def test_with_other_nodes_the_pointers_of_a_checkpoint_go_first(tmp_path: Path, run: Run) -> None:
-    """Each node's guard decides by itself: what another one's pointer names goes when that one is gone, which its guard may hold."""
+    """Each node's guard decides by itself: what another one's pointer names goes when that one is
+    gone, which its guard may hold.
+    """
     world = guarded_world(tmp_path)
-    gate, files = world.engine.gate, (".metadata", *FILES)
+    gate = world.engine.gate
+    files = (".metadata", *FILES)
     save(world, "run/checkpoint-1", files)
     run(world.drain)
     gate.has_peers = True
@@ -274,7 +295,9 @@ def test_with_other_nodes_the_pointers_of_a_checkpoint_go_first(tmp_path: Path, 
 
 
 def test_what_is_kept_aside_because_its_name_is_made_again_counts(tmp_path: Path, run: Run) -> None:
-    """The removal of the directory has become a rename, which the new one of that name waits for."""
+    """The removal of the directory has become a rename, which the new one of that name waits
+    for.
+    """
     world = guarded_world(tmp_path)
     save(world, "run/checkpoint-1")
     run(world.drain)
@@ -297,8 +320,11 @@ def test_what_is_kept_aside_because_its_name_is_made_again_counts(tmp_path: Path
 def test_many_removals_that_yield_are_not_walked_through_at_each_look(
     tmp_path: Path, peers: bool
 ) -> None:
-    """All under the file system's lock, and several times per heartbeat: a job that removes 100,000 shards would stand still for it."""
-    log, looked_at = OperationLog(StateDatabase(tmp_path / "state.sqlite", REAL), REAL.clock), 0
+    """All under the file system's lock, and several times per heartbeat: a job that removes 100,000
+    shards would stand still for it.
+    """
+    log = OperationLog(StateDatabase(tmp_path / "state.sqlite", REAL), REAL.clock)
+    looked_at = 0
 
     def takes_pointer(_op: Op) -> bool:
         nonlocal looked_at
@@ -328,7 +354,9 @@ def test_many_removals_that_yield_are_not_walked_through_at_each_look(
 
 
 def test_what_is_done_behind_something_that_is_parked_is_forgotten(tmp_path: Path) -> None:
-    """The parked one is met first at each look, for days perhaps, and all others are done behind it."""
+    """The parked one is met first at each look, for days perhaps, and all others are done behind
+    it.
+    """
     log = OperationLog(StateDatabase(tmp_path / "state.sqlite", REAL), REAL.clock)
     kept = ToCome(lambda op: log.get(op.seq) is op)
     parked = log.append(OpKind.STORE, Ino(2), parent=ROOT, name=b"shard")

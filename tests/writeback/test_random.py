@@ -1,4 +1,6 @@
-"""Random histories: what becomes visible is always a state that the application had, whatever fails and wherever the worker dies."""
+"""Random histories: what becomes visible is always a state that the application had, whatever fails
+and wherever the worker dies.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,15 @@ class KilledError(BaseException):
 
 
 class Mortal:
-    """A backing directory that outlives the worker: the N-th changing call from now kills it, before or after the call takes effect."""
+    """A backing directory that outlives the worker: the N-th changing call from now kills it,
+    before or after the call takes effect.
+    """
 
     def __init__(self, lower: MemoryLower) -> None:
         self.lower = lower
         self.on_death: Callable[[], None] = lambda: None
-        self._calls_left, self._is_dead = -1, False
+        self._calls_left = -1
+        self._is_dead = False
         self.after = False
 
     @property
@@ -58,7 +63,8 @@ class Mortal:
     @calls_left.setter
     def calls_left(self, calls: int) -> None:
         """For the next life."""
-        self._calls_left, self._is_dead = calls, False
+        self._calls_left = calls
+        self._is_dead = False
 
     def _die(self) -> NoReturn:
         self._is_dead = True
@@ -88,7 +94,8 @@ class Application:
     """Does something that its own history allows."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
-        self.world, self.rng = world, rng
+        self.world = world
+        self.rng = rng
         self._number = 0
 
     def _directories(self) -> list[str]:
@@ -219,11 +226,13 @@ def live_and_die(
     application: Application, mortal: Mortal, lower: MemoryLower, *, rounds: int, calls_max: int
 ) -> None:
     """Some calls, then a death at any call of the drain, or none; and again."""
-    world, rng = application.world, application.rng
+    world = application.world
+    rng = application.rng
     for _round in range(rounds):
         for _ in range(rng.randrange(1, calls_max)):
             application.act()
-        mortal.calls_left, mortal.after = rng.randrange(1, 60), rng.random() < 0.5
+        mortal.calls_left = rng.randrange(1, 60)
+        mortal.after = rng.random() < 0.5
         if not live_until_killed(world, rng) or rng.random() < 0.3:
             lower.descriptors.clear()
             world.restart()
@@ -246,15 +255,14 @@ def test_killed_at_any_call(tmp_path: Path, seed: int) -> None:
 
 
 def faults(rng: random.Random, rate: float, slow_s: float) -> Iterator[Any]:
-    lock, never = threading.Lock(), threading.Event()
+    lock = threading.Lock()
+    never = threading.Event()
 
     def fault(label: str, _path: tuple[bytes, ...]) -> None:
         with lock:
-            fails, delay_s, number = (
-                rng.random() < rate,
-                rng.random() * slow_s,
-                rng.choice(TRANSIENT),
-            )
+            fails = rng.random() < rate
+            delay_s = rng.random() * slow_s
+            number = rng.choice(TRANSIENT)
         if delay_s:
             never.wait(delay_s)  # the backing directory is slow
         if fails and label not in ("lstat", "readlink"):

@@ -1,4 +1,6 @@
-"""A server that dies between a commit and its flush forgets what it did; a later flush that succeeds must not make that "persisted"."""
+"""A server that dies between a commit and its flush forgets what it did; a later flush that
+succeeds must not make that "persisted".
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ Forget = Callable[[], None]
 
 
 class Server:
-    """Dies at the first flush in a directory, and takes what it forgets with it; the next one is there at once."""
+    """Dies at the first flush in a directory, and takes what it forgets with it; the next one is
+    there at once.
+    """
 
     def __init__(
         self, world: World, directory: LowerPath, forget: Forget, *, down_for: int = 0
     ) -> None:
         """`down_for`: so many looks at names fail then."""
-        self._directory, self._forget, self.down_for = directory, forget, down_for
+        self._directory = directory
+        self._forget = forget
+        self.down_for = down_for
         self.died = False
         self.flushed: list[LowerPath] = []
         """By the next one."""
@@ -51,7 +57,8 @@ def _as_before(directory: Inode) -> Forget:
     def forget() -> None:
         directory.children.clear()
         for name, (inode, mode) in before.items():
-            directory.children[name], inode.mode = inode, mode
+            directory.children[name] = inode
+            inode.mode = mode
 
     return forget
 
@@ -195,7 +202,9 @@ def test_the_next_worker_makes_again_what_a_server_forgot(
 def test_no_older_attributes_are_given_while_it_is_looked_what_there_is(
     world: World, run: Run
 ) -> None:
-    """A worker that is killed between two operations of a group has left what the later one says."""
+    """A worker that is killed between two operations of a group has left what the later one
+    says.
+    """
     world.mkdir("d")
     run(world.drain)
     server = Server(world, (b"d",), lambda: None)
@@ -252,7 +261,8 @@ def test_a_directory_that_was_moved_with_what_was_done_in_it(world: World, run: 
     world.mkdir("d")
     world.store("d/x", b"1")
     run(world.drain)
-    inner, outer = _as_before(world.lower.inode("d")), _as_before(world.lower.root)
+    inner = _as_before(world.lower.inode("d"))
+    outer = _as_before(world.lower.root)
     world.rename("d", "e")
     world.rename("e/x", "e/y")
     world.mkdir("e/s")
@@ -270,7 +280,9 @@ def test_a_directory_that_was_moved_with_what_was_done_in_it(world: World, run: 
 
 @clause("S6")
 def test_attributes_that_followed_a_lost_content_come_with_it(world: World, run: Run) -> None:
-    """They were given to a file that is not there any more, by an operation of their own in the same group."""
+    """They were given to a file that is not there any more, by an operation of their own in the
+    same group.
+    """
     world.mkdir("d")
     run(world.drain)
     server = Server(world, (b"d",), _as_before(world.lower.inode("d")))
@@ -330,7 +342,9 @@ def test_what_is_made_again_is_flushed_where_a_flush_succeeded_before(
 
 @clause("S6")
 def test_what_others_have_taken_holds_nothing_up(world: World, run: Run) -> None:
-    """Where a symlink was, somebody has made a directory by then: it cannot be made again, and all else goes on."""
+    """Where a symlink was, somebody has made a directory by then: it cannot be made again, and all
+    else goes on.
+    """
     world.mkdir("d")
     run(world.drain)
     before = _as_before(world.lower.inode("d"))
@@ -369,7 +383,9 @@ def test_a_directory_that_is_not_found_but_listed_is_flushed(world: World, run: 
 def test_what_a_failed_change_has_put_there_is_not_replaced_by_what_was_before(
     world: World, run: Run
 ) -> None:
-    """The first content is looked for after a flush that failed; the second lies there by a rename that was called failed."""
+    """The first content is looked for after a flush that failed; the second lies there by a rename
+    that was called failed.
+    """
     world.mkdir("d")
     run(world.drain)
     renames = 0

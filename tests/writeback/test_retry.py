@@ -44,7 +44,8 @@ def test_delays_double_with_jitter_up_to_the_limit() -> None:
 
 
 def test_transient_failures_are_retried_for_ever_and_shown() -> None:
-    retry, op = policy(), new_op()
+    retry = policy()
+    op = new_op()
     for tries in range(1, 100):
         delay_s = retry.failed(op, error(errno.EIO))
         assert delay_s is not None
@@ -66,7 +67,8 @@ def test_a_failure_is_shown_in_the_words_of_the_log(tmp_path: Path) -> None:
 
 
 def test_refusals_in_a_row_park() -> None:
-    retry, op = policy(), new_op()
+    retry = policy()
+    op = new_op()
     answers = [retry.failed(op, error(errno.EACCES)) for _ in range(PERMANENT_TRIES)]
     assert [answer is None for answer in answers] == [False, False, True]
     assert op.next_attempt_at == 0
@@ -76,7 +78,8 @@ def test_refusals_in_a_row_park() -> None:
 @pytest.mark.parametrize("kind", [OpKind.RENAME, OpKind.RMDIR, OpKind.EXCHANGE])
 def test_a_directory_that_something_is_mounted_on_refuses_to_move(kind: OpKind) -> None:
     """It would hold up all that comes after it, until somebody unmounts."""
-    retry, op = policy(), new_op(kind)
+    retry = policy()
+    op = new_op(kind)
     answers = [retry.failed(op, error(errno.EBUSY)) for _ in range(PERMANENT_TRIES)]
     assert [answer is None for answer in answers] == [False, False, True]
     assert retry.parked_delay_s(op) is not None, "it is tried again by itself"
@@ -85,14 +88,16 @@ def test_a_directory_that_something_is_mounted_on_refuses_to_move(kind: OpKind) 
 
 
 def test_a_transient_failure_in_between_starts_the_count_again() -> None:
-    retry, op = policy(), new_op()
+    retry = policy()
+    op = new_op()
     for number in (errno.EACCES, errno.EACCES, errno.EIO, errno.EACCES, errno.EACCES):
         assert retry.failed(op, error(number)) is not None
     assert retry.failed(op, error(errno.EACCES)) is None
 
 
 def test_refusals_for_another_reason_each_time_are_an_illness() -> None:
-    retry, op = policy(), new_op()
+    retry = policy()
+    op = new_op()
     for number in (errno.EROFS, errno.EINVAL, errno.EISDIR, errno.EACCES, errno.EACCES):
         assert retry.failed(op, error(number)) is not None
     assert retry.failed(op, error(errno.EACCES)) is None

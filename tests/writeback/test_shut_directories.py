@@ -1,4 +1,6 @@
-"""Changes in a directory that shuts the daemon out by then: it is opened for one operation, and shut again whatever comes between."""
+"""Changes in a directory that shuts the daemon out by then: it is opened for one operation, and
+shut again whatever comes between.
+"""
 
 from __future__ import annotations
 
@@ -231,7 +233,9 @@ def test_what_others_have_shut_further_above_stays_shut(tmp_path: Path, run: Run
 def test_a_read_only_directory_gets_another_one_above_it(
     tmp_path: Path, run: Run, exchanged: bool
 ) -> None:
-    """As the guard moves a checkpoint away; whatever is killed in between, it has its mode in the end."""
+    """As the guard moves a checkpoint away; whatever is killed in between, it has its mode in the
+    end.
+    """
     for number in range(100):
         world = made(tmp_path / str(number), run)
         world.mkdir("x")

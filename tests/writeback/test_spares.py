@@ -1,4 +1,6 @@
-"""Files that grow: each version is made of the one before the last, and is whole under its name at every moment."""
+"""Files that grow: each version is made of the one before the last, and is whole under its name at
+every moment.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ from tests.writeback.test_random import (
 )
 from tests.writeback.world import World
 
-SIZE, PIECE = 1 << 20, b"one line more\n"
+SIZE = 1 << 20
+PIECE = b"one line more\n"
 CHEAP = 4 * len(PIECE)
 Body = Callable[["Growing"], Awaitable[Any]]
 
@@ -42,7 +45,9 @@ class Growing:
     """A log that grows and is stored, over and over, in one run of the engine."""
 
     def __init__(self, world: World, path: str = "log") -> None:
-        self.world, self.path, self.data = world, path, b""
+        self.world = world
+        self.path = path
+        self.data = b""
 
     async def store(self, data: bytes, **meta: int) -> int:
         """Returns how many bytes went to the backing directory."""
@@ -129,7 +134,8 @@ async def write_to_the_spare(log: Growing) -> int:
     """A program on the storage's side has had the file open since it lay under its name."""
     (name,) = log.world.lower.list_staging()
     inode = log.world.lower.inode(f".acpfs/staging/node/{name}")
-    inode.content[:3], inode.mtime_ns = b"!!!", inode.mtime_ns + 1
+    inode.content[:3] = b"!!!"
+    inode.mtime_ns = inode.mtime_ns + 1
     return await log.grow()
 
 
@@ -182,7 +188,8 @@ def test_what_is_no_growth_is_streamed_whole(world: World, change: Body) -> None
 
 async def write_natively(log: Growing) -> None:
     inode = log.world.lower.inode(log.path)
-    inode.content[:3], inode.mtime_ns = b"!!!", inode.mtime_ns + 1
+    inode.content[:3] = b"!!!"
+    inode.mtime_ns = inode.mtime_ns + 1
 
 
 async def replace_natively(log: Growing) -> None:
@@ -251,7 +258,9 @@ def test_a_full_backing_directory_gets_the_room_of_spares_back(world: World) -> 
 
 @pytest.mark.clause("S231")
 def test_a_spare_is_written_to_only_when_a_crash_cannot_bring_it_back(world: World) -> None:
-    """Until the rename that replaced it is flushed, the storage may come up again with it under its name."""
+    """Until the rename that replaced it is flushed, the storage may come up again with it under its
+    name.
+    """
 
     def unflushed(label: str, path: tuple[bytes, ...]) -> None:
         if label == "fsync directory" and not path:
@@ -259,7 +268,8 @@ def test_a_spare_is_written_to_only_when_a_crash_cannot_bring_it_back(world: Wor
 
     async def body(log: Growing) -> None:
         await log.begin()
-        replaced, before = world.lower.inode("log"), log.data
+        replaced = world.lower.inode("log")
+        before = log.data
         world.lower.fault = unflushed
         for number in (1, 2, 3):
             world.store("log", before + PIECE * number)
@@ -276,7 +286,9 @@ def test_a_spare_is_written_to_only_when_a_crash_cannot_bring_it_back(world: Wor
 
 @pytest.mark.clause("S230")
 def test_a_version_given_up_before_its_commit_is_no_loss(world: World) -> None:
-    """A log that is synced all the time: the newer version replaces the one that is staged, or being streamed."""
+    """A log that is synced all the time: the newer version replaces the one that is staged, or
+    being streamed.
+    """
 
     async def body(log: Growing) -> None:
         await log.begin()
@@ -308,7 +320,9 @@ def test_a_version_given_up_before_its_commit_is_no_loss(world: World) -> None:
 
 @pytest.mark.clause("S233")
 def test_a_version_given_up_leaves_nothing_if_it_had_not_grown(world: World) -> None:
-    """A checkpoint that is written over again and again is no log, and no room is spent on what it might have been."""
+    """A checkpoint that is written over again and again is no log, and no room is spent on what it
+    might have been.
+    """
 
     def held(label: str, path: tuple[bytes, ...]) -> None:
         if label == "mkdir" and path == (b"before",):
@@ -359,7 +373,8 @@ async def let_it_be(_log: Growing) -> None:
 
 async def write_to_it(log: Growing) -> None:
     inode = log.world.lower.inode(log.path)
-    inode.content[:3], inode.mtime_ns = b"!!!", inode.mtime_ns + 1
+    inode.content[:3] = b"!!!"
+    inode.mtime_ns = inode.mtime_ns + 1
 
 
 @pytest.mark.clause("S411")
@@ -382,7 +397,9 @@ def test_nothing_is_written_over_where_links_are_not_counted(world: World) -> No
 
 @pytest.mark.clause("S411")
 def test_two_names_of_one_file_are_no_rename_that_failed(world: World) -> None:
-    """The staging file has its place already, under both names: the one of the staging area goes, and the order goes on."""
+    """The staging file has its place already, under both names: the one of the staging area goes,
+    and the order goes on.
+    """
     world.lower.features = dataclasses.replace(world.lower.features, link_counts=False)
 
     def linked(label: str, path: LowerPath) -> None:
@@ -455,7 +472,8 @@ def test_attributes_of_an_older_version_do_not_come_back(tmp_path: Path) -> None
     (tmp_path / "backing").mkdir()
     directory = BackingDirectory(tmp_path / "backing", "node", REAL)
     world = World(tmp_path, directory)
-    file, seen = tmp_path / "backing" / "log", []
+    file = tmp_path / "backing" / "log"
+    seen = []
 
     def gone(op: Op) -> bool:
         return world.log.get(op.seq) is None
@@ -514,7 +532,9 @@ def test_attributes_of_an_older_version_do_not_come_back(tmp_path: Path) -> None
 def test_nor_does_its_checksum_where_the_version_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody believes the note as long as the times differ; but a program may set them to what they were."""
+    """Nobody believes the note as long as the times differ; but a program may set them to what they
+    were.
+    """
     monkeypatch.setattr(source, "HOLES_HASHED_BYTES_MAX", SIZE)
     (tmp_path / "backing").mkdir()
     directory = BackingDirectory(tmp_path / "backing", "node", REAL)
@@ -646,7 +666,8 @@ def test_at_random_with_kills_at_any_call(
     world = World(tmp_path, mortal)
     application = Loggers(world, rng)
     for _round in range(8):
-        mortal.calls_left, mortal.after = rng.randrange(1, 300), rng.random() < 0.5
+        mortal.calls_left = rng.randrange(1, 300)
+        mortal.after = rng.random() < 0.5
         try:
             trio.run(live, world, application, rng, 40, clock=MockClock(autojump_threshold=0))
         except BaseException as killed:

@@ -127,7 +127,9 @@ def test_no_operation_is_set_aside_twice(world: World, now: Aside, then: Aside) 
 def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(
     world: World, run: Run
 ) -> None:
-    """Found by reading: a look that failed had the operation be one that nothing was done for, and what was folded in was never given."""
+    """Found by reading: a look that failed had the operation be one that nothing was done for, and
+    what was folded in was never given.
+    """
     world.mkdir("d")
     run(world.drain)
     op = world.setattr("d", permissions=0o700)
@@ -148,7 +150,9 @@ def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(
 def test_what_was_not_handed_over_is_in_no_doubt(
     world: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by the table of steps: a look at moves before it failed, and from then on only carrying it out was certain."""
+    """Found by the table of steps: a look at moves before it failed, and from then on only carrying
+    it out was certain.
+    """
     world.mkdir("d")
     op = world.log.front(1)[0]
     looks = FailNth("look", 1, errno.EIO)

@@ -1,4 +1,6 @@
-"""Nodes one after the other: what a delay is, what ends it, and what becomes of one that brings nothing."""
+"""Nodes one after the other: what a delay is, what ends it, and what becomes of one that brings
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_off_by_default() -> None:
 
 @pytest.mark.clause("S167")
 def test_the_first_save_measures_and_the_delay_grows_with_the_place() -> None:
-    first, middle, last = Saves(100.0, 0.0), Saves(100.0, 0.5), Saves(100.0, 0.99)
+    first = Saves(100.0, 0.0)
+    middle = Saves(100.0, 0.5)
+    last = Saves(100.0, 0.99)
     assert [one.save(lambda _delay_s: 10.0) for one in (first, middle, last)] == [0, 0, 0]
     delays = [one.save(lambda _delay_s: 1.0) for one in (first, middle, last)]
     assert delays[0] == 0 < delays[1] < delays[2] <= 10

@@ -27,7 +27,9 @@ from tests.writeback.world import World, verified
 
 
 class KilledError(BaseException):
-    """The worker ends here; no handler of the engine takes it for an answer of the backing directory."""
+    """The worker ends here; no handler of the engine takes it for an answer of the backing
+    directory.
+    """
 
 
 def files(world: World, count: int, directory: str = "d") -> list[str]:
@@ -64,7 +66,8 @@ class CountingLock:
     """The file system's lock, and how often it was taken."""
 
     def __init__(self) -> None:
-        self.lock, self.taken = threading.RLock(), 0
+        self.lock = threading.RLock()
+        self.taken = 0
 
     def __enter__(self) -> bool:
         self.taken += 1
@@ -75,7 +78,10 @@ class CountingLock:
 
 
 def test_how_often_a_small_file_takes_the_lock(world: World, run: Run) -> None:
-    """Each time its thread stands in line with all others. It was 13 times when a stream ended in a section of its own."""
+    """Each time its thread stands in line with all others.
+
+    It was 13 times when a stream ended in a section of its own.
+    """
     lock = CountingLock()
     world.lock = lock  # type: ignore[assignment]
     world.restart()
@@ -248,7 +254,8 @@ def test_a_directory_that_lies_elsewhere_at_the_end_is_told(tmp_path: Path) -> N
         with lower.keeping_directories():
             lower.rename((b"a", b"file"), (b"a", b"other"))
             assert lower.lstat((b"a", b"other")).size == 0
-        with pytest.raises(OSError) as raised, lower.keeping_directories():  # noqa: PT012 - it is the end that raises
+        with pytest.raises(OSError) as raised, lower.keeping_directories():  # noqa: PT012
+            # it is the end that raises
             lower.lstat((b"a", b"other"))
             (tmp_path / "a").rename(tmp_path / "b")
             (tmp_path / "a").mkdir()

@@ -1,4 +1,6 @@
-"""How many small files are streamed at a time: as many as wait for the backing directory, and no more than that."""
+"""How many small files are streamed at a time: as many as wait for the backing directory, and no
+more than that.
+"""
 
 from __future__ import annotations
 

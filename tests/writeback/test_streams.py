@@ -1,4 +1,6 @@
-"""Streams: changes under way, holes, hung and slow backing directories; over real threads where that matters."""
+"""Streams: changes under way, holes, hung and slow backing directories; over real threads where
+that matters.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def copy_aside(world: World, op: Op) -> TierId:
     """As the file system does before it changes bytes of a version."""
     assert op.version is not None
     with world.lock:
-        old, new = op.version.tier_id, world.tier.create()
+        old = op.version.tier_id
+        new = world.tier.create()
         world.tier.copy(old, new, op.version.size)
         op.version.tier_id = new
         world.log.save_version(op.version)
@@ -113,9 +116,12 @@ def test_missing_bytes_are_an_alarm_and_never_a_hole(world: World, run: Run, the
 def test_a_file_cut_while_its_stream_begins_is_no_alarm(
     world: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The size is of the file that was opened, whoever has moved the version elsewhere and cut the file meanwhile."""
+    """The size is of the file that was opened, whoever has moved the version elsewhere and cut the
+    file meanwhile.
+    """
     op = world.store("f", b"1" * 100)
-    fstat, read_long = os.fstat, world.tier.read_long
+    fstat = os.fstat
+    read_long = world.tier.read_long
     opened: list[int] = []
 
     def read_noted(tier_id: TierId) -> int:
@@ -143,7 +149,9 @@ def test_a_file_cut_while_its_stream_begins_is_no_alarm(
 def test_what_was_copied_in_vain_for_want_of_room_takes_none(
     world: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Removing it does not give its room back at once everywhere: on MooseFS tries would fill what others free."""
+    """Removing it does not give its room back at once everywhere: on MooseFS tries would fill what
+    others free.
+    """
     made: list[Inode] = []
     create = world.lower.create_staging
 
@@ -167,7 +175,8 @@ def test_holes_stay_holes(tmp_path: Path, run: Run, layout: str) -> None:
     world = World(tmp_path, directory)
     op = world.store("f", b"")
     assert op.version is not None
-    expected, piece = b"", 4 * MiB
+    expected = b""
+    piece = 4 * MiB
     fd = world.tier.open(op.version.tier_id)
     for part in layout.split():
         if part == "data":
@@ -244,7 +253,8 @@ class TestHung:
     def test_one_hung_file_does_not_stop_the_others_being_staged_and_all_goes_on_afterwards(
         self, tmp_path: Path
     ) -> None:
-        hung, release = threading.Event(), threading.Event()
+        hung = threading.Event()
+        release = threading.Event()
 
         def hang(label: str, path: tuple[bytes, ...]) -> None:
             if label == "create" and not hung.is_set():
@@ -325,7 +335,8 @@ def test_bandwidth_can_be_lifted_while_streams_wait(tmp_path: Path) -> None:
 
 
 def test_failed_removals_of_staging_files_are_repeated(world: World, run: Run) -> None:
-    write, unlink = FailNth("write", 1, errno.EIO), FailNth("unlink", 1, errno.EIO)
+    write = FailNth("write", 1, errno.EIO)
+    unlink = FailNth("unlink", 1, errno.EIO)
 
     def both(label: str, path: tuple[bytes, ...]) -> None:
         write(label, path)
@@ -343,7 +354,8 @@ def test_failed_removals_of_staging_files_are_repeated(world: World, run: Run) -
 def test_a_staging_file_that_cannot_be_removed_does_not_keep_the_drain_from_ending(
     world: World, run: Run
 ) -> None:
-    write, unlink = FailNth("write", 1, errno.EIO), FailNth("unlink", 1, errno.EIO, times=0)
+    write = FailNth("write", 1, errno.EIO)
+    unlink = FailNth("unlink", 1, errno.EIO, times=0)
 
     def both(label: str, path: tuple[bytes, ...]) -> None:
         write(label, path)

@@ -96,7 +96,9 @@ def test_what_waits_for_other_nodes_says_so(world: World, run: Run) -> None:
 def test_what_the_order_passed_over_is_what_people_are_told(
     world: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One function decides and tells: a verdict that is given to the order shows in `status`, and holds the operation."""
+    """One function decides and tells: a verdict that is given to the order shows in `status`, and
+    holds the operation.
+    """
     order = world.engine._order
     verdict = order._verdict
     monkeypatch.setattr(
@@ -112,7 +114,8 @@ def test_what_the_order_passed_over_is_what_people_are_told(
 @pytest.mark.parametrize("aside", Aside)
 def test_there_are_words_for_each(world: World, aside: Aside) -> None:
     op = world.mkdir("d")
-    op.aside, op.held_for = aside, Why.TOUCHES_HELD
+    op.aside = aside
+    op.held_for = Why.TOUCHES_HELD
     assert why(world, op)
 
 

@@ -1,4 +1,6 @@
-"""Files that another node removes or replaces: this node's client answers ESTALE for as long as it remembers the old one."""
+"""Files that another node removes or replaces: this node's client answers ESTALE for as long as it
+remembers the old one.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_a_handle_that_stays_stale_is_told(stored: World, monkeypatch: pytest.Mo
 @pytest.mark.clause("S218")
 @pytest.mark.parametrize("taking", ["unlink", "rename", "rename its directory", "exchange"])
 def test_what_is_just_deleted_or_renamed_is_not_missing(stored: World, taking: str) -> None:
-    """Its name goes on the backing directory before its record does, and the operation may hang between the two."""
+    """Its name goes on the backing directory before its record does, and the operation may hang
+    between the two.
+    """
     if taking == "unlink":
         stored.unlink("d/f")
     elif taking == "exchange":

@@ -1,4 +1,6 @@
-"""What one member withholds, and who has to do with it: keys, judgements, and what is told of it."""
+"""What one member withholds, and who has to do with it: keys, judgements, and what is told of
+it.
+"""
 
 from __future__ import annotations
 
@@ -276,7 +278,8 @@ def test_what_an_earlier_incarnation_has_made_is_told_on(tmp_path: Path) -> None
 def test_of_two_members_not_both_find_that_the_others_was_first(ahead_s: float) -> None:
     """B's clock is ahead by so much. Whatever the two stamps, one at most waits for the other."""
     for apart_s in (-2.0, -0.3, -0.001, 0.0, 0.001, 0.3, 2.0):
-        ours, theirs = CLOSED, CLOSED + ahead_s + apart_s
+        ours = CLOSED
+        theirs = CLOSED + ahead_s + apart_s
         b = peer_of(clock=1002.0 + ahead_s - 0.01, held={"k": theirs}, heard={"a": -ahead_s - 0.01})
         a = Peer("a", 0.0)
         record = NodeRecord("a", clock=1002.0 - 0.01, watermark=1002.0, held={"k": ours})
@@ -348,7 +351,10 @@ def test_a_pointer_whose_writer_named_its_nodes_waits_for_its_own_name_alone(nod
 def test_what_a_node_that_was_not_named_withholds_under_its_name_comes_first(
     node: Node, name: str, fields: dict[str, Any], waits: bool
 ) -> None:
-    """Else `latest` goes back when the node that all wait for is back. Nothing else of that node is waited for."""
+    """Else `latest` goes back when the node that all wait for is back.
+
+    Nothing else of that node is waited for.
+    """
 
     async def scenario() -> None:
         now = node.log.clock.now()
@@ -391,7 +397,9 @@ def test_what_waits_for_what_is_lost_is_told_to_nobody(node: Node) -> None:
 
 @clause("S161")
 def test_who_drains_gives_a_node_that_withholds_time_to_tell_anew(node: Node, run: Run) -> None:
-    """It may go by a look of its own from before the missing node's return: `flush` would say "withheld" of what goes in a moment."""
+    """It may go by a look of its own from before the missing node's return: `flush` would say
+    "withheld" of what goes in a moment.
+    """
 
     async def scenario() -> None:
         withheld_elsewhere(node)
@@ -424,7 +432,9 @@ def test_who_drains_gives_a_node_that_withholds_time_to_tell_anew(node: Node, ru
 def test_what_becomes_a_pointer_by_a_rename_is_not_there_before_that_may_be(
     world: World, run: Run
 ) -> None:
-    """Found by attack: another node's file took its place under the temporary name, and was renamed in its stead."""
+    """Found by attack: another node's file took its place under the temporary name, and was renamed
+    in its stead.
+    """
     gate = world.engine.gate
     gate.begin()
     world.mkdir("run")

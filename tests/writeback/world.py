@@ -1,6 +1,8 @@
-"""A write-back engine with everything below it real but the backing directory, and a small model of the layer above.
+"""A write-back engine with everything below it real but the backing directory, and a small model of
+the layer above.
 
-`World` logs operations as the file system would and remembers the states that the application saw, in order.
+`World` logs operations as the file system would and remembers the states that the application saw,
+in order.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ T = TypeVar("T")
 
 
 class InlinePool(CallPool):
-    """Runs each call at once in the caller's thread: with trio's virtual clock everything becomes deterministic."""
+    """Runs each call at once in the caller's thread: with trio's virtual clock everything becomes
+    deterministic.
+    """
 
     def submit(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -206,7 +210,8 @@ class World:
     def assemble(self) -> None:
         """Put the parts together over whatever lies in the directory."""
         self.state = StateDatabase(self.directory / "state.db", REAL)
-        self.log, self.tree = OperationLog(self.state, REAL.clock), LowerTree(self.state)
+        self.log = OperationLog(self.state, REAL.clock)
+        self.tree = LowerTree(self.state)
         self.tier = Tier(self.directory / "tier", 1 << 40, REAL, when_safe=self.state.after_commit)
         self.listener = ListenerDouble(self)
         self.manifest = Manifest(self.state, self.lower, self.lock, "node")
@@ -236,7 +241,9 @@ class World:
         self.assemble()
 
     def die(self) -> None:
-        """Nothing of this worker reaches the state database any more, whatever its threads and tasks still do as they unwind."""
+        """Nothing of this worker reaches the state database any more, whatever its threads and
+        tasks still do as they unwind.
+        """
         with self.lock:
             self.state.abandon(RuntimeError("kill -9"))
 
@@ -318,7 +325,8 @@ class World:
         return self._append(OpKind.RMDIR, self._gone(path), **place)
 
     def rename(self, source: str, target: str) -> Op:
-        old, new = self._place(source), self._place(target)
+        old = self._place(source)
+        new = self._place(target)
         victim = self._gone(target) if target in self.inos else NO_INO
         ino = self.inos[source]
         _rename(self.inos, source, target)
@@ -328,8 +336,10 @@ class World:
         )
 
     def exchange(self, a: str, b: str) -> Op:
-        place_a, place_b = self._place(a), self._place(b)
-        ino_a, ino_b = self.inos[a], self.inos[b]
+        place_a = self._place(a)
+        place_b = self._place(b)
+        ino_a = self.inos[a]
+        ino_b = self.inos[b]
         self.inos[a], self.inos[b] = self.inos[b], self.inos[a]
         if a in self.contents and b in self.contents:
             self.contents[a], self.contents[b] = self.contents[b], self.contents[a]
@@ -345,7 +355,8 @@ class World:
         )
 
     def link(self, source: str, target: str) -> Op:
-        self.inos[target], self.contents[target] = self.inos[source], self.contents[source]
+        self.inos[target] = self.inos[source]
+        self.contents[target] = self.contents[source]
         return self._append(OpKind.LINK, self.inos[source], **self._place(target))
 
     def symlink(self, target: bytes, path: str) -> Op:

@@ -1,4 +1,6 @@
-"""`acpfs deploy dashboard`: a dashboard for Grafana, made from the table of metrics, so that no panel names one that does not exist."""
+"""`acpfs deploy dashboard`: a dashboard for Grafana, made from the table of metrics, so that no
+panel names one that does not exist.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import click
 
 from acpfs.control.metric_table import HEALTH_STATES, PREFIX
 
-WIDTH, HEIGHT = 24, 8
+WIDTH = 24
+HEIGHT = 8
 """Grafana's columns, and a panel's rows."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WHERE = 'mount=~"$mount",node=~"$node"'
@@ -34,7 +37,10 @@ def _rate(name: str) -> str:
 
 
 def _quantile(share: float, name: str) -> str:
-    return f"histogram_quantile({share}, sum by (le, mount) (rate({PREFIX}{name}_seconds_bucket{{@}}[$__rate_interval])))"
+    return (
+        f"histogram_quantile({share}, sum by (le, mount) "
+        f"(rate({PREFIX}{name}_seconds_bucket{{@}}[$__rate_interval])))"
+    )
 
 
 def _gauge(name: str) -> str:
@@ -223,7 +229,8 @@ def dashboard(title: str) -> dict[str, Any]:
                 "panels": [],
             }
         )
-        height, width = HEIGHT // 2 if row[0].is_stat else HEIGHT, WIDTH // len(row)
+        height = HEIGHT // 2 if row[0].is_stat else HEIGHT
+        width = WIDTH // len(row)
         for number, panel in enumerate(row):
             place = {"x": number * width, "y": y + 1, "w": width, "h": height}
             panels.append(_panel(panel) | {"id": len(panels) + 1, "gridPos": place})
@@ -295,5 +302,7 @@ def _choice(label: str) -> dict[str, Any]:
 @click.command("dashboard")
 @click.option("--title", default="acpfs", show_default=True, help="Title in Grafana.")
 def command(title: str) -> None:
-    """Print a dashboard for Grafana, to be imported or provisioned; it asks for the Prometheus that has the metrics."""
+    """Print a dashboard for Grafana, to be imported or provisioned; it asks for the Prometheus that
+    has the metrics.
+    """
     click.echo(json.dumps(dashboard(title), indent=2))

@@ -1,4 +1,6 @@
-"""`acpfs deploy kubernetes`: manifests made of the settings of a mount, which are checked as `acpfs mount` checks them."""
+"""`acpfs deploy kubernetes`: manifests made of the settings of a mount, which are checked as `acpfs
+mount` checks them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from acpfs.config import Settings, load_settings
 from acpfs.errors import ConfigError
 
 DAEMON_BYTES = 1 << 30
-"""Beside the RAM tier: what worker, template and supervisor take, and the page cache of what they read; half of it is usual."""
+"""Beside the RAM tier: what worker, template and supervisor take, and the page cache of what they
+read; half of it is usual.
+"""
 UNMOUNT_S = 60
 """After the drain: until the last file is closed and the mount is gone."""
 METRICS_PORT = 9311
@@ -66,7 +70,8 @@ def check(settings: Settings) -> None:
     ]
     if not isinstance(settings.ram, int):
         complaints.append(
-            "ram must be a size such as 64G here: the scheduler must know it, and a share would be one of the container's limit"
+            "ram must be a size such as 64G here: the scheduler must know it, and a share would "
+            "be one of the container's limit"
         )
     for name in ARGUMENTS:
         path = str(getattr(settings, name))
@@ -74,7 +79,8 @@ def check(settings: Settings) -> None:
             complaints.append(f"{name} = {path!r}: must be an absolute path without `.` and `..`")
     if posixpath.dirname(str(settings.mountpoint)) == "/":
         complaints.append(
-            f"mountpoint = {str(settings.mountpoint)!r}: the directory above it is handed to the pods, and cannot be /"
+            f"mountpoint = {str(settings.mountpoint)!r}: the directory above it is handed to the "
+            "pods, and cannot be /"
         )
     if complaints:
         raise ConfigError("; ".join(complaints))
@@ -92,13 +98,12 @@ def values_of(settings: Settings, cluster: KubernetesCluster) -> dict[str, Any]:
     }
     backing = str(settings.backing)
     if cluster.claim:
-        volume, propagation = f"persistentVolumeClaim: {{claimName: {scalar(cluster.claim)}}}", ""
+        volume = f"persistentVolumeClaim: {{claimName: {scalar(cluster.claim)}}}"
+        propagation = ""
     else:
         # as the node has it, also when its file system is mounted anew
-        volume, propagation = (
-            f"hostPath: {{path: {scalar(backing)}, type: Directory}}",
-            ", mountPropagation: HostToContainer",
-        )
+        volume = f"hostPath: {{path: {scalar(backing)}, type: Directory}}"
+        propagation = ", mountPropagation: HostToContainer"
     return {
         "version": __version__,
         "name": scalar(cluster.name),
@@ -171,31 +176,88 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> str
     params=[
         click.Argument(["backing"], required=False, type=FILE_PATH),
         click.Argument(["mountpoint"], required=False, type=str),
-        click.Option(["--image"], required=True, metavar="IMAGE", help="Container image with acpfs (see `acpfs deploy containerfile`)."),
-        click.Option(["--claim"], default="", metavar="NAME", help="The PersistentVolumeClaim (ReadWriteMany) with the checkpoints, "
-                     "in the same namespace; without it BACKING is a directory of the node."),
-        click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", help="Read settings from this TOML file."),
-        click.Option(["--name"], default="acpfs", show_default=True, callback=_name, help="Name of all objects."),
+        click.Option(
+            ["--image"],
+            required=True,
+            metavar="IMAGE",
+            help=("Container image with acpfs (see `acpfs deploy containerfile`)."),
+        ),
+        click.Option(
+            ["--claim"],
+            default="",
+            metavar="NAME",
+            help="The PersistentVolumeClaim "
+            "(ReadWriteMany) with the "
+            "checkpoints, "
+            "in the same namespace; without it BACKING is a directory of the node.",
+        ),
+        click.Option(
+            ["--config"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Read settings from this TOML file.",
+        ),
+        click.Option(
+            ["--name"],
+            default="acpfs",
+            show_default=True,
+            callback=_name,
+            help="Name of all objects.",
+        ),
         click.Option(["--namespace"], default="acpfs", show_default=True, callback=_name),
-        click.Option(["--node", "nodes"], multiple=True, callback=_selector, metavar="LABEL=VALUE", help="Use only nodes with this label."),
-        click.Option(["--nodes-at-once"], default="10%", show_default=True, callback=_share, help="Nodes to change at a time."),
+        click.Option(
+            ["--node", "nodes"],
+            multiple=True,
+            callback=_selector,
+            metavar="LABEL=VALUE",
+            help="Use only nodes with this label.",
+        ),
+        click.Option(
+            ["--nodes-at-once"],
+            default="10%",
+            show_default=True,
+            callback=_share,
+            help="Nodes to change at a time.",
+        ),
         click.Option(["--priority-class"], default="system-node-critical", show_default=True),
-        click.Option(["--cpu"], default="2", show_default=True, help="CPU request; there is no limit."),
-        click.Option(["--inside"], is_flag=True, help="Mount in the job's own container, for clusters that forbid Bidirectional."),
-        click.Option(["--fuse-resource"], default="devices.example/fuse", show_default=True, help="With --inside: what the device plug-in "
-                     "for /dev/fuse calls it."),
-        click.Option(["--monitor/--no-monitor"], default=True, show_default=True, help="Add a PodMonitor for the Prometheus operator."),
-        click.Option(["--example/--no-example"], default=True, show_default=True, help="Add an example of a job."),
+        click.Option(
+            ["--cpu"], default="2", show_default=True, help="CPU request; there is no limit."
+        ),
+        click.Option(
+            ["--inside"],
+            is_flag=True,
+            help=("Mount in the job's own container, for clusters that forbid Bidirectional."),
+        ),
+        click.Option(
+            ["--fuse-resource"],
+            default="devices.example/fuse",
+            show_default=True,
+            help="With --inside: what the device plug-in for /dev/fuse calls it.",
+        ),
+        click.Option(
+            ["--monitor/--no-monitor"],
+            default=True,
+            show_default=True,
+            help=("Add a PodMonitor for the Prometheus operator."),
+        ),
+        click.Option(
+            ["--example/--no-example"],
+            default=True,
+            show_default=True,
+            help="Add an example of a job.",
+        ),
         *setting_options(),
     ],
-)  # fmt: skip
+)
 def command(
     config: Path | None, inside: bool, monitor: bool, example: bool, **options: Any
 ) -> None:
-    """Print manifests for acpfs with BACKING at MOUNTPOINT on each node, and an example of a job that uses it.
+    """Print manifests for acpfs with BACKING at MOUNTPOINT on each node, and an example of a job
+    that uses it.
 
-    Settings are those of `acpfs mount`, as options or from a file, and go into a ConfigMap. MOUNTPOINT is a path of the node and of the
-    pods; the directory above it is handed to them. `ram` must be a size.
+    Settings are those of `acpfs mount`, as options or from a file, and go into a ConfigMap.
+    MOUNTPOINT is a path of the node and of the pods; the directory above it is handed to them.
+    `ram` must be a size.
     """
     known = {field.name for field in attrs.fields(KubernetesCluster)} - {"metrics_port"}
     words = {name: value for name, value in options.items() if name in known}

@@ -66,7 +66,10 @@ def plain_path(_context: click.Context, parameter: click.Parameter, value: str) 
 @click.option(
     "--required",
     is_flag=True,
-    help="Fail the prolog without acpfs, so that Slurm requeues the job; else jobs save directly to BACKING.",
+    help=(
+        "Fail the prolog without acpfs, so that Slurm requeues the job; else jobs save directly "
+        "to BACKING."
+    ),
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def command(
@@ -79,7 +82,8 @@ def command(
     required: bool,
     force: bool,
 ) -> None:
-    """Write Slurm's Prolog, Epilog and TaskProlog for BACKING at MOUNTPOINT, and print what slurm.conf needs.
+    """Write Slurm's Prolog, Epilog and TaskProlog for BACKING at MOUNTPOINT, and print what
+    slurm.conf needs.
 
     Changes nothing outside of DIR.
     """

@@ -1,4 +1,7 @@
-"""The templates below `acpfs/deploy`: text with `@{name}`, readable as what it will be. Values are quoted as YAML where they need it."""
+"""The templates below `acpfs/deploy`: text with `@{name}`, readable as what it will be.
+
+Values are quoted as YAML where they need it.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,17 @@ def filled(name: str, values: Mapping[str, object]) -> str:
 
 
 def scalar(value: str) -> str:
-    """A string as YAML has it: bare where it cannot be taken for anything else, else in quotes, which JSON and YAML share."""
+    """A string as YAML has it: bare where it cannot be taken for anything else, else in quotes,
+    which JSON and YAML share.
+    """
     bare = _PLAIN.fullmatch(value) is not None and value.lower() not in _WORDS_OF_YAML
     return value if bare else json.dumps(value)
 
 
 def toml(values: Mapping[str, Any]) -> str:
-    """Settings as a file of acpfs has them: texts, numbers, truth values and lists of texts, which TOML writes as JSON does."""
+    """Settings as a file of acpfs has them: texts, numbers, truth values and lists of texts, which
+    TOML writes as JSON does.
+    """
     return "".join(
         f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
     )

@@ -1,4 +1,6 @@
-"""`acpfs-train drill`: kill ranks of a user's own job at points by name, and judge what the others left."""
+"""`acpfs-train drill`: kill ranks of a user's own job at points by name, and judge what the others
+left.
+"""
 
 from __future__ import annotations
 
@@ -77,11 +79,14 @@ def command(
 ) -> int:
     """Run a job that uses `protect`, once per point, and kill one of its ranks there.
 
-    DIRECTORY is where the job saves; COMMAND starts it: `torchrun --nproc-per-node 4 train.py`. Each run is judged by what the job left:
-    whole, by its checksums; named by the tracker; at most one step behind the rank that died. The checkpoints stay, so take a directory
-    for the drill, or a copy of the job's own. A job that goes on from the newest checkpoint goes on from the last drill's.
+    DIRECTORY is where the job saves; COMMAND starts it: `torchrun --nproc-per-node 4 train.py`.
+    Each run is judged by what the job left: whole, by its checksums; named by the tracker; at most
+    one step behind the rank that died. The checkpoints stay, so take a directory for the drill, or
+    a copy of the job's own. A job that goes on from the newest checkpoint goes on from the last
+    drill's.
 
-    Exit code 0: all checkpoints are right; 1: one is not, and the table says why; 2: an option makes no sense.
+    Exit code 0: all checkpoints are right; 1: one is not, and the table says why; 2: an option
+    makes no sense.
     """
     others = parsed(second) if second else ()
     if any(other.point in OF_AN_UPDATE or other.rank == rank for other in others):

@@ -85,10 +85,12 @@ def command(
     mountpoint: str | None,
     **given: float | None,
 ) -> None:
-    """How often to save: the interval at which saving and repeating lost steps together waste least.
+    """How often to save: the interval at which saving and repeating lost steps together waste
+    least.
 
-    Of the time between faults say one of: --mtbf; --node-mtbf with --nodes; --faults with --observed (also beside one of the others, which
-    then is what was expected before anything was seen).
+    Of the time between faults say one of: --mtbf; --node-mtbf with --nodes; --faults with
+    --observed (also beside one of the others, which then is what was expected before anything was
+    seen).
     """
     job = _job(mountpoint, given)
     rows = list(_rows(job, today_s))
@@ -106,7 +108,8 @@ def command(
 
 
 def _job(mountpoint: str | None, given: dict[str, float | None]) -> Job:
-    save_s, drain_s = given["save_s"], given["drain_s"]
+    save_s = given["save_s"]
+    drain_s = given["drain_s"]
     if save_s is None:
         save_s, measured_s = _measured(mountpoint)
         drain_s = measured_s if drain_s is None else drain_s
@@ -135,7 +138,8 @@ def fault_s(given: dict[str, float | None]) -> float:
         raise click.UsageError("--faults takes --observed")
     if prior_s is None:
         raise click.UsageError(
-            "how often do faults come? --mtbf, --node-mtbf with --nodes, or --faults with --observed"
+            "how often do faults come? --mtbf, --node-mtbf with --nodes, or --faults with "
+            "--observed"
         )
     return prior_s
 
@@ -164,8 +168,10 @@ def _rows(job: Job, today_s: float | None) -> Iterator[tuple[str, float]]:
 
 def _print(job: Job, rows: list[tuple[str, float]], step_s: float | None) -> None:
     click.echo(
-        f"a save holds up training for {long_duration(job.save_s)} and is persisted {long_duration(job.drain_s)} later; "
-        f"a fault comes every {long_duration(job.fault_s)}, {job.covered:.0%} of them cost no step; "
+        f"a save holds up training for {long_duration(job.save_s)} and is persisted "
+        f"{long_duration(job.drain_s)} later; "
+        f"a fault comes every {long_duration(job.fault_s)}, {job.covered:.0%} of them cost no "
+        "step; "
         f"a restart takes {long_duration(job.restart_s)}"
     )
     lost = "lost steps a day" if step_s else "lost a day"

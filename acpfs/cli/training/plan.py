@@ -1,4 +1,6 @@
-"""`acpfs-train plan`: what copies of the state cost, which losses they cover, and whether a node's RAM tier holds what is saved."""
+"""`acpfs-train plan`: what copies of the state cost, which losses they cover, and whether a node's
+RAM tier holds what is saved.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ def command(
 ) -> None:
     """What copies of the state cost, and which losses leave one of every shard.
 
-    Ranks are placed as Megatron and torch do it: tensor parallel ones side by side, then data parallel ones, then pipeline stages.
+    Ranks are placed as Megatron and torch do it: tensor parallel ones side by side, then data
+    parallel ones, then pipeline stages.
     """
     try:
         layout = Plan(
@@ -104,7 +107,8 @@ def command(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    found, most = planner.coverage(layout), planner.most_on_a_node(layout)
+    found = planner.coverage(layout)
+    most = planner.most_on_a_node(layout)
     wanted = planner.ram_wanted_bytes(layout)
     if as_json:
         show.print_json(
@@ -142,11 +146,17 @@ def _memory(layout: Plan, most: float) -> list[tuple[str, str]]:
     return [
         (
             "job",
-            f"{layout.world} ranks on {layout.nodes} nodes, {layout.copies} of which hold each shard",
+            (
+                f"{layout.world} ranks on {layout.nodes} nodes, {layout.copies} of which hold each "
+                "shard"
+            ),
         ),
         (
             "device",
-            f"{show.size(layout.rank_bytes)} on each rank for weights, gradients and optimizer{added}",
+            (
+                f"{show.size(layout.rank_bytes)} on each rank for weights, gradients and "
+                f"optimizer{added}"
+            ),
         ),
         (
             "checkpoint",
@@ -160,7 +170,10 @@ def _coverage(layout: Plan, found: planner.Coverage) -> list[tuple[str, str]]:
         return [
             (
                 "covers",
-                "nothing: each shard is held by one rank; only what was saved is left after a fault (--replicas 2)",
+                (
+                    "nothing: each shard is held by one rank; only what was saved is left after a "
+                    "fault (--replicas 2)"
+                ),
             )
         ]
     if not found.any_node:
@@ -180,7 +193,10 @@ def _coverage(layout: Plan, found: planner.Coverage) -> list[tuple[str, str]]:
     return [
         (
             "covers",
-            f"any one rank and any one node; of two nodes all but {found.fatal_pairs} of {found.pairs} pairs",
+            (
+                f"any one rank and any one node; of two nodes all but {found.fatal_pairs} of "
+                f"{found.pairs} pairs"
+            ),
         )
     ]
 
@@ -206,7 +222,10 @@ def _times(
         times.append(
             (
                 "drain",
-                f"{long_duration(layout.checkpoint_bytes / storage_rate)} at {show.size(storage_rate)}/s of the storage",
+                (
+                    f"{long_duration(layout.checkpoint_bytes / storage_rate)} at "
+                    f"{show.size(storage_rate)}/s of the storage"
+                ),
             )
         )
     return times

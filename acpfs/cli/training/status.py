@@ -1,4 +1,6 @@
-"""`acpfs-train status`: what a job's coordinators on this node say: where the ranks are, who is lost, who hangs."""
+"""`acpfs-train status`: what a job's coordinators on this node say: where the ranks are, who is
+lost, who hangs.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,10 @@ def told(answer: Json) -> list[tuple[str, str]]:
     lines = [
         (
             "job",
-            f"{answer['job']}, coordinator {answer['coordinator']} ({role}), term {answer['term']}, generation {answer['generation']}",
+            (
+                f"{answer['job']}, coordinator {answer['coordinator']} ({role}), term "
+                f"{answer['term']}, generation {answer['generation']}"
+            ),
         ),
         (
             "state",
@@ -105,7 +110,10 @@ def told(answer: Json) -> list[tuple[str, str]]:
         lines.append(
             (
                 "behind",
-                f"ranks {', '.join(map(str, stall['behind']))}{where}: nothing moved for {show.duration(stall['waited_s'])}",
+                (
+                    f"ranks {', '.join(map(str, stall['behind']))}{where}: nothing moved for "
+                    f"{show.duration(stall['waited_s'])}"
+                ),
             )
         )
     if answer["counts"]:

@@ -24,7 +24,10 @@ _TIME = re.compile(r"^(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*([a-z]*)$", re.IGNORECASE)
 
 
 def time(text: str) -> float:
-    """Seconds from a number with a unit; seconds without one. A type of click's; its name is what help shows."""
+    """Seconds from a number with a unit; seconds without one.
+
+    A type of click's; its name is what help shows.
+    """
     match = _TIME.match(text.strip())
     unit = _SECONDS.get(match[2].lower()) if match else None
     if match is None or unit is None or not math.isfinite(float(match[1]) * unit):
@@ -41,7 +44,10 @@ def size(text: str) -> int:
 
 
 def long_duration(seconds: float) -> str:
-    """0.25 → `250 ms`, 100000 → `27.8 h`; `never` for infinity. Two or three digits: these are estimates."""
+    """0.25 → `250 ms`, 100000 → `27.8 h`; `never` for infinity.
+
+    Two or three digits: these are estimates.
+    """
     if math.isinf(seconds):
         return "never"
     for unit, size in (("ms", 0.001), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0)):

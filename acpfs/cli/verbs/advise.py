@@ -1,7 +1,7 @@
 """`acpfs-ctl advise`: how often to save, from what this mount has measured.
 
-The figures are medians of its history; the advice is that of `acpfs-train interval`, from the one implementation in
-`acpfs.training.interval`.
+The figures are medians of its history; the advice is that of `acpfs-train interval`, from the one
+implementation in `acpfs.training.interval`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class Advice:
     today_s: float | None
     today_waste: float | None
     gpu_hours_a_day: float | None
-    """What the advised interval is worth against today's; None without a number of devices, or of today."""
+    """What the advised interval is worth against today's; None without a number of devices, or of
+    today.
+    """
     storage_keeps_up: bool
     """A save is persisted before the next one is."""
     interval_min_s: float
@@ -189,7 +191,8 @@ def command(
 ) -> None:
     """How often to save: the interval that wastes least, by what this mount has measured.
 
-    Of the time between faults say one of: --mtbf; --node-mtbf with --nodes; --faults with --observed.
+    Of the time between faults say one of: --mtbf; --node-mtbf with --nodes; --faults with
+    --observed.
     """
     fault = fault_s(given)
     target = click.get_current_context().obj
@@ -236,7 +239,8 @@ def command(
 
 def _print(figures: Measured, job: Job, advice: Advice) -> None:
     click.echo(
-        f"from {figures.saves} saves: one holds up training for {long_duration(job.save_s)} and is persisted "
+        f"from {figures.saves} saves: one holds up training for {long_duration(job.save_s)} and "
+        "is persisted "
         f"{long_duration(job.drain_s)} later; a fault comes every {long_duration(job.fault_s)}, "
         f"a restart takes {long_duration(job.restart_s)}"
     )
@@ -244,7 +248,8 @@ def _print(figures: Measured, job: Job, advice: Advice) -> None:
         click.echo("no fault costs steps: there is no need to save for their sake")
         return
     click.echo(
-        f"save every {long_duration(advice.interval_s)} of training: {advice.waste:.2%} of the time is not training"
+        f"save every {long_duration(advice.interval_s)} of training: {advice.waste:.2%} of the "
+        "time is not training"
     )
     if advice.today_s is not None and advice.today_waste is not None:
         worth = (
@@ -257,8 +262,10 @@ def _print(figures: Measured, job: Job, advice: Advice) -> None:
         )
     if not advice.storage_keeps_up:
         click.echo(
-            f"the storage does not keep up with that: a save takes {long_duration(job.drain_s)} to be persisted; "
-            f"save no more often than every {long_duration(advice.interval_min_s)}, or give it more `streams` or bandwidth"
+            f"the storage does not keep up with that: a save takes {long_duration(job.drain_s)} "
+            "to be persisted; "
+            f"save no more often than every {long_duration(advice.interval_min_s)}, or give it "
+            "more `streams` or bandwidth"
         )
     if advice.ram_wanted_bytes is not None:
         enough = (
@@ -266,7 +273,8 @@ def _print(figures: Measured, job: Job, advice: Advice) -> None:
             if advice.ram_wanted_bytes <= advice.ram_budget_bytes
             else "too little: writers will wait"
         )
-        wanted, budget = show.size(advice.ram_wanted_bytes), show.size(advice.ram_budget_bytes)
+        wanted = show.size(advice.ram_wanted_bytes)
+        budget = show.size(advice.ram_budget_bytes)
         click.echo(
             f"two checkpoints of this member take {wanted} of RAM; the budget is {budget}: {enough}"
         )

@@ -16,16 +16,22 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, reason: str, as_json: bool) -> None:
-    """Take the mount away from over the backing directory: new opens are native, under the same path.
+    """Take the mount away from over the backing directory: new opens are native, under the same
+    path.
 
-    Files that are open go on through acpfs until they are closed. What is not persisted is drained on, beside what was changed
-    natively meanwhile and never over it; what is left when the daemon ends stays in the RAM tier. `acpfs mount` ends the bypass.
+    Files that are open go on through acpfs until they are closed. What is not persisted is drained
+    on, beside what was changed natively meanwhile and never over it; what is left when the daemon
+    ends stays in the RAM tier. `acpfs mount` ends the bypass.
     """
     status = ask(target.record(), "bypass", {"reason": reason}, as_json=as_json)
     if as_json:
         show.print_json(status)
         return
-    kept = f"{status['queue_length']} operations ({show.size(status['queue_bytes'])}) are not persisted yet"
+    kept = (
+        f"{status['queue_length']} operations ({show.size(status['queue_bytes'])}) are not "
+        "persisted yet"
+    )
     click.echo(
-        f"{show.printable(status['mount'])}: bypassed; {kept}, {status['open_files']} files are still open through acpfs"
+        f"{show.printable(status['mount'])}: bypassed; {kept}, {status['open_files']} files are "
+        "still open through acpfs"
     )

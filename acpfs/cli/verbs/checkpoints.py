@@ -1,4 +1,6 @@
-"""`acpfs-ctl checkpoints`: each checkpoint with its state, times, and where it can be loaded from."""
+"""`acpfs-ctl checkpoints`: each checkpoint with its state, times, and where it can be loaded
+from.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, path: str | None, as_json: bool) -> None:
-    """Checkpoints at and below PATH that were written or looked at through the mount, oldest first. Loading times are estimates."""
+    """Checkpoints at and below PATH that were written or looked at through the mount, oldest first.
+
+    Loading times are estimates.
+    """
     record, below = target.with_paths([path] if path else [])
     found = ask(record, "checkpoints", {"paths": below}, as_json=as_json)["items"]
     if as_json:

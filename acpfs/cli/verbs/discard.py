@@ -16,9 +16,11 @@ from acpfs.errors import ExitCode
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, path: str, as_json: bool) -> int:
-    """Give up what the backing directory refused for good at and below PATH, and files whose writer was lost: with their data.
+    """Give up what the backing directory refused for good at and below PATH, and files whose writer
+    was lost: with their data.
 
-    Exit code 1: there was nothing, or there are files that somebody has open: they stay, and are named.
+    Exit code 1: there was nothing, or there are files that somebody has open: they stay, and are
+    named.
     """
     record, below = target.with_paths([path])
     done = ask(record, "discard", {"paths": below}, as_json=as_json)

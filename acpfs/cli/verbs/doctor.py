@@ -14,9 +14,12 @@ from acpfs.errors import ExitCode
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, as_json: bool) -> int:
-    """Look whether what the mount knows of files, names and their bytes in RAM agrees. `acpfs doctor` looks at the machine.
+    """Look whether what the mount knows of files, names and their bytes in RAM agrees.
 
-    The mount goes on meanwhile. Exit code 0: it does; 1: it does not, which is a fault of acpfs, or somebody changed its RAM tier.
+    `acpfs doctor` looks at the machine.
+
+    The mount goes on meanwhile. Exit code 0: it does; 1: it does not, which is a fault of acpfs, or
+    somebody changed its RAM tier.
     """
     faults = ask(target.record(), "doctor", {}, as_json=as_json)["items"]
     if as_json:
@@ -27,7 +30,8 @@ def command(target: Target, as_json: bool) -> int:
             ((show.printable(fault["path"]) or "/", fault["fault"]) for fault in faults),
         )
         click.echo(
-            "each of these is a fault of acpfs, unless somebody changed its RAM tier: please report it, with the log"
+            "each of these is a fault of acpfs, unless somebody changed its RAM tier: please "
+            "report it, with the log"
         )
     else:
         click.echo("all is as it must be")

@@ -15,7 +15,9 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], as_json: bool) -> None:
-    """Let the clean content of files at and below PATHS leave RAM, also of retained checkpoints. Nothing is lost by it.
+    """Let the clean content of files at and below PATHS leave RAM, also of retained checkpoints.
+
+    Nothing is lost by it.
 
     What is not persisted, open, mapped or pinned stays, and is told.
     """

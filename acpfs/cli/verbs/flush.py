@@ -24,7 +24,9 @@ TIMEOUT_OPTION = click.option(
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_json: bool) -> None:
-    """Return when all that is complete now is persisted. Exit code 0: it is; 1: refused for good, or interrupted; 4: not in time.
+    """Return when all that is complete now is persisted.
+
+    Exit code 0: it is; 1: refused for good, or interrupted; 4: not in time.
 
     With PATHS also 4 if something below them is being written.
     """
@@ -37,6 +39,7 @@ def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_
         click.echo(f"persisted: {done['operations']} operations, {show.size(done['bytes'])}")
         for held in done["guarded"]:
             click.echo(
-                f"deletion of {show.printable(held['path'])} is held back: {show.printable(held['why'])}",
+                f"deletion of {show.printable(held['path'])} is held back: "
+                f"{show.printable(held['why'])}",
                 err=True,
             )

@@ -1,4 +1,6 @@
-"""`acpfs-ctl history`: what happened to a mount, as a table, for other programs, or as a page with plots."""
+"""`acpfs-ctl history`: what happened to a mount, as a table, for other programs, or as a page with
+plots.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ DURATIONS = ("save_s", "persist_s", "load_s")
 def command(
     target: Target, kinds: tuple[str, ...], as_csv: bool, page: Path | None, as_json: bool
 ) -> None:
-    """What happened to the mount, and to earlier ones of the same backing directory, oldest first."""
+    """What happened to the mount, and to earlier ones of the same backing directory, oldest
+    first.
+    """
     record = target.record()
     found: list[show.Json] = ask(record, "history", as_json=as_json)["items"]
     entries = [entry for entry in found if not kinds or entry["kind"] in kinds]

@@ -15,7 +15,10 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, path: str | None, as_json: bool) -> None:
-    """State of each file in the RAM tier or the queue, at and below PATH. Files that are only on the backing directory are not listed."""
+    """State of each file in the RAM tier or the queue, at and below PATH.
+
+    Files that are only on the backing directory are not listed.
+    """
     record, below = target.with_paths([path] if path else [])
     files = ask(record, "ls", {"paths": below}, as_json=as_json)["items"]
     if as_json:

@@ -1,4 +1,6 @@
-"""`acpfs-ctl nodes`: the mounts that share the backing directory; `acpfs-ctl nodes forget NODE`: go on without one that is missing."""
+"""`acpfs-ctl nodes`: the mounts that share the backing directory; `acpfs-ctl nodes forget NODE`: go
+on without one that is missing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ HEADINGS = (
 @JSON_OPTION
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """All mounts of the backing directory: who lives, how far each has drained, how their clocks differ."""
+    """All mounts of the backing directory: who lives, how far each has drained, how their clocks
+    differ.
+    """
     if ctx.invoked_subcommand is not None:
         return
     target: Target = ctx.obj
@@ -42,7 +46,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
         for row in rows:
             if row["lost"]:
                 show.console().print(
-                    f"{row['node']} has lost what it had not persisted: pointers of that time are withheld",
+                    f"{row['node']} has lost what it had not persisted: pointers of that time "
+                    "are withheld",
                     markup=False,
                 )
 
@@ -52,7 +57,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @JSON_OPTION
 @click.pass_obj
 def wait(target: Target, timeout_s: float | None, as_json: bool) -> None:
-    """Return when what other nodes had closed before the call is persisted, and can be read here. Exit code 4: not in time.
+    """Return when what other nodes had closed before the call is persisted, and can be read here.
+
+    Exit code 4: not in time.
 
     Nodes that are missing are not waited for.
     """
@@ -68,7 +75,9 @@ def wait(target: Target, timeout_s: float | None, as_json: bool) -> None:
 @JSON_OPTION
 @click.pass_obj
 def forget(target: Target, node: str, as_json: bool) -> None:
-    """Have pointers wait no more for NODE, which is missing: what it had not persisted is given up. If it returns, it counts again.
+    """Have pointers wait no more for NODE, which is missing: what it had not persisted is given up.
+
+    If it returns, it counts again.
 
     Exit code 5: it lives, or there is none of that name.
     """

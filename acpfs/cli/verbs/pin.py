@@ -15,7 +15,9 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], as_json: bool) -> None:
-    """Keep what lies at and below PATHS in RAM, now and later, also over a restart of the daemon. Loads nothing.
+    """Keep what lies at and below PATHS in RAM, now and later, also over a restart of the daemon.
+
+    Loads nothing.
 
     Exit code 5: pins would keep too much of the budget.
     """

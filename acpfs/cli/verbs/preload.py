@@ -24,7 +24,8 @@ GOOD = ("verified", "unknown", "in RAM")
 def command(target: Target, paths: tuple[str, ...], latest: bool, wait: bool, as_json: bool) -> int:
     """Bring files at and below PATHS to RAM, compared with their checksums on the way.
 
-    Without --wait it goes on in the background. Exit code 0: done, or begun; 1: something did not come (no room, damaged, changed).
+    Without --wait it goes on in the background. Exit code 0: done, or begun; 1: something did not
+    come (no room, damaged, changed).
     """
     if bool(paths) == latest:
         raise click.UsageError("name PATHS, or give --latest")

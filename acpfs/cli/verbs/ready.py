@@ -19,7 +19,10 @@ from acpfs.errors import ExitCode
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, here: bool, as_json: bool) -> int:
-    """Exit code 0: a worker answers, and the mount serves. 1: it is bypassed, or drains to end; 3: nobody answers."""
+    """Exit code 0: a worker answers, and the mount serves.
+
+    1: it is bypassed, or drains to end; 3: nobody answers.
+    """
     record = target.record()
     said = ask(record, "ready", as_json=as_json)
     if here and not _is_here(record.pid):

@@ -19,7 +19,9 @@ from acpfs.errors import ExitCode
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], everything: bool, as_json: bool) -> int:
-    """Carry out held deletions at and below PATHS now, though no newer checkpoint is persisted. `status` names what is held.
+    """Carry out held deletions at and below PATHS now, though no newer checkpoint is persisted.
+
+    `status` names what is held.
 
     Exit code 1: there was nothing.
     """

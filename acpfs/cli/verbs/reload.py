@@ -28,9 +28,12 @@ LOOK_INTERVAL_S = 0.1
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, timeout_s: float, as_json: bool) -> None:
-    """Restart the worker with the installed code. Applications see a short pause; nothing is unmounted, no open file is lost.
+    """Restart the worker with the installed code.
 
-    Where the new code refuses (a state that is newer than itself), the old code goes on, and the exit code is 1.
+    Applications see a short pause; nothing is unmounted, no open file is lost.
+
+    Where the new code refuses (a state that is newer than itself), the old code goes on, and the
+    exit code is 1.
     """
     before = ask(target.record(), "reload", {}, as_json=as_json)
     worker = _next_worker(target.record(), before["number"], time.monotonic() + timeout_s)

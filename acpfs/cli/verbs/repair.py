@@ -25,7 +25,8 @@ from acpfs.errors import ExitCode
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
-    """Verify files at and below PATHS; write those that are not as recorded once more, from RAM where it still has the recorded content.
+    """Verify files at and below PATHS; write those that are not as recorded once more, from RAM
+    where it still has the recorded content.
 
     Exit code 0: all are as recorded now; 1: some could not be repaired, and the output says why.
     """

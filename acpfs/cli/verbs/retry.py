@@ -17,12 +17,14 @@ from acpfs.errors import ExitCode
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, path: str | None, everything: bool, as_json: bool) -> int:
-    """Try again what failed at and below PATH, now; files whose writer was lost are stored as they are.
+    """Try again what failed at and below PATH, now; files whose writer was lost are stored as they
+    are.
 
     Exit code 1: there was nothing.
     """
     if (path is None) != everything:
-        # Files whose writer was lost are stored as they are: that is nothing to do by a word left out.
+        # Files whose writer was lost are stored as they are: that is nothing to do by a word left
+        # out.
         raise click.UsageError("say what to try again: PATH, or --all for the whole mount")
     record, below = target.with_paths([] if path is None else [path])
     done = ask(record, "retry", {"paths": below or [""]}, as_json=as_json)

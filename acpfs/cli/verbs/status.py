@@ -94,7 +94,10 @@ def tell_bypassed(target: Target, error: AcpfsError, *, as_json: bool) -> None:
         )
         return
     age = show.duration(time.time() - beneath.since)
-    line = f"BYPASSED for {age} ({show.printable(beneath.reason)}), without a daemon: {show.printable(beneath.mountpoint)} is native"
+    line = (
+        f"BYPASSED for {age} ({show.printable(beneath.reason)}), without a daemon: "
+        f"{show.printable(beneath.mountpoint)} is native"
+    )
     show.console().print(line, style="bold red", markup=False)
     show.console().print(
         _kept(beneath.kept_operations, beneath.kept_bytes), style="bold yellow", markup=False
@@ -102,7 +105,9 @@ def tell_bypassed(target: Target, error: AcpfsError, *, as_json: bool) -> None:
 
 
 def _tell_held(mountpoint: str, *, as_json: bool) -> bool:
-    """Whether a keeper holds the mount for the next daemon, or for one that starts just now; then that is what is said."""
+    """Whether a keeper holds the mount for the next daemon, or for one that starts just now; then
+    that is what is said.
+    """
     from acpfs.control import runtime
     from acpfs.supervisor import keeper_client
 
@@ -119,7 +124,10 @@ def _tell_held(mountpoint: str, *, as_json: bool) -> bool:
         return True
     one = found[0]
     until = "" if one["left_s"] is None else f"; for another {show.duration(one['left_s'])}"
-    line = f"HELD by a keeper for {show.duration(one['alone_s'])}, without a daemon: calls in {show.printable(one['mount'])} wait{until}"
+    line = (
+        f"HELD by a keeper for {show.duration(one['alone_s'])}, without a daemon: calls in "
+        f"{show.printable(one['mount'])} wait{until}"
+    )
     show.console().print(line, style="bold red", markup=False)
     return True
 
@@ -127,10 +135,14 @@ def _tell_held(mountpoint: str, *, as_json: bool) -> bool:
 def _kept(operations: int | None, size: int | None) -> str:
     if operations is None or size is None:
         return (
-            "the state of the RAM tier cannot be read: it may hold files that the backing directory "
+            "the state of the RAM tier cannot be read: it may hold files that the backing "
+            "directory "
             "has not got; `acpfs mount` looks again"
         )
-    return f"{operations} operations ({show.size(size)}) were in the RAM tier then; `acpfs mount` drains what is left of them"
+    return (
+        f"{operations} operations ({show.size(size)}) were in the RAM tier then; `acpfs mount` "
+        "drains what is left of them"
+    )
 
 
 def tell(status: show.Json) -> None:
@@ -151,10 +163,13 @@ def tell(status: show.Json) -> None:
 
 
 def _facts(status: show.Json) -> list[tuple[str, str]]:
-    ram, health, worker = status["ram"], status["backing_health"], status["worker"]
+    ram = status["ram"]
+    health = status["backing_health"]
+    worker = status["worker"]
     up = show.duration(time.time() - worker["started_at"])
     oldest = show.duration(health["oldest_call_s"])
-    used, budget = show.size(ram["used_bytes"]), show.size(ram["budget_bytes"])
+    used = show.size(ram["used_bytes"])
+    budget = show.size(ram["budget_bytes"])
     ready = (
         f"; {show.size(ram['prefaulted_bytes'])} more made ready ({ram['prefault']})"
         if ram["prefaulted_bytes"]
@@ -178,7 +193,8 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         ("mount", f"{where}, node {status['node']}, fsync {status['fsync']}"),
         (
             "daemon",
-            f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up {up}, {status['open_files']} open files"
+            f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up "
+            f"{up}, {status['open_files']} open files"
             + (", held by a keeper" if worker.get("keeper") else "")
             + _predecessor(worker),
         ),
@@ -201,14 +217,20 @@ def _predecessor(worker: show.Json) -> str:
     """Why there was another one: what it died of is nobody's memory but the log's."""
     if not worker.get("last_end"):
         return ""
-    return f"; worker {worker['number']}, since the one before it ended: {show.printable(worker['last_end'])}"
+    return (
+        f"; worker {worker['number']}, since the one before it ended: "
+        f"{show.printable(worker['last_end'])}"
+    )
 
 
 def _urgent_facts(status: show.Json) -> list[tuple[str, str]]:
     return [
         (
             "urgent",
-            f"{show.printable(one['path'] or 'the mount')}, for another {show.duration(one['left_s'])}",
+            (
+                f"{show.printable(one['path'] or 'the mount')}, for another "
+                f"{show.duration(one['left_s'])}"
+            ),
         )
         for one in status.get("urgent", ())
     ]
@@ -218,7 +240,8 @@ def _spill_fact(status: show.Json) -> list[tuple[str, str]]:
     spill = status.get("spill")
     if spill is None:
         return []
-    used, budget = show.size(spill["used_bytes"]), show.size(spill["budget_bytes"])
+    used = show.size(spill["used_bytes"])
+    budget = show.size(spill["budget_bytes"])
     copying = (
         f", {show.size(spill['copying_bytes'])} on their way" if spill["copying_files"] else ""
     )
@@ -236,7 +259,10 @@ def _spill_fact(status: show.Json) -> list[tuple[str, str]]:
     return [
         (
             "spill",
-            f"{spill['state']}: {used} of {budget} in {spill['files']} files{copying}; {where}{error}",
+            (
+                f"{spill['state']}: {used} of {budget} in {spill['files']} files{copying}; "
+                f"{where}{error}"
+            ),
         )
     ]
 
@@ -254,7 +280,10 @@ def _cluster_fact(status: show.Json) -> list[tuple[str, str]]:
     return [
         (
             "nodes",
-            f"{cluster['nodes']} others, {cluster['live']} live; order: {cluster['order']}, clock bound {bound}{drift}",
+            (
+                f"{cluster['nodes']} others, {cluster['live']} live; order: {cluster['order']}, "
+                f"clock bound {bound}{drift}"
+            ),
         )
     ]
 
@@ -264,17 +293,22 @@ def _withheld(cluster: show.Json) -> list[str]:
     lines: list[str] = []
     for one in (one for one in cluster["waiting"] if one["withheld"]):
         lines += [
-            f"{show.printable(one['path'])} is WITHHELD, since {_why_withheld(one)}: see `acpfs-ctl nodes`, `nodes forget`"
+            (
+                f"{show.printable(one['path'])} is WITHHELD, since {_why_withheld(one)}: see "
+                "`acpfs-ctl nodes`, `nodes forget`"
+            )
         ]
     waiting = [one for one in cluster["waiting"] if not one["withheld"]]
     if waiting:
         names = show.printable(", ".join(list(waiting[0]["waits_for"])[:WAITING_LINES_MAX]))
         lines.append(
-            f"{show.printable(waiting[0]['path'])} waits for other nodes to persist what they had closed before: {names}"
+            f"{show.printable(waiting[0]['path'])} waits for other nodes to persist what they "
+            f"had closed before: {names}"
         )
     if cluster.get("awaited"):
         lines.append(
-            f"{show.printable(cluster['awaited'][0])} is looked up, and waits for the node that has it to persist it"
+            f"{show.printable(cluster['awaited'][0])} is looked up, and waits for the node that "
+            "has it to persist it"
         )
     if cluster.get("clock_problem"):
         lines.append(show.printable(cluster["clock_problem"]))
@@ -293,7 +327,9 @@ def _why_withheld(one: show.Json) -> str:
 
 
 def lanes_line(status: show.Json) -> str:
-    """How many files are open in each lane, and how many opens went which way and why, the most frequent reason first."""
+    """How many files are open in each lane, and how many opens went which way and why, the most
+    frequent reason first.
+    """
     now = ", ".join(f"{lane} {count}" for lane, count in status["lanes"].items())
     choices = sorted(status["lane_choices"].items(), key=lambda choice: -choice[1])
     refused = [(reason, count) for reason, count in choices if reason != PASSTHROUGH and count > 0]
@@ -309,11 +345,13 @@ def lanes_line(status: show.Json) -> str:
 
 def unsafe_lines(status: show.Json) -> list[str]:
     """What is not yet safe, most urgent first; one line that says `safe` when nothing is."""
-    health, lines = status["backing_health"], []
+    health = status["backing_health"]
+    lines = []
     if status.get("bypassed_since") is not None:
         age = show.duration(time.time() - status["bypassed_since"])
         lines.append(
-            f"BYPASSED for {age} ({show.printable(status['bypass_reason'])}): new opens are native; `acpfs mount` ends that"
+            f"BYPASSED for {age} ({show.printable(status['bypass_reason'])}): new opens are "
+            "native; `acpfs mount` ends that"
         )
     lines += _who_waits(status)
     if status.get("conflicts_total"):
@@ -325,7 +363,8 @@ def unsafe_lines(status: show.Json) -> list[str]:
         )
         where = f"the last: {show.printable(first['path'])}, {beside}"
         lines.append(
-            f"{status['conflicts_total']} CONFLICTS with native changes, nothing was overwritten; {where}"
+            f"{status['conflicts_total']} CONFLICTS with native changes, nothing was "
+            f"overwritten; {where}"
         )
     if status["parked"]:
         parked = [entry for entry in status["queue"] if entry["state"] == "parked"][:1]
@@ -341,13 +380,15 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines += _withheld(status["cluster"])
     if status["interrupted"]:
         lines.append(
-            f"{status['interrupted']} files are not whole (they lost their writer, or a write failed): "
+            f"{status['interrupted']} files are not whole (they lost their writer, or a write "
+            "failed): "
             "`acpfs-ctl retry PATH` stores them, `discard PATH` drops them"
         )
     lines += _long_written(status)
     if status["state"] == "draining":
         lines.append(
-            "the daemon was told to end: it drains, and keeps in the RAM tier what is not done at its deadline"
+            "the daemon was told to end: it drains, and keeps in the RAM tier what is not done "
+            "at its deadline"
         )
     if status["queue_length"]:
         age = show.duration(status["oldest_unpersisted_age_s"])
@@ -355,12 +396,14 @@ def unsafe_lines(status: show.Json) -> list[str]:
             f": {entry['why']}" for entry in status.get("queue", ())[:1] if entry.get("why")
         )
         lines.append(
-            f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old{why}"
+            f"not yet safe: {status['queue_length']} operations, "
+            f"{show.size(status['queue_bytes'])}, the oldest {age} old{why}"
         )
     pace = status.get("pace") or {}
     if pace.get("falls_behind"):
         lines.append(
-            f"the drain does NOT KEEP UP: {pace['in_per_s']:.1f} operations a second come, {pace['out_per_s']:.1f} go, "
+            f"the drain does NOT KEEP UP: {pace['in_per_s']:.1f} operations a second come, "
+            f"{pace['out_per_s']:.1f} go, "
             f"and {status['queue_length']} wait"
         )
     if health["state"] != "ok":
@@ -377,7 +420,9 @@ def unsafe_lines(status: show.Json) -> list[str]:
 
 
 def _long_written(status: show.Json) -> list[str]:
-    """Files that are not published, as somebody has been at them for long: others may have closed them meanwhile."""
+    """Files that are not published, as somebody has been at them for long: others may have closed
+    them meanwhile.
+    """
     now = time.time()
     long = [one for one in status.get("being_written", ()) if now - one["since"] >= LONG_WRITTEN_S]
     return [
@@ -400,7 +445,8 @@ def _who_waits(status: show.Json) -> list[str]:
     lines = []
     if status["ram"]["waiting_writers"]:
         lines.append(
-            f"STANDING STILL: {status['ram']['waiting_writers']} writers wait for room in the RAM tier"
+            f"STANDING STILL: {status['ram']['waiting_writers']} writers wait for room in the "
+            "RAM tier"
         )
     waiting = status.get("waiting", ())
     lines += [_waiting(one) for one in waiting[:WAITING_LINES_MAX]]
@@ -414,7 +460,10 @@ def _call(one: show.Json) -> str:
     who = (
         f" (process {one['pid']}, {show.printable(one['command'] or 'gone')})" if one["pid"] else ""
     )
-    return f"{show.printable(one['path'] or 'the mount')}{who} waits in {one['call']} for {show.duration(one['waited_s'])}"
+    return (
+        f"{show.printable(one['path'] or 'the mount')}{who} waits in {one['call']} for "
+        f"{show.duration(one['waited_s'])}"
+    )
 
 
 def _waiting(one: show.Json) -> str:
@@ -422,19 +471,23 @@ def _waiting(one: show.Json) -> str:
         f" (process {one['pid']}, {show.printable(one['command'] or 'gone')})" if one["pid"] else ""
     )
     age = show.duration(max(0.0, time.time() - one["since"]))
-    return f"{show.printable(one['path'])}{who} has waited {age} for {show.size(one['wanted_bytes'])} to {one['purpose']}: {one['reason']}"
+    return (
+        f"{show.printable(one['path'])}{who} has waited {age} for "
+        f"{show.size(one['wanted_bytes'])} to {one['purpose']}: {one['reason']}"
+    )
 
 
 def _guarded(held: show.Json) -> str:
     """One checkpoint that was deleted and stays."""
     now = time.time()
-    age, rest = (
-        show.duration(max(0.0, now - held["since"])),
-        show.duration(max(0.0, held["until"] - now)),
-    )
+    age = show.duration(max(0.0, now - held["since"]))
+    rest = show.duration(max(0.0, held["until"] - now))
     where = f", as {show.printable(held['kept_as'])}" if held["kept_as"] else ""
     name = f"{show.printable(held['path'])} ({show.size(held['size'])}{where})"
-    return f"{name} was deleted {age} ago and is kept for at most {rest}: {show.printable(held['why'])}; `acpfs-ctl release` lets it go"
+    return (
+        f"{name} was deleted {age} ago and is kept for at most {rest}: "
+        f"{show.printable(held['why'])}; `acpfs-ctl release` lets it go"
+    )
 
 
 def print_queue(status: show.Json) -> None:

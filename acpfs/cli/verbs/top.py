@@ -22,7 +22,8 @@ from acpfs.errors import RefusedError
 )
 @click.pass_obj
 def command(target: Target, interval_s: float) -> None:
-    """A screen with RAM, drain, what is not safe and why, who waits, checkpoints, members; keys to flush, retry, pin and release.
+    """A screen with RAM, drain, what is not safe and why, who waits, checkpoints, members; keys to
+    flush, retry, pin and release.
 
     Without a mount point it has all mounts of this machine.
     """

@@ -26,14 +26,16 @@ from acpfs.errors import ExitCode
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, path: str, for_s: float, off: bool, as_json: bool) -> int:
-    """Let the file PATH, or those below the directory PATH, take the last part of RAM, which the setting `reserve` keeps for them.
+    """Let the file PATH, or those below the directory PATH, take the last part of RAM, which the
+    setting `reserve` keeps for them.
 
-    For what must not wait for the storage when RAM is full: the last checkpoint of a job that loses a rank, before its processes are
-    killed. Such a file waits for nobody else's, as long as it fits into the reserve; without a reserve it only goes first. Files that are
-    open already take part, and so does what is moved there. For its owner and root.
+    For what must not wait for the storage when RAM is full: the last checkpoint of a job that loses
+    a rank, before its processes are killed. Such a file waits for nobody else's, as long as it fits
+    into the reserve; without a reserve it only goes first. Files that are open already take part,
+    and so does what is moved there. For its owner and root.
 
-    Exit code 1: there is nothing, it is not yours, or (with --off) it was not urgent; 5: it is no directory and no file, for longer than
-    an hour, or too many paths are urgent.
+    Exit code 1: there is nothing, it is not yours, or (with --off) it was not urgent; 5: it is no
+    directory and no file, for longer than an hour, or too many paths are urgent.
     """
     record, below = target.with_paths([path])
     done = ask(

@@ -26,10 +26,11 @@ GOOD = ("ok", "unknown", "repaired")
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], of_ram: bool, as_json: bool) -> int:
-    """Read files of the backing directory (below PATHS; all recorded ones when none) and compare with the recorded checksums.
+    """Read files of the backing directory (below PATHS; all recorded ones when none) and compare
+    with the recorded checksums.
 
-    Exit code 0: all equal; 1: some differ, are missing or cannot be read. Files that were never written through the mount are
-    `unknown`, which is no fault.
+    Exit code 0: all equal; 1: some differ, are missing or cannot be read. Files that were never
+    written through the mount are `unknown`, which is no fault.
     """
     record, below = target.with_paths(paths)
     verdicts = ask(record, "verify_ram" if of_ram else "verify", {"paths": below}, as_json=as_json)[

@@ -44,7 +44,8 @@ def command(
 ) -> None:
     """Return when PATHS, as they are now, are persisted, once they are closed.
 
-    Exit code 0: they are; 1: refused, different, or interrupted (the writer was lost); 4: not in time, as when one is being written.
+    Exit code 0: they are; 1: refused, different, or interrupted (the writer was lost); 4: not in
+    time, as when one is being written.
     """
     if count is not None and state == "verified":
         raise click.UsageError(

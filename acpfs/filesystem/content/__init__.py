@@ -1,1 +1,3 @@
-"""Where the bytes of regular files are: one `Body` for each, what moves them, and who decides that they move."""
+"""Where the bytes of regular files are: one `Body` for each, what moves them, and who decides that
+they move.
+"""

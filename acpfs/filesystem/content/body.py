@@ -1,9 +1,10 @@
 """Where the bytes of a regular file are, and in which state: one `Body` for each file.
 
-Some bytes are `here`, in a tier file in RAM, and all others at one other place, `rest`. Four verbs change that, and nothing else does:
-`fetch`, `move_out`, `cut`, `rebind`. A row that says that less is here is committed before the tier file's bytes go, one that says that
-more is here follows them: so a crash leaves more than the row says, never less. Knows neither nodes nor how bytes are copied. Used under
-the file system's lock.
+Some bytes are `here`, in a tier file in RAM, and all others at one other place, `rest`. Four verbs
+change that, and nothing else does: `fetch`, `move_out`, `cut`, `rebind`. A row that says that less
+is here is committed before the tier file's bytes go, one that says that more is here follows them:
+so a crash leaves more than the row says, never less. Knows neither nodes nor how bytes are copied.
+Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ UNSEEN = (0, -1)
 OUTGROWN_PIECE_BYTES = HUGE_PAGE_BYTES
 """A tier file's hole is made of whole ones, or the kernel clears pages instead of freeing them."""
 LOG_PIECE_BYTES_MAX = 64 << 10
-"""More in one write than a log has: a pipe holds no more, and programs that print have smaller buffers."""
+"""More in one write than a log has: a pipe holds no more, and programs that print have smaller
+buffers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BackingFile:
-    """The backing directory's file, as the node's identity says; where it is another one by now, nothing of this counts."""
+    """The backing directory's file, as the node's identity says; where it is another one by now,
+    nothing of this counts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,16 @@ BACKING = BackingFile()
 
 
 class Writing(enum.Enum):
-    """What was done to a content since its last version, and so whether it may be published before somebody closes or syncs it."""
+    """What was done to a content since its last version, and so whether it may be published before
+    somebody closes or syncs it.
+    """
 
     APPENDING = "appending"
     """It only grew, by pieces of a log: it is good for its readers at any length."""
     WHOLE = "whole"
-    """Anything else: it is good for something when it is complete, and what it was before is better than a half of it."""
+    """Anything else: it is good for something when it is complete, and what it was before is better
+    than a half of it.
+    """
 
     @classmethod
     def of(cls, offset: int, size: int, file_size: int, *, by_append: bool = False) -> Writing:
@@ -74,7 +83,9 @@ class Writing(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class MovingOut:
-    """What is under way with a body whose bytes move to a staging file while the kernel writes to the tier file."""
+    """What is under way with a body whose bytes move to a staging file while the kernel writes to
+    the tier file.
+    """
 
     fd: int = -1
     """Of the staging file, once it was needed."""
@@ -85,17 +96,24 @@ class MovingOut:
     finished: Future[None] = field(default_factory=shared)
     """The staging file has all bytes, or will never have them."""
     sent: set[int] = field(default_factory=set)
-    """Pieces that are here as well, and that the staging file has since nobody writes any more: flushed."""
+    """Pieces that are here as well, and that the staging file has since nobody writes any more:
+    flushed.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """The bytes of a regular file. Those of cold files of which RAM has nothing are all the same one, `COLD`."""
+    """The bytes of a regular file.
+
+    Those of cold files of which RAM has nothing are all the same one, `COLD`.
+    """
 
     tier: TierId = NO_TIER
     """The tier file that has what is here; 0: nothing is."""
     here: Runs = NOTHING
-    """In a body that moves out, the tier file may have newer bytes of what is not here, written since that went."""
+    """In a body that moves out, the tier file may have newer bytes of what is not here, written
+    since that went.
+    """
     rest: Place = BACKING
     sealed: bool = False
     """A version needs the staging file as it is; it changes only after that is persisted."""
@@ -105,24 +123,37 @@ class Body:
     modified: bool = False
     """Changed since the last version was frozen (or never frozen)."""
     modified_since: float = 0.0
-    """Monotonic time, seconds, of the first such change. Of a change that an earlier worker made: when this one learned of it."""
+    """Monotonic time, seconds, of the first such change.
+
+    Of a change that an earlier worker made: when this one learned of it.
+    """
     writing: Writing = Writing.APPENDING
     """How it was changed since then."""
     last_writing: Writing = Writing.APPENDING
     """How it had been changed when that version was frozen, should it be withdrawn."""
     interrupted: bool = False
-    """Its writer was killed, or lost with an earlier daemon, or closed it although a write failed: shown, but not committed before someone
-    decides, or writes to it and closes it."""
+    """Its writer was killed, or lost with an earlier daemon, or closed it although a write failed:
+    shown, but not committed before someone decides, or writes to it and closes it.
+    """
     seen: tuple[int, int] = UNSEEN
-    """(mtime in ns, size) that the tier file was marked with (`kernel_writes`); differs: the kernel may have written in passthrough."""
+    """(mtime in ns, size) that the tier file was marked with (`kernel_writes`); differs: the kernel
+    may have written in passthrough.
+    """
     marking: int = 0
     """How many are having the tier file marked, and do not know yet how it looks then."""
     fd: int = -1
-    """Of the tier file or the staging file that has all bytes. Open while the file is; -1 otherwise."""
+    """Of the tier file or the staging file that has all bytes.
+
+    Open while the file is; -1 otherwise.
+    """
     is_fd_to_read: bool = False
-    """It only reads, for a moment, or as long as the machine has no other: `Contents.opened` gives one that writes."""
+    """It only reads, for a moment, or as long as the machine has no other: `Contents.opened` gives
+    one that writes.
+    """
     in_flight: int = 0
-    """Reads and writes that use the descriptor without the lock: it is closed by the last of them."""
+    """Reads and writes that use the descriptor without the lock: it is closed by the last of
+    them.
+    """
     closing: bool = False
     staging_changes: int = 0  # begun so far
     idle_calls: tuple[Callable[[], None], ...] = ()
@@ -131,7 +162,9 @@ class Body:
     overflowing: bool = False
     """That copy goes to a staging file, where all bytes will be."""
     failed: int = 0
-    """errno of a write that failed at `failed_at`: the file is not published before those bytes are written, or truncated away."""
+    """errno of a write that failed at `failed_at`: the file is not published before those bytes are
+    written, or truncated away.
+    """
     failed_at: int = 0
     reserved: bool = False
     """Its user has allocated pages of it (fallocate): they stay."""
@@ -140,7 +173,9 @@ class Body:
 
     @property
     def is_cold(self) -> bool:
-        """Whether the backing directory has all bytes; RAM may have the first ones of them as well, to be read."""
+        """Whether the backing directory has all bytes; RAM may have the first ones of them as well,
+        to be read.
+        """
         return self.rest is BACKING
 
     @property
@@ -160,7 +195,9 @@ class Body:
 
     @property
     def is_outgrown(self) -> bool:
-        """Whether bytes are in the tier file and in a staging file: it outgrew RAM while the kernel wrote it."""
+        """Whether bytes are in the tier file and in a staging file: it outgrew RAM while the kernel
+        wrote it.
+        """
         return isinstance(self.rest, Staging) and self.tier != NO_TIER
 
     @property
@@ -212,7 +249,10 @@ class Body:
         return (
             ""
             if self._holds()
-            else f"its bytes are said to be in {self.tier} {self.here.pairs}, and else at {self.rest}"
+            else (
+                f"its bytes are said to be in {self.tier} {self.here.pairs}, and else at "
+                f"{self.rest}"
+            )
         )
 
     def _holds(self) -> bool:
@@ -231,23 +271,31 @@ class Body:
 
     def fetch(self, tier: TierId, start: int = 0, end: int = END) -> None:
         """The tier file has these bytes now; with all of them it needs no other place."""
-        self.tier, self.here = tier, self.here.plus(start, end)
+        self.tier = tier
+        self.here = self.here.plus(start, end)
         if end - start == END:
             self.rest = None
         self._check()
 
     def move_out(self, place: Staging | SpillCopy, start: int = 0, end: int = END) -> None:
-        """These bytes are at that place from now on, and no longer here. What is no longer here at all needs no tier file."""
-        self.rest, self.here = place, self.here.minus(start, end)
+        """These bytes are at that place from now on, and no longer here.
+
+        What is no longer here at all needs no tier file.
+        """
+        self.rest = place
+        self.here = self.here.minus(start, end)
         if not self.here:
-            self.tier, self.seen, self.moving_out = NO_TIER, UNSEEN, None
+            self.tier = NO_TIER
+            self.seen = UNSEEN
+            self.moving_out = None
         elif self.moving_out is None:
             self.moving_out = MovingOut()
         self._check()
 
     def cut(self, size: int) -> None:
         """Only the first bytes stay here: the backing directory has them all."""
-        self.rest, self.here = BACKING, Runs.first(size)
+        self.rest = BACKING
+        self.here = Runs.first(size)
         self.writing = self.last_writing = Writing.APPENDING
         self._check()
 
@@ -268,10 +316,14 @@ class Body:
             self.closing = True
         elif self.fd >= 0:
             os.close(self.fd)
-            self.fd, self.closing, self.is_fd_to_read = -1, False, False
+            self.fd = -1
+            self.closing = False
+            self.is_fd_to_read = False
 
     def call_when_idle(self, call: Callable[[], None]) -> None:
-        """Instead of what was to be called so far: once, under the lock, by the last who is at work on the descriptor."""
+        """Instead of what was to be called so far: once, under the lock, by the last who is at work
+        on the descriptor.
+        """
         self.idle_calls = (call,)
 
     def keep_open(self) -> None:
@@ -282,7 +334,8 @@ class Body:
         """Whoever asked for that is done."""
         self.in_flight -= 1
         if not self.in_flight:
-            calls, self.idle_calls = self.idle_calls, ()
+            calls = self.idle_calls
+            self.idle_calls = ()
             for call in calls:
                 call()
         if self.closing and not self.in_flight:
@@ -293,17 +346,18 @@ class Body:
     def frozen(self) -> None:
         """All of it is in a version now."""
         self.modified = self.interrupted = False
-        self.writing, self.last_writing = Writing.APPENDING, self.writing
+        self.last_writing = self.writing
+        self.writing = Writing.APPENDING
 
     def moved_from(self, other: Body) -> Body:
         """It takes the place of another body, with the same bytes."""
-        self.modified, self.modified_since, self.interrupted = (
-            other.modified,
-            other.modified_since,
-            other.interrupted,
-        )
-        self.writing, self.last_writing = other.writing, other.last_writing
-        self.failed, self.failed_at = other.failed, other.failed_at
+        self.modified = other.modified
+        self.modified_since = other.modified_since
+        self.interrupted = other.interrupted
+        self.writing = other.writing
+        self.last_writing = other.last_writing
+        self.failed = other.failed
+        self.failed_at = other.failed_at
         return self
 
 
@@ -351,10 +405,14 @@ COLUMNS = (
     "writing",
     "last_writing",
 )
-"""Of the state database. `head`: so many first bytes are all that the tier file has, the rest is on the backing directory. `staging`: a
-file that has all bytes, or the pieces `gone` of a tier file. `spilled`: the version whose copy in the spill directory has all bytes."""
-DDL = """tier_id INTEGER, head INTEGER NOT NULL, staging TEXT, gone TEXT NOT NULL, spilled INTEGER NOT NULL,
-  modified INTEGER, interrupted INTEGER NOT NULL, failed INTEGER NOT NULL, failed_at INTEGER NOT NULL,
+"""Of the state database. `head`: so many first bytes are all that the tier file has, the rest is on
+the backing directory. `staging`: a file that has all bytes, or the pieces `gone` of a tier file.
+`spilled`: the version whose copy in the spill directory has all bytes.
+"""
+DDL = """tier_id INTEGER, head INTEGER NOT NULL, staging TEXT, gone TEXT NOT NULL,
+  spilled INTEGER NOT NULL,
+  modified INTEGER, interrupted INTEGER NOT NULL, failed INTEGER NOT NULL,
+  failed_at INTEGER NOT NULL,
   writing TEXT NOT NULL, last_writing TEXT NOT NULL"""
 _COLD_ROW = (
     NO_TIER,
@@ -439,10 +497,13 @@ def from_row(row: tuple[Any, ...], now: float) -> Body:
         for run in filter(None, gone.split(",")):
             start, end = (int(piece) * OUTGROWN_PIECE_BYTES for piece in run.split("-"))
             body.move_out(Staging(staging), start, end)
-    body.modified, body.interrupted = bool(modified), bool(interrupted)
+    body.modified = bool(modified)
+    body.interrupted = bool(interrupted)
     body.modified_since = now
-    body.failed, body.failed_at = failed, failed_at
-    body.writing, body.last_writing = Writing(writing), Writing(last_writing)
+    body.failed = failed
+    body.failed_at = failed_at
+    body.writing = Writing(writing)
+    body.last_writing = Writing(last_writing)
     return body
 
 

@@ -1,8 +1,9 @@
 """Bytes of regular files in the RAM tier: life of a content, reading, writing, freezing.
 
-Keeps, with `versions` and `copy_aside`, "a version's bytes do not change before it is persisted" (docs/internals/versions-and-streams.md).
-Knows tier files and the operation log; does not know names, handles or where bytes come from when they are not in RAM. Used under the file
-system's lock; the coroutines wait as described in `steps`.
+Keeps, with `versions` and `copy_aside`, "a version's bytes do not change before it is persisted"
+(docs/internals/versions-and-streams.md). Knows tier files and the operation log; does not know
+names, handles or where bytes come from when they are not in RAM. Used under the file system's lock;
+the coroutines wait as described in `steps`.
 """
 
 from __future__ import annotations
@@ -60,19 +61,27 @@ class Half(enum.Enum):
     NO = "no"
     """The next worker knows who changes it as one who is at the file, from before the change on."""
     AS_BEFORE = "as before"
-    """It does not know the caller, who may be gone by then; what was a half stays one until that is done."""
+    """It does not know the caller, who may be gone by then; what was a half stays one until that is
+    done.
+    """
     YES = "yes"
     """Nor that one, who takes the file's bytes to write others."""
 
 
 INLINE_WRITE_BYTES_MAX = 16 << 10
-"""Up to here writing under the lock (about 4 us) costs less than letting it go and taking it again."""
+"""Up to here writing under the lock (about 4 us) costs less than letting it go and taking it
+again.
+"""
 ALLOCATE_PIECE_BYTES = 32 << 20
 """About 10 ms of zeroing pages."""
 SLACK_LEFT_BYTES = 64 << 20
-"""Of the tmpfs' slack so much is left to writers in the passthrough lane who are not held yet (`hold`)."""
+"""Of the tmpfs' slack so much is left to writers in the passthrough lane who are not held yet
+(`hold`).
+"""
 COPY_AT_FREEZE_BYTES_MAX = 16 << 20
-"""A file that the kernel may go on writing to unseen is frozen by a copy up to here (4 ms); beyond, by watching for changes."""
+"""A file that the kernel may go on writing to unseen is frozen by a copy up to here (4 ms); beyond,
+by watching for changes.
+"""
 
 
 class Contents:
@@ -96,18 +105,23 @@ class Contents:
         `overflow`: where files go that do not fit; `order`: who leaves first.
         """
         self._now = copies.clock.now
-        self._tier, self._log = tier, log
+        self._tier = tier
+        self._log = log
         self._table = table
-        self._copies, self._overflow = copies, overflow
+        self._copies = copies
+        self._overflow = overflow
         self._versions = versions
-        self._room, self._fills = room, fills
+        self._room = room
+        self._fills = fills
         self._aside = CopyAside(tier, versions, room, copies)
         self.kernel = KernelWrites(
             tier, log, table, self._opened_to_look, marks, versions.tell_renewed, copies.clock
         )
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
         self._read_on: dict[Ino, tuple[TierId, int]] = {}
-        """Tier files that files have left, and that the kernel still reads for those who opened them before; with a descriptor."""
+        """Tier files that files have left, and that the kernel still reads for those who opened
+        them before; with a descriptor.
+        """
         self.writers = 0
         """Open files that may be written to; kept by `OpenFiles`."""
         self._take_over()
@@ -146,7 +160,8 @@ class Contents:
     # -- life of a content
 
     def create(self, node: Node) -> Body:
-        """Give a node a new, empty content, modified; open if the node is, to be closed with the node's last handle.
+        """Give a node a new, empty content, modified; open if the node is, to be closed with the
+        node's last handle.
 
         In place of other bytes it is not published before it is complete.
         """
@@ -165,16 +180,21 @@ class Contents:
         return body
 
     def adopt(self, node: Node, tier_id: TierId) -> None:
-        """Give a node a clean content that was read from the backing directory into `tier_id`, or that a version has."""
+        """Give a node a clean content that was read from the backing directory into `tier_id`, or
+        that a version has.
+        """
         self._versions.use(tier_id)
-        # Blocks of the backing directory's file say nothing of holes here: room is reserved by these (`pages_wanted`).
+        # Blocks of the backing directory's file say nothing of holes here: room is reserved by
+        # these (`pages_wanted`).
         taken = min(node.size, self._tier.allocated_bytes(tier_id))
         node.blocks = -(-taken // BLOCK_BYTES)
         self._put(node, in_ram(tier_id))
         self.retention.settle(node)
 
     def adopt_version(self, node: Node, version: Version) -> None:
-        """Give a node the content of a version that is not persisted yet; it may have the first bytes of a tier file that went on."""
+        """Give a node the content of a version that is not persisted yet; it may have the first
+        bytes of a tier file that went on.
+        """
         self._resized(node, version.size)
         if version.spilled:
             self._put(node, Body(rest=SpillCopy(version.vid)))
@@ -185,7 +205,9 @@ class Contents:
             self.adopt(node, version.tier_id)
 
     def go_back(self, node: Node) -> Op | None:
-        """Give a node what was complete last; returns its STORE, or None where that is the backing directory's file."""
+        """Give a node what was complete last; returns its STORE, or None where that is the backing
+        directory's file.
+        """
         last = next(
             (
                 op
@@ -205,7 +227,9 @@ class Contents:
         self._put(node, COLD)
 
     def cut(self, node: Node, size: int) -> None:
-        """Of a content that may leave only the first bytes stay in RAM: the row is committed before the tier file is cut."""
+        """Of a content that may leave only the first bytes stay in RAM: the row is committed before
+        the tier file is cut.
+        """
         node.body.close()
         node.body.cut(size)
         self._table.changed(node)
@@ -213,7 +237,8 @@ class Contents:
 
     def _put(self, node: Node, body: Body) -> None:
         """The node's bytes are there from now on, and what it had goes."""
-        before, node.body = node.body, body
+        before = node.body
+        node.body = body
         self._table.changed(node)
         self.retention.forget(node)
         if before.is_overflowed:
@@ -258,13 +283,15 @@ class Contents:
         return body.fd
 
     def is_mapped(self, node: Node) -> bool:
-        """Whether somebody may write to the tier file that the kernel has for the node, be it through a mapping alone.
+        """Whether somebody may write to the tier file that the kernel has for the node, be it
+        through a mapping alone.
 
-        Such a mapping keeps nothing of the mount open: the kernel sends RELEASE when the descriptor is
-        closed. Where a thread is at work on the file that is not known now, nor where the machine has
-        nothing left to look with: then it is said to be so.
+        Such a mapping keeps nothing of the mount open: the kernel sends RELEASE when the descriptor
+        is closed. Where a thread is at work on the file that is not known now, nor where the
+        machine has nothing left to look with: then it is said to be so.
         """
-        tier_id, body = node.kernel_target, node.body
+        tier_id = node.kernel_target
+        body = node.body
         if not tier_id or self._tier.is_lost(tier_id):
             return False
         is_own = body.tier == tier_id and body.fd >= 0
@@ -285,7 +312,8 @@ class Contents:
         return has_writers
 
     def open_kernel_target(self, node: Node) -> int:
-        """A descriptor that only reads of the tier file that the kernel has for the node; the caller closes it.
+        """A descriptor that only reads of the tier file that the kernel has for the node; the
+        caller closes it.
 
         Raises:
             OSError: its bytes are lost, or the machine has no descriptor.
@@ -294,7 +322,9 @@ class Contents:
         return self._tier.open_to_read(node.kernel_target)
 
     def _to_read(self, body: Body) -> None:
-        """Its number stays: an answer to open may be on its way that has the kernel take this file."""
+        """Its number stays: an answer to open may be on its way that has the kernel take this
+        file.
+        """
         self._reopen(body, self._tier.open_to_read(body.tier))
         body.is_fd_to_read = True
 
@@ -342,13 +372,15 @@ class Contents:
             body.close()
             self.retention.settle(node)
         elif not (body.modified or body.sealed or self._log.unsealed_of(node.ino)):
-            self.go_back(
-                node
-            )  # brought up to be changed, and then it was not: what it was a copy of may still wait in the spill directory
+            # brought up to be changed, and then it was not: what it was a copy of may still wait in
+            # the spill directory
+            self.go_back(node)
         self._versions.tell_closed(node.ino)
 
     def interrupt(self, node: Node) -> None:
-        """It is a half: nothing is published or dropped before somebody writes it anew, or decides."""
+        """It is a half: nothing is published or dropped before somebody writes it anew, or
+        decides.
+        """
         assert not node.body.is_cold, node.ino
         node.body.interrupted = True
         self._table.changed(node)
@@ -367,7 +399,8 @@ class Contents:
         if self._is_written_in_kernel(node):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         done = shared()
-        body.busy, body.overflowing = done, True
+        body.busy = done
+        body.overflowing = True
         try:
             while body.in_flight:
                 await wait(self._copies.clock.after(LOOK_AGAIN_S))
@@ -378,16 +411,21 @@ class Contents:
             else:
                 self._overflow.let_go(moved, remove=True)
         finally:
-            body.busy, body.overflowing = None, False
+            body.busy = None
+            body.overflowing = False
             done.set_result(None)
 
     @staticmethod
     def _is_written_in_kernel(node: Node) -> bool:
-        """Whether somebody may write to the tier file unseen, perhaps through a mapping: then the file's bytes cannot be elsewhere."""
+        """Whether somebody may write to the tier file unseen, perhaps through a mapping: then the
+        file's bytes cannot be elsewhere.
+        """
         return node.kernel_writers > 0 and node.in_kernel and node.kernel_target == node.body.tier
 
     def _keep_for_readers(self, node: Node) -> None:
-        """Who reads in the passthrough lane goes on reading the tier file (exception X9): its bytes count until the last has closed it."""
+        """Who reads in the passthrough lane goes on reading the tier file (exception X9): its bytes
+        count until the last has closed it.
+        """
         tier_id = node.body.tier
         if node.in_kernel and node.kernel_target == tier_id and node.ino not in self._read_on:
             self._read_on[node.ino] = (tier_id, self._tier.read_long(tier_id))
@@ -418,7 +456,9 @@ class Contents:
         return await self._unlocked(body, os.pread, size, offset)
 
     def read_head(self, body: Body, offset: int, size: int) -> bytes:
-        """What RAM has of a range of a cold file, from its beginning on; without the lock. b"" also where it has just been given up."""
+        """What RAM has of a range of a cold file, from its beginning on; without the lock. b"" also
+        where it has just been given up.
+        """
         size = min(size, body.head_bytes - offset)
         if size <= 0:
             return b""
@@ -434,7 +474,10 @@ class Contents:
     async def write(
         self, node: Node, offset: int, data: bytes | memoryview, *, by_append: bool = False
     ) -> int:
-        """Write to RAM, or where the file overflowed to; all of it or an error. `by_append`: as `Writing.of` has it."""
+        """Write to RAM, or where the file overflowed to; all of it or an error.
+
+        `by_append`: as `Writing.of` has it.
+        """
         writing = Writing.of(offset, len(data), node.size, by_append=by_append)
         try:
             while True:
@@ -450,7 +493,8 @@ class Contents:
                 if body.is_overflowed:
                     return await self._write_overflow(node, body, offset, data)
         except InterruptedError:
-            raise  # its caller was killed while it waited, and what it wrote before stays what it is
+            # its caller was killed while it waited, and what it wrote before stays what it is
+            raise
         except OSError as error:
             if not (node.body.is_cold or node.body.is_outgrown):
                 self.fail(node, error.errno or errno.EIO, offset)
@@ -473,8 +517,11 @@ class Contents:
         return done
 
     def fail(self, node: Node, number: int, at: int) -> None:
-        """Bytes that were written at `at` are not there: the file is not published as long as that is so, by no worker."""
-        node.body.failed, node.body.failed_at = number, at
+        """Bytes that were written at `at` are not there: the file is not published as long as that
+        is so, by no worker.
+        """
+        node.body.failed = number
+        node.body.failed_at = at
         self._table.changed(node)
 
     def _mended(self, node: Node, body: Body) -> None:
@@ -491,7 +538,9 @@ class Contents:
         *arguments: Any,
         writing: Writing = Writing.WHOLE,
     ) -> int | None:
-        """Let a system call on the tier file write up to `size` bytes at `offset`; None: the file has no (more) room in RAM."""
+        """Let a system call on the tier file write up to `size` bytes at `offset`; None: the file
+        has no (more) room in RAM.
+        """
         body = await self._before_change(node, offset, writing)
         if body.is_overflowed:
             return None
@@ -552,8 +601,11 @@ class Contents:
         return done
 
     def _resized(self, node: Node, size: int) -> None:
-        """The next worker cannot learn the length of what overflowed from a tier file, and asks the backing directory nothing."""
-        node.size, node.blocks = size, -(-size // BLOCK_BYTES)
+        """The next worker cannot learn the length of what overflowed from a tier file, and asks the
+        backing directory nothing.
+        """
+        node.size = size
+        node.blocks = -(-size // BLOCK_BYTES)
         self._table.changed(node)
 
     async def truncate(self, node: Node, size: int, *, opens: bool = False) -> None:
@@ -578,11 +630,13 @@ class Contents:
             self._mended(node, body)
 
     async def empty(self, node: Node, *, opens: bool = False) -> None:
-        """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so that nothing is copied.
+        """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so
+        that nothing is copied.
 
-        `opens`: for somebody who opens the file, and is not known to the next worker before he has it.
-        The kernel's handles stay on their tier file, so there the bytes go before that. Then it is a
-        half from before that on; when this returns it is none, and whoever called says what it is.
+        `opens`: for somebody who opens the file, and is not known to the next worker before he has
+        it. The kernel's handles stay on their tier file, so there the bytes go before that. Then it
+        is a half from before that on; when this returns it is none, and whoever called says what it
+        is.
         """
         body = node.body
         if body.busy is not None:
@@ -605,7 +659,8 @@ class Contents:
         held_elsewhere = not body.is_whole_in_ram or self._tier.is_lost(body.tier)
         is_found = not body.modified or (body.interrupted and not node.in_kernel)
         if held_elsewhere or is_found or self._versions.frozen_bytes(body.tier) > 0:
-            # Clean bytes, and those of a half, stay until it is recorded that they are not shown any more.
+            # Clean bytes, and those of a half, stay until it is recorded that they are not shown
+            # any more.
             self.create(node)
         else:
             body.writing = Writing.WHOLE if node.size else body.writing
@@ -667,8 +722,8 @@ class Contents:
         """fallocate on the staging file, to which the file moves first.
 
         Raises:
-            OSError: EOPNOTSUPP: the kernel may write to it in RAM, or the mode moves other bytes. Or
-                the backing directory's.
+            OSError: EOPNOTSUPP: the kernel may write to it in RAM, or the mode moves other bytes.
+                Or the backing directory's.
         """
         cannot = OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         if mode & ~(FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE):
@@ -686,7 +741,9 @@ class Contents:
     async def _allocate_piece(
         self, node: Node, body: Body, mode: int, offset: int, length: int
     ) -> None:
-        """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get anywhere."""
+        """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get
+        anywhere.
+        """
         try:
             if self._tier.calls.must_queue(body.tier):
                 await self.locking(body, fallocate, mode, offset, length)
@@ -704,10 +761,14 @@ class Contents:
             st = self._tier.settle_fd(body.tier, self.opened(body))
             if node.body is body:
                 self.kernel.note(node, UNSEEN)
-                node.size, node.blocks = st.st_size, st.st_blocks
+                node.size = st.st_size
+                node.blocks = st.st_blocks
 
     def read_in_kernel(self, node: Node) -> None:
-        """A reader in the passthrough lane is gone. Holes that it read through a mapping have pages now, which nobody saw come."""
+        """A reader in the passthrough lane is gone.
+
+        Holes that it read through a mapping have pages now, which nobody saw come.
+        """
         body = node.body
         if body.is_whole_in_ram:
             node.blocks = self._tier.settle_fd(body.tier, self.opened(body)).st_blocks
@@ -719,12 +780,16 @@ class Contents:
         if body.sealed:
             self._in_sealed(node, body)
         elif not body.modified or body.interrupted:
-            body.modified, body.interrupted, body.modified_since = True, False, self._now()
+            body.modified = True
+            body.interrupted = False
+            body.modified_since = self._now()
             self.retention.forget(node)
             self._table.changed(node)
 
     def _in_sealed(self, node: Node, body: Body) -> None:
-        """A write that was under way when another descriptor was closed is in the version that this made, which waited for it."""
+        """A write that was under way when another descriptor was closed is in the version that this
+        made, which waited for it.
+        """
         for op in self._log.pending_of(node.ino):
             if op.version is not None and op.version.staging_name == body.staging:
                 op.version.size = node.size
@@ -748,14 +813,18 @@ class Contents:
     def dirtied(self, node: Node) -> None:
         """The bytes are to be stored once more, as they are."""
         assert not node.body.is_cold, node.ino
-        node.body.modified, node.body.modified_since = True, self._now()
+        node.body.modified = True
+        node.body.modified_since = self._now()
         self.retention.forget(node)
         self._table.changed(node)
 
     # -- versions
 
     def freeze(self, node: Node, *, quiet: bool) -> Version:
-        """The content as it is now, as a version; the caller logs the STORE. `quiet`: as `Changes.freeze` has it."""
+        """The content as it is now, as a version; the caller logs the STORE.
+
+        `quiet`: as `Changes.freeze` has it.
+        """
         assert not node.body.is_cold, node.ino
         if node.body.staging:
             return self._freeze_overflow(node, node.body)
@@ -804,7 +873,9 @@ class Contents:
         self.settled()
 
     def finished(self, version: Version) -> None:
-        """The version is persisted or will never be: its bytes are free to go, unless they are the current content."""
+        """The version is persisted or will never be: its bytes are free to go, unless they are the
+        current content.
+        """
         self.kernel.forget(version)
         if not version.is_local:
             node = self._table.get(version.ino)
@@ -831,18 +902,24 @@ class Contents:
         )
 
     def keep_overflowed(self, version: Version) -> None:
-        """The version is given up, and its staging file stays: who has the file open reads and writes on there (`keeps_staging`)."""
+        """The version is given up, and its staging file stays: who has the file open reads and
+        writes on there (`keeps_staging`).
+        """
         node = self._table[version.ino]
         node.body.sealed = False
         self.kernel.forget(version)
         self._table.changed(node)
 
     def settled(self) -> None:
-        """After the last of `finished` and of what became clean by it: who waits for room may do so in vain now."""
+        """After the last of `finished` and of what became clean by it: who waits for room may do so
+        in vain now.
+        """
         self._room.drained()
 
     def _drop_unreadable(self, version: Version) -> None:
-        """A content goes with the copy it lives on, or lived on; one that is on its way back to RAM has no need of it soon."""
+        """A content goes with the copy it lives on, or lived on; one that is on its way back to RAM
+        has no need of it soon.
+        """
         node = (
             self._table.get(version.ino)
             if version.spilled or self._tier.is_lost(version.tier_id)
@@ -878,7 +955,9 @@ class Contents:
         await self._free(node, start)
 
     async def _free(self, node: Node, start: int) -> Body:
-        """The content, once no version needs its bytes from `start` on: they have a copy, or, without room for one, the file moves."""
+        """The content, once no version needs its bytes from `start` on: they have a copy, or,
+        without room for one, the file moves.
+        """
         while (body := await self._aside.free(node, start)) is None:
             await self._to_overflow(node)
         return body
@@ -888,7 +967,10 @@ class Contents:
         return 0 if node.body.is_cold else self._versions.frozen_bytes(node.body.tier)
 
     def watch_again(self, node: Node, *, versions_too: bool) -> None:
-        """After a takeover: the kernel has been writing all the time. `versions_too`: not only behind their ends."""
+        """After a takeover: the kernel has been writing all the time.
+
+        `versions_too`: not only behind their ends.
+        """
         if versions_too and not node.body.is_cold:
             self.kernel.watch_again(self._versions.on(node.body.tier))
 
@@ -899,10 +981,11 @@ class Contents:
     async def _before_change(
         self, node: Node, start: int, writing: Writing, half: Half = Half.NO
     ) -> Body:
-        """Make bytes from `start` on free to change, and have that recorded, and how they are changed.
+        """Make bytes from `start` on free to change, and have that recorded, and how they are
+        changed.
 
-        A kill after the first changed byte must find the content dirty, and versions on their copies.
-        `half`: whether it must find a half.
+        A kill after the first changed byte must find the content dirty, and versions on their
+        copies. `half`: whether it must find a half.
         """
         while True:
             copied = self._aside.copied_bytes

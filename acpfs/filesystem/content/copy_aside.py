@@ -1,6 +1,8 @@
-"""Making the bytes of a content free to change: what versions need of them is copied to a tier file of their own first.
+"""Making the bytes of a content free to change: what versions need of them is copied to a tier file
+of their own first.
 
-Knows contents and versions; does not know what changes them. Runs as a call does, under the file system's lock between its waits.
+Knows contents and versions; does not know what changes them. Runs as a call does, under the file
+system's lock between its waits.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from acpfs.ram.waiting import Purpose
 from acpfs.types import TierId
 
 INLINE_COPY_BYTES_MAX = 1 << 20
-"""Up to here a copy under the lock (about 0.3 ms) is cheaper than a thread switch with everybody else let in between."""
+"""Up to here a copy under the lock (about 0.3 ms) is cheaper than a thread switch with everybody
+else let in between.
+"""
 
 
 class CopyAside:
@@ -35,10 +39,12 @@ class CopyAside:
         """So far."""
 
     async def free(self, node: Node, start: int) -> Body | None:
-        """The node's content, once no version needs its bytes from `start` on; None: there is no room for a copy of what they need.
+        """The node's content, once no version needs its bytes from `start` on; None: there is no
+        room for a copy of what they need.
 
         Raises:
-            OSError: EBUSY: it is changed through the path while it outgrows RAM in passthrough. ENOSPC: no room, and that is the policy.
+            OSError: EBUSY: it is changed through the path while it outgrows RAM in passthrough.
+                ENOSPC: no room, and that is the policy.
         """
         while True:
             body = node.body
@@ -57,7 +63,9 @@ class CopyAside:
                 return None
 
     async def _copy_aside(self, node: Node, body: Body, size: int) -> bool:
-        """Give the versions on this tier file a copy of their own; False: there is no room for it."""
+        """Give the versions on this tier file a copy of their own; False: there is no room for
+        it.
+        """
         done = shared()
         body.busy = done
         try:
@@ -72,8 +80,9 @@ class CopyAside:
             finally:
                 self._tier.release(size)
             self._tier.settle(target)
-            # Only when the copy is whole. A stream that has begun reads on in the old file, which changes from now on: so it compares
-            # after each read whether the version has moved (interleaving 1).
+            # Only when the copy is whole. A stream that has begun reads on in the old file, which
+            # changes from now on: so it compares after each read whether the version has moved
+            # (interleaving 1).
             self._versions.move(body.tier, target)
             self.copied_bytes += size
             return True

@@ -1,9 +1,10 @@
 """In which order clean contents leave the RAM tier.
 
-Files that belong to no retained checkpoint come first, least recently used first; then the files of retained checkpoints, oldest checkpoint
-of its save_dir first and the newest last; pinned files never. Retained are the newest K settled checkpoints of each save_dir, and every
-one that is still being written. Knows names and numbers of files; does not know bytes, nor how a content leaves. Used under the file
-system's lock.
+Files that belong to no retained checkpoint come first, least recently used first; then the files of
+retained checkpoints, oldest checkpoint of its save_dir first and the newest last; pinned files
+never. Retained are the newest K settled checkpoints of each save_dir, and every one that is still
+being written. Knows names and numbers of files; does not know bytes, nor how a content leaves. Used
+under the file system's lock.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class EvictionOrder:
 
     def __init__(self, table: NodeTable, catalogue: Catalogue, pins: Pins, keep: int) -> None:
         """`catalogue`: says which checkpoint a file belongs to, and whether that is persisted."""
-        self._table, self._catalogue, self.pins = table, catalogue, pins
+        self._table = table
+        self._catalogue = catalogue
+        self.pins = pins
         self.keep = keep
         """How many checkpoints of each save_dir are retained; changeable at any time."""
         self._loose: Shelf = OrderedDict()
@@ -91,19 +94,20 @@ class EvictionOrder:
             for shelf in (self._loose, self._pinned, *self._checkpoints.values())
             for ino, stamp in shelf.items()
         )
-        self._loose, self._pinned, self._checkpoints, self._shelf_of = (
-            OrderedDict(),
-            OrderedDict(),
-            {},
-            {},
-        )
+        self._loose = OrderedDict()
+        self._pinned = OrderedDict()
+        self._checkpoints = {}
+        self._shelf_of = {}
         for stamp, ino in used:
             self._place(self._table[ino], stamp)
 
     # -- the order
 
     def candidates(self, *, also_retained: bool = True) -> Iterator[Node]:
-        """Who leaves next, as long as anybody may. Whoever takes a node discards it, or is given it again."""
+        """Who leaves next, as long as anybody may.
+
+        Whoever takes a node discards it, or is given it again.
+        """
         self._settle()
         retained = self.retained()
         free = [
@@ -123,7 +127,9 @@ class EvictionOrder:
                 yield self._table[next(iter(kept))]
 
     def retained(self) -> list[Checkpoint]:
-        """Checkpoints that stay as long as there is room without them; those that leave first, first."""
+        """Checkpoints that stay as long as there is room without them; those that leave first,
+        first.
+        """
         self._settle()
         by_save_dir: dict[bytes, list[Checkpoint]] = {}
         for checkpoint in self._checkpoints:

@@ -1,9 +1,12 @@
-"""One cold file on its way from the backing directory into a tier file, in pieces, in whatever order they are asked for.
+"""One cold file on its way from the backing directory into a tier file, in pieces, in whatever
+order they are asked for.
 
-Owns the pieces: which are there, which are being read and by whom, and the checksum, which follows behind the first gap. Does not know
-nodes, budgets or why the file comes. What a request asks for is read by the request's own call, at once, and everybody else who needs that
-piece waits for the same one; reading ahead goes through threads of its own, so no request ever waits behind it. Thread-safe, a lock
-of its own, never held over a system call; threads that hang on the backing directory hang alone.
+Owns the pieces: which are there, which are being read and by whom, and the checksum, which follows
+behind the first gap. Does not know nodes, budgets or why the file comes. What a request asks for is
+read by the request's own call, at once, and everybody else who needs that piece waits for the same
+one; reading ahead goes through threads of its own, so no request ever waits behind it. Thread-safe,
+a lock of its own, never held over a system call; threads that hang on the backing directory hang
+alone.
 """
 
 from __future__ import annotations
@@ -29,11 +32,14 @@ from acpfs.types import TierId
 PIECE_BYTES = 1 << 20
 """What one request of the kernel asks for at most."""
 RUN_PIECES = 2
-"""Read ahead in one call. Large enough for a storage that likes large requests, small enough that four readers share the end of a file;
-`bench.warm_reads` holds the whole against dd."""
+"""Read ahead in one call. Large enough for a storage that likes large requests, small enough that
+four readers share the end of a file; `bench.warm_reads` holds the whole against dd.
+"""
 READERS = 4
 """Threads that read one file ahead."""
-_MISSING, _BEING_READ, _THERE = 0, 1, 2
+_MISSING = 0
+_BEING_READ = 1
+_THERE = 2
 
 
 @dataclass(slots=True)
@@ -65,13 +71,16 @@ class Fill:
         progress: Progress,
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`source`: descriptor on the backing directory, `target`: on an empty tier file; both are closed here, when nobody uses them.
+        """`source`: descriptor on the backing directory, `target`: on an empty tier file; both are
+        closed here, when nobody uses them.
 
-        `direct`: the source takes aligned requests only. `requests`: threads for what is asked for; `ahead`: for reading ahead.
-        `progress`: of reading ahead. When that is given up, the bytes in the tier file count for nothing any more, and may go.
-        `wanted`: asked before each run is read ahead, without a lock: whether the file is still the one that is wanted.
+        `direct`: the source takes aligned requests only. `requests`: threads for what is asked for;
+        `ahead`: for reading ahead. `progress`: of reading ahead. When that is given up, the bytes
+        in the tier file count for nothing any more, and may go. `wanted`: asked before each run is
+        read ahead, without a lock: whether the file is still the one that is wanted.
         """
-        self.size, self._wanted = size, wanted
+        self.size = size
+        self._wanted = wanted
         self.progress = progress
         self.done: Future[str] = Future()
         self.before: LowerStat | None = None
@@ -84,13 +93,19 @@ class Fill:
         """Whether it comes by itself, whatever is asked for."""
         self.asked_bytes = 0
         """How much was asked for so far; every piece counts once."""
-        self._lower, self._source_fd, self._target_fd, self._direct = lower, source, target, direct
+        self._lower = lower
+        self._source_fd = source
+        self._target_fd = target
+        self._direct = direct
         self._map = mmap.mmap(target, size)
         self._view = memoryview(self._map)
         self._touching = threading.Lock()
-        """Held where the mapping is touched by other means than a system call, or the tier file is written, and that not after the end:
-        it may be cut off then, and a touch would be a SIGBUS. A read(2) that comes back so late fails with EFAULT."""
-        self._requests, self._ahead = requests, ahead
+        """Held where the mapping is touched by other means than a system call, or the tier file is
+        written, and that not after the end: it may be cut off then, and a touch would be a SIGBUS.
+        A read(2) that comes back so late fails with EFAULT.
+        """
+        self._requests = requests
+        self._ahead = ahead
         self._count = max(1, -(-size // PIECE_BYTES))
         self._state = bytearray(self._count)
         self._being_read: dict[int, Future[None]] = {}
@@ -127,7 +142,9 @@ class Fill:
             self._ahead.close_later(self._source_fd)
 
     def source_copy(self) -> int:
-        """Another descriptor of the same file of the backing directory, while somebody `use`s this; -1: not for others."""
+        """Another descriptor of the same file of the backing directory, while somebody `use`s this;
+        -1: not for others.
+        """
         return -1 if self._direct else os.dup(self._source_fd)
 
     # -- asking
@@ -153,9 +170,13 @@ class Fill:
         return offset // PIECE_BYTES, max(offset, end - 1) // PIECE_BYTES
 
     def ask(self, offset: int, size: int) -> list[Future[None]]:
-        """What to wait for until the range is there. Pieces that nobody reads yet are read by calls of their own, at once."""
+        """What to wait for until the range is there.
+
+        Pieces that nobody reads yet are read by calls of their own, at once.
+        """
         first, last = self._range(offset, size)
-        waits, begun = [], []
+        waits = []
+        begun = []
         with self._lock:
             if self._ended and self._there < self._count:
                 raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
@@ -180,7 +201,8 @@ class Fill:
     def _begin(self, piece: int) -> int:
         self._state[piece] = _BEING_READ
         future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # one impatient reader must not cancel it for the others
+        # one impatient reader must not cancel it for the others
+        future.set_running_or_notify_cancel()
         self._being_read[piece] = future
         self._users += 1
         return piece
@@ -195,7 +217,9 @@ class Fill:
     # -- reading ahead
 
     def lead(self) -> None:
-        """Read all that is missing, several ranges at a time, behind what was asked for last first."""
+        """Read all that is missing, several ranges at a time, behind what was asked for last
+        first.
+        """
         with self._lock:
             self.led = True
             missing = 0 if self._ended else self._state.count(_MISSING)
@@ -229,7 +253,9 @@ class Fill:
         self.unuse()
 
     def _next_run(self) -> tuple[int, int]:
-        """The next missing pieces that lie together: behind the last that were begun, else from the start."""
+        """The next missing pieces that lie together: behind the last that were begun, else from the
+        start.
+        """
         with self._lock:
             if self._ended:
                 return 0, 0
@@ -254,7 +280,9 @@ class Fill:
         *arguments: Any,
         refused: Callable[[BaseException], None],
     ) -> None:
-        """Where so many calls hang that the pool takes no more, it ends here; `refused` does what the call would have at its end."""
+        """Where so many calls hang that the pool takes no more, it ends here; `refused` does what
+        the call would have at its end.
+        """
         done = pool.submit(label, function, *arguments)
         error = done.exception() if done.done() else None
         if isinstance(error, BackingTimeoutError):
@@ -277,7 +305,8 @@ class Fill:
             if not self._ended:
                 self._copy(first * PIECE_BYTES, min(self.size, (first + count) * PIECE_BYTES))
             self._arrived(first, count)
-        except BaseException as error:  # noqa: BLE001 - whatever it was: bytes that did not come are never there
+        except BaseException as error:  # noqa: BLE001
+            # whatever it was: bytes that did not come are never there
             self._fail(error)
         finally:
             for _ in range(count):
@@ -288,9 +317,9 @@ class Fill:
         if start < whole:
             with self._view[start:whole] as run:
                 self._read_into(run, start)
-        if (
-            whole < end
-        ):  # the source may have become longer: nothing may lie behind the end of the tier file, in its last page
+        if whole < end:
+            # the source may have become longer: nothing may lie behind the end of the tier file, in
+            # its last page
             with memoryview(mmap.mmap(-1, mmap.PAGESIZE)) as page:
                 first = max(start, whole)
                 self._read_into(page, first, end - first)
@@ -321,7 +350,8 @@ class Fill:
             if not self._ended:
                 self._state[first : first + count] = bytes([_THERE]) * count
                 self._there += count
-            hashing, self._hashing = self._hashing, True
+            hashing = self._hashing
+            self._hashing = True
         for future in futures:
             future.set_result(None)
         if not hashing:
@@ -367,7 +397,10 @@ class Fill:
     # -- the end
 
     def give_up(self) -> None:
-        """Not wanted any more: who waits is told, what is being read is not waited for. The tier file may be cut off when this returns."""
+        """Not wanted any more: who waits is told, what is being read is not waited for.
+
+        The tier file may be cut off when this returns.
+        """
         self.progress.give_up()
         self._fail(OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)))
         with self._touching:
@@ -387,14 +420,19 @@ class Fill:
 
 @dataclass(slots=True, eq=False)
 class Coming:
-    """One file on its way: its bytes count when all have come and are what was stored. Until then no row names the tier file."""
+    """One file on its way: its bytes count when all have come and are what was stored.
+
+    Until then no row names the tier file.
+    """
 
     fill: Fill
     tier_id: TierId
     identity: tuple[int, int, int, int]
     """Of the file on the backing directory."""
     settled: Future[str] = field(default_factory=Future)
-    """How it ended: verified, unknown (nothing was noted to compare with), mismatch, changed, failed, given up."""
+    """How it ended: verified, unknown (nothing was noted to compare with), mismatch, changed,
+    failed, given up.
+    """
     asked_for: bool = False
     """By name: it does not go when its last reader closes."""
     sound: bool = False
@@ -402,11 +440,15 @@ class Coming:
     gone: bool = False
 
     def __post_init__(self) -> None:
-        self.settled.set_running_or_notify_cancel()  # one impatient reader must not cancel it for the others
+        # one impatient reader must not cancel it for the others
+        self.settled.set_running_or_notify_cancel()
 
 
 class Fills:
-    """All files on their way, and the room that is reserved for them. Used under the file system's lock."""
+    """All files on their way, and the room that is reserved for them.
+
+    Used under the file system's lock.
+    """
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
@@ -435,7 +477,9 @@ class Fills:
         self._tier.release(coming.fill.size)
 
     def give_way(self, wanted: int) -> int:
-        """Somebody needs room: what is on its way goes, the youngest first; returns the bytes that came free."""
+        """Somebody needs room: what is on its way goes, the youngest first; returns the bytes that
+        came free.
+        """
         freed = 0
         for coming in reversed(list(self._all)):
             if freed >= wanted:

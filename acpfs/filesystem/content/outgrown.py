@@ -1,11 +1,14 @@
-"""Files that outgrow RAM while the kernel writes them: what is written so far moves to a staging file, piece by piece, the rest at close.
+"""Files that outgrow RAM while the kernel writes them: what is written so far moves to a staging
+file, piece by piece, the rest at close.
 
-Only while the file's writers are held (`hold`), so that the bytes stand still. A piece that is gone from the tier file is a hole
-there, and the staging file has it; every piece is in one of the two. If the application writes to a gone piece again, the kernel
-fills the rest of its page with zeros: that is merged where it is exact, and where it cannot be told apart the file fails, loudly.
-Order: the row that says "gone" is committed before the hole is punched, so a crash between leaves both. Threads of the pool copy
-without the lock. Whatever takes the tier file's inode lock is done while the file is held, when no
-application can have that lock, or in the file's own thread (`Contents.locking`).
+Only while the file's writers are held (`hold`), so that the bytes stand still. A piece that is gone
+from the tier file is a hole there, and the staging file has it; every piece is in one of the two.
+If the application writes to a gone piece again, the kernel fills the rest of its page with zeros:
+that is merged where it is exact, and where it cannot be told apart the file fails, loudly. Order:
+the row that says "gone" is committed before the hole is punched, so a crash between leaves both.
+Threads of the pool copy without the lock. Whatever takes the tier file's inode lock is done while
+the file is held, when no application can have that lock, or in the file's own thread
+(`Contents.locking`).
 """
 
 from __future__ import annotations
@@ -40,10 +43,13 @@ from acpfs.writeback.log.stages import Step
 
 PIECE = OUTGROWN_PIECE_BYTES
 KEEP_PIECES = 2
-"""At either end so much stays in RAM: headers are rewritten at last, and the end is where the writer is."""
+"""At either end so much stays in RAM: headers are rewritten at last, and the end is where the
+writer is.
+"""
 SENT_PIECES = 32
 """Of the rest of a file so much is flushed at a time, and sent again where that fails: 64 MiB."""
-RETRY_DELAY_MIN_S, RETRY_DELAY_MAX_S = 0.1, 10.0
+RETRY_DELAY_MIN_S = 0.1
+RETRY_DELAY_MAX_S = 10.0
 RELEASE_WAIT_S = 5.0
 STEADY_WAIT_S = 5.0
 
@@ -76,9 +82,15 @@ class OutgrownFiles:
         """`earlier`: what killed workers may still write to the same staging files."""
         self._chance = chance
         self._earlier = earlier
-        self._lower, self._calls, self._tier = lower, calls, tier
-        self._contents, self._table, self._log, self._state = contents, table, operations, state
-        self._admission, self._lock = admission, lock
+        self._lower = lower
+        self._calls = calls
+        self._tier = tier
+        self._contents = contents
+        self._table = table
+        self._log = operations
+        self._state = state
+        self._admission = admission
+        self._lock = lock
         self._running = 0
         self._moving = {node for node in table if node.body.is_outgrown}
         self.files = 0
@@ -87,11 +99,13 @@ class OutgrownFiles:
     # -- while held
 
     def relieve(self, held: Held, tell: Callable[[], None]) -> Relief:
-        """Begin to move a held file's bytes out, unless there is nothing to be moved, or it may not be. One file at a time.
+        """Begin to move a held file's bytes out, unless there is nothing to be moved, or it may not
+        be. One file at a time.
 
         `tell`: called when that has ended.
         """
-        node, body = held.node, held.node.body
+        node = held.node
+        body = held.node.body
         if (
             self._running
             or not self._earlier.over.done()
@@ -206,9 +220,12 @@ class OutgrownFiles:
             return os.dup(moving.fd)
 
     def _move(self, held: Held, body: Body, source: int, target: int, piece: int) -> bool:
-        """One piece; False when the hold has ended meanwhile, or, which is seen under the lock, the file has its staging file's body."""
+        """One piece; False when the hold has ended meanwhile, or, which is seen under the lock, the
+        file has its staging file's body.
+        """
         while True:
-            gaps, data = held.gaps, os.pread(source, PIECE, piece * PIECE)
+            gaps = held.gaps
+            data = os.pread(source, PIECE, piece * PIECE)
             if _is_gone(body, piece):
                 _check(data, os.pread(target, PIECE, piece * PIECE))
             write_all(target, data, piece * PIECE)
@@ -228,14 +245,18 @@ class OutgrownFiles:
         return held.until is not None
 
     def _punch(self, node: Node, body: Body, fd: int, piece: int, data: bytes) -> None:
-        """Under the lock, while the file is held. The hole is no change of the file: its times stay."""
+        """Under the lock, while the file is held.
+
+        The hole is no change of the file: its times stay.
+        """
         assert body.is_outgrown
         before = os.fstat(fd)
         self._contents.kernel.look(node)
         assert isinstance(body.rest, Staging)
         is_new = not _is_gone(body, piece)
-        # The row before the hole: after a crash in between the piece is in both places, and read from the staging file. The other way round
-        # the row would say that zeros are the file's bytes.
+        # The row before the hole: after a crash in between the piece is in both places, and read
+        # from the staging file. The other way round the row would say that zeros are the file's
+        # bytes.
         body.move_out(body.rest, piece * PIECE, (piece + 1) * PIECE)
         self._table.changed(node)
         try:
@@ -273,7 +294,8 @@ class OutgrownFiles:
                 self.fail(held.node, body)
             elif error is not None:
                 log.warning(
-                    "a file larger than RAM cannot be moved to the backing directory; will be tried again",
+                    "a file larger than RAM cannot be moved to the backing directory; will be "
+                    "tried again",
                     error=str(error),
                 )
                 held.not_before = self._calls.clock.now() + RETRY_DELAY_MAX_S / 10
@@ -281,23 +303,29 @@ class OutgrownFiles:
         tell()
 
     def fail(self, node: Node, body: Body) -> None:
-        """What the file holds cannot be told any more: it is not published, and its kind goes through the daemon from now on."""
-        body.failed, body.failed_at = errno.EIO, 0
+        """What the file holds cannot be told any more: it is not published, and its kind goes
+        through the daemon from now on.
+        """
+        body.failed = errno.EIO
+        body.failed_at = 0
         self._table.changed(node)
         path = self._table.path(node.ino)
         self._admission.never(path)
         log.error(
-            "a file larger than RAM was overwritten where its bytes had left RAM: it fails with EIO and is not stored",
+            "a file larger than RAM was overwritten where its bytes had left RAM: it fails with "
+            "EIO and is not stored",
             path=shown(path),
         )
 
     # -- reading
 
     async def closed_in_the_kernel(self, node: Node) -> None:
-        """Before the file is opened: the kernel would let the opener map holes, and a mapping that is read fills them.
+        """Before the file is opened: the kernel would let the opener map holes, and a mapping that
+        is read fills them.
 
         Raises:
-            OSError: EBUSY while it is being written. RELEASE comes a moment after close has returned, and is waited for.
+            OSError: EBUSY while it is being written. RELEASE comes a moment after close has
+                returned, and is waited for.
         """
         body = node.body
         if body.moving_out is None or not node.kernel_handles:
@@ -329,10 +357,12 @@ class OutgrownFiles:
                 await self._take_up(node, body, wanted)
 
     async def _take_up(self, node: Node, body: Body, size: int) -> None:
-        """Its writer was killed, and nobody else will finish it: what there is of it goes to the staging file, where it can be changed.
+        """Its writer was killed, and nobody else will finish it: what there is of it goes to the
+        staging file, where it can be changed.
 
-        A place in the order that it was given while it was open stays its own, and unsealed, until who goes on with it has closed it.
-        Nothing of it is cut off before it is recorded that it is shorter: whoever asked for that may be killed, and so may this worker.
+        A place in the order that it was given while it was open stays its own, and unsealed, until
+        who goes on with it has closed it. Nothing of it is cut off before it is recorded that it is
+        shorter: whoever asked for that may be killed, and so may this worker.
         """
         done = body.busy = shared()
         call = self._calls.submit("take up outgrown", self._complete, body, node.size, size)
@@ -380,10 +410,8 @@ class OutgrownFiles:
             data = bytearray(os.pread(fd, size, offset))
             for piece in range(offset // PIECE, -(-(offset + len(data)) // PIECE)):
                 if _is_gone(body, piece) and not _has_data(fd, piece):
-                    start, end = (
-                        max(offset, piece * PIECE),
-                        min(offset + len(data), (piece + 1) * PIECE),
-                    )
+                    start = max(offset, piece * PIECE)
+                    end = min(offset + len(data), (piece + 1) * PIECE)
                     data[start - offset : end - offset] = os.pread(
                         self._open(body, moving), end - start, start
                     )
@@ -394,7 +422,9 @@ class OutgrownFiles:
     # -- the end
 
     def is_lost(self, node: Node) -> bool:
-        """Whether everybody who wrote to the file was told that it failed, and nobody has it open any more."""
+        """Whether everybody who wrote to the file was told that it failed, and nobody has it open
+        any more.
+        """
         return (
             bool(node.body.is_outgrown and node.body.failed)
             and not node.handles
@@ -402,7 +432,9 @@ class OutgrownFiles:
         )
 
     def open_before(self, seq: Seq) -> list[Op]:
-        """Stores up to `seq`, the oldest first, before which the order stops until somebody closes their files, or decides."""
+        """Stores up to `seq`, the oldest first, before which the order stops until somebody closes
+        their files, or decides.
+        """
         moving = (
             node for node in self._moving if node.open_writers or node.interrupted
         )  # or nobody has decided about a half
@@ -410,12 +442,15 @@ class OutgrownFiles:
         return sorted(ops, key=lambda op: op.seq)
 
     async def in_the_way(self, seq: Seq) -> list[Op]:
-        """`open_before`, but RELEASE, which comes a moment after close has returned, is waited for."""
+        """`open_before`, but RELEASE, which comes a moment after close has returned, is waited
+        for.
+        """
         until = self._calls.clock.now() + RELEASE_WAIT_S
         for op in self.open_before(seq):
             moving = self._table[op.ino].body.moving_out
             if moving is not None:
-                # On no thread: as many who wait as there are threads would keep that close from being answered.
+                # On no thread: as many who wait as there are threads would keep that close from
+                # being answered.
                 await wait(
                     self._calls.clock.at_most(
                         moving.released, max(0.0, until - self._calls.clock.now())
@@ -424,7 +459,8 @@ class OutgrownFiles:
         return self.open_before(seq)
 
     def refuse_to_wait(self, node: Node) -> None:
-        """Somebody is about to wait until a file, or what stands behind it, is persisted: what outgrew RAM is, after its last close.
+        """Somebody is about to wait until a file, or what stands behind it, is persisted: what
+        outgrew RAM is, after its last close.
 
         Raises:
             OSError: ENOSPC.
@@ -432,7 +468,8 @@ class OutgrownFiles:
         if self._log.unsealed_of(node.ino):
             path = shown(self._table.path(node.ino))
             log.error(
-                "larger than RAM, and open: a durable fsync of it, or of what is behind it, fails until its last close",
+                "larger than RAM, and open: a durable fsync of it, or of what is behind it, "
+                "fails until its last close",
                 path=path,
             )
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -477,8 +514,11 @@ class OutgrownFiles:
             os.close(source)
 
     async def finish(self, node: Node) -> None:
-        """Nobody writes to the file any more: the rest follows, and the staging file is its content. Tried for ever."""
-        body, delay_s = node.body, RETRY_DELAY_MIN_S
+        """Nobody writes to the file any more: the rest follows, and the staging file is its
+        content. Tried for ever.
+        """
+        body = node.body
+        delay_s = RETRY_DELAY_MIN_S
         moving = body.moving_out
         if moving is None:
             self.seal_taken_up(node)
@@ -524,9 +564,11 @@ class OutgrownFiles:
         return None
 
     def seal_taken_up(self, node: Node) -> None:
-        """Who went on with it, be it a half, has closed it: now its place in the order has its bytes.
+        """Who went on with it, be it a half, has closed it: now its place in the order has its
+        bytes.
 
-        Who only keeps it open does not hold that up. No close fixes anything of a file without a name; there it is the last one's.
+        Who only keeps it open does not hold that up. No close fixes anything of a file without a
+        name; there it is the last one's.
         """
         body = node.body
         ops = self._log.unsealed_of(node.ino) if body.is_overflowed else []
@@ -541,11 +583,9 @@ class OutgrownFiles:
 
     def _note(self, node: Node, error: OSError) -> None:
         for op in self._log.unsealed_of(node.ino):
-            op.tries, op.last_error, op.last_detail = (
-                op.tries + 1,
-                error.errno,
-                error.strerror or str(error),
-            )
+            op.tries = op.tries + 1
+            op.last_error = error.errno
+            op.last_detail = error.strerror or str(error)
             self._log.save(op)
 
     def _complete(self, body: Body, size: int, wanted: int) -> None:
@@ -587,7 +627,8 @@ class OutgrownFiles:
     def _sealed(self, node: Node, body: Body) -> None:
         if body.moving_out is None or node.body is not body:
             return
-        # What no close has fixed is half of what somebody in the daemon's lane is at: his close seals it (`seal_taken_up`).
+        # What no close has fixed is half of what somebody in the daemon's lane is at: his close
+        # seals it (`seal_taken_up`).
         is_at_it = body.modified and node.names and node.open_writers
         ops = [] if is_at_it else self._log.unsealed_of(node.ino)
         moved = overflowed(body.staging, body.moving_out.fd, sealed=bool(ops)).moved_from(body)
@@ -605,7 +646,9 @@ class OutgrownFiles:
 
 
 def _is_gone(body: Body, piece: int) -> bool:
-    """Whether the staging file has it; in the tier file it is a hole, or what was written to it since."""
+    """Whether the staging file has it; in the tier file it is a hole, or what was written to it
+    since.
+    """
     return not body.here.covers(piece * PIECE, (piece + 1) * PIECE)
 
 
@@ -632,10 +675,13 @@ def _has_data(fd: int, piece: int) -> bool:
 
 
 def _check(new: bytes, old: bytes) -> None:
-    """Where `new` has zeros, they may be the kernel's filling: it is what the file holds now unless `old` has something there."""
+    """Where `new` has zeros, they may be the kernel's filling: it is what the file holds now unless
+    `old` has something there.
+    """
     if new == old:
         return
-    zeros, somethings = new.translate(_ZERO_TO_ONE), old[: len(new)].translate(_NONZERO_TO_ONE)
+    zeros = new.translate(_ZERO_TO_ONE)
+    somethings = old[: len(new)].translate(_NONZERO_TO_ONE)
     if int.from_bytes(zeros, "little") & int.from_bytes(
         somethings.ljust(len(zeros), b"\0"), "little"
     ):

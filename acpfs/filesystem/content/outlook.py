@@ -1,9 +1,11 @@
 """How much room the drain makes by itself: what whoever waits for RAM may wait for.
 
-No wait may end only by the one who waits, by another application, by a person or by another machine. So bytes count here only where the
-storage alone has to do its part: their file is closed, they are its last version, and nothing stands in front of them in the order that
-somebody has to close, decide or persist elsewhere (docs/internals/room.md has the list). A storage that hangs or is full does not count
-as such: to wait for it is what `when_full=wait` means. Used under the file system's lock; nothing here waits or changes anything.
+No wait may end only by the one who waits, by another application, by a person or by another
+machine. So bytes count here only where the storage alone has to do its part: their file is closed,
+they are its last version, and nothing stands in front of them in the order that somebody has to
+close, decide or persist elsewhere (docs/internals/room.md has the list). A storage that hangs or is
+full does not count as such: to wait for it is what `when_full=wait` means. Used under the file
+system's lock; nothing here waits or changes anything.
 """
 
 from __future__ import annotations
@@ -46,9 +48,11 @@ class DrainOutlook:
         self._pins = pins
 
     def coming(self, wanted: int) -> Forecast:
-        """Bytes of RAM that come free without anybody's doing but the storage's; counts no further than what is wanted.
+        """Bytes of RAM that come free without anybody's doing but the storage's; counts no further
+        than what is wanted.
 
-        It costs a microsecond for each operation that it goes by, and ends at the first that stops the order.
+        It costs a microsecond for each operation that it goes by, and ends at the first that stops
+        the order.
         """
         size = files = 0
         stuck: set[Ino] = set()
@@ -81,7 +85,8 @@ class DrainOutlook:
     def _leaves(self, node: Node, last: Op) -> bool:
         """Whether the file's content may leave RAM when its last operation is done.
 
-        One whose descriptor was closed just now is open until RELEASE, which comes behind: it is known soon whether that was its last.
+        One whose descriptor was closed just now is open until RELEASE, which comes behind: it is
+        known soon whether that was its last.
         """
         body = node.body
         return (
@@ -92,9 +97,11 @@ class DrainOutlook:
         )
 
     def stops(self, op: Op) -> bool:
-        """Whether the order ends before the operation until somebody has closed, decided or persisted something.
+        """Whether the order ends before the operation until somebody has closed, decided or
+        persisted something.
 
-        Not where it only stands aside: then the others go on. A close of which nobody knows yet whether it was the last is known soon.
+        Not where it only stands aside: then the others go on. A close of which nobody knows yet
+        whether it was the last is known soon.
         """
         if op.aside is not Aside.NONE or op.tentative:
             return False
@@ -115,7 +122,9 @@ class DrainOutlook:
         )  # the kernel writes to it unseen, and its stream begins anew for as long as somebody does
 
     def persists(self, ino: Ino) -> bool:
-        """Whether the versions on a file's tier file are persisted without anybody's doing but the storage's."""
+        """Whether the versions on a file's tier file are persisted without anybody's doing but the
+        storage's.
+        """
         node = self._table.get(ino)
         tier_id = node.body.tier if node is not None else NO_TIER
         seqs = [
@@ -126,7 +135,9 @@ class DrainOutlook:
         return bool(seqs) and not self.is_held_up(max(seqs))
 
     def is_storage_full(self) -> bool:
-        """Whether what is next in the order has failed for want of room on the backing directory."""
+        """Whether what is next in the order has failed for want of room on the backing
+        directory.
+        """
         first = next(self._log.oldest_first(), None)
         return first is not None and first.last_error in FULL_ERRNOS
 

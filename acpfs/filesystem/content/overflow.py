@@ -1,8 +1,10 @@
-"""Files that do not fit into the RAM tier: written straight into a staging file on the backing directory, at its speed.
+"""Files that do not fit into the RAM tier: written straight into a staging file on the backing
+directory, at its speed.
 
-The same staging file is renamed into place when the file's turn comes, so nothing is written twice and order and checksums are kept.
-Every system call on such a file may hang with the backing directory, and is never made under the lock: a write in the caller's thread
-where that is spare, all else on a thread of the pool.
+The same staging file is renamed into place when the file's turn comes, so nothing is written twice
+and order and checksums are kept. Every system call on such a file may hang with the backing
+directory, and is never made under the lock: a write in the caller's thread where that is spare, all
+else on a thread of the pool.
 """
 
 from __future__ import annotations
@@ -49,11 +51,14 @@ class Overflow:
         chance: Chance,
         spare: SpareThreads,
     ) -> None:
-        """`calls`: threads for calls on the backing directory; `lock`: the file system's; `patience_s`: how long a read waits for it.
+        """`calls`: threads for calls on the backing directory; `lock`: the file system's;
+        `patience_s`: how long a read waits for it.
 
-        `earlier`: what killed workers may still write. `spare`: callers' threads that may wait for the storage.
+        `earlier`: what killed workers may still write. `spare`: callers' threads that may wait for
+        the storage.
 
-        A write waits as long as it takes, as it would without acpfs: one that was given up could still arrive, over newer bytes.
+        A write waits as long as it takes, as it would without acpfs: one that was given up could
+        still arrive, over newer bytes.
         """
         self._chance = chance
         self._spare = spare
@@ -67,7 +72,9 @@ class Overflow:
         self._writing: Counter[str] = Counter()
         self._earlier = earlier
         self._inherited: dict[str, Future[None] | None] = {}
-        """Staging files that an earlier worker wrote, until they are cut to the length that is known of them; the future is of that."""
+        """Staging files that an earlier worker wrote, until they are cut to the length that is
+        known of them; the future is of that.
+        """
         self._opening: dict[Body, Future[None]] = {}
         """Of what an earlier worker made: one open for all who come meanwhile."""
         self.files = 0
@@ -78,9 +85,11 @@ class Overflow:
         return await self.filled(lambda fd: self._copy_from_tier(tier_id, fd, size))
 
     async def copied(self, body: Body, size: Callable[[], int]) -> Body | None:
-        """A content with what is in the staging file of another one, which is sealed; None: a write that was late for that came meanwhile.
+        """A content with what is in the staging file of another one, which is sealed; None: a write
+        that was late for that came meanwhile.
 
-        Raises FileNotFoundError where it was put into place meanwhile, EIO where bytes are missing in it.
+        Raises FileNotFoundError where it was put into place meanwhile, EIO where bytes are missing
+        in it.
         """
         await wait(self._earlier.over)
         while self.is_changing(body.staging):
@@ -102,7 +111,8 @@ class Overflow:
             self._lower.close(source)
 
     async def filled(self, fill: Callable[[int], object], progress: Progress | None = None) -> Body:
-        """A content with what `fill` writes into the descriptor it is given, in a thread; `progress`: of that, patience goes by it.
+        """A content with what `fill` writes into the descriptor it is given, in a thread;
+        `progress`: of that, patience goes by it.
 
         Raises:
             OSError: what `fill` raised; EIO: nothing came any more.
@@ -242,7 +252,9 @@ class Overflow:
             self._inherited[body.staging] = None
 
     async def _make_ours(self, body: Body, size: int) -> None:
-        """Before the first change of what an earlier worker wrote: nothing of its calls arrives any more, or lies behind the file's end."""
+        """Before the first change of what an earlier worker wrote: nothing of its calls arrives any
+        more, or lies behind the file's end.
+        """
         name = body.staging
         if name not in self._inherited:
             return

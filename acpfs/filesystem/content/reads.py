@@ -1,7 +1,8 @@
-"""Bytes of a file, wherever they are: RAM, a staging file, the spill directory, the backing directory, or two of them together.
+"""Bytes of a file, wherever they are: RAM, a staging file, the spill directory, the backing
+directory, or two of them together.
 
-The one way for all who read; it asks the places in the order in which they answer. Does not change where bytes are. Used under the file
-system's lock; coroutines wait as in `steps`.
+The one way for all who read; it asks the places in the order in which they answer. Does not change
+where bytes are. Used under the file system's lock; coroutines wait as in `steps`.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Reads:
         persisting: Callable[[Node], Future[None]],
     ) -> None:
         """`persisting`: done when all that was logged of the node is on the backing directory."""
-        self._contents, self._overflow, self._outgrown, self._spill = (
-            contents,
-            overflow,
-            outgrown,
-            spill,
-        )
-        self._warming, self._lower, self._persisting = warming, lower, persisting
+        self._contents = contents
+        self._overflow = overflow
+        self._outgrown = outgrown
+        self._spill = spill
+        self._warming = warming
+        self._lower = lower
+        self._persisting = persisting
 
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
         """Bytes of an open file; shorter at its end."""
@@ -62,11 +63,13 @@ class Reads:
                 return await self.content(node, body, offset, size)
             except OSError as error:
                 if node.body is not body:
-                    continue  # its version was persisted, and the copy in the spill directory went with it
+                    # its version was persisted, and the copy in the spill directory went with it
+                    continue
                 if not (body.sealed and isinstance(error, FileNotFoundError)):
                     raise
-                # The staging file was renamed into place, and no descriptor had been open. It is the file of the backing directory when its
-                # commit is flushed, so this waits for that, and no longer than the backing directory may take (S255).
+                # The staging file was renamed into place, and no descriptor had been open. It is
+                # the file of the backing directory when its commit is flushed, so this waits for
+                # that, and no longer than the backing directory may take (S255).
                 await self._overflow.patient(self._persisting(node))
         if body.head_bytes:
             return await self._with_head(handle, body, offset, size)
@@ -93,8 +96,12 @@ class Reads:
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
     async def _with_head(self, handle: ReadHandle, body: Body, offset: int, size: int) -> bytes:
-        """From RAM what is there, and the rest from the backing directory, if the file there is still the one that RAM has a part of."""
-        node, end, there = handle.node, offset + size, body.head_bytes
+        """From RAM what is there, and the rest from the backing directory, if the file there is
+        still the one that RAM has a part of.
+        """
+        node = handle.node
+        end = offset + size
+        there = body.head_bytes
         start = min(max(offset, there), end)
         rest = await self._lower.read_same(handle, start, end - start) if end > start else b""
         head = (

@@ -1,8 +1,8 @@
 """Which contents may leave the RAM tier, and letting them go.
 
-Decides whether a content may leave: clean, closed, equal to what the backing directory has; `leaving` says in which order. Does not know
-how a content is made, changed or let go of (`Contents.drop`), nor who asks for room. Used under the file system's lock; nothing here
-waits.
+Decides whether a content may leave: clean, closed, equal to what the backing directory has;
+`leaving` says in which order. Does not know how a content is made, changed or let go of
+(`Contents.drop`), nor who asks for room. Used under the file system's lock; nothing here waits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from acpfs.types import Ino
 from acpfs.writeback.log.log import OperationLog
 
 CUT_FILE_BYTES_MIN = 64 << 20
-"""Smaller files leave as a whole: reading them again costs less than a second request for the rest."""
+"""Smaller files leave as a whole: reading them again costs less than a second request for the
+rest.
+"""
 CUT_BYTES_MIN = 32 << 20
-"""A cut frees so much at least: a row and two system calls for each write of a megabyte would be dear."""
+"""A cut frees so much at least: a row and two system calls for each write of a megabyte would be
+dear.
+"""
 ALIGNMENT_BYTES = 2 << 20
 """A huge page: parts of one are not freed."""
 
@@ -50,11 +54,15 @@ class Retention:
         drop: Callable[[Node], None],
         cut: Callable[[Node, int], None],
     ) -> None:
-        """A step of the tier's ladder. `drop`: lets a node's content go; `cut`: all but its first bytes."""
+        """A step of the tier's ladder.
+
+        `drop`: lets a node's content go; `cut`: all but its first bytes.
+        """
         self._tier = tier
         self._log = log
         self._table = table
-        self._drop, self._cut = drop, cut
+        self._drop = drop
+        self._cut = cut
         self.order = order
         self._evicted_files = self._evicted_bytes = 0
         tier.ladder.gives(Rung.CLEAN, partial(self.let_leave, also_retained=True))
@@ -82,7 +90,10 @@ class Retention:
         self.order.discard(node.ino)
 
     def let_leave(self, wanted_bytes: int, *, also_retained: bool) -> int:
-        """Let clean contents go until so many bytes came free; returns how many. Without `also_retained`, none of a retained checkpoint."""
+        """Let clean contents go until so many bytes came free; returns how many.
+
+        Without `also_retained`, none of a retained checkpoint.
+        """
         freed = 0
         for node in self.order.candidates(also_retained=also_retained):
             if freed >= wanted_bytes:
@@ -123,7 +134,9 @@ class Retention:
         return found
 
     def evict(self, node: Node, wanted_bytes: int | None = None) -> int:
-        """Let one content go that may leave, or as much of its end as is wanted; returns the bytes that came free."""
+        """Let one content go that may leave, or as much of its end as is wanted; returns the bytes
+        that came free.
+        """
         assert node.body.is_cold or not node.body.modified, node.ino
         assert not self._log.is_active(node.ino), node.ino
         taken = self._tier.allocated_bytes(node.body.tier)
@@ -149,7 +162,9 @@ class Retention:
 
 
 def head_after(size: int, taken: int, wanted: int) -> int:
-    """How many first bytes of a file stay when `wanted` of the `taken` ones are to come free; 0: it is better let go of as a whole."""
+    """How many first bytes of a file stay when `wanted` of the `taken` ones are to come free; 0: it
+    is better let go of as a whole.
+    """
     if size < CUT_FILE_BYTES_MIN or taken < CUT_BYTES_MIN:
         return 0
     stays = (min(taken, size) - max(wanted, CUT_BYTES_MIN)) // ALIGNMENT_BYTES * ALIGNMENT_BYTES

@@ -1,8 +1,9 @@
-"""Room in the RAM tier for a call that is about to write: reserved, waited for, or refused, as the policy for a full tier says.
+"""Room in the RAM tier for a call that is about to write: reserved, waited for, or refused, as the
+policy for a full tier says.
 
-Does not know contents; how room is made and in which order is the business of the tier's ladder (`ram.ladder`), whose turn it is that of
-its queue.
-Used under the file system's lock; `reserve` waits as described in `steps`.
+Does not know contents; how room is made and in which order is the business of the tier's ladder
+(`ram.ladder`), whose turn it is that of its queue. Used under the file system's lock; `reserve`
+waits as described in `steps`.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ class Room:
         self.when_full = when_full
         self._outlook = outlook
         self._sure_for = 0
-        """So many versions may be persisted before it has to be looked again whether somebody waits in vain."""
+        """So many versions may be persisted before it has to be looked again whether somebody waits
+        in vain.
+        """
 
     async def reserve(self, size: int, node: Node, purpose: Purpose = Purpose.WRITE) -> bool:
-        """Reserve bytes of the budget, waiting for them where that can help; the caller releases them after settling.
+        """Reserve bytes of the budget, waiting for them where that can help; the caller releases
+        them after settling.
 
         False: there will be no room, the file has to overflow to the backing directory.
 
@@ -80,7 +84,9 @@ class Room:
         return True
 
     def waiting_helps(self, size: int, applicant: Applicant) -> bool:
-        """Whether so much is about to come by itself: from what moves to the spill directory, or, where that is the policy, the drain."""
+        """Whether so much is about to come by itself: from what moves to the spill directory, or,
+        where that is the policy, the drain.
+        """
         if self._tier.ladder.is_coming():
             return True
         if self.when_full is not WhenFull.WAIT:
@@ -93,11 +99,15 @@ class Room:
         )
 
     def _ends_without(self, applicant: Applicant) -> bool:
-        """Whether the room will not be needed any more: when the version is persisted that is to be copied aside."""
+        """Whether the room will not be needed any more: when the version is persisted that is to be
+        copied aside.
+        """
         return applicant.purpose is Purpose.COPY_ASIDE and self._outlook.persists(applicant.ino)
 
     def _missing(self, size: int, *, urgent: bool) -> int:
-        """Nothing or less: whoever wants so much waits for its turn alone, and those before it get theirs or go."""
+        """Nothing or less: whoever wants so much waits for its turn alone, and those before it get
+        theirs or go.
+        """
         return size - self._tier.free_bytes(urgent=urgent)
 
     def change_policy(self, when_full: WhenFull) -> None:
@@ -106,10 +116,12 @@ class Room:
         self.look_again()
 
     def drained(self) -> None:
-        """A version is persisted: what it made room for is free, and the last of them may have been what somebody waited for.
+        """A version is persisted: what it made room for is free, and the last of them may have been
+        what somebody waited for.
 
-        What was found coming turns into what is free. So nobody waits in vain before half of the files are persisted that it was found
-        in: to count them again for each of thousands would be dear.
+        What was found coming turns into what is free. So nobody waits in vain before half of the
+        files are persisted that it was found in: to count them again for each of thousands would be
+        dear.
         """
         if self._sure_for:
             self._sure_for -= 1
@@ -165,13 +177,14 @@ class Room:
 
 
 def pages_wanted(node: Node, offset: int, size: int) -> int:
-    """Bytes of RAM that a write may take. In a hole the kernel fills whole huge pages, however little is written."""
+    """Bytes of RAM that a write may take.
+
+    In a hole the kernel fills whole huge pages, however little is written.
+    """
     if offset + size > node.size:
         return size
     if node.blocks * BLOCK_BYTES >= node.size:
         return 0
-    start, end = (
-        offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
-        -(-(offset + size) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES,
-    )
+    start = offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    end = -(-(offset + size) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     return min(end, node.size) - start

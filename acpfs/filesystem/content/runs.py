@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 END = 1 << 63
-"""Behind the last byte that a file can have: a run to here goes on with the file, however long that becomes."""
+"""Behind the last byte that a file can have: a run to here goes on with the file, however long that
+becomes.
+"""
 
 
 @dataclass(frozen=True, slots=True)

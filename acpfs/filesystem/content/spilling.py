@@ -1,10 +1,13 @@
-"""What goes to the spill directory and when, and what comes back: complete dirty files, when RAM is short, or (mirror) all at once.
+"""What goes to the spill directory and when, and what comes back: complete dirty files, when RAM is
+short, or (mirror) all at once.
 
-Chooses versions, and gives up the RAM of those that have a copy; does not know how a copy is made or kept (`writeback.sources.spill`).
-Clean contents leave before anything is copied (`retention`), and only what nobody has open, and is not being copied aside, leaves RAM.
-What a writer without room costs does not grow with what there is: a version that may not leave now, as its file is open for instance, is
-looked at again when its file is closed for the last time, and every few seconds.
-Used under the file system's lock; `bring_back` waits as described in `steps`. Nothing here touches the disk.
+Chooses versions, and gives up the RAM of those that have a copy; does not know how a copy is made
+or kept (`writeback.sources.spill`). Clean contents leave before anything is copied (`retention`),
+and only what nobody has open, and is not being copied aside, leaves RAM. What a writer without room
+costs does not grow with what there is: a version that may not leave now, as its file is open for
+instance, is looked at again when its file is closed for the last time, and every few seconds. Used
+under the file system's lock; `bring_back` waits as described in `steps`. Nothing here touches the
+disk.
 """
 
 from __future__ import annotations
@@ -33,9 +36,13 @@ from acpfs.writeback.log.ops import Op, Version, VersionState
 from acpfs.writeback.sources.spill import COPY_THREADS, Spill
 
 SHORT_SHARE = 4
-"""RAM is short when less than a quarter of the budget is free or clean: a writer at 2 GB/s fills that of 16 GiB in two seconds."""
+"""RAM is short when less than a quarter of the budget is free or clean: a writer at 2 GB/s fills
+that of 16 GiB in two seconds.
+"""
 LATER_S = 5.0
-"""A version that could not be copied, because its file is being written, or may not leave RAM, is tried again after so long."""
+"""A version that could not be copied, because its file is being written, or may not leave RAM, is
+tried again after so long.
+"""
 _STAGED = (VersionState.STAGED, VersionState.COMMITTED)
 
 
@@ -64,10 +71,19 @@ class Spilling:
         overflow: Overflow,
         state: StateDatabase,
     ) -> None:
-        """A step of the tier's ladder, and a watcher of versions. Looks at all versions that the last worker left."""
+        """A step of the tier's ladder, and a watcher of versions.
+
+        Looks at all versions that the last worker left.
+        """
         self.spill = spill
-        self._tier, self._log, self._table, self._contents = tier, log, table, contents
-        self._versions, self._room, self._overflow, self._state = versions, room, overflow, state
+        self._tier = tier
+        self._log = log
+        self._table = table
+        self._contents = contents
+        self._versions = versions
+        self._room = room
+        self._overflow = overflow
+        self._state = state
         self._mirrors = spill.mode is SpillMode.MIRROR
         self._live: dict[VersionId, Version] = {}
         self._by_age: list[VersionId] = []
@@ -81,10 +97,14 @@ class Spilling:
         self._to_share: dict[VersionId, Version] = {}
         """Those of `_doubled` whose file may be closed and unchanged."""
         self._to_leave: dict[VersionId, Version] = {}
-        """With a copy, which they do not need to wait for, and in RAM still; only where all are copied."""
+        """With a copy, which they do not need to wait for, and in RAM still; only where all are
+        copied.
+        """
         self._looks = False
         self._doubled: dict[VersionId, Version] = {}
-        """Those with other bytes than their file's content has: mostly copied at their close, as the kernel could have written on."""
+        """Those with other bytes than their file's content has: mostly copied at their close, as
+        the kernel could have written on.
+        """
         self.moved_files = self.moved_bytes = 0
         """That left RAM so far."""
         versions.watch(self)
@@ -97,7 +117,10 @@ class Spilling:
     # -- which versions there are
 
     def new(self, version: Version) -> None:
-        """See `VersionWatcher`. Its operation is logged when the step ends, which is when it is looked at."""
+        """See `VersionWatcher`.
+
+        Its operation is logged when the step ends, which is when it is looked at.
+        """
         self._live[version.vid] = version
         _node, body = self._content_on(version)
         if body is None:
@@ -133,7 +156,9 @@ class Spilling:
         self._queued.add(version.vid)
         if self._mirrors:
             heapq.heappush(self._by_age, version.vid)
-        else:  # the largest first, and among about equal ones the oldest, so that what stays is the newest
+        else:
+            # the largest first, and among about equal ones the oldest, so that what stays is the
+            # newest
             heapq.heappush(self._by_size, (-version.size.bit_length(), version.vid))
 
     def finished(self, version: Version) -> None:
@@ -147,7 +172,10 @@ class Spilling:
             self._look_at(left[0])
 
     def renewed(self, version: Version) -> None:
-        """See `VersionWatcher`. The kernel wrote to its file: what was copied is not the version any more."""
+        """See `VersionWatcher`.
+
+        The kernel wrote to its file: what was copied is not the version any more.
+        """
         if version.vid in self._live:
             self.spill.forget(version)
             self._to_leave.pop(version.vid, None)
@@ -190,7 +218,9 @@ class Spilling:
                 self._look_at(version)
 
     def _mirror(self) -> None:
-        """Oldest first, as the prefix of the log that survives a reboot ends at the first version that has no copy."""
+        """Oldest first, as the prefix of the log that survives a reboot ends at the first version
+        that has no copy.
+        """
         put_back: list[VersionId] = []
         while self._by_age and len(self.spill.making) < COPY_THREADS:
             vid = heapq.heappop(self._by_age)
@@ -221,7 +251,10 @@ class Spilling:
         return short - sum(making.version.size for making in self.spill.making.values())
 
     def _shed(self, wanted: int) -> None:
-        """Let go what is there twice, and what has a copy; begin to copy for the rest. What may not leave now is put off."""
+        """Let go what is there twice, and what has a copy; begin to copy for the rest.
+
+        What may not leave now is put off.
+        """
         for candidates, give_up in (
             (self._to_share, self._share),
             (self._to_leave, self._leave_ram),
@@ -258,14 +291,18 @@ class Spilling:
         return version.size
 
     def _relieve(self) -> bool:
-        """A writer finds no room: whether something is about to leave for the spill directory, or has left."""
+        """A writer finds no room: whether something is about to leave for the spill directory, or
+        has left.
+        """
         before = self._tier.used_bytes
         self._due()
         self._shed(max(1, self._short_bytes()))
         return self.spill.is_moving() or self._tier.used_bytes < before
 
     def unmirrored(self) -> Unmirrored:
-        """What of the log would not survive a reboot: from the first version on that has neither copy nor staging file."""
+        """What of the log would not survive a reboot: from the first version on that has neither
+        copy nor staging file.
+        """
         waiting = (
             {*self._by_age, *self.spill.making, *(vid for _at, vid in self._later)}
             if self._mirrors
@@ -312,7 +349,9 @@ class Spilling:
         )
 
     def _may_leave(self, version: Version) -> bool:
-        """Whether nobody has the file open, and its content is what the newest version on the same tier file is."""
+        """Whether nobody has the file open, and its content is what the newest version on the same
+        tier file is.
+        """
         on = self._versions.on(version.tier_id)
         op = self._op(version)
         if op is None or op.tentative or len(on) != 1:
@@ -323,10 +362,11 @@ class Spilling:
         return self._is_idle(node, body) and body.is_clean and on[-1].size == node.size
 
     def _share(self, version: Version) -> int:
-        """Let a file's content and its last version, which are equal, have the same bytes; returns how many of RAM come free.
+        """Let a file's content and its last version, which are equal, have the same bytes; returns
+        how many of RAM come free.
 
-        Their bytes are there twice where the kernel could have written on after the close. Not before the last descriptor is closed:
-        only then is it known that nobody did.
+        Their bytes are there twice where the kernel could have written on after the close. Not
+        before the last descriptor is closed: only then is it known that nobody did.
         """
         node, body = self._content_beside(version)
         if node is None or body is None:
@@ -344,7 +384,9 @@ class Spilling:
         return taken
 
     def _content_beside(self, version: Version) -> tuple[Node | None, Body | None]:
-        """The content of a version's file, where that is in RAM and on another tier file than the version."""
+        """The content of a version's file, where that is in RAM and on another tier file than the
+        version.
+        """
         node = self._table.get(version.ino)
         body = node.body if node is not None else None
         if body is None or not (body.tier and body.is_whole_in_ram) or body.is_on(version):
@@ -352,7 +394,9 @@ class Spilling:
         return node, body
 
     def _is_last(self, version: Version, node: Node) -> bool:
-        """Whether the content of the file is what the version is: nothing has changed it since, or may have."""
+        """Whether the content of the file is what the version is: nothing has changed it since, or
+        may have.
+        """
         op = self._op(version)
         later = [
             one
@@ -382,7 +426,9 @@ class Spilling:
         self._versions.unuse(source)
 
     def _leave_ram(self, version: Version) -> int:
-        """Give up the RAM of a version that has a copy, and of the content that is equal to it; returns the bytes that come free."""
+        """Give up the RAM of a version that has a copy, and of the content that is equal to it;
+        returns the bytes that come free.
+        """
         if not version.tier_id or not self._may_leave(version):
             return 0
         source = version.tier_id
@@ -398,7 +444,8 @@ class Spilling:
     # -- coming back
 
     async def bring_back(self, node: Node) -> None:
-        """Have a spilled content in RAM again, to be changed; where RAM has no room, in a staging file.
+        """Have a spilled content in RAM again, to be changed; where RAM has no room, in a staging
+        file.
 
         Raises:
             OSError: EIO: the disk's, or what it has is not what was written.
@@ -423,7 +470,8 @@ class Spilling:
             done.set_result(None)
 
     async def _bring_back(self, node: Node, body: Body) -> None:
-        source, progress = body.spilled, Progress()
+        source = body.spilled
+        progress = Progress()
         if not await self._room.reserve(node.size, node, Purpose.BRING_UP):
             moved = await self._overflow.filled(self.spill.filler(source, progress))
             if node.body is body:
@@ -431,7 +479,8 @@ class Spilling:
             else:
                 self._overflow.let_go(moved, remove=True)
             return
-        size, tier_id = node.size, self._tier.create()
+        size = node.size
+        tier_id = self._tier.create()
         try:
             await wait(self.spill.copy_back(source, tier_id, progress))
             self._tier.settle(tier_id)

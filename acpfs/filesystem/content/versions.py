@@ -1,8 +1,8 @@
 """Who needs which tier file: current contents and versions that are not persisted yet.
 
 Keeps a tier file as long as anybody needs it, and knows how many of its first bytes must not change
-(docs/internals/versions-and-streams.md). Does not know nodes, nor how bytes are copied. Used under the file system's lock; nothing
-here waits.
+(docs/internals/versions-and-streams.md). Does not know nodes, nor how bytes are copied. Used under
+the file system's lock; nothing here waits.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Versions:
     def spilled(self, version: Version) -> None:
         """Its copy in the spill directory has the version's bytes from now on."""
         self.finished(version)
-        version.tier_id, version.spilled = NO_TIER, True
+        version.tier_id = NO_TIER
+        version.spilled = True
         self._log.save_version(version)
 
     def watch(self, watcher: VersionWatcher) -> None:

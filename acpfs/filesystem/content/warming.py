@@ -1,9 +1,11 @@
 """Cold files come to RAM when they are read: which ones, when, and what becomes of them.
 
-Owns the files that are on their way (`fill.Fill`), the evidence that one is really read, and what was found damaged. Policy only: the bytes
-are moved by the fill, readers in the passthrough lane read the backing directory's file meanwhile, natively. Nothing dirty and nothing that
-is kept ever leaves RAM for a cold file; what is on its way goes at once when somebody needs the room. Used under the file system's
-lock; one thread of its own looks what the page cache has of files that are read in passthrough.
+Owns the files that are on their way (`fill.Fill`), the evidence that one is really read, and what
+was found damaged. Policy only: the bytes are moved by the fill, readers in the passthrough lane
+read the backing directory's file meanwhile, natively. Nothing dirty and nothing that is kept ever
+leaves RAM for a cold file; what is on its way goes at once when somebody needs the room. Used under
+the file system's lock; one thread of its own looks what the page cache has of files that are read
+in passthrough.
 """
 
 from __future__ import annotations
@@ -33,13 +35,18 @@ from acpfs.runtime.threads import Threads
 from acpfs.types import Ino
 
 SMALL_BYTES = PIECE_BYTES
-"""Up to here a file comes whole, and is verified, before its open is answered: it takes the one read that it takes anyway."""
+"""Up to here a file comes whole, and is verified, before its open is answered: it takes the one
+read that it takes anyway.
+"""
 PEEK_BYTES = 64 << 10
 """Smaller requests read for themselves: a look at a header brings nothing to RAM."""
 EVIDENCE_BYTES = 8 << 20
 EVIDENCE_SHARE = 16
-"""A file is read ahead when 8 MiB of it, or a sixteenth, have been asked for: what is read in vain is at most so many times that."""
-LOOK_S, LOOK_S_MAX = 0.05, 2.0
+"""A file is read ahead when 8 MiB of it, or a sixteenth, have been asked for: what is read in vain
+is at most so many times that.
+"""
+LOOK_S = 0.05
+LOOK_S_MAX = 2.0
 """Between two looks at files that the kernel reads by itself; ever longer while nothing happens."""
 
 
@@ -61,19 +68,23 @@ class Warming:
         threads: Threads,
     ) -> None:
         """`requests`, `ahead`: as `Fill` has them; `step`: of the state."""
-        self._settings, self._table, self._contents, self._view, self._tier = (
-            settings,
-            table,
-            contents,
-            view,
-            tier,
-        )
-        self._requests, self._ahead, self._lock, self._step = requests, ahead, lock, step
-        self._fills, self.counts = fills, fills.counts
+        self._settings = settings
+        self._table = table
+        self._contents = contents
+        self._view = view
+        self._tier = tier
+        self._requests = requests
+        self._ahead = ahead
+        self._lock = lock
+        self._step = step
+        self._fills = fills
+        self.counts = fills.counts
         self._watched: dict[Ino, tuple[Node, int]] = {}
         self._damaged: dict[Ino, Identity] = {}
         self._suspected: dict[Ino, Coming] = {}
-        """Came otherwise than it was stored, and is read once more: nothing of it is served until it is known which was right."""
+        """Came otherwise than it was stored, and is read once more: nothing of it is served until
+        it is known which was right.
+        """
         self._bell = threads.event()
         self._threads = threads
         self._looking = False
@@ -112,7 +123,9 @@ class Warming:
         )
 
     def _made_room(self, size: int) -> bool:
-        """Let clean files go that no checkpoint or pin keeps, for one that is read now; none where that would not be enough."""
+        """Let clean files go that no checkpoint or pin keeps, for one that is read now; none where
+        that would not be enough.
+        """
         kept = self._contents.retention.statistics() if size > SMALL_BYTES else None
         if (
             kept is not None
@@ -123,7 +136,9 @@ class Warming:
         return self._tier.free_bytes() >= size
 
     def through_daemon(self, node: Node) -> bool:
-        """Whether readers share a cold file through the daemon: where the kernel keeps nothing for them, each would read for itself."""
+        """Whether readers share a cold file through the daemon: where the kernel keeps nothing for
+        them, each would read for itself.
+        """
         return not self._lower.features.page_cache and (
             node.body.filling is not None or self._may_come(node)
         )
@@ -131,7 +146,8 @@ class Warming:
     # -- opening and reading
 
     async def before_reading(self, node: Node) -> None:
-        """A cold file is about to be opened for reading: small ones come whole, and so do all with `verify_reads`.
+        """A cold file is about to be opened for reading: small ones come whole, and so do all with
+        `verify_reads`.
 
         Raises:
             OSError: EIO, it is known not to be what was stored.
@@ -153,7 +169,9 @@ class Warming:
 
     async def _bring_small(self, node: Node) -> None:
         """In one call on the backing directory, the one that the open takes anyway."""
-        size, identity, path = node.size, node.identity, self._view.path(node)
+        size = node.size
+        identity = node.identity
+        path = self._view.path(node)
         if path is None or identity is None or not self._tier.reserve_nowait(size):
             return
         try:
@@ -176,7 +194,9 @@ class Warming:
             self._came(size)
 
     async def _verify(self, node: Node) -> None:
-        """With `verify_reads`: have all of it compared before the first byte is served; without room for it in RAM it is read twice."""
+        """With `verify_reads`: have all of it compared before the first byte is served; without
+        room for it in RAM it is read twice.
+        """
         coming = self._on_its_way(node)
         if coming is None and self._may_come(node) and not node.in_kernel:
             coming = await self._begin(node)
@@ -187,7 +207,8 @@ class Warming:
             await self._verify_in_place(node)
 
     async def _verify_in_place(self, node: Node) -> None:
-        identity, path = node.identity, self._view.path(node)
+        identity = node.identity
+        path = self._view.path(node)
         if path is None or identity is None:
             return
         progress = Progress(self._read_together)
@@ -259,10 +280,9 @@ class Warming:
             return None
         try:
             if reader.lower_fd < 0:
-                reader.lower_fd, reader.lower_ino = (
-                    coming.fill.source_copy(),
-                    node.lower_ino,
-                )  # as it is open here, whatever happens to its name
+                # as it is open here, whatever happens to its name
+                reader.lower_fd = coming.fill.source_copy()
+                reader.lower_ino = node.lower_ino
             return b"" if offset >= node.size else await self._read(coming, offset, size)
         finally:
             coming.fill.unuse()
@@ -279,7 +299,8 @@ class Warming:
         return await unlocked(fill.read, offset, size) if fill.has(offset, size) else None
 
     async def bring(self, node: Node) -> tuple[str, str]:
-        """Bring a file by itself; how it ended, as `Coming.settled` has it, or `in RAM`, `no room`, and its checksum if it was read.
+        """Bring a file by itself; how it ended, as `Coming.settled` has it, or `in RAM`, `no room`,
+        and its checksum if it was read.
 
         The caller keeps the node open.
 
@@ -322,7 +343,10 @@ class Warming:
             self._view.close_later(fd)
 
     def _begin_from(self, node: Node, fd: int, *, direct: bool = False) -> Coming | None:
-        """Reserve, and make the tier file; from then on pieces can be asked for. Keeps the descriptor's file, not the descriptor."""
+        """Reserve, and make the tier file; from then on pieces can be asked for.
+
+        Keeps the descriptor's file, not the descriptor.
+        """
         coming = self._on_its_way(node)
         if coming is not None:
             return coming
@@ -330,9 +354,11 @@ class Warming:
             return None  # the room that there was has gone: what is kept does not leave for this
         if not self._tier.reserve_nowait(node.size):
             return None
-        source, made = -1, None
+        source = -1
+        made = None
         try:
-            source, made = os.dup(fd), self._tier.create_open()
+            source = os.dup(fd)
+            made = self._tier.create_open()
             fill = self._fill(source, made[1], node, direct=direct)
         except (
             OSError
@@ -351,7 +377,8 @@ class Warming:
 
     def _fill(self, source: int, target: int, node: Node, *, direct: bool) -> Fill:
         os.ftruncate(target, node.size)
-        identity, progress = node.identity, Progress(self._read_together)
+        identity = node.identity
+        progress = Progress(self._read_together)
         return Fill(
             self._lower,
             source,
@@ -367,7 +394,9 @@ class Warming:
     # -- files that the kernel reads by itself
 
     def watch(self, reader: ReadHandle) -> None:
-        """The kernel reads the backing directory's file for an open: look from time to time how much it has read."""
+        """The kernel reads the backing directory's file for an open: look from time to time how
+        much it has read.
+        """
         node = reader.node
         if node.ino in self._watched or node.body.filling is not None or not self._may_come(node):
             return
@@ -378,7 +407,8 @@ class Warming:
             self._threads.start("warming", self._look_around)
 
     def _look_around(self) -> None:
-        pause_s, known = LOOK_S, -1
+        pause_s = LOOK_S
+        known = -1
         while True:
             self._bell.wait(pause_s)
             self._bell.clear()
@@ -391,10 +421,13 @@ class Warming:
             for node, fd in looks:
                 seen += self._look(node, fd)
                 os.close(fd)
-            pause_s, known = (LOOK_S if seen != known else min(2 * pause_s, LOOK_S_MAX)), seen
+            pause_s = LOOK_S if seen != known else min(2 * pause_s, LOOK_S_MAX)
+            known = seen
 
     def _look(self, node: Node, fd: int) -> int:
-        """Begin where enough of the file is in the page cache; the look itself without the lock: it takes milliseconds where all is."""
+        """Begin where enough of the file is in the page cache; the look itself without the lock: it
+        takes milliseconds where all is.
+        """
         cached = self._lower.cached_bytes(fd) or 0
         if cached >= evidence_bytes(node.size):
             with self._lock, self._step():
@@ -416,7 +449,9 @@ class Warming:
     # -- closing
 
     def released(self, node: Node) -> None:
-        """A handle left its lane: what the kernel has read by then counts, and what waited for the kernel to let go becomes the content."""
+        """A handle left its lane: what the kernel has read by then counts, and what waited for the
+        kernel to let go becomes the content.
+        """
         if node.ino in self._watched and not node.kernel_handles:
             _node, fd = self._watched[node.ino]
             if (self._lower.cached_bytes(fd) or 0) >= evidence_bytes(node.size):
@@ -472,7 +507,10 @@ class Warming:
         return "verified" if verified else "unknown"
 
     def _suspect(self, node: Node, coming: Coming) -> str | None:
-        """It came otherwise than it was stored. Nothing of it counts; whether the file is damaged another reading says."""
+        """It came otherwise than it was stored.
+
+        Nothing of it counts; whether the file is damaged another reading says.
+        """
         path = self._view.path(node)
         node.keep_cache = False
         if node.lookups:
@@ -497,7 +535,10 @@ class Warming:
             elif error is not None:
                 outcome = f"failed: {getattr(error, 'strerror', error)}"
             else:
-                outcome = "failed: it came otherwise than it was stored, and was right when it was read once more"
+                outcome = (
+                    "failed: it came otherwise than it was stored, and was right when it was "
+                    "read once more"
+                )
                 if again.result().identity() == coming.identity == node.identity:
                     node.sound = coming.identity
             if not coming.gone:
@@ -520,7 +561,9 @@ class Warming:
         self.counts.warmed_bytes += size
 
     async def whole(self, node: Node) -> None:
-        """The content is about to be brought up for a change: if it is on its way, have that done first."""
+        """The content is about to be brought up for a change: if it is on its way, have that done
+        first.
+        """
         coming = self._on_its_way(node)
         if coming is not None:
             coming.fill.lead()

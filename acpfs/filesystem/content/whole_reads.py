@@ -1,7 +1,9 @@
-"""Reading a file of the backing directory from its first byte to its last, and holding it against what was stored.
+"""Reading a file of the backing directory from its first byte to its last, and holding it against
+what was stored.
 
-Owns the comparison with the checksum that acpfs noted at the file, and counts and tells what is damaged: what came wrong twice.
-Blocks on the backing directory: run it on a thread of a pool. Thread-safe; takes no lock of the file system.
+Owns the comparison with the checksum that acpfs noted at the file, and counts and tells what is
+damaged: what came wrong twice. Blocks on the backing directory: run it on a thread of a pool.
+Thread-safe; takes no lock of the file system.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from acpfs.writeback.evidence.whereabouts import Whereabouts
 
 CHUNK_BYTES = 8 << 20
 READS_MAX = 3
-"""Of a file that is another one after each: its mode may be changed, or a name be added, by what this mount has logged of it itself."""
+"""Of a file that is another one after each: its mode may be changed, or a name be added, by what
+this mount has logged of it itself.
+"""
 DAMAGED = "a file on the backing directory is not what was stored there: it is not served"
 
 MISREAD = "a file came otherwise than it was stored: it is read once more"
@@ -53,13 +57,17 @@ class WholeReads:
         self, lower: Lower, there: Whereabouts, tier: Tier, read_rate: ReadRate, clock: Clock
     ) -> None:
         self._now = clock.now
-        self._lower, self._there, self._tier, self._read_rate = lower, there, tier, read_rate
+        self._lower = lower
+        self._there = there
+        self._tier = tier
+        self._read_rate = read_rate
         self.mismatches = 0
         """Files that were found damaged."""
 
     def bring(self, path: LowerPath, tier_id: TierId, size: int, progress: Progress) -> LowerStat:
         """`copy` to a tier file, which gets the times too."""
-        target_fd, began = self._tier.open(tier_id), self._now()
+        target_fd = self._tier.open(tier_id)
+        began = self._now()
         try:
             st = self.copy(path, target_fd, size, progress)
             os.utime(target_fd, ns=(st.atime_ns, st.mtime_ns))
@@ -101,7 +109,8 @@ class WholeReads:
     ) -> tuple[LowerStat, Differs | None]:
         before = self._there.lstat(path)
         source = self._opened(path, past_cache=past_cache)
-        hasher, done = Checksum(), 0
+        hasher = Checksum()
+        done = 0
         try:
             while done < size and (data := os.pread(source, min(CHUNK_BYTES, size - done), done)):
                 progress.moved(len(data))
@@ -130,9 +139,11 @@ class WholeReads:
         return before
 
     def confirm(self, path: LowerPath, progress: Progress) -> LowerStat:
-        """Read what came wrong once more, from the storage and not from what this machine has kept of it.
+        """Read what came wrong once more, from the storage and not from what this machine has kept
+        of it.
 
-        A path to the storage can give wrong bytes once: that is no reason to refuse a good file from then on.
+        A path to the storage can give wrong bytes once: that is no reason to refuse a good file
+        from then on.
 
         Raises:
             DamagedFileError: it is not what was stored.
@@ -146,7 +157,8 @@ class WholeReads:
         self, path: LowerPath, progress: Progress, *, past_cache: bool = False
     ) -> tuple[LowerStat, Differs | None]:
         source = self._opened(path, past_cache=past_cache)
-        hasher, position = Checksum(), 0
+        hasher = Checksum()
+        position = 0
         try:
             before = self._lower.stat_fd(source)
             while data := os.pread(source, CHUNK_BYTES, position):
@@ -166,7 +178,9 @@ class WholeReads:
         return source
 
     def compared(self, st: LowerStat, note: Note | None, found: str) -> tuple[bool, Differs | None]:
-        """Hold a checksum against what was noted: whether anything was that still counts, and by what it differs from that."""
+        """Hold a checksum against what was noted: whether anything was that still counts, and by
+        what it differs from that.
+        """
         if note is None or not note.is_about(st, self._lower.features.time_granularity_ns):
             return False, None
         return True, None if found == note.digest else Differs(note.digest, found)

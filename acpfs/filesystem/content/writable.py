@@ -1,7 +1,9 @@
-"""Having a file's content where it can be changed: in RAM, or in a staging file of its own where RAM has no room for it.
+"""Having a file's content where it can be changed: in RAM, or in a staging file of its own where
+RAM has no room for it.
 
-Brings up from the backing directory what the upper layer does not hold, and waits for a content that is on its way there. Knows nodes and
-contents, not handles. Runs as a call does, under the file system's lock between its waits.
+Brings up from the backing directory what the upper layer does not hold, and waits for a content
+that is on its way there. Knows nodes and contents, not handles. Runs as a call does, under the file
+system's lock between its waits.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Writable:
         warming: Warming,
         bring_back: Callable[[Node], Awaitable[None]] | None,
     ) -> None:
-        """`bring_back`: brings a content back from the spill directory; None: there is no spill tier."""
+        """`bring_back`: brings a content back from the spill directory; None: there is no spill
+        tier.
+        """
         self._table = table
         self._view = view
         self._contents = contents
@@ -61,7 +65,8 @@ class Writable:
         self._bring_back = bring_back
 
     async def bring_up(self, node: Node, size: int | None = None) -> None:
-        """Copy the content from the backing directory to RAM, the first `size` bytes of it, so that it can be changed.
+        """Copy the content from the backing directory to RAM, the first `size` bytes of it, so that
+        it can be changed.
 
         One that went to the spill directory comes back whole.
         """
@@ -102,7 +107,8 @@ class Writable:
                 await self._look_again(node)
 
     async def _copy_beside(self, path: LowerPath, size: int) -> tuple[Body, LowerStat]:
-        progress, found = Progress(), []
+        progress = Progress()
+        found = []
         body = await self._overflow.filled(
             lambda fd: found.append(self._view.whole.copy(path, fd, size, progress)), progress
         )
@@ -111,10 +117,11 @@ class Writable:
     def _adopt(
         self, node: Node, st: LowerStat, size: int, take: Callable[[], None], *, overtaken: bool
     ) -> bool:
-        """Take over a content that was read, unless another caller was quicker (and may have written) or the file is another one by now.
+        """Take over a content that was read, unless another caller was quicker (and may have
+        written) or the file is another one by now.
 
-        `overtaken`: a commit moved things meanwhile. Then what was read may be another file's, which lies
-        at this one's former place: of that nothing is learnt.
+        `overtaken`: a commit moved things meanwhile. Then what was read may be another file's,
+        which lies at this one's former place: of that nothing is learnt.
         """
         if not node.body.is_cold:
             return False
@@ -125,16 +132,21 @@ class Writable:
         return True
 
     def _learn(self, node: Node, st: LowerStat) -> bool:
-        """It is another one on the backing directory by now; whether what was read of it is its content all the same."""
+        """It is another one on the backing directory by now; whether what was read of it is its
+        content all the same.
+        """
         self._view.compare(node, st)
         if not self._view.held(node):
             return False
         self._table.bind_lower(node, st)  # its attributes are ours, its content is not
-        same, node.size = node.size == st.size, st.size
+        same = node.size == st.size
+        node.size = st.size
         return same
 
     async def _look_again(self, node: Node) -> None:
-        """What is there, when no commit moves anything: if it is another file indeed, that one is read then."""
+        """What is there, when no commit moves anything: if it is another file indeed, that one is
+        read then.
+        """
         st = await self._view.look(node)
         if node.body.is_cold and st.identity() != node.identity:
             self._learn(node, st)
@@ -143,7 +155,8 @@ class Writable:
         """Have the content, or its first `size` bytes, where it can be changed.
 
         Raises:
-            OSError: EIO: what it holds cannot be told any more, as it was overwritten while it moved out.
+            OSError: EIO: what it holds cannot be told any more, as it was overwritten while it
+                moved out.
         """
         while not (body := node.body).is_writable:
             if body.is_cold or body.is_spilled:
@@ -166,7 +179,9 @@ class Writable:
                     raise OSError(body.failed or errno.EIO, os.strerror(body.failed or errno.EIO))
 
     async def _copy_sealed(self, node: Node, body: Body) -> None:
-        """It waits for somebody, who may be the caller: that is not waited for, as what is brought up is copied anyway."""
+        """It waits for somebody, who may be the caller: that is not waited for, as what is brought
+        up is copied anyway.
+        """
         try:
             copy = await self._overflow.copied(body, lambda: node.size)
         except FileNotFoundError:
@@ -178,7 +193,9 @@ class Writable:
             self._overflow.let_go(copy, remove=True)
 
     async def truncate(self, node: Node, size: int, *, opens: bool = False) -> None:
-        """Change the file's length, whether the content is in RAM or not; `opens`: as `Contents.empty` has it."""
+        """Change the file's length, whether the content is in RAM or not; `opens`: as
+        `Contents.empty` has it.
+        """
         if not node.in_kernel:
             await self._outgrown.whole(node, size)
         if size == 0 and node.body.is_cold:

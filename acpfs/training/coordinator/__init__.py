@@ -1,1 +1,3 @@
-"""The process that decides when a rank dies. Standard library and trio only; never imports torch."""
+"""The process that decides when a rank dies. Standard library and trio only; never imports
+torch.
+"""

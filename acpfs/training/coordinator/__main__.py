@@ -1,6 +1,8 @@
-"""`python -m acpfs.training.coordinator`: started by the first member of a node, or by a launcher, in a session of its own.
+"""`python -m acpfs.training.coordinator`: started by the first member of a node, or by a launcher,
+in a session of its own.
 
-Its first line on stdout is JSON: number, address, pid, and where `status` asks. Ends by itself when the job does.
+Its first line on stdout is JSON: number, address, pid, and where `status` asks. Ends by itself when
+the job does.
 """
 
 from __future__ import annotations
@@ -130,7 +132,9 @@ def settings_from(arguments: list[str]) -> Settings:
 
 
 def successor_words(arguments: list[str]) -> tuple[str, ...]:
-    """How another coordinator of the job is started: as this one was, but that it stands by, and listens at a port of its own."""
+    """How another coordinator of the job is started: as this one was, but that it stands by, and
+    listens at a port of its own.
+    """
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -146,9 +150,11 @@ def successor_words(arguments: list[str]) -> tuple[str, ...]:
 
 
 def witness_for(directory: Path, job: str, mounts: list[MountRecord] | None = None) -> Path:
-    """Where claims are made: the storage below the mount, whose own answer would be this node's; without a mount the job's directory.
+    """Where claims are made: the storage below the mount, whose own answer would be this node's;
+    without a mount the job's directory.
 
-    Not the job's directory in the storage: the mount brings that there itself, and would find it made by somebody else.
+    Not the job's directory in the storage: the mount brings that there itself, and would find it
+    made by somebody else.
     """
     try:
         record, _below = registry.locate(os.fspath(directory), mounts)
@@ -161,7 +167,8 @@ async def serve(settings: Settings, successors: Successors | None = None) -> Non
     """The coordinator, and whoever asks for its status."""
     coordinator = Coordinator(settings, successors)
     ready, address = trio.open_memory_channel[str](1)
-    name = f"acpfs-coordinator-{os.getpid()}-{os.urandom(4).hex()}"  # abstract: nothing is left behind by kill -9
+    # abstract: nothing is left behind by kill -9
+    name = f"acpfs-coordinator-{os.getpid()}-{os.urandom(4).hex()}"
     listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     await listening.bind(
         f"\0{name}"

@@ -1,4 +1,7 @@
-"""What a coordinator's state machine (`phases`, `crew`) wants to be done. Records only: the server carries them out."""
+"""What a coordinator's state machine (`phases`, `crew`) wants to be done.
+
+Records only: the server carries them out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from typing import Any
 from acpfs.training.messages import FromCoordinator
 
 RUN = 0
-"""What claims are about: the run of the job as a whole. Whoever replaces ranks asks no witness, so there is one run per job."""
+"""What claims are about: the run of the job as a whole.
+
+Whoever replaces ranks asks no witness, so there is one run per job.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,11 @@ class Commands:
             self._found.append(Send(to, message))
 
     def take(self, *, is_over: bool) -> list[Command]:
-        """All of them. `is_over`: the server is to finish with them, if they do not say so already."""
+        """All of them. `is_over`: the server is to finish with them, if they do not say so
+        already.
+        """
         if is_over and not any(isinstance(command, Finish) for command in self._found):
             self._found.append(Finish())
-        found, self._found = self._found, []
+        found = self._found
+        self._found = []
         return found

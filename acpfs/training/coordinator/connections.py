@@ -1,6 +1,9 @@
-"""Connections of the coordinator: what waits to be sent, the bound on it, and who is connected. One task receives, one sends.
+"""Connections of the coordinator: what waits to be sent, the bound on it, and who is connected.
 
-Knows nothing of what messages mean. Everything runs in trio's thread, and nothing here waits but `receive` and `send_all`.
+One task receives, one sends.
+
+Knows nothing of what messages mean. Everything runs in trio's thread, and nothing here waits but
+`receive` and `send_all`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,11 @@ from acpfs.training.messages import Header, Message, Sent
 from acpfs.training.wire import LinkClosedError, TrioLink, frame
 
 WAITING_MAX = 2000
-"""Messages. A member that takes none (it is stopped, its network hangs) is cut off behind them; it is lost by its silence long before."""
+"""Messages.
+
+A member that takes none (it is stopped, its network hangs) is cut off behind them; it is lost by
+its silence long before.
+"""
 FIRST_WORD_S = 10.0
 LAST_WORD_S = 5.0
 
@@ -66,16 +73,23 @@ class Dated(Protocol):
 
 
 class Connected:
-    """Who is connected to one coordinator, and how messages go to them: to whoever is there, and never waiting."""
+    """Who is connected to one coordinator, and how messages go to them: to whoever is there, and
+    never waiting.
+    """
 
     def __init__(self, job: str, number: int, dated: Dated) -> None:
-        self._job, self._name, self._dated = job, f"coordinator {number}", dated
+        self._job = job
+        self._name = f"coordinator {number}"
+        self._dated = dated
         self.members: dict[int, Connection] = {}
         self.others: dict[int, Connection] = {}
         """Coordinators and watchers; a watcher has a negative number of its own."""
 
     def framed(self, message: Message, term: int | None = None) -> bytes:
-        """A frame, to be posted to as many as there are. `term`: where it is not the state machine's yet."""
+        """A frame, to be posted to as many as there are.
+
+        `term`: where it is not the state machine's yet.
+        """
         own = self._dated.term if term is None else term
         return frame(Sent(Header(self._job, self._dated.generation, own, self._name), message))
 

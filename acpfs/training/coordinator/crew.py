@@ -1,9 +1,12 @@
-"""The active coordinator of a job whose ranks are replaced, without I/O: what happened goes in, commands come out (states: `states`).
+"""The active coordinator of a job whose ranks are replaced, without I/O: what happened goes in,
+commands come out (states: `states`).
 
-It decides who runs when, and nothing about tensors: a generation begins with RESUME when each rank has a process and all are parked; in
-it the ranks find out by themselves who has which state. Every STOP begins the next generation, so what a member says about an older one is
-void. There is no log: a coordinator that takes over goes on where all ranks say by their beats that they run, and otherwise stops them and
-begins again. That all is done it knows from those who were told so and left. Interface and clock are those of `phases`.
+It decides who runs when, and nothing about tensors: a generation begins with RESUME when each rank
+has a process and all are parked; in it the ranks find out by themselves who has which state. Every
+STOP begins the next generation, so what a member says about an older one is void. There is no log:
+a coordinator that takes over goes on where all ranks say by their beats that they run, and
+otherwise stops them and begins again. That all is done it knows from those who were told so and
+left. Interface and clock are those of `phases`.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Crew:
     """Ranks agree about that among themselves."""
 
     def __init__(self, job: str, limits: Limits) -> None:
-        self._job, self._limits = job, limits
+        self._job = job
+        self._limits = limits
         self.state = CrewState.STANDBY
         self.generation = 0
         self.term = 0
@@ -84,7 +88,8 @@ class Crew:
         self._hearing.look(now)
         self._hearing.heard(rank, now)
         if isinstance(message, Beat):
-            self.marks[rank], self._at_beat[rank] = message, generation
+            self.marks[rank] = message
+            self._at_beat[rank] = generation
             self._giving_up.reached(message.done)
         if isinstance(message, Hello):
             self._hello(rank, message, now)
@@ -134,8 +139,11 @@ class Crew:
         return self._ended(now)
 
     def take_over(self, term: int, now: float, generation: int = 0) -> list[Command]:
-        """This coordinator is active from here on. `generation`: the newest that its voters know."""
-        self.term, self.generation = term, max(generation, self.generation)
+        """This coordinator is active from here on. `generation`: the newest that its voters
+        know.
+        """
+        self.term = term
+        self.generation = max(generation, self.generation)
         self._hearing.begin(self._roster.aboard, now)
         self._commands.send(
             self._roster.aboard, Protected()
@@ -160,7 +168,9 @@ class Crew:
         return self._ended(now)
 
     def ended(self, outcome: Leave) -> None:
-        """The active coordinator says how the job ends, or that one rank has to: that one is replaced."""
+        """The active coordinator says how the job ends, or that one rank has to: that one is
+        replaced.
+        """
         if outcome.status != ExitStatus.TAKEN_FOR_LOST and not self._is_done:
             self._outcome = outcome
 
@@ -223,12 +233,16 @@ class Crew:
         return self._hearing.quiet(self._roster.aboard, now)
 
     def could_save(self, ranks: Iterable[int]) -> bool:  # the interface of `phases`
-        """Half of a job may have a coordinator: nothing runs before there is a process for each rank, and launchers start those once."""
+        """Half of a job may have a coordinator: nothing runs before there is a process for each
+        rank, and launchers start those once.
+        """
         return 0 < self.world <= 2 * len(set(ranks))
 
     @property
     def alone_s(self) -> float:
-        """How long a coordinator stays to which nobody is connected: all ranks may have died, and be started again."""
+        """How long a coordinator stays to which nobody is connected: all ranks may have died, and
+        be started again.
+        """
         if self._misses_somebody:
             return self._limits.missing_s
         over = self._outcome is not None or (self._left and len(self._left) == self.world)
@@ -236,17 +250,24 @@ class Crew:
 
     @property
     def last_words(self) -> tuple[FromCoordinator, ...]:
-        """What a rank may hear that votes for this coordinator, whether it is elected or not: those who have left elect nobody."""
+        """What a rank may hear that votes for this coordinator, whether it is elected or not: those
+        who have left elect nobody.
+        """
         return (Protected(), Done()) if self._is_done else ()
 
     @property
     def _is_done(self) -> bool:
-        """Whether the loops of all ranks have ended, and a coordinator has said so. Whatever comes later does not change that."""
+        """Whether the loops of all ranks have ended, and a coordinator has said so.
+
+        Whatever comes later does not change that.
+        """
         return isinstance(self._outcome, Done)
 
     @property
     def _misses_somebody(self) -> bool:
-        """Whether all is done, and a rank died before it had left: a process in its place would find nobody who says so."""
+        """Whether all is done, and a rank died before it had left: a process in its place would
+        find nobody who says so.
+        """
         return self._is_done and bool(self._roster.lost)
 
     @property
@@ -266,7 +287,8 @@ class Crew:
             self._commands.send(
                 [rank],
                 Refused(
-                    f"rank {rank} says that there are {hello.world} ranks, the others say {self.world}"
+                    f"rank {rank} says that there are {hello.world} ranks, the others say "
+                    f"{self.world}"
                 ),
             )
         elif self._roster[rank] is Berth.EMPTY or self._roster.hellos[rank] != hello:
@@ -283,7 +305,9 @@ class Crew:
             self._go_on(now)
 
     def _goodbye(self, rank: int, goodbye: Goodbye, now: float) -> None:
-        """It leaves in order, or its protection has failed and it trains on: it ends with the next fault, and another process comes."""
+        """It leaves in order, or its protection has failed and it trains on: it ends with the next
+        fault, and another process comes.
+        """
         if goodbye.all_done:
             self._outcome = Done()
         if goodbye.why:
@@ -317,7 +341,9 @@ class Crew:
         self._go_on(now)
 
     def _wait_anew(self, now: float) -> None:
-        """Who starts a process in the place of a rank that went last has as long for it as for the first."""
+        """Who starts a process in the place of a rank that went last has as long for it as for the
+        first.
+        """
         if self.state is CrewState.GATHERING:
             self._deadline = now + self._limits.replace_s
 
@@ -393,7 +419,9 @@ class Crew:
             self._commands.send(self._roster.aboard, Resume(tuple(sorted(self._lost_since))))
 
     def _is_hopeless(self, now: float) -> bool:
-        """Whether the job is given up with this fault; asked once, when all that live are parked."""
+        """Whether the job is given up with this fault; asked once, when all that live are
+        parked.
+        """
         if not (why := self._giving_up.verdict(max(self._done.values(), default=None))):
             return False
         self._leave(f"{why}: {self._began[1] if self._began else ''}", now)
@@ -470,7 +498,8 @@ class Crew:
         if state is not self.state:
             assert state in CREW_TRANSITIONS[self.state], f"{self.state} → {state}"
             self._tell("state", before=self.state.value, now=state.value)
-        self.state, self._deadline = state, deadline
+        self.state = state
+        self._deadline = deadline
 
     def _tell(self, event: str, **fields: object) -> None:
         self._commands.add(

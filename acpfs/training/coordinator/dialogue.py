@@ -1,7 +1,8 @@
-"""What one generation's dialogue has brought so far, and how long those are waited for that have not answered.
+"""What one generation's dialogue has brought so far, and how long those are waited for that have
+not answered.
 
-It decides nothing: `phases` does. A rank that writes to a slow storage is no rank that hangs: as long as bytes move, it is waited for.
-Pure; time is given.
+It decides nothing: `phases` does. A rank that writes to a slow storage is no rank that hangs: as
+long as bytes move, it is waited for. Pure; time is given.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Patience:
 
     def begin(self, now: float, given_s: float) -> None:
         """A state that may take so long."""
-        self._given_s, self._moved = given_s, {}
+        self._given_s = given_s
+        self._moved = {}
         self._from(now)
 
     def _from(self, now: float) -> None:

@@ -1,7 +1,9 @@
-"""How a coordinator comes to command, and stops: it hears of others, asks for votes, and claims the job where votes are two halves.
+"""How a coordinator comes to command, and stops: it hears of others, asks for votes, and claims the
+job where votes are two halves.
 
-The rules are `election`'s, which is pure; here are their clock and their messages. Knows neither sockets nor files: `Connected` posts, and
-`Witness` asks the directory. Everything runs in trio's thread.
+The rules are `election`'s, which is pure; here are their clock and their messages. Knows neither
+sockets nor files: `Connected` posts, and `Witness` asks the directory. Everything runs in trio's
+thread.
 """
 
 from __future__ import annotations
@@ -39,9 +41,16 @@ class Elections:
         *,
         active_s: float,
     ) -> None:
-        """`witness`: None where there is none. `carry_out`: what `phases` wants. `active_s`: see `Limits`."""
-        self._standing, self._phases, self._connected = standing, phases, connected
-        self._witness, self._carry_out, self._active_s = witness, carry_out, active_s
+        """`witness`: None where there is none. `carry_out`: what `phases` wants.
+
+        `active_s`: see `Limits`.
+        """
+        self._standing = standing
+        self._phases = phases
+        self._connected = connected
+        self._witness = witness
+        self._carry_out = carry_out
+        self._active_s = active_s
         self._heard_active = trio.current_time()
         self._active_is_gone = False
         """Its connection has ended: nobody waits for its silence."""
@@ -59,7 +68,8 @@ class Elections:
         """A term was named; see `Standing.hears`."""
         deposed = self._standing.hears(term, coordinator)
         if coordinator is not None and self._standing.active == coordinator:
-            self._heard_active, self._active_is_gone = trio.current_time(), False
+            self._heard_active = trio.current_time()
+            self._active_is_gone = False
         if deposed:
             _log.warning("another coordinator commands", term=term, coordinator=coordinator)
             self._carry_out(self._phases.deposed(trio.current_time()))
@@ -87,10 +97,8 @@ class Elections:
                 await self._stand_with_claim(term)
             elif now - self._heard_active > self._patience_s:
                 term = self._standing.ask()
-                self._heard_active, self._active_is_gone = (
-                    now + random.uniform(-0.3, 0.3) - TURN_S,  # noqa: S311
-                    False,
-                )
+                self._heard_active = now + random.uniform(-0.3, 0.3) - TURN_S  # noqa: S311
+                self._active_is_gone = False
                 _log.info("asks for votes", term=term)
                 self._connected.to_members(Vote(term, self._standing.number))
 
@@ -116,7 +124,8 @@ class Elections:
         self._carry_out(self._phases.take_over(self._standing.term, now, self._standing.generation))
 
     def _half(self, now: float) -> int | None:
-        """The term in which all who can be heard have voted for this one, and they are half of the world and hold everything.
+        """The term in which all who can be heard have voted for this one, and they are half of the
+        world and hold everything.
 
         None where they have had their last word: nobody has to go on.
         """
@@ -131,7 +140,9 @@ class Elections:
         return self._standing.half_of(self._phases.world)
 
     async def _stand_with_claim(self, term: int) -> None:
-        """Nobody has a majority where the job is in two equal halves: the claim decides which of them goes on."""
+        """Nobody has a majority where the job is in two equal halves: the claim decides which of
+        them goes on.
+        """
         assert self._witness is not None
         owner = await self._witness.owner(
             Claimant(self._standing.number, term, majority=False), RUN

@@ -1,9 +1,11 @@
 """Which coordinator is active. Pure: what arrived goes in, what to send comes out.
 
-A *term* has at most one active coordinator: it begins with more than half of the world's votes, or with exactly half of them and the
-witness's claim on the job, which one coordinator can have; and a member votes once per term. It
-votes only when its own connection to the active one is gone, so an active coordinator that members can reach stays. A member obeys no
-term lower than the highest that it has voted in or heard of. The first coordinator begins with term 1 without a vote: nobody else does.
+A *term* has at most one active coordinator: it begins with more than half of the world's votes, or
+with exactly half of them and the witness's claim on the job, which one coordinator can have; and a
+member votes once per term. It votes only when its own connection to the active one is gone, so an
+active coordinator that members can reach stays. A member obeys no term lower than the highest that
+it has voted in or heard of. The first coordinator begins with term 1 without a vote: nobody else
+does.
 """
 
 from __future__ import annotations
@@ -26,14 +28,21 @@ class Ballot:
     """Whether this member's connection to it stands."""
 
     def obeys(self, term: int) -> bool:
-        """Whether a command of this term is to be carried out. A higher one is news of a take-over."""
+        """Whether a command of this term is to be carried out. A higher one is news of a
+        take-over.
+        """
         return term >= self.term and term > 0
 
     def hears(self, term: int, coordinator: int) -> bool:
-        """ACTIVE, or a command, came over the connection to this coordinator. False: it is out of date."""
+        """ACTIVE, or a command, came over the connection to this coordinator.
+
+        False: it is out of date.
+        """
         if not self.obeys(term) or (term == self.term and self.active not in (None, coordinator)):
             return False
-        self.term, self.active, self.connected = term, coordinator, True
+        self.term = term
+        self.active = coordinator
+        self.connected = True
         return True
 
     def disconnected(self, coordinator: int) -> None:
@@ -45,7 +54,8 @@ class Ballot:
         """Whether to vote for whoever asks in this term; it is not asked twice."""
         if term <= self.term or self.connected:
             return False
-        self.term, self.active = term, None
+        self.term = term
+        self.active = None
         return True
 
 
@@ -69,13 +79,19 @@ class Standing:
 
     def begin(self) -> None:
         """Be the job's first coordinator."""
-        self.term, self.active = FIRST_TERM, self.number
+        self.term = FIRST_TERM
+        self.active = self.number
 
     def hears(self, term: int, coordinator: int | None) -> bool:
-        """A term was named: by an active coordinator, or by a member (`coordinator` None). Whether this one is active no longer."""
+        """A term was named: by an active coordinator, or by a member (`coordinator` None).
+
+        Whether this one is active no longer.
+        """
         was = self.commands
         if term > self.term:
-            self.term, self.active, self.asked = term, coordinator, None
+            self.term = term
+            self.active = coordinator
+            self.asked = None
         elif term == self.term and coordinator is not None and self.asked != term and not was:
             self.active = coordinator
         return was and not self.commands
@@ -83,7 +99,9 @@ class Standing:
     def ask(self) -> int:
         """Nobody commands: the term to ask votes for. Each call asks for a higher one."""
         self.term = max(self.term, FIRST_TERM) + 1
-        self.active, self.asked, self.votes = None, self.term, {}
+        self.active = None
+        self.asked = self.term
+        self.votes = {}
         return self.term
 
     def voted(self, rank: int, term: int, granted: bool, generation: int, world: int) -> bool:
@@ -97,7 +115,9 @@ class Standing:
         return True
 
     def half_of(self, world: int) -> int | None:
-        """The term in which exactly half of the world has voted for this one, which then needs the claim."""
+        """The term in which exactly half of the world has voted for this one, which then needs the
+        claim.
+        """
         return (
             self.asked
             if not self.commands and self.votes and 2 * len(self.votes) == world
@@ -105,7 +125,10 @@ class Standing:
         )
 
     def claimed(self, term: int) -> bool:
-        """The claim is this one's. Whether it is active with it: not where votes for another term were asked for meanwhile."""
+        """The claim is this one's.
+
+        Whether it is active with it: not where votes for another term were asked for meanwhile.
+        """
         if self.commands or self.asked != term:
             return False
         self.active = self.number
@@ -118,5 +141,7 @@ class Standing:
 
 
 def next_to_stand(number: int, known: Iterable[int]) -> int:
-    """Place of a standby in the queue: it waits so many turns longer than the first before it asks, so that two do not split the votes."""
+    """Place of a standby in the queue: it waits so many turns longer than the first before it asks,
+    so that two do not split the votes.
+    """
     return sum(other < number for other in known)

@@ -1,7 +1,8 @@
 """Which of this node's ranks the kernel has begun to end.
 
-A killed process closes its sockets only after the kernel has freed its memory, 0.6 s per GiB; that it is exiting stands in its
-/proc/PID/stat at once. The file is kept open: it stays this process's, whoever gets the number next. Not thread-safe.
+A killed process closes its sockets only after the kernel has freed its memory, 0.6 s per GiB; that
+it is exiting stands in its /proc/PID/stat at once. The file is kept open: it stays this process's,
+whoever gets the number next. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ import os
 
 POLL_S = 0.05
 _PF_EXITING = 0x4
-_FLAGS, _USER, _SYSTEM, _STARTED, _STATUS = 6, 11, 12, 19, 49
+_FLAGS = 6
+_USER = 11
+_SYSTEM = 12
+_STARTED = 19
+_STATUS = 49
 """Fields 9, 14, 15, 22 and 52 of proc(5), counted behind the name's closing bracket."""
 _STAT_BYTES_MAX = 4096
 
@@ -23,7 +28,10 @@ class Processes:
         self._pids: dict[int, int] = {}
 
     def watch(self, rank: int, pid: int, started: int) -> bool:
-        """Look at a rank from now on. False: it is not to be seen from here; its connection's end must do."""
+        """Look at a rank from now on.
+
+        False: it is not to be seen from here; its connection's end must do.
+        """
         self.forget(rank)
         try:
             descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -33,7 +41,8 @@ class Processes:
         if fields is None or int(fields[_STARTED]) != started:  # another PID namespace's number
             os.close(descriptor)
             return False
-        self._open[rank], self._pids[rank] = descriptor, pid
+        self._open[rank] = descriptor
+        self._pids[rank] = pid
         return True
 
     def forget(self, rank: int) -> None:
@@ -79,7 +88,8 @@ class Processes:
 
 
 def status_of_exiting(pid: int) -> int:
-    """What wait(2) will say of a process that the kernel has begun to end; 0: it ends in order, or nobody may know yet.
+    """What wait(2) will say of a process that the kernel has begun to end; 0: it ends in order, or
+    nobody may know yet.
 
     Raises:
         OSError: there is none any more.

@@ -1,6 +1,8 @@
-"""What a coordinator leaves in the job's directory: its log, and one line per fault for the interval advisor.
+"""What a coordinator leaves in the job's directory: its log, and one line per fault for the
+interval advisor.
 
-State of the process: configured once, in the coordinator's program. Files are written behind it (`Behind`).
+State of the process: configured once, in the coordinator's program. Files are written behind it
+(`Behind`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ FAULTS = "faults.jsonl"
 
 
 class Behind:
-    """Writes files in a thread of its own: a mount whose RAM is full, or that does not answer, holds up nobody who decides."""
+    """Writes files in a thread of its own: a mount whose RAM is full, or that does not answer,
+    holds up nobody who decides.
+    """
 
     def __init__(self) -> None:
         self._writes: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -82,10 +86,13 @@ class _ToFile(logging.Handler):
 
 
 class _Reopened(logging.handlers.RotatingFileHandler):
-    """One whose file is opened again when it cannot be written: the mount may have been made anew."""
+    """One whose file is opened again when it cannot be written: the mount may have been made
+    anew.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # as logging calls it
-        stream, self.stream = self.stream, None
+        stream = self.stream
+        self.stream = None
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
@@ -106,7 +113,9 @@ class _JsonLines(logging.Formatter):
 
 
 def note_fault(job_directory: Path, fields: Mapping[str, Any]) -> None:
-    """Append a fault: when, who was lost and where they were, S, what was saved, how long it took."""
+    """Append a fault: when, who was lost and where they were, S, what was saved, how long it
+    took.
+    """
     line = json.dumps({"at": round(time.time(), 3), **fields}, default=repr) + "\n"
 
     def write() -> None:

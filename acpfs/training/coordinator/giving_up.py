@@ -1,7 +1,9 @@
-"""When a job whose ranks are replaced is given up: which faults count against its program, and what begins their count anew.
+"""When a job whose ranks are replaced is given up: which faults count against its program, and what
+begins their count anew.
 
-It owns the causes of faults and their counts, and knows neither ranks nor tensors; `crew` asks it once per fault. `launchers` counts deaths
-by the same idea: what does not get on counts, and an update that was never done before is a new beginning. Pure.
+It owns the causes of faults and their counts, and knows neither ranks nor tensors; `crew` asks it
+once per fault. `launchers` counts deaths by the same idea: what does not get on counts, and an
+update that was never done before is a new beginning. Pure.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class GivingUp:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._furthest = -1
-        """The newest update that any rank has done, ever: where the job goes on from (T10), unless its copies are lost."""
+        """The newest update that any rank has done, ever: where the job goes on from (T10), unless
+        its copies are lost.
+        """
         self._cause: Cause | None = None
         """Of the fault that is under way."""
         self._faults = 0
@@ -56,17 +60,24 @@ class GivingUp:
     def reached(self, done: int) -> None:
         """A rank has done so many updates."""
         if done > self._furthest:
-            self._furthest, self._faults = done, 0
+            self._furthest = done
+            self._faults = 0
             self._at_update.clear()
 
     def note(self, cause: Cause) -> None:
-        """A sign of a fault. The first that is no consequence is its cause: what others meet afterwards may come of it."""
+        """A sign of a fault.
+
+        The first that is no consequence is its cause: what others meet afterwards may come of it.
+        """
         if self._cause in (None, Cause.CONSEQUENCE):
             self._cause = cause
 
     def verdict(self, done: int | None) -> str:
-        """All that live are parked, at `done` updates (None: nobody lives): why the job is given up, or nothing. The fault is counted."""
-        cause, self._cause = self._cause, None
+        """All that live are parked, at `done` updates (None: nobody lives): why the job is given
+        up, or nothing. The fault is counted.
+        """
+        cause = self._cause
+        self._cause = None
         if done is not None:
             self.reached(done)
         if cause is None:

@@ -1,7 +1,9 @@
-"""When each rank was heard last, and when its node last saw its process work: who is silent, and who only holds its interpreter.
+"""When each rank was heard last, and when its node last saw its process work: who is silent, and
+who only holds its interpreter.
 
-A rank that writes to a slow storage, or computes in C, may say nothing for minutes: its member's thread waits for the interpreter's lock.
-Whoever is on its node sees that (`working`), and vouches for it. Where nobody does, the node may be gone. Pure; time is given.
+A rank that writes to a slow storage, or computes in C, may say nothing for minutes: its member's
+thread waits for the interpreter's lock. Whoever is on its node sees that (`working`), and vouches
+for it. Where nobody does, the node may be gone. Pure; time is given.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ class Hearing:
         self._looked_at = -math.inf
 
     def look(self, now: float) -> None:
-        """Begin an event. When this process stood still, what members said meanwhile waits in its sockets: nobody was silent."""
+        """Begin an event.
+
+        When this process stood still, what members said meanwhile waits in its sockets: nobody was
+        silent.
+        """
         if now - self._looked_at > 2 * self._limits.beat_s:
             self.begin(self._heard, now)
         self._looked_at = now

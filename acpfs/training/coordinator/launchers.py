@@ -1,14 +1,17 @@
-"""What launchers of a job do together, without I/O: what happened goes in, what to tell whom comes out.
+"""What launchers of a job do together, without I/O: what happened goes in, what to tell whom comes
+out.
 
-    GATHERING ──all nodes are there──► RUNNING ──a fault, or SIGTERM──► STOPPING ──nobody runs──► ENDED
+    GATHERING ──all nodes are there──► RUNNING ──a fault, or SIGTERM──► STOPPING ──nobody runs──►
+    ENDED
         ▲                                                                   │
         └───────────────────────── a restart is left ◄──────────────────────┘
 
-Where launchers replace ranks, a node that is lost is no fault: its place is vacant, its ranks' states are others' too, and a launcher that
-comes takes the place. A side that has not more than half of the nodes goes on only where the other one cannot: see `_may_go_on`.
+Where launchers replace ranks, a node that is lost is no fault: its place is vacant, its ranks'
+states are others' too, and a launcher that comes takes the place. A side that has not more than
+half of the nodes goes on only where the other one cannot: see `_may_go_on`.
 
-On one node the launcher asks this itself; on several the coordinator does. One that is started anew learns all of it from what launchers
-register with. A rank's exit status is what wait(2) gave.
+On one node the launcher asks this itself; on several the coordinator does. One that is started anew
+learns all of it from what launchers register with. A rank's exit status is what wait(2) gave.
 """
 
 from __future__ import annotations
@@ -39,8 +42,11 @@ AWAY_S = 15.0
 """A launcher whose connection ended may come again; its ranks go on meanwhile."""
 VACANT_S = 600.0
 """So long the place of a lost node waits for a launcher that takes it."""
-QUICK_MAX, QUICK_S = 5, 60.0
-"""A rank whose processes die so often in so short a time, none of which has done an update, has a fault in its program."""
+QUICK_MAX = 5
+QUICK_S = 60.0
+"""A rank whose processes die so often in so short a time, none of which has done an update, has a
+fault in its program.
+"""
 NODE_LOST = 69
 """Status of a job that lost a node: EX_UNAVAILABLE of sysexits.h."""
 
@@ -213,7 +219,8 @@ class Launchers:
     def _lost(self, name: str, now: float) -> None:
         if (node := self._nodes.get(name)) is None:  # it was forgotten with the one before
             return
-        node.away_since, node.gone_since = None, now
+        node.away_since = None
+        node.gone_since = now
         if self.state is State.RUNNING:
             self._go_on_without(f"node {node.launcher.node} is lost", now)
         else:
@@ -221,7 +228,10 @@ class Launchers:
             self._fault(NODE_LOST << 8, f"node {node.launcher.node} is lost", now)
 
     def _go_on_without(self, why: str, now: float) -> None:
-        """Some are lost: whether this side goes on, and whether the others run meanwhile. Who is only away may come again."""
+        """Some are lost: whether this side goes on, and whether the others run meanwhile.
+
+        Who is only away may come again.
+        """
         groups = max(
             (node.start.groups for node in self._nodes.values() if node.start is not None),
             default=1,
@@ -245,14 +255,18 @@ class Launchers:
             self._fault(NODE_LOST << 8, why, now)
 
     def _may_go_on(self, here: int, groups: int) -> bool | None:
-        """None: the witness has to be asked. Without one, of two halves that one goes on where launchers have met all the time."""
+        """None: the witness has to be asked.
+
+        Without one, of two halves that one goes on where launchers have met all the time.
+        """
         if 2 * here != groups:
             return 2 * here > groups
         return self.claim if self.has_witness else not self.succeeds
 
     def claimed(self, ours: bool, now: float) -> list[Post]:
         """The witness has answered."""
-        self.claim, self.wants_claim = ours, False
+        self.claim = ours
+        self.wants_claim = False
         if self.state is State.RUNNING and any(
             node.gone_since is not None for node in self._nodes.values()
         ):
@@ -277,7 +291,8 @@ class Launchers:
     def idle(self, name: str, port: int, now: float) -> list[Post]:
         """Nobody runs on this node any more."""
         if (node := self._nodes.get(name)) is not None:
-            node.idle, node.port = True, port
+            node.idle = True
+            node.port = port
             self._begin_anew_if_quiet(now)
         return self._done(now)
 
@@ -306,7 +321,8 @@ class Launchers:
             if node.away_since is not None and now >= node.away_since + AWAY_S
         ]
         for name in lost:
-            self._nodes[name].away_since, self._nodes[name].gone_since = None, now
+            self._nodes[name].away_since = None
+            self._nodes[name].gone_since = now
         for name in lost:
             self._lost(name, now)
         if any(
@@ -341,7 +357,10 @@ class Launchers:
         self._start()
 
     def _go_on_if_all_came(self, groups: int, now: float) -> None:
-        """Where ranks run already. Nothing is decided before all nodes have told how theirs are, or are lost."""
+        """Where ranks run already.
+
+        Nothing is decided before all nodes have told how theirs are, or are lost.
+        """
         assert self._since is not None
         came = [node for node in self._nodes.values() if node.start is not None]
         if len(came) < groups and now < self._since + AWAY_S:
@@ -366,7 +385,8 @@ class Launchers:
         if known.start.world != groups * known.launcher.slots:
             return
         for group_rank in set(range(groups)) - there:
-            name, slots = f"lost-{group_rank}", known.launcher.slots
+            name = f"lost-{group_rank}"
+            slots = known.launcher.slots
             number = None if known.launcher.node_rank is None else group_rank
             launcher = Launcher(name, name, "", 0, slots, number, replaces=known.launcher.replaces)
             start = replace(known.start, group_rank=group_rank, first_rank=group_rank * slots)
@@ -398,7 +418,8 @@ class Launchers:
             self._nodes,
             key=lambda name: (_place(self._nodes[name].launcher), self._order.index(name)),
         )
-        world, first_rank = sum(node.launcher.slots for node in self._nodes.values()), 0
+        world = sum(node.launcher.slots for node in self._nodes.values())
+        first_rank = 0
         master = self._nodes[names[0]]
         host = master.launcher.host if len(names) > 1 else "127.0.0.1"
         for group_rank, name in enumerate(names):
@@ -418,7 +439,8 @@ class Launchers:
                 if len(names) > 1
                 else (),
             )
-            node.ended, node.idle = {}, False
+            node.ended = {}
+            node.idle = False
             first_rank += node.launcher.slots
             self._post([name], node.start)
 
@@ -443,8 +465,9 @@ class Launchers:
     def _is_replaced(self, node: _Node, status: int, *, updated: bool) -> bool:
         """Not one that left since the whole job does.
 
-        When another is through, only one that had done an update and said so: then all is done, and the next process is told so. That one
-        does no update, so it is the last. Of a program that says nothing of updates, it would wait for ranks that have ended.
+        When another is through, only one that had done an update and said so: then all is done, and
+        the next process is told so. That one does no update, so it is the last. Of a program that
+        says nothing of updates, it would wait for ranks that have ended.
         """
         leaves = os.WIFEXITED(status) and os.WEXITSTATUS(status) in _ALL_LEAVE
         others_done = any(0 in other.ended.values() for other in self._nodes.values())
@@ -456,7 +479,10 @@ class Launchers:
         )
 
     def _fails_by_itself(self, rank: int, now: float, *, updated: bool) -> bool:
-        """Whether another process would die as well. However often one dies that did updates, the next one has the next updates to do."""
+        """Whether another process would die as well.
+
+        However often one dies that did updates, the next one has the next updates to do.
+        """
         before = [] if updated else self._fruitless_at.get(rank, [])
         self._fruitless_at[rank] = [*before, now] if not updated else []
         return len(before) >= FAULTS_MAX or (
@@ -484,10 +510,14 @@ class Launchers:
             self._end(self._status(), self._why)
             return
         self.attempt += 1
-        self._since, self._enough_since, self._statuses = now, None, []
-        self.claim, self.succeeds = None, False
+        self._since = now
+        self._enough_since = None
+        self._statuses = []
+        self.claim = None
+        self.succeeds = False
         for node in self._nodes.values():
-            node.start, node.ended = None, {}
+            node.start = None
+            node.ended = {}
         self._go(State.GATHERING)
         self._begin_if_there(now)
 
@@ -498,7 +528,9 @@ class Launchers:
             self._end(0, "all ranks have ended")
 
     def _status(self) -> int:
-        """What a scheduler is told: go on from what was saved, or what the first rank that failed said."""
+        """What a scheduler is told: go on from what was saved, or what the first rank that failed
+        said.
+        """
         ends = [
             *self._statuses,
             *(status for node in self._nodes.values() for status in node.ended.values()),
@@ -543,7 +575,8 @@ class Launchers:
             if self._enough_since is not None:
                 times.append(self._enough_since + LAST_CALL_S)
         self.wake_at = min(times, default=math.inf) if self.state is not State.ENDED else math.inf
-        posts, self._posts = self._posts, []
+        posts = self._posts
+        self._posts = []
         return posts
 
 

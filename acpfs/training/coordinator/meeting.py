@@ -1,7 +1,9 @@
-"""Where launchers of several nodes meet: `python -m acpfs.training.coordinator.meeting`, a process of its own on the node that is named.
+"""Where launchers of several nodes meet: `python -m acpfs.training.coordinator.meeting`, a process
+of its own on the node that is named.
 
-Its first line on stdout is its address. It keeps nothing that launchers do not know: killed, it is started anew, and they come again. It
-ends when the job is over and all have heard so, or with the launcher that started it.
+Its first line on stdout is its address. It keeps nothing that launchers do not know: killed, it is
+started anew, and they come again. It ends when the job is over and all have heard so, or with the
+launcher that started it.
 """
 
 from __future__ import annotations
@@ -41,13 +43,14 @@ class Meeting:
         number: int = 0,
         witness: Callable[[str], Path] | None = None,
     ) -> None:
-        """`job`: the run's name; who names another one is sent away. `number`: of the node. `witness`: where an attempt is claimed."""
-        self._job, self._credentials, self._number, self._witness = (
-            job,
-            credentials,
-            number,
-            witness,
-        )
+        """`job`: the run's name; who names another one is sent away. `number`: of the node.
+
+        `witness`: where an attempt is claimed.
+        """
+        self._job = job
+        self._credentials = credentials
+        self._number = number
+        self._witness = witness
         self._launchers = Launchers(succeeds=number > 0, has_witness=witness is not None)
         self._connections: dict[str, Connection] = {}
         self._changed = trio.Event()
@@ -90,7 +93,10 @@ class Meeting:
                 return
 
     async def _claimed(self) -> bool:
-        """Whether this half of the nodes goes on: the storage is asked, which both can see. Where it does not answer, neither does."""
+        """Whether this half of the nodes goes on: the storage is asked, which both can see.
+
+        Where it does not answer, neither does.
+        """
         assert self._witness is not None
         claimant = Claimant(self._number, 1, majority=False)
         with trio.move_on_after(CLAIM_S):
@@ -111,7 +117,8 @@ class Meeting:
         try:
             self._post(self._launchers.registered(launcher, trio.current_time()))
             while True:
-                message, now = (await connection.receive()).message, trio.current_time()
+                message = (await connection.receive()).message
+                now = trio.current_time()
                 if isinstance(message, Exited):
                     self._post(
                         self._launchers.exited(

@@ -1,12 +1,15 @@
 """The active coordinator's state machine, without I/O: what happened goes in, commands come out.
 
-    RUNNING ──fault──► STOPPING ──all parked──► SETTLING ──all at S──► SAVING ──all written──► PUBLISHING ──► LEAVING
+    RUNNING ──fault──► STOPPING ──all parked──► SETTLING ──all at S──► SAVING ──all written──►
+    PUBLISHING ──► LEAVING
                           ▲                         │                    │                        │
                           └────────── another fault, a save that failed, a new active coordinator ┘
 
-Every STOP begins a generation; what members say about an older one is dropped. A standby keeps the same record of who registered and who
-is gone, and begins with it when it takes over: whoever was stopped says so by the generation of its beat. Time is given, never asked for:
-`wake_at` says when `tick` has something to do. Ranks are those whose connection said HELLO: the server vouches for who speaks.
+Every STOP begins a generation; what members say about an older one is dropped. A standby keeps the
+same record of who registered and who is gone, and begins with it when it takes over: whoever was
+stopped says so by the generation of its beat. Time is given, never asked for: `wake_at` says when
+`tick` has something to do. Ranks are those whose connection said HELLO: the server vouches for who
+speaks.
 """
 
 from __future__ import annotations
@@ -98,7 +101,9 @@ class Phases:
 
     def __init__(self, job: str, limits: Limits, *, witness: bool = True) -> None:
         """`witness`: whether there is a directory that can be asked when a side has no majority."""
-        self._job, self._limits, self._witness = job, limits, witness
+        self._job = job
+        self._limits = limits
+        self._witness = witness
         self.state = State.STANDBY
         self.generation = 0
         self.term = 0
@@ -114,7 +119,9 @@ class Phases:
         self._hellos: dict[int, Hello] = {}
         self._left: set[int] = set()
         self._alive: dict[int, None] = {}
-        """Ranks that are registered, neither lost nor gone: kept, since a thousand of them answer each order."""
+        """Ranks that are registered, neither lost nor gone: kept, since a thousand of them answer
+        each order.
+        """
         self._hearing = Hearing(limits)
         self._patience = Patience(limits)
         self._stop_at: float | None = None
@@ -192,8 +199,11 @@ class Phases:
         return self._done(now)
 
     def take_over(self, term: int, now: float, generation: int = 0) -> list[Command]:
-        """This coordinator is active from here on. `generation`: the newest that its voters know."""
-        self.term, self.generation = term, max(generation, self.generation)
+        """This coordinator is active from here on. `generation`: the newest that its voters
+        know.
+        """
+        self.term = term
+        self.generation = max(generation, self.generation)
         self._hearing.begin(self._live, now)
         self._go(State.REGISTERING)
         if self._outcome is None:
@@ -207,7 +217,9 @@ class Phases:
         return self._done(now)
 
     def ended(self, outcome: Leave) -> None:
-        """The active coordinator says how the job ends: ranks that leave now are not lost, whoever has to tell the others."""
+        """The active coordinator says how the job ends: ranks that leave now are not lost, whoever
+        has to tell the others.
+        """
         if self.state is State.STANDBY and outcome.status == ExitStatus.SAVED:
             self._outcome = outcome
 
@@ -486,7 +498,8 @@ class Phases:
             self._save_if_settled(now)
 
     def _save_if_settled(self, now: float) -> None:
-        found, layout = self._round.meeting, self.layout
+        found = self._round.meeting
+        layout = self.layout
         if found is None or layout is None or self._round.claim is None or self._round.waiting:
             return
         if not self._round.claim:
@@ -508,11 +521,9 @@ class Phases:
                 now,
             )
             return
-        name, savers, lost = (
-            checkpoint_name(layout.name, found.step),
-            tuple(sorted(set(chosen.values()))),
-            tuple(sorted(self.lost)),
-        )
+        name = checkpoint_name(layout.name, found.step)
+        savers = tuple(sorted(set(chosen.values())))
+        lost = tuple(sorted(self.lost))
         # the job is in it: what an earlier one left of the same step is not mixed with this one's
         written = f"{name}.gasp-{self._job}-{self.generation}.tmp"
         self._round.save = Save(found.step, chosen, savers, written, name, lost)
@@ -530,7 +541,8 @@ class Phases:
         self._commands.send(self._live, self._round.save)
 
     def _saved(self, rank: int, saved: Saved, now: float) -> None:
-        save, manifest = self._round.save, self._round.manifest
+        save = self._round.save
+        manifest = self._round.manifest
         if (
             self.state is not State.SAVING
             or save is None
@@ -552,7 +564,9 @@ class Phases:
             self._publish(Publish(full, save.directory, save.name), save)
 
     def _publish(self, order: Publish, save: Save) -> None:
-        """On a node where somebody was asked to before, if one of its ranks is left: a rename of that one is seen there at once."""
+        """On a node where somebody was asked to before, if one of its ranks is left: a rename of
+        that one is seen there at once.
+        """
         assert self.layout is not None
         nodes = self.layout.nodes
         choices = [
@@ -636,7 +650,9 @@ class Phases:
         return self.layout is not None and not isinstance(cover(self.layout, ranks), NoCover)
 
     def _dispensable(self, now: float) -> list[int]:
-        """Whom a gasp waits for no longer, though its node sees it work: it may hang in a storage, and others have what it has."""
+        """Whom a gasp waits for no longer, though its node sees it work: it may hang in a storage,
+        and others have what it has.
+        """
         found: list[int] = []
         for rank in self._hearing.unheard(self._alive, self._limits.stuck_s, now):
             if self.could_save(self._alive.keys() - {*found, rank}):

@@ -1,4 +1,7 @@
-"""Which process is which rank, and what each does. Pure; who decides what follows from it is `crew`."""
+"""Which process is which rank, and what each does.
+
+Pure; who decides what follows from it is `crew`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A coordinator's process: connections, clocks and files around the state machine and the election, which know of none of these.
+"""A coordinator's process: connections, clocks and files around the state machine and the election,
+which know of none of these.
 
-Everything runs in one trio program and one thread, but for the witness's directory, which may hang. Who is who: a connection is what its
-HELLO or WATCH said, and every later message on it must say the same. Whoever has not the job's certificate does not come so far.
+Everything runs in one trio program and one thread, but for the witness's directory, which may hang.
+Who is who: a connection is what its HELLO or WATCH said, and every later message on it must say the
+same. Whoever has not the job's certificate does not come so far.
 """
 
 from __future__ import annotations
@@ -60,10 +62,13 @@ from acpfs.training.records import MalformedError, to_json
 from acpfs.training.wire import LinkClosedError, TrioLink
 
 _log = get_logger(__name__)
-ACTIVE_EVERY_S, REDIAL_S = 1.0, 0.5
+ACTIVE_EVERY_S = 1.0
+REDIAL_S = 0.5
 BACKLOG = 4096
 CREDENTIALS_S = 50.0
-"""So long a standby waits for the job's certificate to appear; less than its members wait for it."""
+"""So long a standby waits for the job's certificate to appear; less than its members wait for
+it.
+"""
 LOOK_AGAIN_S = 0.05
 STACKS_MAX = 16
 """Ranks whose stacks are asked for; more of them hang for one reason."""
@@ -84,14 +89,19 @@ class Settings:
     """The host that others are to call; empty: `host`."""
     peers: dict[int, str] = field(default_factory=dict)
     first: bool = False
-    """Commands in the first term, without a vote. Exactly one of a job's coordinators, and only the first time that it is started."""
+    """Commands in the first term, without a vote.
+
+    Exactly one of a job's coordinators, and only the first time that it is started.
+    """
     stands: bool = True
     """Whether it may ever command; one that may not only tells of its node's ranks."""
     tls: bool = True
     witness: Path | None = None
     """Where claims are made: the job's directory in the storage itself, not in the mount."""
     stall_is_fault: bool = False
-    """Whether ranks that hang count as lost; otherwise they are named, and their stacks are logged."""
+    """Whether ranks that hang count as lost; otherwise they are named, and their stacks are
+    logged.
+    """
     replaces: bool = False
     """Whether ranks are replaced, and the job goes on; otherwise survivors leave a gasp."""
     coordinators: int = 0
@@ -104,8 +114,11 @@ class Coordinator:
     """One per process."""
 
     def __init__(self, settings: Settings, successors: Successors | None = None) -> None:
-        """`successors`: who starts one in the place of a coordinator that died; None: nobody does."""
-        self._settings, self._successors = settings, successors
+        """`successors`: who starts one in the place of a coordinator that died; None: nobody
+        does.
+        """
+        self._settings = settings
+        self._successors = successors
         self._phases: Phases | Crew = (
             Crew(settings.job, settings.limits)
             if settings.replaces
@@ -172,11 +185,13 @@ class Coordinator:
             if announce is not None:
                 await announce.send(self.address)
         if self._successors is not None:
-            self._successors.dismiss()  # one that was just being started would wait for ranks that have left
+            # one that was just being started would wait for ranks that have left
+            self._successors.dismiss()
         self._processes.close()
 
     async def _job_credentials(self) -> Credentials:
-        """The first one makes them, the others wait for them: on another node they are there when they are in the storage.
+        """The first one makes them, the others wait for them: on another node they are there when
+        they are in the storage.
 
         Raises:
             RefusedError: they did not come.
@@ -220,7 +235,8 @@ class Coordinator:
         """TLS over it, if TLS is on.
 
         Raises:
-            OSError, trio.BrokenResourceError, trio.TooSlowError: the peer has not the job's certificate.
+            OSError, trio.BrokenResourceError, trio.TooSlowError: the peer has not the job's
+            certificate.
         """
         if self._credentials is None:
             return stream
@@ -304,7 +320,8 @@ class Coordinator:
             self._do(self._phases.lose(rank, why, now))
 
     def _from_member(self, rank: int, sent: Sent) -> None:
-        now, message = trio.current_time(), sent.message
+        now = trio.current_time()
+        message = sent.message
         if sent.header.job != self._settings.job:
             self._counts["other_job"] += 1
         elif isinstance(message, Voted):
@@ -362,7 +379,8 @@ class Coordinator:
                 self._elections.disconnected(number)
 
     def _from_other(self, sent: Sent) -> None:
-        message, now = sent.message, trio.current_time()
+        message = sent.message
+        now = trio.current_time()
         if isinstance(message, Active):
             self._elections.hears(message.term, message.coordinator)
         elif isinstance(message, Welcome):
@@ -493,7 +511,8 @@ class Coordinator:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            has_members, has_others = bool(self._connected.members), bool(self._connected.others)
+            has_members = bool(self._connected.members)
+            has_others = bool(self._connected.others)
             if has_members and (
                 self._standing.commands or self._processes.are_watched or self._phases.heard(now)
             ):
@@ -506,7 +525,9 @@ class Coordinator:
                 self._nursery.cancel_scope.cancel()
 
     def dismiss(self) -> None:
-        """End as soon as no rank is connected: schedulers tell all processes of a job to end, also who has to command the last save."""
+        """End as soon as no rank is connected: schedulers tell all processes of a job to end, also
+        who has to command the last save.
+        """
         self._lingering.dismiss()
         if self._successors is not None:
             self._successors.dismiss()
@@ -516,7 +537,8 @@ class Coordinator:
     def _do(self, commands: Iterable[Command]) -> None:
         if self._store_generation != self._phases.generation:
             self._answer(self._store.end())
-            self._store, self._store_generation = Store(), self._phases.generation
+            self._store = Store()
+            self._store_generation = self._phases.generation
         for command in commands:
             if isinstance(command, Send):
                 if isinstance(command.message, Leave):
@@ -561,7 +583,8 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         """What `acpfs-train status` shows."""
-        phases, now = self._phases, time.time()
+        phases = self._phases
+        now = time.time()
         ranks = [
             {
                 "rank": rank,

@@ -1,4 +1,7 @@
-"""The store through which savers find each other: a few keys that live as long as a generation. Pure: answers come with whose they are."""
+"""The store through which savers find each other: a few keys that live as long as a generation.
+
+Pure: answers come with whose they are.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +64,12 @@ class Store:
     def _put(self, key: str, value: str) -> None:
         grown = self._bytes + len(value) - len(self._values.get(key, ""))
         if grown <= BYTES_MAX and (key in self._values or len(self._values) < KEYS_MAX):
-            self._values[key], self._bytes = value, grown
+            self._values[key] = value
+            self._bytes = grown
 
     def _complete(self) -> list[tuple[int, StoreAnswer]]:
-        answers, left = [], []
+        answers = []
+        left = []
         for waiting in self._waiting:
             rank, asked, _ = waiting
             if all(key in self._values for key in asked.keys):

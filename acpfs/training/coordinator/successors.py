@@ -1,7 +1,9 @@
-"""A coordinator that died, or was never started, gets a successor, so that the next death finds a standby. Started by whoever commands.
+"""A coordinator that died, or was never started, gets a successor, so that the next death finds a
+standby. Started by whoever commands.
 
-It stands by like any other: ranks are told of its address, call it, and register. It runs on the node of the one that starts it; on which
-node the dead one was may not be known, and that node may be dead as well. Knows processes, and nothing of what coordinators say.
+It stands by like any other: ranks are told of its address, call it, and register. It runs on the
+node of the one that starts it; on which node the dead one was may not be known, and that node may
+be dead as well. Knows processes, and nothing of what coordinators say.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ _log = get_logger(__name__)
 GONE_S = 3.0
 """So long one may be away: a connection ends, and is made again."""
 AGAIN_S = 15.0
-"""Until the next one is started, where it did not come: a machine that is short of memory kills this one too."""
+"""Until the next one is started, where it did not come: a machine that is short of memory kills
+this one too.
+"""
 
 
 @dataclass
@@ -32,7 +36,9 @@ class Successors:
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def look(self, known: Mapping[int, str], present: Iterable[int], now: float) -> list[int]:
-        """Addresses of the job's coordinators, and the numbers of those that are there: who is started now."""
+        """Addresses of the job's coordinators, and the numbers of those that are there: who is
+        started now.
+        """
         self._started = [process for process in self._started if process.poll() is None]
         gone = (known.keys() | set(range(self.wanted))) - set(present)
         self._gone_since = {number: self._gone_since.get(number, now) for number in gone}

@@ -1,8 +1,10 @@
-"""Names the ranks that hold everybody up when nothing moves: one sits in a data loader, a kernel, a lock, and kills nothing. Pure.
+"""Names the ranks that hold everybody up when nothing moves: one sits in a data loader, a kernel, a
+lock, and kills nothing. Pure.
 
-Every BEAT has the marks and, for each group, the number of the last collective that this rank began. Progress is any change of these in any
-rank. Where there is none for long, the ranks with the lowest number in a group are *behind*: the others wait for them there. Before the
-first step, and while a rank says that it does something long, nobody is watched.
+Every BEAT has the marks and, for each group, the number of the last collective that this rank
+began. Progress is any change of these in any rank. Where there is none for long, the ranks with the
+lowest number in a group are *behind*: the others wait for them there. Before the first step, and
+while a rank says that it does something long, nobody is watched.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Watchdog:
         before = self._beats.get(rank)
         self._beats[rank] = beat
         if before is None or before != beat:
-            self._moved, self._told = now, False
+            self._moved = now
+            self._told = False
         if beat.done > self._newest >= 0:
             self._stepped.append(now)
         self._newest = max(self._newest, beat.done)
@@ -94,7 +97,8 @@ class Watchdog:
 def behind(beats: Mapping[int, Beat]) -> tuple[tuple[int, ...], str]:
     """The ranks that the others wait for, and in which group.
 
-    Of several groups the one with the fewest behind says most: in the others they are missing for the same reason.
+    Of several groups the one with the fewest behind says most: in the others they are missing for
+    the same reason.
     """
     found: list[tuple[int, str, tuple[int, ...]]] = []
     for group in sorted({group for beat in beats.values() for group in beat.clues}):

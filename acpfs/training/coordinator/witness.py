@@ -1,9 +1,11 @@
 """A directory as witness: of two sides of a split job, one may save.
 
-`claim-<generation>` in the job's directory belongs to the side whose name is inside. It is made by renaming a directory that has the name
-already: a rename onto a directory that is not empty fails, wherever it is carried out, so there is never a claim without an owner, and a
-side whose answer was lost finds its own name. (A bare `mkdir` would leave one.) It must be the backing directory, not the mount, whose
-answer would be this node's. `owner_after` blocks; `Witness` asks in a thread, for the directory may hang.
+`claim-<generation>` in the job's directory belongs to the side whose name is inside. It is made by
+renaming a directory that has the name already: a rename onto a directory that is not empty fails,
+wherever it is carried out, so there is never a claim without an owner, and a side whose answer was
+lost finds its own name. (A bare `mkdir` would leave one.) It must be the backing directory, not the
+mount, whose answer would be this node's. `owner_after` blocks; `Witness` asks in a thread, for the
+directory may hang.
 """
 
 from __future__ import annotations
@@ -43,10 +45,13 @@ class Witness:
 
     def __init__(self, directory: Path, claim_s: float) -> None:
         """`claim_s`: how long it may take to answer."""
-        self._directory, self._claim_s = directory, claim_s
+        self._directory = directory
+        self._claim_s = claim_s
 
     async def owner(self, claimant: Claimant, generation: int) -> Claimant | None:
-        """Whose the claim is when this claimant has tried to get it; None when the directory did not answer in time."""
+        """Whose the claim is when this claimant has tried to get it; None when the directory did
+        not answer in time.
+        """
         owner = None
         with trio.move_on_after(self._claim_s):
             try:
@@ -67,8 +72,9 @@ def claim(directory: Path, generation: int, claimant: Claimant) -> bool:
 def owner_after(directory: Path, generation: int, claimant: Claimant) -> Claimant:
     """Whose the claim is when this claimant has tried to get it.
 
-    A majority may go on where an earlier majority of the same job began: those who voted for it obey the other one no more. An owner
-    keeps its claim in a later term, and says with its next claim that it has lost its majority.
+    A majority may go on where an earlier majority of the same job began: those who voted for it
+    obey the other one no more. An owner keeps its claim in a later term, and says with its next
+    claim that it has lost its majority.
 
     Raises:
         OSError: the directory does not answer as a directory should.
@@ -89,10 +95,8 @@ def owner_after(directory: Path, generation: int, claimant: Claimant) -> Claiman
 
 def _claim(directory: Path, generation: int, claimant: Claimant) -> Claimant:
     """Whose it is, after trying to make it ours."""
-    wanted, made = (
-        directory / f"claim-{generation}",
-        directory / f".claim-{generation}.{claimant.name}",
-    )
+    wanted = directory / f"claim-{generation}"
+    made = directory / f".claim-{generation}.{claimant.name}"
     if not wanted.exists():
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
         (made / claimant.name).touch(mode=0o600)

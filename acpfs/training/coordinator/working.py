@@ -1,9 +1,13 @@
-"""Whether a silent rank's process works, as far as the kernel shows it to others. Linux; not thread-safe.
+"""Whether a silent rank's process works, as far as the kernel shows it to others.
 
-It knows processes of this node, and nothing of jobs. A process works when it uses processor time or moves bytes, or when one of its
-threads waits for a storage: in state D, or for the answer of a FUSE mount. One that is stopped (SIGSTOP, a debugger, a frozen container)
-does not, and neither does one that only waits, for a minute at most: nothing shows whether that will ever end. Threads that wait for the
-interpreter's lock wake up two hundred times per second, which is some thousandths of a processor: that much is no work.
+Linux; not thread-safe.
+
+It knows processes of this node, and nothing of jobs. A process works when it uses processor time or
+moves bytes, or when one of its threads waits for a storage: in state D, or for the answer of a FUSE
+mount. One that is stopped (SIGSTOP, a debugger, a frozen container) does not, and neither does one
+that only waits, for a minute at most: nothing shows whether that will ever end. Threads that wait
+for the interpreter's lock wake up two hundred times per second, which is some thousandths of a
+processor: that much is no work.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from acpfs.training.coordinator.exiting import Processes
 
 LOOK_S = 1.0
 IDLE_S = 60.0
-"""So long a silent process may show no work: as long as a job in which nothing moves, before ranks that hang are named."""
+"""So long a silent process may show no work: as long as a job in which nothing moves, before ranks
+that hang are named.
+"""
 BUSY_S = 600.0
 """So long it may be silent at all; a loop in C without end works, too."""
 SHARE = 0.03
@@ -46,7 +52,10 @@ class _Threads:
 
 
 class Working:
-    """Of this node's ranks. `at_work` is called about once per `LOOK_S`, with those that are silent then."""
+    """Of this node's ranks.
+
+    `at_work` is called about once per `LOOK_S`, with those that are silent then.
+    """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -61,11 +70,13 @@ class Working:
         return sorted(rank for rank in asked if self._works(rank, now))
 
     def _works(self, rank: int, now: float) -> bool:
-        pid, ticks = self._processes.pid(rank), self._processes.ticks(rank)
+        pid = self._processes.pid(rank)
+        ticks = self._processes.ticks(rank)
         if pid is None or ticks is None:
             self._silences.pop(rank, None)
             return False  # another node's, or it ends
-        threads, moved = _threads(pid), _moved(pid)
+        threads = _threads(pid)
+        moved = _moved(pid)
         if threads.stopped:
             self._silences.pop(rank, None)
             return False
@@ -73,7 +84,9 @@ class Working:
         computes = ticks - silence.ticks > SHARE * TICKS_PER_S * (now - silence.looked_at)
         if computes or moved != silence.moved or threads.waits_for_storage:
             silence.worked_at = now
-        silence.looked_at, silence.ticks, silence.moved = now, ticks, moved
+        silence.looked_at = now
+        silence.ticks = ticks
+        silence.moved = moved
         return now - silence.worked_at <= IDLE_S and now - silence.since <= BUSY_S
 
 

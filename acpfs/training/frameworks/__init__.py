@@ -1,4 +1,6 @@
-"""One module per framework: `protect` with what that framework knows already, and its own checkpoints. Each imports its framework."""
+"""One module per framework: `protect` with what that framework knows already, and its own
+checkpoints. Each imports its framework.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""accelerate: `protect_accelerator` for a loop of one's own, whose gasp is what `accelerator.save_state` writes.
+"""accelerate: `protect_accelerator` for a loop of one's own, whose gasp is what
+`accelerator.save_state` writes.
 
-A gasp of replicated state is written by one survivor, whichever it is; accelerate writes in process 0 only. So that process is number 0 of
-one while it writes. Random numbers of the others are not here: each gets a copy of the writer's.
+A gasp of replicated state is written by one survivor, whichever it is; accelerate writes in process
+0 only. So that process is number 0 of one while it writes. Random numbers of the others are not
+here: each gets a copy of the writer's.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ def instead(subject: Any, **values: Any) -> Iterator[None]:
 
 
 def copied_for_all(written: Path, pattern: str, world: int) -> None:
-    """A file that every process has one of: `pattern` with each number. `written` may be one of them."""
+    """A file that every process has one of: `pattern` with each number.
+
+    `written` may be one of them.
+    """
     for number in range(world):
         other = written.with_name(pattern.format(number))
         if other != written:
@@ -69,23 +74,27 @@ def plain(wrapped: Any) -> Any:
 
 
 def refuse_scaler(accelerator: Any) -> None:
-    """A step that a scaler skips is one for these frameworks, and none for the marks: numbers of checkpoints would differ.
+    """A step that a scaler skips is one for these frameworks, and none for the marks: numbers of
+    checkpoints would differ.
 
     Raises:
         ConfigError: there is a scaler.
     """
     if getattr(accelerator, "scaler", None) is not None:
         raise ConfigError(
-            "fp16 with a loss scaler is not protected here: it skips steps that the framework counts; bf16 needs none"
+            "fp16 with a loss scaler is not protected here: it skips steps that the framework "
+            "counts; bf16 needs none"
         )
 
 
 def protect_accelerator(
     accelerator: Any, directory: str | os.PathLike[str], *, model: Any, **options: Any
 ) -> Protection:
-    """Protection of what `accelerator.prepare` was given; a gasp loads with `accelerator.load_state`.
+    """Protection of what `accelerator.prepare` was given; a gasp loads with
+    `accelerator.load_state`.
 
-    Schedulers step as accelerate steps them, once per update of all processes; `after_update=` is what the loop does beside that.
+    Schedulers step as accelerate steps them, once per update of all processes; `after_update=` is
+    what the loop does beside that.
 
     Args:
         accelerator: has the optimizers, the schedulers and what was registered for checkpointing.
@@ -97,7 +106,9 @@ def protect_accelerator(
         ConfigError: something that cannot be protected.
     """
     refuse_scaler(accelerator)
-    schedulers, world = list(accelerator._schedulers), dist.get_world_size()  # noqa: SLF001  # as save_state does
+    # as save_state does
+    schedulers = list(accelerator._schedulers)  # noqa: SLF001
+    world = dist.get_world_size()
 
     def save(_step: int, path: Path) -> None:
         with (
@@ -108,10 +119,11 @@ def protect_accelerator(
         copied_for_all(path / "random_states_0.pkl", "random_states_{}.pkl", world)
 
     def end_of_step() -> None:
-        # A rank may have to do this in the middle of gradients that are being accumulated, where accelerate's schedulers
-        # count nothing.
+        # A rank may have to do this in the middle of gradients that are being accumulated, where
+        # accelerate's schedulers count nothing.
         with instead(accelerator.gradient_state, **vars(accelerator.gradient_state)):
-            accelerator.gradient_state._set_sync_gradients(True)  # noqa: SLF001  # as `accumulate` does
+            # as `accumulate` does
+            accelerator.gradient_state._set_sync_gradients(True)  # noqa: SLF001
             for scheduler in schedulers:
                 scheduler.step()
 
@@ -122,5 +134,6 @@ def protect_accelerator(
     given = {"save": save, "scheduler": schedulers, **options}
     given["after_update"] = and_then(end_of_step, options.get("after_update"))
     given["state"] = {**registered, **(given.get("state") or {})}
-    optimizers = [plain(optimizer) for optimizer in accelerator._optimizers]  # noqa: SLF001  # the same
+    # the same
+    optimizers = [plain(optimizer) for optimizer in accelerator._optimizers]  # noqa: SLF001
     return protect(directory, model=model, optimizer=optimizers, **given)

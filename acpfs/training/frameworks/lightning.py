@@ -1,6 +1,9 @@
-"""Lightning: `Trainer(callbacks=[Protect("/mnt/acp/run1")])`. A gasp is a directory with a `.ckpt` of Lightning's own, for `ckpt_path=`.
+"""Lightning: `Trainer(callbacks=[Protect("/mnt/acp/run1")])`.
 
-Lightning's checkpoints have no random numbers; the callback adds them, to those of `ModelCheckpoint` too, and gives them back.
+A gasp is a directory with a `.ckpt` of Lightning's own, for `ckpt_path=`.
+
+Lightning's checkpoints have no random numbers; the callback adds them, to those of
+`ModelCheckpoint` too, and gives them back.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ FILE = "gasp.ckpt"
 
 
 def newest(directory: str | os.PathLike[str]) -> Path | None:
-    """The newest `.ckpt` below a directory, a gasp or Lightning's own, for `fit(…, ckpt_path=newest(…))`; None where there is none."""
+    """The newest `.ckpt` below a directory, a gasp or Lightning's own, for `fit(…,
+    ckpt_path=newest(…))`; None where there is none.
+    """
     found = [
         path
         for path in Path(directory).rglob("*.ckpt")
@@ -35,11 +40,14 @@ def newest(directory: str | os.PathLike[str]) -> Path | None:
 
 
 class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types are checked
-    """From `on_train_start` to `on_train_end` a rank that dies leaves a checkpoint of the last step."""
+    """From `on_train_start` to `on_train_end` a rank that dies leaves a checkpoint of the last
+    step.
+    """
 
     def __init__(self, directory: str | os.PathLike[str], **options: Any) -> None:
         """`directory`: where gasps go. `options`: of `protect`."""
-        self._directory, self._options = Path(directory), options
+        self._directory = Path(directory)
+        self._options = options
         self._long = ExitStack()
         self._random: dict[str, Part] = {
             "python": PythonRandom(),
@@ -56,7 +64,8 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
             raise ConfigError(
-                "manual optimization: call protect in the module; the callback cannot know what belongs to one update"
+                "manual optimization: call protect in the module; the callback cannot know what "
+                "belongs to one update"
             )
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             raise ConfigError(
@@ -86,7 +95,8 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
         self._end(exception)
 
     def _end(self, error: BaseException | None) -> None:
-        protection, self.protection = self.protection, None
+        protection = self.protection
+        self.protection = None
         if protection is not None:
             protection.__exit__(
                 type(error) if error is not None else None,
@@ -118,7 +128,8 @@ class Protect(Callback):  # type: ignore[misc]  # lightning is Any where types a
         self._guard.ours(self._give_back)
 
     def _give_back(self) -> None:
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
+        self._loaded = None
         for name, value in (loaded or {}).items():
             self._random[name].give(value)
 
@@ -129,7 +140,9 @@ class _Progress:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._loader: Any = None
-        """Where the data loader was at the last state that was given back: it cannot go back itself."""
+        """Where the data loader was at the last state that was given back: it cannot go back
+        itself.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._trainer.fit_loop.state_dict())
@@ -139,7 +152,9 @@ class _Progress:
         self._trainer.fit_loop.load_state_dict(value)
 
     def end_of_step(self) -> None:
-        """What Lightning does from an update to `on_train_batch_end`, where its own checkpoints are written."""
+        """What Lightning does from an update to `on_train_batch_end`, where its own checkpoints are
+        written.
+        """
         loop = self._trainer.fit_loop.epoch_loop
         loop.automatic_optimization.optim_progress.optimizer.step.increment_completed()
         loop.batch_progress.increment_processed()
@@ -149,6 +164,7 @@ class _Progress:
 
     def save(self, step: int, directory: Path) -> None:
         trainer = self._trainer
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)  # noqa: SLF001  # save_checkpoint writes in rank 0 only
+        # save_checkpoint writes in rank 0 only
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)  # noqa: SLF001
         checkpoint["loops"]["fit_loop"]["state_dict"] = self._loader
         trainer.strategy.checkpoint_io.save_checkpoint(checkpoint, directory / FILE)

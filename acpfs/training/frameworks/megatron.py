@@ -1,13 +1,17 @@
-"""Megatron-Core: `protect_megatron` for its distributed optimizer with several instances, each of which has a copy of every shard.
+"""Megatron-Core: `protect_megatron` for its distributed optimizer with several instances, each of
+which has a copy of every shard.
 
-A shard is what one rank of an instance updates: a range of each buffer of its model-parallel part. Experts have an optimizer and groups of
-their own, so a rank holds a shard of each. The norm that gradients are clipped with is reduced inside an instance, so it is no gate between
-instances; there is an explicit one, which the first inner optimizer's hook passes when gradients are clipped. The update is complete when
-the last inner optimizer's is: what Megatron does in between and afterwards, casting to the model's precision and gathering parameters
-inside the instance, is done again by those who save.
+A shard is what one rank of an instance updates: a range of each buffer of its model-parallel part.
+Experts have an optimizer and groups of their own, so a rank holds a shard of each. The norm that
+gradients are clipped with is reduced inside an instance, so it is no gate between instances; there
+is an explicit one, which the first inner optimizer's hook passes when gradients are clipped. The
+update is complete when the last inner optimizer's is: what Megatron does in between and afterwards,
+casting to the model's precision and gathering parameters inside the instance, is done again by
+those who save.
 
-A gasp is written by Megatron's own `dist_checkpointing`, in its format `dp_reshardable`, in which every rank writes its own shard. What is
-in no optimizer, such as buffers, is written by the first saver that has it.
+A gasp is written by Megatron's own `dist_checkpointing`, in its format `dp_reshardable`, in which
+every rank writes its own shard. What is in no optimizer, such as buffers, is written by the first
+saver that has it.
 """
 
 from __future__ import annotations
@@ -75,8 +79,10 @@ def protect_megatron(
         scheduler: the `OptimizerParamScheduler`, if there is one.
         increment: what the loop steps it by after each update.
         step: iterations that were completed before.
-        after_update: what the loop does from an update to the end of its step, beside the scheduler's step.
-        common: `common(step)` gives further entries of the checkpoint, the same in all ranks: `args` and whatever else its loader wants.
+        after_update: what the loop does from an update to the end of its step, beside the
+            scheduler's step.
+        common: `common(step)` gives further entries of the checkpoint, the same in all ranks:
+            `args` and whatever else its loader wants.
         on_stopped: as for `protect`, and so are those below.
         on_settled: see there.
         on_saved: see there.
@@ -108,7 +114,9 @@ def protect_megatron(
 
 
 class Schedule:
-    """An `OptimizerParamScheduler` whose state can be given back: Megatron's own adds what it loads to where it is."""
+    """An `OptimizerParamScheduler` whose state can be given back: Megatron's own adds what it loads
+    to where it is.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -125,7 +133,8 @@ class Schedule:
 
 
 def only_distributed(optimizer: Any) -> list[Any]:
-    """The `DistributedOptimizer`s that all of an update is: one, and where there are experts theirs.
+    """The `DistributedOptimizer`s that all of an update is: one, and where there are experts
+    theirs.
 
     Raises:
         ConfigError: it is something else.
@@ -138,26 +147,31 @@ def only_distributed(optimizer: Any) -> list[Any]:
             or one.ddp_config.use_megatron_fsdp
         ):
             raise ConfigError(
-                f"{type(one).__name__}: only --use-distributed-optimizer is protected here, with trained parameters in each rank"
+                f"{type(one).__name__}: only --use-distributed-optimizer is protected here, with "
+                "trained parameters in each rank"
             )
         if getattr(one.config, "use_precision_aware_optimizer", False):
             raise ConfigError(
-                "a precision-aware optimizer gives no main parameters that could be compared, or brought back"
+                "a precision-aware optimizer gives no main parameters that could be compared, or "
+                "brought back"
             )
         if one.grad_scaler is not None:
             raise ConfigError("fp16 with a loss scaler is not protected here: bf16 needs none")
         if one.ddp_config.num_distributed_optimizer_instances < 2:
             raise ConfigError(
-                "one instance of the distributed optimizer has no copies: --num-distributed-optimizer-instances 2"
+                "one instance of the distributed optimizer has no copies: "
+                "--num-distributed-optimizer-instances 2"
             )
     return list(found)
 
 
 def give_steps_back(optimizer: Any) -> None:
-    """After `optimizer.load_state_dict`, where torch's Adam is the inner one: its count of steps, by which it corrects moments.
+    """After `optimizer.load_state_dict`, where torch's Adam is the inner one: its count of steps,
+    by which it corrects moments.
 
-    Megatron-Core 0.16.1 saves that count in the parameter group, as its own Adam has it, and leaves what torch's looks at as it was.
-    Nothing is done to an optimizer that has the count in its group only.
+    Megatron-Core 0.16.1 saves that count in the parameter group, as its own Adam has it, and leaves
+    what torch's looks at as it was. Nothing is done to an optimizer that has the count in its group
+    only.
     """
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         inner = one.optimizer
@@ -185,7 +199,9 @@ class Place:
 
 
 class Sharded:
-    """One of this rank's optimizers: what of it others hold as well, and which parameters it updates."""
+    """One of this rank's optimizers: what of it others hold as well, and which parameters it
+    updates.
+    """
 
     def __init__(self, optimizer: Any, *, is_expert: bool) -> None:
         self.optimizer = optimizer
@@ -200,13 +216,17 @@ class Sharded:
             for buckets in buffer.values():
                 for bucket in buckets:
                     for parameter in bucket["param_map"]:
-                        found = self.optimizer._get_main_param_and_optimizer_states(parameter)  # noqa: SLF001  # nothing else gives them
+                        # nothing else gives them
+                        found = self.optimizer._get_main_param_and_optimizer_states(parameter)  # noqa: SLF001
                         yield from ((f"{number:06}.{key}", value) for key, value in found.items())
                         number += 1
 
     def cast(self) -> None:
-        """Main parameters into the model's, in this rank's ranges: a fault may have come between the update and that."""
-        self.optimizer._copy_main_params_to_model_params()  # noqa: SLF001  # part of every update of Megatron's
+        """Main parameters into the model's, in this rank's ranges: a fault may have come between
+        the update and that.
+        """
+        # part of every update of Megatron's
+        self.optimizer._copy_main_params_to_model_params()  # noqa: SLF001
 
     def parameters(self, part: int) -> list[Any]:
         """The flat ranges of the model's parameters that a part of the instance updates."""
@@ -223,13 +243,19 @@ class Sharded:
 
 
 class MegatronShards:
-    """This rank's shards, what they are called and who else has them. Made by all ranks at the same place; one collective."""
+    """This rank's shards, what they are called and who else has them.
+
+    Made by all ranks at the same place; one collective.
+    """
 
     def __init__(
         self, chunks: Sequence[Any], optimizer: Any, scheduler: Any, common: Common
     ) -> None:
         self.optimizers = only_distributed(optimizer)
-        self.whole, self.chunks, self.scheduler, self.common = optimizer, chunks, scheduler, common
+        self.whole = optimizer
+        self.chunks = chunks
+        self.scheduler = scheduler
+        self.common = common
         of_experts = {id(buffer) for chunk in chunks for buffer in chunk.expert_parallel_buffers}
         self.sharded = [
             Sharded(one, is_expert=any(id(buffer) in of_experts for buffer in one.buffers))
@@ -264,7 +290,9 @@ class MegatronShards:
         )
 
     def live(self) -> Live:
-        """Main parameters under "", and moments; compared with what they were at the end of an update."""
+        """Main parameters under "", and moments; compared with what they were at the end of an
+        update.
+        """
         found: dict[Shard, dict[str, dict[str, Any]]] = {}
         for one in self.sharded:
             mine = found.setdefault(shard_name(self.holders(one.place)), {})
@@ -275,15 +303,17 @@ class MegatronShards:
                 if key != "param":
                     values[key] = value
                 elif value.untyped_storage().data_ptr() in storages:
-                    # Of a model in single precision it is a part of what is gathered behind each update,
-                    # which torch counts as a write to all of it: told by its bytes.
+                    # Of a model in single precision it is a part of what is gathered behind each
+                    # update, which torch counts as a write to all of it: told by its bytes.
                     values[""] = value.data
                 else:
                     values[""] = value
         return found
 
     def state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What Megatron's checkpoint has of model and optimizer; asks Megatron's groups who this rank is."""
+        """What Megatron's checkpoint has of model and optimizer; asks Megatron's groups who this
+        rank is.
+        """
         names = (
             ["model"]
             if len(self.chunks) == 1
@@ -305,11 +335,15 @@ class MegatronWriter:
     """`megatron.core.dist_checkpointing` in the group of savers."""
 
     def __init__(self, held: MegatronShards, host: HostState, rank: int) -> None:
-        self._held, self._host, self._rank = held, host, rank
+        self._held = held
+        self._host = host
+        self._rank = rank
         self._prepared: tuple[int, dict[str, Any], dict[str, Any]] | None = None
 
     def prepare(self, step: int) -> None:
-        """Megatron's groups are asked while there are any; tensors in what they say are the live ones."""
+        """Megatron's groups are asked while there are any; tensors in what they say are the live
+        ones.
+        """
         if self._prepared is None:
             self._host.bring(step)  # hyperparameters are copied
             self._prepared = (step, *self._held.state_dicts())
@@ -321,7 +355,8 @@ class MegatronWriter:
         step, models, optimizer = self._prepared
         if step != order.step:
             raise ConfigError(f"this rank is at step {step}, and {order.step} is to be written")
-        held, member = self._held, dist.get_rank()
+        held = self._held
+        member = dist.get_rank()
         sharing = [self._sharing(one, order) for one in held.sharded]
         for one in held.sharded:
             one.cast()
@@ -366,7 +401,9 @@ class MegatronWriter:
         return tuple(saved_file(directory, path) for path in (*written, own))
 
     def _sharing(self, one: Sharded, order: Save) -> dict[int, int]:
-        """Part of an instance → number of the saver that stands for it, of those who share a model-parallel part."""
+        """Part of an instance → number of the saver that stands for it, of those who share a
+        model-parallel part.
+        """
         found = {}
         for places in self._held.places:
             for place in places:
@@ -381,11 +418,13 @@ class MegatronWriter:
 
 
 def written_by_one(models: dict[str, Any], updated: Sequence[tuple[set[int], bool]]) -> Any:
-    """Models' sharded state where each item is written once among the savers: Megatron's main replica may be dead. A collective.
+    """Models' sharded state where each item is written once among the savers: Megatron's main
+    replica may be dead. A collective.
 
     Args:
         models: by name in the checkpoint.
-        updated: of each optimizer where the parameters lie that it updates, and whether this saver has all of them.
+        updated: of each optimizer where the parameters lie that it updates, and whether this saver
+            has all of them.
     """
 
     def updater(item: Any) -> bool | None:
@@ -428,7 +467,10 @@ def _identity(item: Any) -> tuple[Any, ...]:
 
 
 def optimizer_written_by(optimizer: Any, *, own: bool, shared: bool) -> Any:
-    """An optimizer's sharded state. `own`: this saver writes its shard. `shared`: and what those who share a model part have equal."""
+    """An optimizer's sharded state. `own`: this saver writes its shard.
+
+    `shared`: and what those who share a model part have equal.
+    """
 
     def replica(item: Any) -> Any:
         if isinstance(item, ShardedObject):

@@ -1,9 +1,12 @@
-"""Megatron-Core where ranks are replaced: `restore_megatron` in a function that `resilient` runs again, in place of `run.restore`.
+"""Megatron-Core where ranks are replaced: `restore_megatron` in a function that `resilient` runs
+again, in place of `run.restore`.
 
-What holds of `protect_megatron` holds here: a distributed optimizer, and where there are experts theirs, in several instances, each of
-which has a copy of every shard. A rank that takes another one's place gets main parameters and moments from the other instance; each rank
-then casts them to the model's precision and gathers the rest inside its instance, as Megatron does behind every update. Snapshots are
-Megatron's own checkpoints: the function loads one before it calls this, and says at which iteration it is.
+What holds of `protect_megatron` holds here: a distributed optimizer, and where there are experts
+theirs, in several instances, each of which has a copy of every shard. A rank that takes another
+one's place gets main parameters and moments from the other instance; each rank then casts them to
+the model's precision and gathers the rest inside its instance, as Megatron does behind every
+update. Snapshots are Megatron's own checkpoints: the function loads one before it calls this, and
+says at which iteration it is.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ def restore_megatron(
     after_update: Callable[[], None] | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> int:
-    """Give model, optimizer and scheduler their state; the iteration that they are at then. Called by all ranks behind building them.
+    """Give model, optimizer and scheduler their state; the iteration that they are at then.
+
+    Called by all ranks behind building them.
 
     Args:
         run: what the function was given.
@@ -45,8 +50,10 @@ def restore_megatron(
         optimizer: what `get_megatron_optimizer` gave.
         scheduler: the `OptimizerParamScheduler`, if there is one.
         increment: what the loop steps it by after each update.
-        step: the iteration of the checkpoint that the function has loaded; where no copy is left, all go on from there.
-        after_update: what the loop does from an update to the end of its step, beside the scheduler's step.
+        step: the iteration of the checkpoint that the function has loaded; where no copy is left,
+            all go on from there.
+        after_update: what the loop does from an update to the end of its step, beside the
+            scheduler's step.
         state: further parts of the host state, as for `protect`.
 
     Raises:
@@ -74,7 +81,8 @@ class MegatronHolding:
 
     def __init__(self, shards: MegatronShards, begun: int) -> None:
         self._shards = shards
-        self.layout, self.buffers = shards.layout, shards.buffers
+        self.layout = shards.layout
+        self.buffers = shards.buffers
         self.frozen: dict[str, Any] = {}
         self.optimizers: Sequence[Any] = [one.optimizer.optimizer for one in shards.sharded]
         self.begun: int | None = begun
@@ -96,13 +104,16 @@ class MegatronHolding:
         )
 
     def fill(self, contents: Contents) -> None:
-        """In place: a fresh optimizer has no moments before its first step, so there are some first."""
+        """In place: a fresh optimizer has no moments before its first step, so there are some
+        first.
+        """
         for one in self._shards.sharded:
             given = sum(name.startswith(prefix(one)) for name in contents)
             if not given:
                 continue  # contents of the other optimizer's shard
             if given > len(dict(one.main_state())):
-                one.optimizer._init_optimizer_states_with_dummy_values()  # noqa: SLF001  # as Megatron's own loader does
+                # as Megatron's own loader does
+                one.optimizer._init_optimizer_states_with_dummy_values()  # noqa: SLF001
             with torch.no_grad():
                 for name, value in one.main_state():
                     value.copy_(contents[prefix(one) + name][""].value)
@@ -125,5 +136,6 @@ class MegatronHolding:
 
     def writer(self, host: HostState, rank: int) -> Writer:
         raise ConfigError(
-            "snapshots of Megatron-Core are its own checkpoints: save as ever, and load before restore_megatron"
+            "snapshots of Megatron-Core are its own checkpoints: save as ever, and load before "
+            "restore_megatron"
         )

@@ -1,4 +1,7 @@
-"""transformers: `protect_trainer(trainer)` before `trainer.train()`. A gasp is a `checkpoint-N`, written by the Trainer's own functions."""
+"""transformers: `protect_trainer(trainer)` before `trainer.train()`.
+
+A gasp is a `checkpoint-N`, written by the Trainer's own functions.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ def protect_trainer(
 
     Args:
         trainer: not in training yet.
-        directory: where gasps go; by default the Trainer's own `output_dir`, so that `resume_from_checkpoint=True` finds them.
+        directory: where gasps go; by default the Trainer's own `output_dir`, so that
+            `resume_from_checkpoint=True` finds them.
         options: of `protect`.
 
     Raises:
@@ -39,11 +43,13 @@ def protect_trainer(
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ConfigError(
-            "protect_trainer knows data parallel training with whole copies only, not FSDP or DeepSpeed below the Trainer"
+            "protect_trainer knows data parallel training with whole copies only, not FSDP or "
+            "DeepSpeed below the Trainer"
         )
     if trainer.args.auto_find_batch_size:
         raise ConfigError(
-            "auto_find_batch_size begins the loop anew inside of train(): find the size first, and protect the job that has it"
+            "auto_find_batch_size begins the loop anew inside of train(): find the size first, "
+            "and protect the job that has it"
         )
     Path(trainer.args.output_dir).mkdir(
         parents=True, exist_ok=True
@@ -53,17 +59,21 @@ def protect_trainer(
     return protection
 
 
-class TrainerProtection(TrainerCallback):  # type: ignore[misc]  # transformers is Any where types are checked
+# transformers is Any where types are checked
+class TrainerProtection(TrainerCallback):  # type: ignore[misc]
     """Of one Trainer."""
 
     def __init__(self, trainer: Trainer, directory: Path, options: dict[str, Any]) -> None:
         """`options`: of `protect`."""
-        self._trainer, self._directory = trainer, directory
+        self._trainer = trainer
+        self._directory = directory
         self._options = {"name": "checkpoint-{step}", "tracker": "", **options}
         self._life = ExitStack()
-        self._train, self._evaluate = trainer.train, trainer.evaluate
+        self._train = trainer.train
+        self._evaluate = trainer.evaluate
         self.protection: Protection | None = None
-        trainer.train, trainer.evaluate = self._protected_train, self._long_evaluate
+        trainer.train = self._protected_train
+        trainer.evaluate = self._long_evaluate
 
     def _protected_train(self, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as self._life:
@@ -104,7 +114,10 @@ class TrainerProtection(TrainerCallback):  # type: ignore[misc]  # transformers 
 
 
 class _Progress:
-    """The Trainer's count of steps, which is in its checkpoint. The log needs nothing: no line of it is newer than the gasp."""
+    """The Trainer's count of steps, which is in its checkpoint.
+
+    The log needs nothing: no line of it is newer than the gasp.
+    """
 
     def __init__(self, trainer: Trainer, loader: Any) -> None:
         self._trainer = trainer
@@ -118,14 +131,13 @@ class _Progress:
         return {"global_step": self._trainer.state.global_step, "epoch": self._trainer.state.epoch}
 
     def load_state_dict(self, value: dict[str, Any]) -> None:
-        self._trainer.state.global_step, self._trainer.state.epoch = (
-            value["global_step"],
-            value["epoch"],
-        )
+        self._trainer.state.global_step = value["global_step"]
+        self._trainer.state.epoch = value["epoch"]
 
     def end_of_step(self) -> None:
         """What the Trainer does from an update to the end of its step."""
-        scheduler, state = self._trainer.lr_scheduler, self._trainer.state
+        scheduler = self._trainer.lr_scheduler
+        state = self._trainer.state
         if (
             not isinstance(scheduler, ReduceLROnPlateau) and type(scheduler).__name__ != "GreedyLR"
         ):  # these step where it evaluates
@@ -139,7 +151,8 @@ class _Saver:
     """Writes a checkpoint as the Trainer does, in one process, whichever it is."""
 
     def __init__(self, trainer: Trainer, world: int) -> None:
-        self._trainer, self._world = trainer, world
+        self._trainer = trainer
+        self._world = world
 
     def save(self, step: int, directory: Path) -> None:
         trainer = self._trainer
@@ -148,7 +161,8 @@ class _Saver:
             instead(trainer, _get_output_dir=lambda **_: str(directory)),
             instead(trainer.args, push_to_hub=False),
         ):
-            trainer._save_checkpoint(trainer.model_wrapped, trial=None)  # noqa: SLF001  # what the Trainer itself calls; there is no public one
+            # what the Trainer itself calls; there is no public one
+            trainer._save_checkpoint(trainer.model_wrapped, trial=None)  # noqa: SLF001
         (written,) = directory.glob("checkpoint-*")
         for path in written.iterdir():
             path.rename(directory / path.name)

@@ -1,1 +1,3 @@
-"""`acpfs-run`: starts the ranks of a node, sees them end, replaces or restarts them. No torch here."""
+"""`acpfs-run`: starts the ranks of a node, sees them end, replaces or restarts them. No torch
+here.
+"""

@@ -37,7 +37,8 @@ class Alone:
         return self._said.popleft()
 
     def _answer(self, message: FromLauncher) -> list[Post]:
-        now, launchers = trio.current_time(), self._launchers
+        now = trio.current_time()
+        launchers = self._launchers
         if isinstance(message, Launcher):
             self._name = message.name
             return launchers.registered(message, now)

@@ -1,4 +1,6 @@
-"""`--cache DIR`: compile and kernel caches in the mount, pinned, so that a restart compiles nothing and reads from RAM."""
+"""`--cache DIR`: compile and kernel caches in the mount, pinned, so that a restart compiles nothing
+and reads from RAM.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ SWITCHES: Mapping[str, str] = {"MS_COMPILER_CACHE_ENABLE": "1", "TORCHINDUCTOR_F
 
 
 def variables_for(directory: Path, outside: Mapping[str, str]) -> dict[str, str]:
-    """Directories made, and the variables that name them; what the environment `outside` says already stays.
+    """Directories made, and the variables that name them; what the environment `outside` says
+    already stays.
 
     Raises:
         OSError: a directory cannot be made.
@@ -36,7 +39,11 @@ def variables_for(directory: Path, outside: Mapping[str, str]) -> dict[str, str]
 
 
 def keep_in_ram(directory: Path) -> bool:
-    """Pin it in the mount. False: it is in none, or the mount would rather not; then caches are as fast as what they lie on."""
+    """Pin it in the mount.
+
+    False: it is in none, or the mount would rather not; then caches are as fast as what they lie
+    on.
+    """
     try:
         record, below = registry.locate(str(directory))
         client.request(record, "pin", {"paths": [below]})

@@ -16,7 +16,9 @@ class Seat:
     rank: int
     local_rank: int
     generation: int = 0
-    """How many replacements there had been in the job when this process was started, itself included."""
+    """How many replacements there had been in the job when this process was started, itself
+    included.
+    """
 
 
 def job_name(options: Options, start: Start) -> str:

@@ -1,6 +1,8 @@
-"""A launcher's life: it does what the conductor says (`Start`, `Replace`, `StopRanks`, `Over`), and tells how its ranks end.
+"""A launcher's life: it does what the conductor says (`Start`, `Replace`, `StopRanks`, `Over`), and
+tells how its ranks end.
 
-The conductor is `coordinator.launchers`: in this process where the job has one node, else in the coordinator. One trio program, one thread.
+The conductor is `coordinator.launchers`: in this process where the job has one node, else in the
+coordinator. One trio program, one thread.
 """
 
 from __future__ import annotations
@@ -92,14 +94,16 @@ class Node:
         added: dict[str, str],
         updates: Listener,
     ) -> None:
-        """`added`: variables for every rank, beside torchrun's. `updates`: where ranks say that they have done one."""
-        self._options, self._conductor, self._beginner, self._logs = (
-            options,
-            conductor,
-            beginner,
-            logs,
-        )
-        self._added, self._updates = {**added, VARIABLE: updates.name}, updates
+        """`added`: variables for every rank, beside torchrun's.
+
+        `updates`: where ranks say that they have done one.
+        """
+        self._options = options
+        self._conductor = conductor
+        self._beginner = beginner
+        self._logs = logs
+        self._added = {**added, VARIABLE: updates.name}
+        self._updates = updates
         self._running: dict[int, RankProcess] = {}
         """By pid."""
         self._updated: set[int] = set()
@@ -168,11 +172,12 @@ class Node:
                 attempt=message.attempt,
             )
             self._dismiss_coordinators()
-            self._start, self._ended, self._stopping, self._first_failure = message, {}, False, None
-            self._nobody_runs, self._replaced = (
-                trio.Event(),
-                max(self._replaced, message.generation),
-            )
+            self._start = message
+            self._ended = {}
+            self._stopping = False
+            self._first_failure = None
+            self._nobody_runs = trio.Event()
+            self._replaced = max(self._replaced, message.generation)
             for local_rank in range(self._options.per_node):
                 self._begin_soon(
                     Seat(message.first_rank + local_rank, local_rank, message.generation)
@@ -291,7 +296,8 @@ class Node:
         self._tell_that_it_ended(ended, status)
 
     async def _see_exiting(self) -> None:
-        """Who can be waited for has given its memory back, which takes 0.6 s per GiB: another process need not wait for that.
+        """Who can be waited for has given its memory back, which takes 0.6 s per GiB: another
+        process need not wait for that.
 
         Not on an accelerator, whose memory is not there twice.
         """
@@ -346,7 +352,8 @@ class Node:
         if self._first_failure is not None:
             ended, status = self._first_failure
             lines.append(
-                f"acpfs-run: rank {ended.seat.rank} of this node {told(status)} ({exit_status(status)}); {ended.log.directory}"
+                f"acpfs-run: rank {ended.seat.rank} of this node {told(status)} "
+                f"({exit_status(status)}); {ended.log.directory}"
             )
             lines += [f"    {line}" for line in ended.log.last_lines()]
         with contextlib.suppress(OSError):

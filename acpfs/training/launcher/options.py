@@ -1,7 +1,9 @@
-"""torchrun's command line, as a record; what is acpfs-run's own beside it. Pure, but for counting devices.
+"""torchrun's command line, as a record; what is acpfs-run's own beside it.
 
-Options may be written with `_` or `-`, and `PET_NAME` in the environment is the default of an option, as with torchrun. What torchrun can
-do and this cannot is refused by name.
+Pure, but for counting devices.
+
+Options may be written with `_` or `-`, and `PET_NAME` in the environment is the default of an
+option, as with torchrun. What torchrun can do and this cannot is refused by name.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ PORT = 29400
 """Where launchers meet when nobody names a port; torchrun's own."""
 STATUSES: Mapping[str, str] = {
     "0": "all ranks ended with 0",
-    "75": "start the job again, it goes on from what was saved: a rank left with 75 (a gasp is there), or all ended with 0 after SIGTERM",
+    "75": (
+        "start the job again, it goes on from what was saved: a rank left with 75 (a gasp is "
+        "there), or all ended with 0 after SIGTERM"
+    ),
     "69": "a node was lost, or did not come, or the other side of a cut goes on",
     "127": "the program of a rank cannot be started",
     "2": "options that make no sense",
@@ -45,7 +50,9 @@ class Options:
     """What to run, and how."""
 
     program: tuple[str, ...]
-    """A script with its arguments; a module's name, or a program, where one of the next two says so."""
+    """A script with its arguments; a module's name, or a program, where one of the next two says
+    so.
+    """
     is_module: bool = False
     no_python: bool = False
     nodes_min: int = 1
@@ -117,10 +124,8 @@ def _options(given: argparse.Namespace) -> Options:
         raise ConfigError(
             f"--rdzv-backend {given.rdzv_backend}: launchers meet at one of them; c10d or static"
         )
-    spares, imports = (
-        int(given.spares),
-        tuple(word for words in given.template_import for word in words.split(",") if word),
-    )
+    spares = int(given.spares)
+    imports = tuple(word for words in given.template_import for word in words.split(",") if word)
     if given.no_python and (spares or imports):
         raise ConfigError(
             "--spares and --template-import fork from Python; --no-python is something else"
@@ -164,7 +169,9 @@ def command_line() -> argparse.ArgumentParser:
     """The parser; the manual page is made of it."""
     parser = argparse.ArgumentParser(
         prog="acpfs-run",
-        description="Start the ranks of this node, as torchrun does; replace one that dies, or restart all.",
+        description=(
+            "Start the ranks of this node, as torchrun does; replace one that dies, or restart all."
+        ),
         epilog="Exit status: "
         + "; ".join(f"{status}: {when}" for status, when in STATUSES.items()),
         allow_abbrev=False,
@@ -271,7 +278,9 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def _own(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """The words in front of the program: those behind it are its own, with all their underscores."""
+    """The words in front of the program: those behind it are its own, with all their
+    underscores.
+    """
     with_value = {
         name
         for action in parser._actions  # noqa: SLF001

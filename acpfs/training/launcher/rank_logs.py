@@ -1,4 +1,6 @@
-"""Where the output of ranks goes: files below `--log-dir` in torchrun's layout, and what of them is shown as well."""
+"""Where the output of ranks goes: files below `--log-dir` in torchrun's layout, and what of them is
+shown as well.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ class RankLogs:
     def __init__(self, directory: Path | None, run_id: str, streams: Streams) -> None:
         """`directory`: of the user's; without one, files go below a temporary one."""
         self._streams = streams
-        self._given, self.directory = directory, Path()
+        self._given = directory
+        self.directory = Path()
         self._name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', run_id)}_{secrets.token_hex(4)}"
 
     def begin(self) -> None:
@@ -83,7 +86,9 @@ class RankLogs:
 
 
 class Shown:
-    """Shows what a rank writes to its files, as far as it is to be shown; `look` is called now and then, and behind its end."""
+    """Shows what a rank writes to its files, as far as it is to be shown; `look` is called now and
+    then, and behind its end.
+    """
 
     def __init__(self, log: RankLog, role: str, local_rank: int) -> None:
         self._prefix = f"[{role}{local_rank}]:".encode()

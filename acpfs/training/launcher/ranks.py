@@ -1,7 +1,10 @@
-"""The processes of this node's ranks: begun, waited for, ended. Each is a session of its own, and gets SIGTERM if the launcher dies.
+"""The processes of this node's ranks: begun, waited for, ended.
 
-Whoever dies is seen by `reaped`, which is called on SIGCHLD. The launcher is the *subreaper* of all that it begins: a rank that a template
-forked is its child too, and so are the processes that a dead rank leaves.
+Each is a session of its own, and gets SIGTERM if the launcher dies.
+
+Whoever dies is seen by `reaped`, which is called on SIGCHLD. The launcher is the *subreaper* of all
+that it begins: a rank that a template forked is its child too, and so are the processes that a dead
+rank leaves.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from acpfs.training.launcher.environment import Seat
 from acpfs.training.launcher.options import Options
 from acpfs.training.launcher.rank_logs import RankLog, Shown
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None)
 
 
@@ -62,7 +66,8 @@ def begin(command: Sequence[str], added: Mapping[str, str], log: RankLog) -> int
             stdout=out,
             stderr=err,
             start_new_session=True,
-            preexec_fn=dying_with(os.getpid(), signal.SIGTERM),  # noqa: PLW1509  # the launcher has one thread: nothing can be locked
+            # the launcher has one thread: nothing can be locked
+            preexec_fn=dying_with(os.getpid(), signal.SIGTERM),  # noqa: PLW1509
         )
     finally:
         close(out, err)
@@ -71,7 +76,9 @@ def begin(command: Sequence[str], added: Mapping[str, str], log: RankLog) -> int
 
 
 def dying_with(launcher: int, number: signal.Signals) -> Callable[[], None]:
-    """What a child does between fork and execution, so that it gets this signal when the launcher dies."""
+    """What a child does between fork and execution, so that it gets this signal when the launcher
+    dies.
+    """
 
     def dies_with_launcher() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
@@ -102,7 +109,10 @@ def _opened(path: Path | None) -> int | None:
 
 
 def reaped() -> list[tuple[int, int]]:
-    """Children that have ended, with their status. What a rank that failed leaves in its session is killed before its number is free."""
+    """Children that have ended, with their status.
+
+    What a rank that failed leaves in its session is killed before its number is free.
+    """
     found: list[tuple[int, int]] = []
     while True:
         try:
@@ -117,7 +127,9 @@ def reaped() -> list[tuple[int, int]]:
 
 
 def dismiss_coordinators(job: str) -> None:
-    """Those of this node that ranks of the job have left: they would wait for ranks that come again, and keep the job's log open."""
+    """Those of this node that ranks of the job have left: they would wait for ranks that come
+    again, and keep the job's log open.
+    """
     with contextlib.suppress(OSError):
         children = (
             Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()

@@ -1,4 +1,7 @@
-"""Keeps processes ready that only have to be told which rank they are. Where the template fails, ranks are executed instead."""
+"""Keeps processes ready that only have to be told which rank they are.
+
+Where the template fails, ranks are executed instead.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,11 @@ class Forked:
     """Ranks are forked from a template."""
 
     def __init__(self, options: Options, added: dict[str, str]) -> None:
-        """`added`: variables for every rank; what a library reads when it is imported has to be there before."""
-        self._options, self._added = options, added
+        """`added`: variables for every rank; what a library reads when it is imported has to be
+        there before.
+        """
+        self._options = options
+        self._added = added
         self._executed = Executed(options)
         self._template: socket.socket | None = None
         self._template_pid = 0
@@ -182,9 +188,12 @@ class Forked:
             spare.link.close()
 
     def _give_up(self, why: str) -> None:
-        """The next spare would not be told either: those that are there end, and ranks are executed, whose environment may be longer."""
+        """The next spare would not be told either: those that are there end, and ranks are
+        executed, whose environment may be longer.
+        """
         log.error("the environment is too long for a spare: ranks are executed", why=why)
-        self._gave_up, self._failures = True, FAILURES_MAX
+        self._gave_up = True
+        self._failures = FAILURES_MAX
         for spare in self._ready:
             spare.link.close()
         self._ready.clear()
@@ -203,7 +212,8 @@ def _send_order(link: socket.socket, data: bytes, descriptors: list[int]) -> Non
     """To a spare.
 
     Raises:
-        OSError: it is gone; EMSGSIZE: it is more than the system, or the spare, takes in one message.
+        OSError: it is gone; EMSGSIZE: it is more than the system, or the spare, takes in one
+            message.
     """
     if len(data) > template.MESSAGE_BYTES_MAX:
         raise OSError(errno.EMSGSIZE, f"{len(data)} bytes")

@@ -1,4 +1,6 @@
-"""Which output of which rank goes to a file, which is shown: torchrun's `--redirects`, `--tee` and `--local-ranks-filter`. Pure."""
+"""Which output of which rank goes to a file, which is shown: torchrun's `--redirects`, `--tee` and
+`--local-ranks-filter`. Pure.
+"""
 
 from __future__ import annotations
 

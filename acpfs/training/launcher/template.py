@@ -1,9 +1,12 @@
-"""The template: a process with everything imported, from which ranks are forked. Executed as a file, standard library only.
+"""The template: a process with everything imported, from which ranks are forked.
 
-`template.py DESCRIPTOR LAUNCHER IMPORTS MEMORY_BYTES`: each message on the socket has a socket for a spare. The spare is forked twice, so
-that it becomes the launcher's own child; it warms what a first step would have to make, says its number, and waits to be told which rank it
-is. Meanwhile a thread touches so much memory for it. Nothing but imports happens in the template itself: threads of a library that had
-computed there would be missing in all spares.
+Executed as a file, standard library only.
+
+`template.py DESCRIPTOR LAUNCHER IMPORTS MEMORY_BYTES`: each message on the socket has a socket for
+a spare. The spare is forked twice, so that it becomes the launcher's own child; it warms what a
+first step would have to make, says its number, and waits to be told which rank it is. Meanwhile a
+thread touches so much memory for it. Nothing but imports happens in the template itself: threads of
+a library that had computed there would be missing in all spares.
 """
 
 from __future__ import annotations
@@ -29,10 +32,15 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES_MAX = 1 << 18
 ADOPTED_S = 10.0
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX, MADV_HUGEPAGE, NEVER = -1, -4, -8, 14, -1
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+M_ARENA_MAX = -8
+MADV_HUGEPAGE = 14
+NEVER = -1
 """Of mallopt(3) and madvise(2)."""
 NICE = 10
-PIECE_BYTES, HUGE_BYTES = 4 << 20, 2 << 20
+PIECE_BYTES = 4 << 20
+HUGE_BYTES = 2 << 20
 """Who is told to be a rank waits for one piece at most: some milliseconds."""
 ALSO = {
     "torch": (
@@ -61,7 +69,9 @@ ALSO = {
 
 
 def serve(control: socket.socket, launcher: int, memory_bytes: int) -> dict[str, Any]:
-    """Fork spares until the launcher is gone; comes back in a spare that has become a rank, with what it was told."""
+    """Fork spares until the launcher is gone; comes back in a spare that has become a rank, with
+    what it was told.
+    """
     while True:
         data, descriptors = received(control)
         if not data:
@@ -98,7 +108,8 @@ def become(descriptor: int, launcher: int, memory_bytes: int) -> dict[str, Any]:
     os.environ.clear()
     os.environ.update(order["environment"])
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # else all ranks would draw the template's numbers; Python's own are seeded anew by fork
+        # else all ranks would draw the template's numbers; Python's own are seeded anew by fork
+        numpy.random.seed()
     return order
 
 
@@ -140,7 +151,10 @@ def _dies_with_parent(number: signal.Signals) -> None:
 
 
 def _warm() -> None:
-    """What torch makes when it computes for the first time. Its random numbers stay where they were."""
+    """What torch makes when it computes for the first time.
+
+    Its random numbers stay where they were.
+    """
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
@@ -154,10 +168,11 @@ def _warm() -> None:
 
 @contextlib.contextmanager
 def _touching(size: int) -> Iterator[None]:
-    """Meanwhile a thread touches so much memory of this process's heap, which is the only one and gives none back from then on.
+    """Meanwhile a thread touches so much memory of this process's heap, which is the only one and
+    gives none back from then on.
 
-    A new page costs a fault, and more where a hypervisor has taken back what was free for some seconds: all of a large state's fall into
-    the first step of a rank that all others wait for.
+    A new page costs a fault, and more where a hypervisor has taken back what was free for some
+    seconds: all of a large state's fall into the first step of a rank that all others wait for.
     """
     if not size:
         yield
@@ -188,7 +203,9 @@ def _touching(size: int) -> Iterator[None]:
 
 
 def _touch(libc: ctypes.CDLL, begin: int, size: int, told: threading.Event) -> None:
-    """In its thread, behind whoever has work to do: of this thread alone Linux changes the priority."""
+    """In its thread, behind whoever has work to do: of this thread alone Linux changes the
+    priority.
+    """
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     first = -(-begin // HUGE_BYTES) * HUGE_BYTES
     libc.madvise(
@@ -221,7 +238,8 @@ def main() -> None:
     _import(json.loads(imports))
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as python -u
+        # as python -u
+        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page
     run(serve(socket.socket(fileno=int(descriptor)), int(launcher), int(memory_bytes)))

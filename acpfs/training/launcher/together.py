@@ -1,7 +1,9 @@
-"""The conductor of a job with several nodes: the meeting of its launchers, called again and again; and who starts that.
+"""The conductor of a job with several nodes: the meeting of its launchers, called again and again;
+and who starts that.
 
-What was said while nobody was there need not be said again: what a launcher registers with has all of it. Where the node is gone on which
-launchers met, the next one has their meeting: START tells all of them the nodes in one order, and the port is the same.
+What was said while nobody was there need not be said again: what a launcher registers with has all
+of it. Where the node is gone on which launchers met, the next one has their meeting: START tells
+all of them the nodes in one order, and the port is the same.
 """
 
 from __future__ import annotations
@@ -103,7 +105,10 @@ class Together:
         self._nursery.start_soon(self._keep_meeting, host, number)
 
     async def _keep_meeting(self, host: str, number: int) -> None:
-        """Have it run, whoever kills it. Where two launchers of one host try, one of them has the port."""
+        """Have it run, whoever kills it.
+
+        Where two launchers of one host try, one of them has the port.
+        """
         words = [
             sys.executable,
             "-m",
@@ -126,7 +131,8 @@ class Together:
                 stdout=subprocess.DEVNULL,
                 stderr=None if self._options.node_rank == 0 else subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=ranks.dying_with(os.getpid(), signal.SIGTERM),  # noqa: PLW1509  # the launcher has one thread
+                # the launcher has one thread
+                preexec_fn=ranks.dying_with(os.getpid(), signal.SIGTERM),  # noqa: PLW1509
             )
             descriptor = os.pidfd_open(started.pid)
             started.returncode = 0  # it is waited for with all others
@@ -152,7 +158,9 @@ class Together:
         await self._write_place(f"{host}:{self._port}")
 
     async def _is_conducted(self) -> bool:
-        """Whether the job has met somewhere else since this node was lost: then it is no place to meet."""
+        """Whether the job has met somewhere else since this node was lost: then it is no place to
+        meet.
+        """
         if not self._told_place:
             return False
         host, _, port = self._told_place.rpartition(":")
@@ -203,11 +211,13 @@ class Together:
         )
 
     async def _keep_calling(self, introduce: Introduce) -> None:
-        alone_since, patience = trio.current_time(), NODES_S
+        alone_since = trio.current_time()
+        patience = NODES_S
         while trio.current_time() < alone_since + patience:
             for place in self._places():
                 if await self._called(place, introduce):
-                    alone_since, patience = trio.current_time(), REJOIN_S
+                    alone_since = trio.current_time()
+                    patience = REJOIN_S
                     break
             await self._conduct_if_next(trio.current_time() - alone_since)
             await trio.sleep(REDIAL_S)

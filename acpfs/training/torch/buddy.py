@@ -1,7 +1,8 @@
-"""A rank's host state on another rank: sent before the gate of each update, so that whoever passes it knows that all have theirs.
+"""A rank's host state on another rank: sent before the gate of each update, so that whoever passes
+it knows that all have theirs.
 
-Both exchanges of a step go over the gate's own group. A state that outgrew what was agreed is not sent, and the rank that has it is then
-replaced without its random numbers.
+Both exchanges of a step go over the gate's own group. A state that outgrew what was agreed is not
+sent, and the rank that has it is then replaced without its random numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def packed(taken: Taken) -> bytes:
 
 def unpacked(data: bytes) -> Taken:
     """What another rank of this job packed."""
-    found = pickle.loads(data)  # noqa: S301  # as all_gather_object does: it came over the job's own process groups
+    # as all_gather_object does: it came over the job's own process groups
+    found = pickle.loads(data)  # noqa: S301
     assert isinstance(found, Taken)
     return found
 
@@ -34,7 +36,8 @@ class Buddy:
     """Keeps the state of one other rank, across generations."""
 
     def __init__(self, rank: int, world: int) -> None:
-        self._to, self.of = (rank + world // 2) % world, (rank - world // 2) % world
+        self._to = (rank + world // 2) % world
+        self.of = (rank - world // 2) % world
         self._alone = world == 1
         self._size = 0
         self._group: Any = None
@@ -44,7 +47,8 @@ class Buddy:
         """In a new generation; all agree how long a state may be. A collective."""
         longest = torch.tensor([len(first)], dtype=torch.int64)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=group)
-        self._group, self._size = group, _LENGTH_BYTES + int(longest.item()) * 5 // 4 + SPARE_BYTES
+        self._group = group
+        self._size = _LENGTH_BYTES + int(longest.item()) * 5 // 4 + SPARE_BYTES
 
     def exchange(self, step: int, data: bytes) -> None:
         """Returns when both have come."""

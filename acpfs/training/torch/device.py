@@ -1,8 +1,10 @@
-"""A device whose memory is lost in part: how it says so, and what its process does before and after. Only processors were tried.
+"""A device whose memory is lost in part: how it says so, and what its process does before and
+after. Only processors were tried.
 
-A processor's memory is never lost in part: `DeviceMemoryError` is raised by tests, and by scripts that find out by themselves. The NPU's
-calls are those that torch_npu documents, and what CUDA says are texts of its own errors; both run against doubles, and were not run on a
-device (`tools/train-accelerator-check` is for who has one). Main thread only.
+A processor's memory is never lost in part: `DeviceMemoryError` is raised by tests, and by scripts
+that find out by themselves. The NPU's calls are those that torch_npu documents, and what CUDA says
+are texts of its own errors; both run against doubles, and were not run on a device
+(`tools/train-accelerator-check` is for who has one). Main thread only.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Device(Protocol):
         """Whether an exception says that memory is lost, and the process can stay."""
 
     def ends_process(self, error: BaseException) -> bool:
-        """Whether an exception says that nothing works on the device any more in this process: another one has to take its place."""
+        """Whether an exception says that nothing works on the device any more in this process:
+        another one has to take its place.
+        """
 
     def stop(self) -> None:
         """Nothing runs on it any more; out of all collectives.
@@ -60,7 +64,8 @@ class Npu:
 
     def __init__(self, calls: Any, number: int) -> None:
         """`calls`: `torch_npu.npu`."""
-        self._calls, self._number = calls, number
+        self._calls = calls
+        self._number = number
 
     def lost_memory(self, error: BaseException) -> bool:
         return isinstance(error, DeviceMemoryError) or (
@@ -79,7 +84,10 @@ class Npu:
 
 
 class Cuda(Processor):
-    """A device of NVIDIA's. Not run on a device. An error of these poisons the context: every later call fails, so the process goes."""
+    """A device of NVIDIA's. Not run on a device.
+
+    An error of these poisons the context: every later call fails, so the process goes.
+    """
 
     WORDS = (
         *(
@@ -108,7 +116,9 @@ class Cuda(Processor):
 
 
 def device_named(name: str) -> Device:
-    """`cpu`, `cuda`, `npu`; `auto`: CUDA where torch has a device, else the host's memory. The NPU is never chosen by itself.
+    """`cpu`, `cuda`, `npu`; `auto`: CUDA where torch has a device, else the host's memory.
+
+    The NPU is never chosen by itself.
 
     Raises:
         ConfigError: there is no such thing, or torch_npu is not there.

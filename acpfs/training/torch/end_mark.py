@@ -43,12 +43,15 @@ Live = Mapping[Shard, Mapping[str, Mapping[str, Any]]]
 
 
 class ChangedError(AcpfsError):
-    """Something is not what it was at the end of the step, and nobody knows any more what that was."""
+    """Something is not what it was at the end of the step, and nobody knows any more what that
+    was.
+    """
 
 
 def local(value: Any) -> Any:
     """This rank's part, without a copy or a record of autograd."""
-    found = value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001  # `to_local` is slow
+    # `to_local` is slow
+    found = value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
     return found.detach()
 
 
@@ -68,7 +71,9 @@ def trace(value: Any) -> object:
 
 
 def writes(value: Any) -> object:
-    """The same without a look at bytes, at half the price: where a tensor lies, and torch's count of writes."""
+    """The same without a look at bytes, at half the price: where a tensor lies, and torch's count
+    of writes.
+    """
     if type(value) not in _PLAIN:  # `isinstance` of torch's own types is slow
         if not isinstance(value, torch.Tensor):
             return repr(value)
@@ -82,7 +87,9 @@ def writes(value: Any) -> object:
 
 
 class EndDigest:
-    """The same of a state that is made anew whenever it is asked for: compared, and never brought back."""
+    """The same of a state that is made anew whenever it is asked for: compared, and never brought
+    back.
+    """
 
     def __init__(
         self,

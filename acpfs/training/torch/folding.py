@@ -1,7 +1,9 @@
-"""Parameters of a model whose optimizer is sharded, made whole again in one rank: each saver has updated its own part of them only.
+"""Parameters of a model whose optimizer is sharded, made whole again in one rank: each saver has
+updated its own part of them only.
 
-Without a fault ranks gather them from each other behind every update. Here a rank may have died between the two, so those who save give
-their parts to the one who writes, in the group of savers. Main thread only.
+Without a fault ranks gather them from each other behind every update. Here a rank may have died
+between the two, so those who save give their parts to the one who writes, in the group of savers.
+Main thread only.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import torch.distributed as dist
 
 
 def fold(own: int, holders: Mapping[int, int], parts: Callable[[int], Sequence[Any]]) -> int:
-    """Give this rank's part, or take those of the others; the rank in the group that has all of them now.
+    """Give this rank's part, or take those of the others; the rank in the group that has all of
+    them now.
 
     Args:
         own: which part this rank has.
         holders: part → rank in the default group, of those who share a model.
         parts: the flat tensors of a part, where it belongs; the same sizes in all ranks.
     """
-    writer, me = min(holders.values()), dist.get_rank()
+    writer = min(holders.values())
+    me = dist.get_rank()
     for part, rank in sorted(holders.items()):
         if rank == writer or me not in (rank, writer):
             continue

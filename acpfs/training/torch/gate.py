@@ -1,6 +1,8 @@
-"""The point between complete gradients and the update that no rank passes before all have reached it.
+"""The point between complete gradients and the update that no rank passes before all have reached
+it.
 
-A gate is passed in the main thread, with the marks at `ready`. It raises where a rank is missing; the rank then stays `ready`.
+A gate is passed in the main thread, with the marks at `ready`. It raises where a rank is missing;
+the rank then stays `ready`.
 """
 
 from __future__ import annotations
@@ -58,10 +60,12 @@ class ExplicitGate:
     def wait(self, step: int) -> None:
         self._sum.fill_(step)
         dist.all_reduce(self._sum, group=self._group)
-        found, expected = int(self._sum.item()), step * dist.get_world_size(self._group)
+        found = int(self._sum.item())
+        expected = step * dist.get_world_size(self._group)
         if found != expected:
             raise RuntimeError(
-                f"ranks do not do the same update: the sum of their numbers is {found}, and {expected} for update {step}"
+                f"ranks do not do the same update: the sum of their numbers is {found}, and "
+                f"{expected} for update {step}"
             )
 
 
@@ -76,12 +80,17 @@ class Passage:
 
 
 class ImplicitGate:
-    """The loop's own collective over all ranks. What it gave is kept: who was not let through needs it to do the update alone."""
+    """The loop's own collective over all ranks.
+
+    What it gave is kept: who was not let through needs it to do the update alone.
+    """
 
     kind = messages.Gate.IMPLICIT
 
     def __init__(self, use: Callable[[tuple[float, ...]], None]) -> None:
-        """`use`: does with the values what the loop does between its collective and the update, such as clipping."""
+        """`use`: does with the values what the loop does between its collective and the update,
+        such as clipping.
+        """
         self.result: messages.GateResult | None = None
         self.use = use
 
@@ -92,5 +101,6 @@ class ImplicitGate:
     def wait(self, step: int) -> None:
         """Called where an update begins outside of `protection.gate()`."""
         raise ConfigError(
-            f"update {step} begins without its gate: put the collective into `with protection.gate():`"
+            f"update {step} begins without its gate: put the collective into `with "
+            "protection.gate():`"
         )

@@ -1,4 +1,6 @@
-"""Process groups of a protected rank: making some, ending all, and the group of those who save. gloo only, until another was tried."""
+"""Process groups of a protected rank: making some, ending all, and the group of those who save.
+gloo only, until another was tried.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from acpfs.errors import ConfigError
 from acpfs.training.torch.sockets import GroupSockets, connections
 
 SAVERS_TIMEOUT_S = 86_400.0
-"""None, in effect: one saver's storage may stand still, and the coordinator knows who is waited for, and ends the group's connections."""
+"""None, in effect: one saver's storage may stand still, and the coordinator knows who is waited
+for, and ends the group's connections.
+"""
 
 
 def refuse_other_backends() -> None:
@@ -25,12 +29,16 @@ def refuse_other_backends() -> None:
     backend = str(dist.get_backend_config())
     if {part.rpartition(":")[2] for part in backend.split(",")} != {"gloo"}:
         raise ConfigError(
-            f"backend {backend}: acpfs.training gets ranks out of gloo's collectives only; others were not tried on a device"
+            f"backend {backend}: acpfs.training gets ranks out of gloo's collectives only; "
+            "others were not tried on a device"
         )
 
 
 class Groups:
-    """Of one rank. `abort` may be called from any thread; the rest belongs to the main thread, of all ranks alike."""
+    """Of one rank.
+
+    `abort` may be called from any thread; the rest belongs to the main thread, of all ranks alike.
+    """
 
     def __init__(self) -> None:
         """Begin.
@@ -43,7 +51,9 @@ class Groups:
         refuse_other_backends()
         self._sockets = GroupSockets()
         self._left: list[Any] = []
-        """Groups that were destroyed: the end of such an object would wait for collectives that may never end."""
+        """Groups that were destroyed: the end of such an object would wait for collectives that may
+        never end.
+        """
 
     def learn(self) -> None:
         """Know the connections of all groups that there are; a collective."""
@@ -73,17 +83,24 @@ class Groups:
         return make_and_note
 
     def clues(self) -> dict[str, int]:
-        """For each group the number of the last collective that this rank began; from any thread."""
+        """For each group the number of the last collective that this rank began; from any
+        thread.
+        """
         found = {}
-        for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001  # torch offers no list of groups
+        # torch offers no list of groups
+        for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001
             try:
-                found[str(group.group_name)] = int(group._get_sequence_number_for_group())  # noqa: SLF001  # nor their numbers
+                # nor their numbers
+                found[str(group.group_name)] = int(group._get_sequence_number_for_group())  # noqa: SLF001
             except RuntimeError:  # a backend that does not count
                 continue
         return found
 
     def abort(self) -> int:
-        """End all collectives; who waits in one gets an error. The number of connections that were ended."""
+        """End all collectives; who waits in one gets an error.
+
+        The number of connections that were ended.
+        """
         return self._sockets.shut_down()
 
     def regroup(self, store: Any, rank: int, world: int) -> None:
@@ -92,7 +109,8 @@ class Groups:
             # The making of a group was broken off: torch goes on counting, and its names would
             # differ between ranks.
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        self._left.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  # torch offers no list of groups
+        # torch offers no list of groups
+        self._left.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
         dist.destroy_process_group()
         with self._sockets.noting():
             dist.init_process_group(

@@ -1,6 +1,8 @@
-"""What a rank holds in one generation of a job whose ranks are replaced: a model with its optimizers, seen as shards. Main thread only.
+"""What a rank holds in one generation of a job whose ranks are replaced: a model with its
+optimizers, seen as shards. Main thread only.
 
-`TorchHolding` is plain torch; a framework that shards by itself brings its own (`frameworks.megatron_replace`).
+`TorchHolding` is plain torch; a framework that shards by itself brings its own
+(`frameworks.megatron_replace`).
 """
 
 from __future__ import annotations
@@ -32,10 +34,14 @@ class Holding(Protocol):
     optimizers: Sequence[Any]
     """Whose steps are an update."""
     begun: int | None
-    """The step that the function has loaded by itself; None: what is in the mount is loaded here."""
+    """The step that the function has loaded by itself; None: what is in the mount is loaded
+    here.
+    """
 
     def live(self) -> Live:
-        """Trained parameters and the optimizer's state, as they are: compared with what they were."""
+        """Trained parameters and the optimizer's state, as they are: compared with what they
+        were.
+        """
 
     def look(self) -> None:
         """Gradients of an update are complete.
@@ -51,13 +57,19 @@ class Holding(Protocol):
         """Take a shard of another holding, or of another rank."""
 
     def gradients(self) -> Contents | None:
-        """Complete ones, of all shards; None: no other process could do the update with them. Nothing is copied."""
+        """Complete ones, of all shards; None: no other process could do the update with them.
+
+        Nothing is copied.
+        """
 
     def fill_gradients(self, contents: Contents) -> None:
         """Those of another holding."""
 
     def spread(self, givers: Mapping[Shard, int]) -> None:
-        """Behind `fill`: parameters that this rank has, and another one updates. A collective. `givers`: who has which shard."""
+        """Behind `fill`: parameters that this rank has, and another one updates. A collective.
+
+        `givers`: who has which shard.
+        """
 
     def load(self, path: Path, rank: int) -> Any:
         """A checkpoint; this rank's host state in it, or None. A collective."""
@@ -81,7 +93,8 @@ class TorchHolding:
         Raises:
             ConfigError: something that cannot be told from them.
         """
-        self.optimizers, self.layout = optimizers, layout_of(model, optimizers)
+        self.optimizers = optimizers
+        self.layout = layout_of(model, optimizers)
         self._state = LocalState(model, optimizers, self.layout)
         self.buffers = self._state.buffers
         self.frozen = self._state.frozen
@@ -93,7 +106,8 @@ class TorchHolding:
     def look(self) -> None:
         if self._state.has_strangers:
             raise ConfigError(
-                "an optimizer was given a parameter behind restore, or trains one that was frozen then: "
+                "an optimizer was given a parameter behind restore, or trains one that was "
+                "frozen then: "
                 "another rank's process would not have it; call restore when all are there"
             )
 

@@ -1,11 +1,14 @@
-"""Sees updates through the optimizers' own hooks, and does one alone when a fault has kept it from being done with the others.
+"""Sees updates through the optimizers' own hooks, and does one alone when a fault has kept it from
+being done with the others.
 
-With several optimizers the first begins an update, and the last ends it. The end mark belongs behind the *local* update: of a
-`ZeroRedundancyOptimizer` the inner optimizer is watched, since what its `step` does afterwards is sending parameters round, which fails
-when a rank dies while the update is done. Main thread only.
+With several optimizers the first begins an update, and the last ends it. The end mark belongs
+behind the *local* update: of a `ZeroRedundancyOptimizer` the inner optimizer is watched, since what
+its `step` does afterwards is sending parameters round, which fails when a rank dies while the
+update is done. Main thread only.
 
-Which step of which optimizer begins and ends an update, and the collectives of the gate, belong to all ranks: they go on
-when protection of this one is over, so that nobody waits for it. All else goes through the guard.
+Which step of which optimizer begins and ends an update, and the collectives of the gate, belong to
+all ranks: they go on when protection of this one is over, so that nobody waits for it. All else
+goes through the guard.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ def local_optimizer(optimizer: Any) -> Any:
     """
     if getattr(optimizer, "_overlap_with_ddp", False):
         raise ConfigError(
-            "ZeroRedundancyOptimizer(overlap_with_ddp=True) updates during the reduction: there is no gate between the two"
+            "ZeroRedundancyOptimizer(overlap_with_ddp=True) updates during the reduction: there "
+            "is no gate between the two"
         )
     inner = getattr(optimizer, "optim", None)
     return (
@@ -55,16 +59,21 @@ class UpdateHooks:
         update: Callable[[], None] | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`at_ready`: called with an update's number when its gradients are complete, before the mark says so.
+        """`at_ready`: called with an update's number when its gradients are complete, before the
+        mark says so.
 
         `at_end`: called when an update is complete, before the mark says so.
         `meet`: what all ranks do together before the gate, whether they are protected or not.
-        `at`: called at points by name. `update`: does an update that is ready and was not begun; None: the optimizers' steps do.
+        `at`: called at points by name. `update`: does an update that is ready and was not begun;
+        None: the optimizers' steps do.
         """
         self._optimizers = [local_optimizer(optimizer) for optimizer in optimizers]
         self._whole = optimizers
-        self._marks, self._gate, self._at_ready = marks, gate, at_ready
-        self._at_end, self._meet = at_end, meet
+        self._marks = marks
+        self._gate = gate
+        self._at_ready = at_ready
+        self._at_end = at_end
+        self._meet = meet
         self._guard = guard or Guard()
         self._passed = marks.now.done
         """The update whose gate was passed last, also where no mark moves any more."""
@@ -72,14 +81,17 @@ class UpdateHooks:
         """Whether an update is, in the order of the optimizers' steps."""
         self._stepped: set[int] = set()
         self._current: int | None = None
-        """The optimizer whose step is under way; what an exception left here is overwritten by the next step."""
+        """The optimizer whose step is under way; what an exception left here is overwritten by the
+        next step.
+        """
         self._depth = 0
         """How many of the current optimizer's steps have begun and not ended; see `_before`."""
         self._between = False
         """Whether an update is under way, and no optimizer is."""
         self._handles: list[Any] = []
         self._alone = False
-        self._at, self._update = at, update or self._step_all
+        self._at = at
+        self._update = update or self._step_all
         self._signals = HeldSignals()
 
     def install(self) -> None:
@@ -87,7 +99,8 @@ class UpdateHooks:
         for optimizer in self._optimizers:
             if not hasattr(optimizer, "register_step_pre_hook"):
                 raise ConfigError(
-                    f"{type(optimizer).__name__} has no hooks: call begin_update and end_update, and give update="
+                    f"{type(optimizer).__name__} has no hooks: call begin_update and end_update, "
+                    "and give update="
                 )
             _refuse_needed_closure(optimizer)
             self._handles.append(optimizer.register_step_pre_hook(self._before))
@@ -104,15 +117,17 @@ class UpdateHooks:
     ) -> tuple[Sequence[Any], dict[str, Any]] | None:
         """Called by torch's wrapper around `step`.
 
-        torch wraps the `step` of each class that it makes an optimizer of, so a subclass that calls `super().step()`
-        comes here a second time, from inside its own step, where somebody has made one of the base class too.
+        torch wraps the `step` of each class that it makes an optimizer of, so a subclass that calls
+        `super().step()` comes here a second time, from inside its own step, where somebody has made
+        one of the base class too.
         """
         if self._guard.is_off and self._gate.kind is messages.Gate.NONE:
             return None  # nobody waits for this rank
         # the wrapper around `step` hands on the optimizer itself as the first argument
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if _has_overflowed(optimizer):
-            return None  # the scaler lets a fused optimizer see the overflow itself: nothing is changed
+            # the scaler lets a fused optimizer see the overflow itself: nothing is changed
+            return None
         is_under_way = self._alone or self._under_way
         if isinstance(closure, _Gradients) or (is_under_way and self._current == id(optimizer)):
             self._depth += 1
@@ -120,11 +135,13 @@ class UpdateHooks:
         if is_under_way:
             if closure is not None:
                 raise ConfigError(
-                    "step(closure) of a further optimizer computes gradients inside the update: nobody could do it alone"
+                    "step(closure) of a further optimizer computes gradients inside the update: "
+                    "nobody could do it alone"
                 )
             if id(optimizer) in self._stepped:
                 raise ConfigError(
-                    "an optimizer made two steps in one update: call begin_update and end_update around what belongs together"
+                    "an optimizer made two steps in one update: call begin_update and end_update "
+                    "around what belongs together"
                 )
         elif closure is None:
             self.begin()
@@ -168,7 +185,9 @@ class UpdateHooks:
 
     @contextmanager
     def implicit_gate(self) -> Iterator[Passage]:
-        """Around the loop's own collective. Behind it the update is under way, and with it what uses the values.
+        """Around the loop's own collective.
+
+        Behind it the update is under way, and with it what uses the values.
 
         Raises:
             ConfigError: protection was made with another gate.
@@ -177,7 +196,8 @@ class UpdateHooks:
             raise ConfigError(
                 "protect was not told what to do with the result of this gate: give gate="
             )
-        step, passage = self._passed + 1, Passage()
+        step = self._passed + 1
+        passage = Passage()
         self._guard.ours(self._make_ready, step)
         yield passage
         if not passage.skipped:
@@ -199,7 +219,8 @@ class UpdateHooks:
 
     def _gated(self) -> None:
         self._at("gated")
-        self._signals.hold()  # before the mark, and given back behind it: no handler comes in between
+        # before the mark, and given back behind it: no handler comes in between
+        self._signals.hold()
         try:
             self._marks.begin()
         except BaseException:
@@ -238,7 +259,8 @@ class UpdateHooks:
             self._end()
 
     def finish_begun(self) -> None:
-        """Do the rest of an update that was left between two optimizers, where parameters of the first one were being sent round.
+        """Do the rest of an update that was left between two optimizers, where parameters of the
+        first one were being sent round.
 
         Raises:
             Exception: whatever the update raises; the mark then stays at `updating`: torn.
@@ -278,7 +300,8 @@ class UpdateHooks:
             if local is optimizer:
                 optimizer.step()
             else:
-                optimizer._local_step()  # noqa: SLF001  # the inner one alone does not know what a scheduler set in the outer one
+                # the inner one alone does not know what a scheduler set in the outer one
+                optimizer._local_step()  # noqa: SLF001
 
 
 class _Gradients:
@@ -295,7 +318,8 @@ class _Gradients:
     def __call__(self) -> Any:
         if self._was_called:
             raise ConfigError(
-                "an optimizer that calls its closure more than once computes gradients inside the update"
+                "an optimizer that calls its closure more than once computes gradients inside "
+                "the update"
             )
         result = self._closure()
         self._begin()
@@ -306,8 +330,9 @@ class _Gradients:
 def _has_overflowed(optimizer: Any) -> bool:
     """Whether a loss scaler has told a fused optimizer that this step is to change nothing.
 
-    `torch.amp.GradScaler.step` sets `found_inf` on optimizers with `_step_supports_amp_scaling`, and calls their step in
-    any case; all ranks have the same, since gradients are reduced before. On a device this waits for the gradients.
+    `torch.amp.GradScaler.step` sets `found_inf` on optimizers with `_step_supports_amp_scaling`,
+    and calls their step in any case; all ranks have the same, since gradients are reduced before.
+    On a device this waits for the gradients.
     """
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
@@ -317,7 +342,8 @@ def _refuse_needed_closure(optimizer: Any) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"{type(optimizer).__name__} computes gradients inside the update, in its closure: nobody could do it alone"
+            f"{type(optimizer).__name__} computes gradients inside the update, in its closure: "
+            "nobody could do it alone"
         )
 
 
@@ -329,5 +355,6 @@ def refuse_several_with_scaler(optimizers: Sequence[Any], scaler: Any) -> None:
     """
     if scaler is not None and len(optimizers) > 1:
         raise ConfigError(
-            "a loss scaler may skip one of several optimizers: call begin_update and end_update, and give update="
+            "a loss scaler may skip one of several optimizers: call begin_update and end_update, "
+            "and give update="
         )

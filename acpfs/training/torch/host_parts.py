@@ -1,4 +1,6 @@
-"""The parts of the host state that are torch's: random numbers, buffers, hyperparameters; and what follows an update."""
+"""The parts of the host state that are torch's: random numbers, buffers, hyperparameters; and what
+follows an update.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Buffers:
         size = sum(value.numel() * value.element_size() for value in buffers.values())
         if size > bytes_max:
             raise ConfigError(
-                f"the model has {size} bytes of persistent buffers, and {bytes_max} are kept: raise buffers_bytes_max"
+                f"the model has {size} bytes of persistent buffers, and {bytes_max} are kept: "
+                "raise buffers_bytes_max"
             )
         self._buffers = buffers
 
@@ -50,9 +53,11 @@ class Buffers:
 
 
 class Frozen:
-    """Parameters that no optimizer updates, and that a loop may move all the same: targets, keys of a momentum encoder.
+    """Parameters that no optimizer updates, and that a loop may move all the same: targets, keys of
+    a momentum encoder.
 
-    One that has moved is kept from then on, as buffers are. The others are what they were when this began, by their digests.
+    One that has moved is kept from then on, as buffers are. The others are what they were when this
+    began, by their digests.
     """
 
     def __init__(self, parameters: Mapping[str, Any], bytes_max: int) -> None:
@@ -87,7 +92,8 @@ class Frozen:
         ]
         if moved:
             raise ChangedError(
-                f"{', '.join(sorted(moved)[:SHOWN_MAX])}: no optimizer updates it, and it has moved "
+                f"{', '.join(sorted(moved)[:SHOWN_MAX])}: no optimizer updates it, and it has "
+                "moved "
                 "since the end of this step, for the first time: nobody knows how it was"
             )
 
@@ -115,7 +121,9 @@ class Frozen:
             )
 
     def _refuse(self, why: str) -> None:
-        """As at the beginning; training that has gone on for long is not ended for it, but `give` will fail."""
+        """As at the beginning; training that has gone on for long is not ended for it, but `give`
+        will fail.
+        """
         if self._looks <= LOOKED_AT:
             raise ConfigError(why)
         if not self._is_told:
@@ -161,7 +169,9 @@ def _copied(value: Any) -> Any:
 
 
 class GoodStep:
-    """What `scaler.update()` does after a step that was not skipped; the scaler itself has forgotten the step by then."""
+    """What `scaler.update()` does after a step that was not skipped; the scaler itself has
+    forgotten the step by then.
+    """
 
     def __init__(self, scaler: Any) -> None:
         self._scaler = scaler

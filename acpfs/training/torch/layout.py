@@ -1,11 +1,14 @@
-"""Which shards this rank holds, and who else holds the same: read off the model and its optimizers, never configured.
+"""Which shards this rank holds, and who else holds the same: read off the model and its optimizers,
+never configured.
 
-A shard is named after its holders: everything that the same ranks hold together is one shard. DDP: one of all ranks in its group.
-DTensor: ranks that differ only on dimensions of the mesh that are not sharded. ZeRO: parameters are everywhere, but only the owner has
-updated its part when an update is done, so a parameter belongs to the shard of its owner, with its optimizer state. What DDP is told to
-ignore, such as experts, is in nothing that could be read: `Copies` says it.
+A shard is named after its holders: everything that the same ranks hold together is one shard. DDP:
+one of all ranks in its group. DTensor: ranks that differ only on dimensions of the mesh that are
+not sharded. ZeRO: parameters are everywhere, but only the owner has updated its part when an update
+is done, so a parameter belongs to the shard of its owner, with its optimizer state. What DDP is
+told to ignore, such as experts, is in nothing that could be read: `Copies` says it.
 
-A checkpoint knows a parameter by its name. Where ranks that hold different ones call them alike, one of the two would be lost: refused.
+A checkpoint knows a parameter by its name. Where ranks that hold different ones call them alike,
+one of the two would be lost: refused.
 """
 
 from __future__ import annotations
@@ -48,8 +51,11 @@ class Layout:
 
 
 def uncompiled(model: Any) -> Any:
-    """The module that `torch.compile` was given; told by its name, as torch._dynamo takes seconds to import."""
-    return model._orig_mod if "_orig_mod" in getattr(model, "_modules", ()) else model  # noqa: SLF001  # torch offers nothing else
+    """The module that `torch.compile` was given; told by its name, as torch._dynamo takes seconds
+    to import.
+    """
+    # torch offers nothing else
+    return model._orig_mod if "_orig_mod" in getattr(model, "_modules", ()) else model  # noqa: SLF001
 
 
 def plain_module(model: Any) -> Any:
@@ -131,10 +137,12 @@ def everywhere() -> Layout:
 
 
 def _refuse_two_of_one_name(parameters: Mapping[str, Any], places: Mapping[str, Holders]) -> None:
-    """Where ranks differ on who has a name, they have different parameters. `places`: name → all who have a part of it.
+    """Where ranks differ on who has a name, they have different parameters.
 
-    But for what the ranks of a tensor-parallel group have equal, each on a mesh of its own: then the group has other parameters together,
-    and the numbers are equal.
+    `places`: name → all who have a part of it.
+
+    But for what the ranks of a tensor-parallel group have equal, each on a mesh of its own: then
+    the group has other parameters together, and the numbers are equal.
     """
     claims = _gathered(dict(places))
     told = dict[str, set[Holders]]()
@@ -155,13 +163,17 @@ def _refuse_two_of_one_name(parameters: Mapping[str, Any], places: Mapping[str, 
             len(found) > 1 or "" in found for found in parts.values()
         ):
             raise ConfigError(
-                f"{name} is another parameter in other ranks ({', '.join(map(str, sorted(told[name])))}): "
-                "a checkpoint has one of each name, so call stages and experts by their number in the whole model"
+                f"{name} is another parameter in other ranks "
+                f"({', '.join(map(str, sorted(told[name])))}): "
+                "a checkpoint has one of each name, so call stages and experts by their number "
+                "in the whole model"
             )
 
 
 def _on_a_mesh(parameter: Any) -> str:
-    """The numbers here, for what may be one in several groups; nothing for plain tensors, which may begin alike and are not one."""
+    """The numbers here, for what may be one in several groups; nothing for plain tensors, which may
+    begin alike and are not one.
+    """
     return digest_of({"": parameter}) if isinstance(parameter, DTensor) else ""
 
 
@@ -187,7 +199,8 @@ def holders_of(name: str, parameter: Any, model: Any, copies: Copies) -> Holders
     if dist.get_world_size() == 1:
         return (0,)
     raise ConfigError(
-        f"{name} is a plain tensor outside DistributedDataParallel: who else has the same cannot be told; copies= says it"
+        f"{name} is a plain tensor outside DistributedDataParallel: who else has the same cannot "
+        "be told; copies= says it"
     )
 
 
@@ -204,7 +217,8 @@ def mesh_ranks(parameter: Any) -> Holders:
 
 def _mesh_holders(name: str, parameter: Any) -> Holders:
     """Ranks that differ from this one only where nothing is sharded."""
-    mesh, ranks = parameter.device_mesh, parameter.device_mesh.mesh
+    mesh = parameter.device_mesh
+    ranks = parameter.device_mesh.mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return ()
@@ -226,7 +240,8 @@ def _sharded_by_zero(optimizer: Any) -> Iterable[Any]:
 
 def _zero_holders(optimizer: Any, parameter: Any) -> Holders:
     """The owner in each part of the group."""
-    owner = optimizer._param_to_rank[parameter]  # noqa: SLF001  # torch offers nothing else that says it
+    # torch offers nothing else that says it
+    owner = optimizer._param_to_rank[parameter]  # noqa: SLF001
     parts = getattr(optimizer, "parts", None) or [
         dist.get_process_group_ranks(optimizer.process_group)
     ]

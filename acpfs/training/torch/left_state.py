@@ -1,9 +1,12 @@
-"""The state of a rank that had to end, as the process that takes its place sees it: bytes that another process keeps (`memory_left`).
+"""The state of a rank that had to end, as the process that takes its place sees it: bytes that
+another process keeps (`memory_left`).
 
-Of a rank whose main thread nothing brings out of C. No update is under way then and none begins, so what it holds is whole: its shards, at
-the step that its marks say; gradients, where the next update is ready; and the host state that it keeps, its own and another rank's.
+Of a rank whose main thread nothing brings out of C. No update is under way then and none begins, so
+what it holds is whole: its shards, at the step that its marks say; gradients, where the next update
+is ready; and the host state that it keeps, its own and another rank's.
 
-`leave_state` is called by the member's thread while the main thread waits; `LeftState` belongs to the main thread of the next process.
+`leave_state` is called by the member's thread while the main thread waits; `LeftState` belongs to
+the main thread of the next process.
 """
 
 from __future__ import annotations
@@ -61,7 +64,10 @@ class State:
         self.stopped = Stopped(step, step, Phase.COMPUTING)
 
     def stop(self, now: Stopped, *, damaged: bool) -> None:
-        """The generation is over, and the marks are there. `damaged`: nothing in this process's memory is what it was."""
+        """The generation is over, and the marks are there.
+
+        `damaged`: nothing in this process's memory is what it was.
+        """
         self.hooks.remove()
         was = self.stopped or now
         if (
@@ -80,7 +86,9 @@ class State:
         self.stopped = was
 
     def bring(self) -> None:
-        """Parameters as the last update has left them; what cannot be is damaged, and `stop` has said so."""
+        """Parameters as the last update has left them; what cannot be is damaged, and `stop` has
+        said so.
+        """
         with suppress(ChangedError):
             self.end.bring()
 
@@ -104,7 +112,9 @@ class _Head:
 def leave_state(
     name: str, state: State, marks: Marks, lineage: int, kept: Mapping[int, bytes]
 ) -> int:
-    """Leave it to whoever asks at that name; how many bytes. Behind a STOP, and while nothing moves in it.
+    """Leave it to whoever asks at that name; how many bytes.
+
+    Behind a STOP, and while nothing moves in it.
 
     Raises:
         RefusedError: an update is under way, or it is in the memory of a device.
@@ -125,7 +135,8 @@ def leave_state(
         state.end.bring()
     gradients = state.held.gradients() if stopped.phase is Phase.READY else {}
     if gradients is None:
-        stopped, gradients = replace(stopped, ready=stopped.done, phase=Phase.COMPUTING), {}
+        stopped = replace(stopped, ready=stopped.done, phase=Phase.COMPUTING)
+        gradients = {}
     shards = {shard: state.contents(shard) for shard in state.holders}
     held = [one for contents in (*shards.values(), gradients) for one in flat(contents)]
     if any(one.device.type != "cpu" for one in held):
@@ -141,16 +152,20 @@ def leave_state(
 def left_state(name: str) -> LeftState | None:
     """What the process before this one has left, if anything."""
     left = Left.ask(name)
-    return None if left is None else LeftState(left, pickle.loads(left.head))  # noqa: S301  # of this user's own process: `Left` has looked
+    # of this user's own process: `Left` has looked
+    return None if left is None else LeftState(left, pickle.loads(left.head))  # noqa: S301
 
 
 class LeftState:
     """In the place of a `State`: nothing of it is here before it is wanted."""
 
     def __init__(self, left: Left, head: _Head) -> None:
-        self._left, self._head = left, head
+        self._left = left
+        self._head = head
         self.stopped: Stopped | None = head.stopped
-        self.lineage, self.kept, self.holders = head.lineage, head.kept, head.holders
+        self.lineage = head.lineage
+        self.kept = head.kept
+        self.holders = head.holders
         self._first: dict[Shard, int] = {}
         """The number of a shard's first span; gradients are behind all of them."""
         self._behind = 0
@@ -188,7 +203,9 @@ class LeftState:
             raise
 
     def come(self, step: int, fresh: State, marks: Marks) -> None:
-        """Do the update that was ready, in the state that takes its place; what was left stays as it is, for the case that this fails."""
+        """Do the update that was ready, in the state that takes its place; what was left stays as
+        it is, for the case that this fails.
+        """
         for shard in self.holders:
             fresh.held.fill(self.contents(shard))
         fresh.held.fill_gradients(self._read(self._head.gradients, self._behind))

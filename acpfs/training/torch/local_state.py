@@ -1,6 +1,8 @@
-"""This rank's part of the training state, by shard: what a gasp writes, and digests to compare copies by.
+"""This rank's part of the training state, by shard: what a gasp writes, and digests to compare
+copies by.
 
-References to parameters are taken when protection begins: in the middle of a forward pass FSDP has other tensors in the module's place.
+References to parameters are taken when protection begins: in the middle of a forward pass FSDP has
+other tensors in the module's place.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class OwnState:
         """`state()`: what has to be equal in all ranks at the end of a step, by name."""
         self._state = state
         self.buffers: dict[str, Any] = {}
-        first, second = _places(theirs(state)), _places(theirs(state))
+        first = _places(theirs(state))
+        second = _places(theirs(state))
         self.is_live = bool(first) and None not in first.values() and first == second
         """Whether what is given are the tensors themselves, so that they can be brought back."""
 
@@ -81,11 +84,14 @@ class LocalState:
             for name, value in plain_module(model).named_buffers()
             if name in kept
         }
-        # An optimizer may well have frozen parameters: it was given `model.parameters()`, and passes over them.
+        # An optimizer may well have frozen parameters: it was given `model.parameters()`, and
+        # passes over them.
         names = {
             id(parameter): name for name, parameter in (self._parameters | self.frozen).items()
         }
-        self._optimizers, self._names, self._layout = optimizers, names, layout
+        self._optimizers = optimizers
+        self._names = names
+        self._layout = layout
         self._trained = {id(parameter): parameter for parameter in self._parameters.values()}
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -117,10 +123,13 @@ class LocalState:
         )
 
     def follow(self) -> None:
-        """What was frozen, and is trained from now on, becomes a part of its shard. Before an update in which it is.
+        """What was frozen, and is trained from now on, becomes a part of its shard.
+
+        Before an update in which it is.
 
         Raises:
-            ConfigError: a parameter that none of this rank's shards can have; nothing of it would be in a checkpoint.
+            ConfigError: a parameter that none of this rank's shards can have; nothing of it would
+                be in a checkpoint.
         """
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -134,14 +143,17 @@ class LocalState:
         name = next((name for name, value in self.frozen.items() if value is parameter), None)
         if name is None or local_optimizer(optimizer) is not optimizer:
             raise ConfigError(
-                f"an optimizer was given {name or 'a parameter that is not one of the model'} behind protect: "
-                "no checkpoint would have it; call protect when all optimizers have all their parameters"
+                f"an optimizer was given {name or 'a parameter that is not one of the model'} "
+                "behind protect: "
+                "no checkpoint would have it; call protect when all optimizers have all their "
+                "parameters"
             )
         ranks = holders_of(name, parameter, self._model, self._copies or {})
         shard = next((one for one, held in self._layout.holders.items() if held == ranks), None)
         if shard is None:
             raise ConfigError(
-                f"{name} is trained from now on, and ranks {ranks} hold nothing else together: call protect anew"
+                f"{name} is trained from now on, and ranks {ranks} hold nothing else together: "
+                "call protect anew"
             )
         names = (*self._layout.parameters[shard], name)
         self._layout = replace(self._layout, parameters={**self._layout.parameters, shard: names})
@@ -156,7 +168,9 @@ class LocalState:
         return found
 
     def digest(self, shard: Shard) -> str:
-        """xxh3-128 over all numbers of a shard in the order of their names: equal copies have equal digests."""
+        """xxh3-128 over all numbers of a shard in the order of their names: equal copies have equal
+        digests.
+        """
         return digest_of(
             {
                 f"{name}\0{key}": value
@@ -166,7 +180,9 @@ class LocalState:
         )
 
     def checkpoint(self, shards: Iterable[Shard]) -> dict[str, Any]:
-        """What `torch.distributed.checkpoint.state_dict` makes of model and optimizer, as far as these shards have it."""
+        """What `torch.distributed.checkpoint.state_dict` makes of model and optimizer, as far as
+        these shards have it.
+        """
         model: dict[str, Any] = dict(self.frozen) | self.buffers
         state: dict[str, Any] = {}
         for shard in shards:

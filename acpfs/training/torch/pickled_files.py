@@ -1,4 +1,6 @@
-"""Plain torch files for the modules of the product's names: `torch.save` and `torch.load`, and nothing else of torch."""
+"""Plain torch files for the modules of the product's names: `torch.save` and `torch.load`, and
+nothing else of torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A rank's tensors behind the interface that the member and the parked main thread use. Main thread only, but for `abort`."""
+"""A rank's tensors behind the interface that the member and the parked main thread use.
+
+Main thread only, but for `abort`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ from acpfs.training.torch.store import LinkStore
 from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer, own_failures
 
 _OF_OTHERS = re.compile(
-    r"\[[^\]]*\bgloo/[^\]]*:\d+\]"  # "[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "[enforce fail at …/gloo/…cc:12]"
+    # "[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "[enforce fail at
+    # …/gloo/…cc:12]"
+    r"\[[^\]]*\bgloo/[^\]]*:\d+\]"
     r"|Gloo connectFullMesh failed with"
     r"|(timed out in|failed to pass) monitoredBarrier"
     r"|^Operation timed out!"
@@ -42,7 +47,9 @@ _OF_OTHERS = re.compile(
 
 
 class Held(Protocol):
-    """What a rank has where a framework shards by itself: in place of model and optimizers, as far as shards and files go."""
+    """What a rank has where a framework shards by itself: in place of model and optimizers, as far
+    as shards and files go.
+    """
 
     layout: Layout
     buffers: dict[str, Any]
@@ -76,12 +83,15 @@ class TorchRank:
         held: Held | None = None,
         copies: Copies | None = None,
     ) -> None:
-        """`begun`: updates that were completed before. `update`: what does an update, where marks are moved by hand.
+        """`begun`: updates that were completed before.
 
-        `own`: in place of model and optimizers, what has to be equal in all ranks; marks are then moved by hand.
-        `copies`: who holds parameters that are in nothing that says it.
-        `held`: what a framework knows of its own shards; the optimizers are those that do the local update.
-        `use`: what does with the values of the loop's own gate what precedes the update, where there is such a gate.
+        `update`: what does an update, where marks are moved by hand.
+
+        `own`: in place of model and optimizers, what has to be equal in all ranks; marks are then
+        moved by hand. `copies`: who holds parameters that are in nothing that says it. `held`: what
+        a framework knows of its own shards; the optimizers are those that do the local update.
+        `use`: what does with the values of the loop's own gate what precedes the update, where
+        there is such a gate.
 
         Raises:
             ConfigError: something that cannot be protected; the message says what, and why.
@@ -89,7 +99,8 @@ class TorchRank:
         if update is None:
             refuse_several_with_scaler(optimizers, scaler)
         self.groups = Groups()
-        self.number, self.world = dist.get_rank(), dist.get_world_size()
+        self.number = dist.get_rank()
+        self.world = dist.get_world_size()
         self.layout = (
             held.layout
             if held is not None
@@ -102,7 +113,8 @@ class TorchRank:
         if self.world > 1 and self.layout.copies < 2:
             shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
             raise ConfigError(
-                f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); docs/TRAINING.md says how"
+                f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); "
+                "docs/TRAINING.md says how"
             )
         self._state: LocalState | OwnState | Held
         self._state = held or (
@@ -150,8 +162,10 @@ class TorchRank:
             )
         if self._follows:
             raise ConfigError(
-                "state= gives copies, or other things than tensors, which cannot be brought back to the end of an update, "
-                "so after_update= might be done twice: have state= give the tensors themselves, or do what "
+                "state= gives copies, or other things than tensors, which cannot be brought back "
+                "to the end of an update, "
+                "so after_update= might be done twice: have state= give the tensors themselves, "
+                "or do what "
                 "follows an update before end_update"
             )
         return EndDigest(lambda: {shard: state.digest(shard)})
@@ -217,7 +231,9 @@ class TorchRank:
         return {shard: self._state.digest(shard) for shard in self.layout.holders}
 
     def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
-        """Write what the cover gives this rank, in a group of the savers; everything is then at the end of that step."""
+        """Write what the cover gives this rank, in a group of the savers; everything is then at the
+        end of that step.
+        """
         self._writer.prepare(order.step)
         member = order.savers.index(self.number)
         self.groups.regroup(LinkStore(ask), member, len(order.savers))
@@ -234,9 +250,11 @@ class TorchRank:
 
 
 def trouble_kind(error: BaseException) -> TroubleKind:
-    """Whether an exception is this rank's own, or that of a collective or a store with somebody who is gone.
+    """Whether an exception is this rank's own, or that of a collective or a store with somebody who
+    is gone.
 
-    What was raised while one of these was handled is of the same kind: a loop that wraps it, or that fails to tidy up after it.
+    What was raised while one of these was handled is of the same kind: a loop that wraps it, or
+    that fails to tidy up after it.
     """
     return (
         TroubleKind.COLLECTIVE
@@ -254,6 +272,8 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _is_of_others(error: BaseException) -> bool:
-    """torch's own types, and what it raises as a plain RuntimeError: gloo's transport, and a store in Python that was called from C++."""
+    """torch's own types, and what it raises as a plain RuntimeError: gloo's transport, and a store
+    in Python that was called from C++.
+    """
     said = type(error) is RuntimeError and _OF_OTHERS.search(str(error)) is not None
     return said or isinstance(error, dist.DistError | GenerationOverError | GoneError)

@@ -13,7 +13,9 @@ _SCHEMES = ("env", "acpfs")
 
 @contextmanager
 def rendezvous_by(handler: Callable[..., Iterator[tuple[Any, int, int]]]) -> Iterator[None]:
-    """While it is on, `env://`, which is the default, and `acpfs://` lead to this handler: torch lets nobody replace one of its own."""
+    """While it is on, `env://`, which is the default, and `acpfs://` lead to this handler: torch
+    lets nobody replace one of its own.
+    """
     known = rendezvous.__globals__["_rendezvous_handlers"]
     before = {scheme: known.get(scheme) for scheme in _SCHEMES}
     known.update(dict.fromkeys(_SCHEMES, handler))

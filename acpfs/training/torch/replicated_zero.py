@@ -1,6 +1,8 @@
-"""`ZeroRedundancyOptimizer` with copies: the state is sharded inside each of R parts of the data parallel group.
+"""`ZeroRedundancyOptimizer` with copies: the state is sharded inside each of R parts of the data
+parallel group.
 
-Gradients are reduced over the whole group as before (DDP does that), so the parts compute the same updates from the same numbers.
+Gradients are reduced over the whole group as before (DDP does that), so the parts compute the same
+updates from the same numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from acpfs.errors import ConfigError
 
 
-class ReplicatedZero(ZeroRedundancyOptimizer):  # type: ignore[misc]  # torch is Any where types are checked
+# torch is Any where types are checked
+class ReplicatedZero(ZeroRedundancyOptimizer):  # type: ignore[misc]
     """Made by all ranks of the default group at the same place, like any group."""
 
     def __init__(

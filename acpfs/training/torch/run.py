@@ -1,7 +1,9 @@
-"""What `train(run)` holds: the generation's store, and the state from whoever has it. Of one process, across generations.
+"""What `train(run)` holds: the generation's store, and the state from whoever has it.
 
-A process keeps its last state until the next one is whole, so at any moment of a rebuilding it has one complete copy, or had none before.
-Main thread only, but for `abort`.
+Of one process, across generations.
+
+A process keeps its last state until the next one is whole, so at any moment of a rebuilding it has
+one complete copy, or had none before. Main thread only, but for `abort`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from acpfs.training.torch.transfer import receive, receive_bytes, send, send_byt
 
 log = get_logger(__name__)
 _LEFT: list[Any] = []
-"""Groups that were left: the end of such an object would wait for collectives that may never end."""
+"""Groups that were left: the end of such an object would wait for collectives that may never
+end.
+"""
 
 
 class Run:
@@ -57,9 +61,13 @@ class Run:
         on_update: Callable[[], None],
     ) -> None:
         """`on_update`: called behind each update."""
-        self.directory, self.rank, self.world = directory, rank, world
+        self.directory = directory
+        self.rank = rank
+        self.world = world
         self.generation = 0
-        self._job, self._marks, self._policy = job, marks, policy
+        self._job = job
+        self._marks = marks
+        self._policy = policy
         self._sockets = GroupSockets()
         self._entry = ExitStack()
         """Whatever is opened in it counts as a group's connection."""
@@ -69,7 +77,9 @@ class Run:
         self._is_first = True
         """Nobody has asked yet what the process before this one has left."""
         self._lineage = 0
-        """The generation in which all took another state than the one of their last step: what was left before it is void."""
+        """The generation in which all took another state than the one of their last step: what was
+        left before it is void.
+        """
         self._store: Any = None
         """Kept: what torch has of a store written in Python ends with the Python object."""
         self._on_update = on_update
@@ -97,7 +107,9 @@ class Run:
         state: Mapping[str, Any] | None = None,
         after_update: Callable[[], None] | None = None,
     ) -> int:
-        """Give model, optimizers and all the rest their state; the step that they are at then. Called by all ranks behind building them.
+        """Give model, optimizers and all the rest their state; the step that they are at then.
+
+        Called by all ranks behind building them.
 
         Arguments are those of `protect`.
 
@@ -172,7 +184,10 @@ class Run:
         return found.step
 
     def snapshot(self) -> Path:
-        """Write a checkpoint of the step that was done last; a collective of all ranks. For the case that all copies are lost."""
+        """Write a checkpoint of the step that was done last; a collective of all ranks.
+
+        For the case that all copies are lost.
+        """
         state = self._state
         if not isinstance(state, State):
             raise ConfigError("snapshot comes after restore")
@@ -184,7 +199,8 @@ class Run:
 
     @contextmanager
     def long_operation(self) -> Iterator[None]:
-        """Evaluation: whatever is done to parameters in it, such as averaged ones swapped in, no rank is given.
+        """Evaluation: whatever is done to parameters in it, such as averaged ones swapped in, no
+        rank is given.
 
         They are copied at its beginning, up to `copies_bytes_max`.
         """
@@ -199,7 +215,8 @@ class Run:
 
     def enter(self, generation: int, ask: Ask) -> None:
         """A generation begins. `ask`: how its store is asked."""
-        self.generation, self._store = generation, LinkStore(ask)
+        self.generation = generation
+        self._store = LinkStore(ask)
         self._sockets = GroupSockets()
         self._entry = ExitStack()
         self._entry.enter_context(self._sockets.noting())
@@ -219,7 +236,8 @@ class Run:
         return self._sockets.shut_down()
 
     def leave(self) -> int:
-        """Leave what this process has to the next, since nothing brings its main thread out of C; how many bytes. By another thread.
+        """Leave what this process has to the next, since nothing brings its main thread out of C;
+        how many bytes. By another thread.
 
         Raises:
             RefusedError: it has nothing, or what cannot be left.
@@ -249,8 +267,11 @@ class Run:
         return ready
 
     def _meet(self, step: int) -> None:
-        """Each rank gets what another one has taken; of one that is not protected any more nothing."""
-        mine, self._packed = self._packed, b""
+        """Each rank gets what another one has taken; of one that is not protected any more
+        nothing.
+        """
+        mine = self._packed
+        self._packed = b""
         self._buddy.exchange(step, mine)
 
     def _switch_off(self) -> None:
@@ -275,7 +296,9 @@ class Run:
         left = left_state(self._left_name)
         if left is not None:
             log.warning("the process before this one has left what it had", stopped=left.stopped)
-            self._state, self._lineage, self._buddy.kept = left, left.lineage, dict(left.kept)
+            self._state = left
+            self._lineage = left.lineage
+            self._buddy.kept = dict(left.kept)
         self._is_first = False  # last: whoever is interrupted before asks again
 
     def _found_out(self, fresh: State) -> Sources:
@@ -319,7 +342,9 @@ class Run:
         self._host_of(found, fresh)
 
     def _host_of(self, found: Sources, fresh: State) -> None:
-        """Random numbers and the like: one's own, the buddy's copy, or, where both are gone, another rank's with random numbers anew."""
+        """Random numbers and the like: one's own, the buddy's copy, or, where both are gone,
+        another rank's with random numbers anew.
+        """
         present = min(rank for rank, source in found.hosts.items() if source == rank)
         for rank, source in sorted(found.hosts.items()):
             giver = present if source is None else source
@@ -359,9 +384,12 @@ def leave_groups() -> None:
     """Out of all process groups, whatever state they are in."""
     if "torch.distributed" not in sys.modules or not dist.is_available():
         return
-    if not dist.is_initialized():  # the making of one was broken off: torch goes on counting, and names would differ between ranks
+    if not dist.is_initialized():
+        # the making of one was broken off: torch goes on counting, and names would differ between
+        # ranks
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    _LEFT.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  # torch offers no list of groups
+    # torch offers no list of groups
+    _LEFT.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
     dist.destroy_process_group()
 
 

@@ -1,4 +1,6 @@
-"""The checkpoint that is left when no copy is: written by all ranks as a gasp is, and read by ranks that have nothing. Main thread only."""
+"""The checkpoint that is left when no copy is: written by all ranks as a gasp is, and read by ranks
+that have nothing. Main thread only.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ LOOK_AGAIN_S = 0.5
 
 
 def newest(directory: Path, tracker: str, patience_s: float) -> int | None:
-    """Step of the checkpoint that the tracker names; None: there is none. `patience_s`: for the mount, before the storage is asked, too."""
+    """Step of the checkpoint that the tracker names; None: there is none.
+
+    `patience_s`: for the mount, before the storage is asked, too.
+    """
 
     def named(place: Path) -> int | None:
         manifest = read_manifest(read_tracker(place / tracker))
@@ -42,7 +47,9 @@ def newest(directory: Path, tracker: str, patience_s: float) -> int | None:
 
 
 def of_step(directory: Path, step: int, name: str, patience_s: float) -> Path:
-    """Where this step's checkpoint can be read. A rank may see a newer one that others do not see yet.
+    """Where this step's checkpoint can be read.
+
+    A rank may see a newer one that others do not see yet.
 
     Raises:
         RefusedError: nowhere.
@@ -55,7 +62,8 @@ def of_step(directory: Path, step: int, name: str, patience_s: float) -> Path:
     path = _first(directory, there, patience_s)
     if path is None:
         raise RefusedError(
-            f"this rank cannot read {checkpoint_name(name, step)} in {directory}, at which all were to begin"
+            f"this rank cannot read {checkpoint_name(name, step)} in {directory}, at which all "
+            "were to begin"
         )
     return path
 
@@ -65,9 +73,10 @@ def _first(
 ) -> Found | None:
     """What is found in the mount; where that does not answer, or is dead, in the storage below it.
 
-    What a living mount has not is not looked for below it: a process with a thread in a storage that hangs cannot end, and nobody could
-    take its place. Where nothing answers it is waited for: that is no sign that there is nothing, and it may be all that is left of the
-    job. The coordinator knows how long a generation may take.
+    What a living mount has not is not looked for below it: a process with a thread in a storage
+    that hangs cannot end, and nobody could take its place. Where nothing answers it is waited for:
+    that is no sign that there is nothing, and it may be all that is left of the job. The
+    coordinator knows how long a generation may take.
     """
     looks: dict[Path, _Look[Found]] = {}
     while True:
@@ -75,7 +84,8 @@ def _first(
             if place not in looks:
                 looks[place] = _Look(look, place)
                 looks[place].start()
-            one, has_ended = looks[place], not looks[place].is_alive()
+            one = looks[place]
+            has_ended = not looks[place].is_alive()
             if one.answers(patience_s) and (one.found is not None or readable(directory) == place):
                 return one.found
             if has_ended:
@@ -89,7 +99,9 @@ class _Look(threading.Thread, Generic[Found]):
 
     def __init__(self, look: Callable[[Path], Found | None], place: Path) -> None:
         super().__init__(name="acpfs-look", daemon=True)
-        self._look, self._place, self._answered = look, place, False
+        self._look = look
+        self._place = place
+        self._answered = False
         self.found: Found | None = None
 
     def run(self) -> None:
@@ -121,7 +133,9 @@ def save(
     policy: Policy,
     gathered: Callable[[Any], list[Any]],
 ) -> Path:
-    """Write and name it, unless this generation has done so; a collective of all ranks. What is left of broken-off ones goes.
+    """Write and name it, unless this generation has done so; a collective of all ranks.
+
+    What is left of broken-off ones goes.
 
     Raises:
         NotWrittenError: this rank could not write its part.
@@ -131,7 +145,8 @@ def save(
     named = _named(directory / name, job, generation, step) if rank == 0 else None
     shares = gathered((layout.holders, node_name(directory), named is not None))
     nodes = [node for _, node, _ in shares]
-    begun_here = f".snapshot-{job}@{nodes[0].removeprefix(PREFIX)}"  # here is where rank 0 is, who gives the name
+    # here is where rank 0 is, who gives the name
+    begun_here = f".snapshot-{job}@{nodes[0].removeprefix(PREFIX)}"
     written = f"{name}{begun_here}-{generation}.tmp"
     if rank == 0:
         # all ranks of the job are in this call, each by the one process that is the rank; nor has
@@ -194,7 +209,9 @@ def load(
     optimizers: Sequence[Any],
     buffers: Mapping[str, Any],
 ) -> Any:
-    """Into model and optimizers; this rank's host state, or None where it has none there. A collective of all ranks.
+    """Into model and optimizers; this rank's host state, or None where it has none there.
+
+    A collective of all ranks.
 
     `owned`: parameters whose optimizer state this rank holds.
     """

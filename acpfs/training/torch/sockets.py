@@ -1,8 +1,10 @@
-"""Gets a main thread out of a gloo collective: the connections of its groups are shut down, from another thread.
+"""Gets a main thread out of a gloo collective: the connections of its groups are shut down, from
+another thread.
 
-gloo's own `abort` and `shutdown` return at once and do nothing (torch 2.13): a rank whose neighbours live and wait elsewhere would wait
-for its time-out. A socket is known by its identity (device and inode of /proc/self/fd), never by its number, which another one may have
-by now: it is duplicated, the duplicate is compared, and then shut down.
+gloo's own `abort` and `shutdown` return at once and do nothing (torch 2.13): a rank whose
+neighbours live and wait elsewhere would wait for its time-out. A socket is known by its identity
+(device and inode of /proc/self/fd), never by its number, which another one may have by now: it is
+duplicated, the duplicate is compared, and then shut down.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def _connection(connected: socket.socket) -> Connection | None:
     ):
         return None
     try:
-        here, there = connected.getsockname(), connected.getpeername()
+        here = connected.getsockname()
+        there = connected.getpeername()
     except OSError:
         return None
     return (str(here[0]).removeprefix(_MAPPED), here[1]), (
@@ -85,9 +88,11 @@ class GroupSockets:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Whatever is opened inside belongs to a group, but for acpfs's own: a coordinator may be called meanwhile, by another thread.
+        """Whatever is opened inside belongs to a group, but for acpfs's own: a coordinator may be
+        called meanwhile, by another thread.
 
-        A thread that is stuck inside stays there, and the one that stands in for it makes another group.
+        A thread that is stuck inside stays there, and the one that stands in for it makes another
+        group.
         """
         with self._noting:
             self._noted |= self._opened()
@@ -113,7 +118,8 @@ class GroupSockets:
     def shut_down(self) -> int:
         """End them all; how many there were. Who waits for one of them gets an error at once."""
         with self._noting:
-            wanted, count = (self._noted | self._opened()) - own_sockets(), 0
+            wanted = (self._noted | self._opened()) - own_sockets()
+            count = 0
         for descriptor, identity in list(_descriptors()):
             if identity not in wanted:
                 continue

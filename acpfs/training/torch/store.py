@@ -1,6 +1,8 @@
-"""A torch store over the link to the coordinator: what a group of savers meets through, whoever has died.
+"""A torch store over the link to the coordinator: what a group of savers meets through, whoever has
+died.
 
-torch calls it from the main thread, under its own names. `ask` raises where the generation is over, so nobody waits here for the dead.
+torch calls it from the main thread, under its own names. `ask` raises where the generation is over,
+so nobody waits here for the dead.
 """
 
 from __future__ import annotations

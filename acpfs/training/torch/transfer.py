@@ -1,4 +1,6 @@
-"""One shard's tensors: out of a rank that has them, over a process group, into a model that was just built. Main thread only."""
+"""One shard's tensors: out of a rank that has them, over a process group, into a model that was
+just built. Main thread only.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ def fill_gradients(parameters: Mapping[str, Any], contents: Contents) -> None:
 def _like(parameter: Any, piece: Piece) -> Any:
     if not piece.distributed:
         return piece.value
-    mesh, placements = parameter.device_mesh, parameter.placements
+    mesh = parameter.device_mesh
+    placements = parameter.placements
     return DTensor.from_local(
         piece.value,
         mesh,
@@ -117,7 +120,10 @@ def outline(contents: Contents) -> Outlines:
 
 
 def filled(outlines: Outlines, read: Callable[[Any], object]) -> dict[str, dict[str, Piece]]:
-    """Contents with this outline. `read`: fills a flat tensor of bytes; called for one after the other, in the order of `flat`."""
+    """Contents with this outline.
+
+    `read`: fills a flat tensor of bytes; called for one after the other, in the order of `flat`.
+    """
     found: dict[str, dict[str, Piece]] = {}
     for name, values in outlines.items():
         found[name] = {}
@@ -142,7 +148,8 @@ def send(contents: Contents, to: int) -> None:
 
 def receive(source: int) -> dict[str, dict[str, Piece]]:
     """What `send` sent."""
-    outlines = pickle.loads(receive_bytes(source))  # noqa: S301  # over the job's own process groups
+    # over the job's own process groups
+    outlines = pickle.loads(receive_bytes(source))  # noqa: S301
     return filled(outlines, lambda room: dist.recv(room, source))
 
 

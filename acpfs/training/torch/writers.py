@@ -1,4 +1,6 @@
-"""Who writes a gasp, and how: torch distributed checkpoint by the cover, or the script's own `save=` by one rank. Main thread only."""
+"""Who writes a gasp, and how: torch distributed checkpoint by the cover, or the script's own
+`save=` by one rank. Main thread only.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class NotWrittenError(AcpfsError):
 
 @contextmanager
 def own_failures(member: int) -> Iterator[None]:
-    """Whose failure it is. torch raises one error in all savers, and that is no `Exception`. `member`: this one's number among them.
+    """Whose failure it is. torch raises one error in all savers, and that is no `Exception`.
+
+    `member`: this one's number among them.
 
     Raises:
         NotWrittenError: this one's.
@@ -51,7 +55,9 @@ class Writer(Protocol):
     """Called by every saver, in the group of savers."""
 
     def prepare(self, step: int) -> None:
-        """The job's groups are left next, if they were not before; nobody can be spoken to in them, but they still say who is who."""
+        """The job's groups are left next, if they were not before; nobody can be spoken to in them,
+        but they still say who is who.
+        """
 
     def write(
         self, directory: Path, order: Save, shards: tuple[Shard, ...]
@@ -60,11 +66,15 @@ class Writer(Protocol):
 
 
 class DistributedWriter:
-    """`torch.distributed.checkpoint`: loads with `dcp.load` into what `get_state_dict(model, optimizer)` makes."""
+    """`torch.distributed.checkpoint`: loads with `dcp.load` into what `get_state_dict(model,
+    optimizer)` makes.
+    """
 
     def __init__(self, state: LocalState, host: HostState, rank: int) -> None:
         """`rank`: this rank's number in the job."""
-        self._state, self._host, self._rank = state, host, rank
+        self._state = state
+        self._host = host
+        self._rank = rank
 
     def prepare(self, step: int) -> None:
         """Nothing depends on them."""
@@ -85,7 +95,9 @@ class DistributedWriter:
 
 
 def _groups_of_all(own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Hyperparameters, with the names of all savers' parameters: stages and experts are called differently in each; a collective."""
+    """Hyperparameters, with the names of all savers' parameters: stages and experts are called
+    differently in each; a collective.
+    """
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, [group["params"] for group in own])
     if any(len(names) != len(own) for names in found):
@@ -102,9 +114,8 @@ def write_host_state(directory: Path, step: int, host: HostState, rank: int) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     written = io.BytesIO()
     torch.save({"step": step, **loadable(host.now())}, written)
-    path.write_bytes(
-        written.getbuffer()
-    )  # torch holds the interpreter while it opens a file: a mount that waits would silence the member
+    # torch holds the interpreter while it opens a file: a mount that waits would silence the member
+    path.write_bytes(written.getbuffer())
     return path
 
 
@@ -122,7 +133,9 @@ def loadable(value: Any) -> Any:
 
 
 class SingleWriter:
-    """The script's own format: one rank that has everything, alone in a group, so that `if rank == 0` in it holds."""
+    """The script's own format: one rank that has everything, alone in a group, so that `if rank ==
+    0` in it holds.
+    """
 
     def __init__(self, save: Callable[[int, Path], None], layout: Layout) -> None:
         """`save(step, directory)`: writes the live objects, which are at the end of that step.
@@ -132,7 +145,8 @@ class SingleWriter:
         """
         if any(len(ranks) < dist.get_world_size() for ranks in layout.holders.values()):
             raise ConfigError(
-                "save= is called in one rank, and here none has the whole state: leave it out, and get a distributed checkpoint"
+                "save= is called in one rank, and here none has the whole state: leave it out, "
+                "and get a distributed checkpoint"
             )
         self._save = save
 

@@ -1,4 +1,7 @@
-"""Whether whoever waits for an answer is about to die, as far as that can be seen. Knows /proc and signals; any thread."""
+"""Whether whoever waits for an answer is about to die, as far as that can be seen.
+
+Knows /proc and signals; any thread.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ class Fate(enum.Enum):
     DYING = "dying"
     """A deadly signal waits for it, or it is gone."""
     UNSEEN = "unseen"
-    """It cannot be told: it is in another PID namespace (0), or /proc does not show it (`hidepid`)."""
+    """It cannot be told: it is in another PID namespace (0), or /proc does not show it
+    (`hidepid`).
+    """
 
 
 def fate_of(pid: int, proc: Path = PROC) -> Fate:

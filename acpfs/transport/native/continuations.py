@@ -1,15 +1,17 @@
 """Calls that wait: continued when their future is done, broken off when their caller dies.
 
-One thread continues all of them, so that whoever completes a future (a stream, the call pool, a writer that made room, possibly
-under the file system's lock) is never held up by somebody else's call. Reads and writes of file bytes that had to wait run here
-too, which is enough: what they waited for is slower than they are.
+One thread continues all of them, so that whoever completes a future (a stream, the call pool, a
+writer that made room, possibly under the file system's lock) is never held up by somebody else's
+call. Reads and writes of file bytes that had to wait run here too, which is enough: what they
+waited for is slower than they are.
 
-Interrupts: on a local file system only a deadly signal ends a read or write early, so a caller that merely got a signal goes on
-waiting, and one that is dying gets out at once even where the backing directory hangs. The kernel sends INTERRUPT once per
-request, at the first signal of either kind; so callers that were interrupted and live are looked at again until they are answered,
-however busy the thread is with other calls. An INTERRUPT that comes while its call is between two waits is kept for the next one.
-Of a caller that cannot be seen nobody knows which kind it was: after a while it is let go, because a process that can never be killed
-is worse than a call that says EINTR.
+Interrupts: on a local file system only a deadly signal ends a read or write early, so a caller that
+merely got a signal goes on waiting, and one that is dying gets out at once even where the backing
+directory hangs. The kernel sends INTERRUPT once per request, at the first signal of either kind; so
+callers that were interrupted and live are looked at again until they are answered, however busy the
+thread is with other calls. An INTERRUPT that comes while its call is between two waits is kept for
+the next one. Of a caller that cannot be seen nobody knows which kind it was: after a while it is
+let go, because a process that can never be killed is worse than a call that says EINTR.
 """
 
 from __future__ import annotations
@@ -31,9 +33,14 @@ from acpfs.transport.native.request import Request
 
 DYING_CHECK_INTERVAL_S = 0.5
 UNSEEN_PATIENCE_S = 30.0
-"""How long a caller that cannot be seen goes on waiting after a signal: most waits end sooner, and then a harmless signal did no harm."""
+"""How long a caller that cannot be seen goes on waiting after a signal: most waits end sooner, and
+then a harmless signal did no harm.
+"""
 EARLY_MAX = 1024
-"""Interrupts that are kept for calls that do not wait (yet): far more than come within one step. No request's number comes twice."""
+"""Interrupts that are kept for calls that do not wait (yet): far more than come within one step.
+
+No request's number comes twice.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +73,10 @@ class Continuations:
         self._interrupted: dict[int, float] = {}
         """Calls whose callers got a signal → when, in monotonic time."""
         self._early: dict[int, float] = {}
-        """The same of those that did not wait then: in a step, or answered by now. The oldest first."""
+        """The same of those that did not wait then: in a step, or answered by now.
+
+        The oldest first.
+        """
         self._looked_at = 0.0
         """Monotonic time, seconds, of the last look at interrupted callers."""
         self.current = 0
@@ -82,7 +92,9 @@ class Continuations:
         self._thread = THREADS.start("fuse-continue", self._run)
 
     def stop(self) -> None:
-        """Stop continuing; calls that still wait are left to their fate (the kernel will resend their requests to the next worker)."""
+        """Stop continuing; calls that still wait are left to their fate (the kernel will resend
+        their requests to the next worker).
+        """
         self._done.put(None)
         if self._thread is not None:
             self._thread.end()
@@ -113,7 +125,10 @@ class Continuations:
         future: Future[Any],
         since_s: float | None = None,
     ) -> None:
-        """Continue the call when the future is done. `since_s`: when it began to wait, if that was for another future."""
+        """Continue the call when the future is done.
+
+        `since_s`: when it began to wait, if that was for another future.
+        """
         waiting = SuspendedCall(
             operation, request, call, future, time.monotonic() if since_s is None else since_s
         )
@@ -153,7 +168,9 @@ class Continuations:
                 self.current = 0
 
     def _next(self) -> SuspendedCall | None:
-        """What is to be done: `_LOOK` also when that is due, since a queue that never runs empty must not keep the dying waiting."""
+        """What is to be done: `_LOOK` also when that is due, since a queue that never runs empty
+        must not keep the dying waiting.
+        """
         left_s = (
             self._looked_at + DYING_CHECK_INTERVAL_S - time.monotonic()
             if self._interrupted
@@ -174,7 +191,9 @@ class Continuations:
             return True
 
     def _go_on(self, waiting: SuspendedCall, done: Future[Any]) -> None:
-        operation, request, call = waiting.operation, waiting.request, waiting.call
+        operation = waiting.operation
+        request = waiting.request
+        call = waiting.call
         self._begin(request)
         try:
             future = self._steps.step(call, done)

@@ -1,8 +1,8 @@
 """The /dev/fuse descriptors of a session: cloning them, notifications, backing files.
 
-Owns descriptors and the few system calls on them that are not requests and replies. Knows nothing of files. Every method
-may be called from any thread; `notify_*` may block on inode locks that a request under way holds, so never call them from
-a thread that serves requests.
+Owns descriptors and the few system calls on them that are not requests and replies. Knows nothing
+of files. Every method may be called from any thread; `notify_*` may block on inode locks that a
+request under way holds, so never call them from a thread that serves requests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from acpfs.transport.native.protocol import (
 
 DEVICE = "/dev/fuse"
 _NOT_CACHED = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY})
-"""What the kernel answers to a notification about something that it does not have cached, or cannot drop because it is in use."""
+"""What the kernel answers to a notification about something that it does not have cached, or cannot
+drop because it is in use.
+"""
 
 
 def clone(fd: int) -> int:
     """A further descriptor of a session, with a queue of its own for requests under way.
 
-    What was read through it and not answered fails with ECONNABORTED when its last copy is closed: whoever keeps a session for a
-    later worker has to keep its clones too.
+    What was read through it and not answered fails with ECONNABORTED when its last copy is closed:
+    whoever keeps a session for a later worker has to keep its clones too.
 
     Raises:
         OSError: the kernel cannot clone.
@@ -61,7 +63,9 @@ class Device:
     """The descriptors of a session."""
 
     def __init__(self, fds: Sequence[int]) -> None:
-        """`fds`: the one that was given to mount, or received from whoever kept it, and clones; owned from now on."""
+        """`fds`: the one that was given to mount, or received from whoever kept it, and clones;
+        owned from now on.
+        """
         self.fds = tuple(fds)
         self._fd = fds[0]
 
@@ -73,10 +77,12 @@ class Device:
     # -- passthrough
 
     def backing_open(self, fd: int) -> int:
-        """Register an open file; the id goes into OPEN replies, belongs to the session and outlives this process.
+        """Register an open file; the id goes into OPEN replies, belongs to the session and outlives
+        this process.
 
         Raises:
-            OSError: no CAP_SYS_ADMIN, a file system stacked too deep, or no passthrough in this session.
+            OSError: no CAP_SYS_ADMIN, a file system stacked too deep, or no passthrough in this
+                session.
         """
         return int(
             fcntl.ioctl(self._fd, DEV_IOC_BACKING_OPEN, bytearray(BACKING_MAP.pack(fd, 0, 0)))
@@ -99,7 +105,9 @@ class Device:
         )
 
     def resend(self) -> None:
-        """Make the kernel queue again every request that was read and not answered (needs HAS_RESEND)."""
+        """Make the kernel queue again every request that was read and not answered (needs
+        HAS_RESEND).
+        """
         self._notify(Notify.RESEND, b"")
 
     def _notify(self, code: Notify, body: bytes) -> None:

@@ -1,9 +1,11 @@
 """From request to answer: which call, one step of it, and the reply.
 
-Owns the table of operations and the life of calls that have to wait. A call that ends in its first step is answered by the reader
-thread that read the request, without any task switch; one that waits is continued by the `Continuations` thread when its future is done.
-Nothing that a request does, or that a call raises, ends the session. A bug is logged with its stack and answered with EIO; where its step
-has changed something, the worker ends with it (`StateDatabase.abandon`), and it is the next one that answers so.
+Owns the table of operations and the life of calls that have to wait. A call that ends in its first
+step is answered by the reader thread that read the request, without any task switch; one that waits
+is continued by the `Continuations` thread when its future is done. Nothing that a request does, or
+that a call raises, ends the session. A bug is logged with its stack and answered with EIO; where
+its step has changed something, the worker ends with it (`StateDatabase.abandon`), and it is the
+next one that answers so.
 """
 
 from __future__ import annotations
@@ -60,13 +62,17 @@ class Dispatch:
         self.continuations = Continuations(fs.steps, self._begin, self._finish, self._fail)
 
     def waits_for_storage(self, header: memoryview) -> bool:
-        """Whether it is a WRITE whose bytes go to the storage: nobody may need the thread that handles it."""
+        """Whether it is a WRITE whose bytes go to the storage: nobody may need the thread that
+        handles it.
+        """
         return header[4] == _WRITE and self._writes_to_storage(
             HandleId(WRITE_IN.unpack_from(header, IN_HEADER.size)[0])
         )
 
     def handle(self, fd: int, buffers: RequestBuffers, length: int) -> bool:
-        """Handle one request that was read from `fd`; returns True when it keeps the buffers for later."""
+        """Handle one request that was read from `fd`; returns True when it keeps the buffers for
+        later.
+        """
         try:
             request = Request(fd, buffers, length)
         except MALFORMED:
@@ -174,7 +180,9 @@ class Dispatch:
         return found is not None
 
     def _begin(self, request: Request) -> None:
-        """One that waited goes on in this thread: if that ends the worker, the next one is to know which it was."""
+        """One that waited goes on in this thread: if that ends the worker, the next one is to know
+        which it was.
+        """
         self._serving.unique = plain(request.unique)
 
     def _finish(self, operation: Operation, request: Request, value: Any) -> None:

@@ -14,7 +14,9 @@ class MalformedError(Exception):
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The errno of an expected failure; None for a bug, which is EIO to the application and a stack to the log."""
+    """The errno of an expected failure; None for a bug, which is EIO to the application and a stack
+    to the log.
+    """
     if isinstance(error, OSError):
         number = error.errno
         return number if number is not None and 0 < number <= _ERRNO_MAX else errno.EIO

@@ -1,20 +1,26 @@
-"""The process that takes inode locks: a thread per file calls chown(-1, -1), which changes nothing, and the daemon does not answer at once.
+"""The process that takes inode locks: a thread per file calls chown(-1, -1), which changes nothing,
+and the daemon does not answer at once.
 
-A program of its own, run by file name without site-packages: a process must never wait for its own mount, and this one does nothing
-else. It outlives the worker. It is told which files have writers that only the daemon can stop, and within what time it hears of them
-again. When that time is up, nobody looks after those writers (the worker is dead, or stopped): it takes the locks of all of them by
-itself, and the next worker finds the calls, and answers them. It ends when nobody holds the other end of its channel any more.
+A program of its own, run by file name without site-packages: a process must never wait for its own
+mount, and this one does nothing else. It outlives the worker. It is told which files have writers
+that only the daemon can stop, and within what time it hears of them again. When that time is up,
+nobody looks after those writers (the worker is dead, or stopped): it takes the locks of all of them
+by itself, and the next worker finds the calls, and answers them. It ends when nobody holds the
+other end of its channel any more.
 
-Has no /dev/fuse descriptor, and of the capabilities only the one that opens a file by its node number, so that renamed and deleted files
-are found. Files are opened while the worker lives, since that may ask it, and through a detached copy of the mount, which keeps nobody
-from unmounting.
+Has no /dev/fuse descriptor, and of the capabilities only the one that opens a file by its node
+number, so that renamed and deleted files are found. Files are opened while the worker lives, since
+that may ask it, and through a detached copy of the mount, which keeps nobody from unmounting.
 
-It runs as a real-time task where it may: the kernel's inode lock is then handed over to it in turn (`RWSEM_FLAG_HANDOFF`), while a normal
-task that waits for the lock is overtaken by a writer that comes back for it within microseconds.
+It runs as a real-time task where it may: the kernel's inode lock is then handed over to it in turn
+(`RWSEM_FLAG_HANDOFF`), while a normal task that waits for the lock is overtaken by a writer that
+comes back for it within microseconds.
 
-The kernel notes that a lock is to be handed over when a real-time task tries to take it while somebody has it. A thread that comes while
-the lock is free, but handed to the writer before it, sleeps without that note, and is overtaken once. That is so after a gap, where the
-writer does not run at once. Any other real-time task that tries while the writer has the lock leaves the note for whoever is first.
+The kernel notes that a lock is to be handed over when a real-time task tries to take it while
+somebody has it. A thread that comes while the lock is free, but handed to the writer before it,
+sleeps without that note, and is overtaken once. That is so after a gap, where the writer does not
+run at once. Any other real-time task that tries while the writer has the lock leaves the note for
+whoever is first.
 """
 
 from __future__ import annotations
@@ -35,17 +41,22 @@ from collections import Counter
 PR_SET_NO_NEW_PRIVS = 38
 CAP_DAC_READ_SEARCH = 2
 CAPABILITY_VERSION_3 = 0x20080522
-AT_FDCWD, AT_EMPTY_PATH = -100, 0x1000
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
 FILEID_INO64_GEN = 0x81
-"""A FUSE file handle: node number, high and low half, and generation (0: numbers are never used again)."""
+"""A FUSE file handle: node number, high and low half, and generation (0: numbers are never used
+again).
+"""
 FUSE_SUPER_MAGIC = 0x65735546
 STATFS_WORDS = 32
 PACKET_BYTES_MAX = 1 << 17
-TRIES, TRY_AGAIN_S = 5, 0.001
+TRIES = 5
+TRY_AGAIN_S = 0.001
 """To open a file that is just being created, before the next message."""
 BESIDE_MAX = 3
-"""Threads that wait for a file's lock beside the first. One may come in a gap, too; a writer is asked for again every few seconds, and may
-take minutes for one write."""
+"""Threads that wait for a file's lock beside the first. One may come in a gap, too; a writer is
+asked for again every few seconds, and may take minutes for one write.
+"""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,7 +68,9 @@ class FileHandle(ctypes.Structure):
 
 
 def open_node(ino: int) -> int:
-    """A descriptor of a file in the mount that is the working directory, good for calls on the file itself, by node number."""
+    """A descriptor of a file in the mount that is the working directory, good for calls on the file
+    itself, by node number.
+    """
     handle = FileHandle(12, FILEID_INO64_GEN)
     handle.data[:] = struct.pack("=III", ino >> 32, ino & 0xFFFFFFFF, 0)
     fd = int(_libc.open_by_handle_at(AT_FDCWD, ctypes.byref(handle), os.O_PATH | os.O_CLOEXEC))
@@ -68,7 +81,9 @@ def open_node(ino: int) -> int:
 
 
 def change_nothing(fd: int) -> int:
-    """Have a file's inode lock for as long as the daemon does not answer; returns the error that it ends with."""
+    """Have a file's inode lock for as long as the daemon does not answer; returns the error that it
+    ends with.
+    """
     nobody = ctypes.c_uint(0xFFFFFFFF)
     return ctypes.get_errno() if _libc.fchownat(fd, b"", nobody, nobody, AT_EMPTY_PATH) != 0 else 0
 
@@ -85,11 +100,16 @@ def check_is_mount(tree: int) -> None:
 
 
 class Locks:
-    """The files that may have to be held, and the threads that hold some of them. `watch` and `take`: the main thread."""
+    """The files that may have to be held, and the threads that hold some of them.
+
+    `watch` and `take`: the main thread.
+    """
 
     def __init__(self) -> None:
         self._tree = -1
-        """The copy of the mount; kept only as long as there is a file to watch, since it keeps the session alive."""
+        """The copy of the mount; kept only as long as there is a file to watch, since it keeps the
+        session alive.
+        """
         self._files: dict[int, int] = {}
         self._missing: set[int] = set()
         """To be watched, and not found yet."""
@@ -100,7 +120,9 @@ class Locks:
         """Node → threads that wait beside that one."""
 
     def watch(self, inos: list[int], tree: int) -> None:
-        """These and no others from now on; `tree`: a copy of the mount, -1: there is one already."""
+        """These and no others from now on; `tree`: a copy of the mount, -1: there is one
+        already.
+        """
         if tree >= 0:
             self._let_go_of_tree()
             self._tree = tree
@@ -115,7 +137,10 @@ class Locks:
             self._let_go_of_tree()
 
     def find(self) -> OSError | None:
-        """Open what is not open yet; why that cannot be done, if so. A file that is being created is not known to the kernel at once."""
+        """Open what is not open yet; why that cannot be done, if so.
+
+        A file that is being created is not known to the kernel at once.
+        """
         failed = None
         if self._missing:
             try:
@@ -146,7 +171,8 @@ class Locks:
     def take(self, ino: int) -> None:
         """Begin to take the lock of a file, again and again, as long as the daemon says so.
 
-        Where a thread does already, another one takes it once: that the first one waits does not say that the lock is handed to it.
+        Where a thread does already, another one takes it once: that the first one waits does not
+        say that the lock is handed to it.
         """
         error = self.find() if ino in self._missing else None
         if ino not in self._files:
@@ -212,7 +238,10 @@ def confine() -> None:
 
 
 def serve(channel: socket.socket, locks: Locks) -> None:
-    """Until nobody is at the other end. Messages: `watch` (nodes), `take` (node), `within_s` (until the next one; null: whenever)."""
+    """Until nobody is at the other end.
+
+    Messages: `watch` (nodes), `take` (node), `within_s` (until the next one; null: whenever).
+    """
     within_s: float | None = None
     waiting = select.poll()
     waiting.register(channel, select.POLLIN)

@@ -1,9 +1,11 @@
-"""Holding writers of the passthrough lane: the thread that looks when to, and the processes that take inode locks.
+"""Holding writers of the passthrough lane: the thread that looks when to, and the processes that
+take inode locks.
 
-Implements `filesystem.hold.Holder`. Recognises the calls by which its processes take locks: a SETATTR that changes nothing, from one of
-their threads. They outlive the worker: whoever keeps the session keeps their channels too (`Keep`), and they take all locks by
-themselves when they do not hear of the worker in time. `take` and `look_soon` are called under the file system's lock and only leave a
-note; the rest is the thread's own.
+Implements `filesystem.hold.Holder`. Recognises the calls by which its processes take locks: a
+SETATTR that changes nothing, from one of their threads. They outlive the worker: whoever keeps the
+session keeps their channels too (`Keep`), and they take all locks by themselves when they do not
+hear of the worker in time. `take` and `look_soon` are called under the file system's lock and only
+leave a note; the rest is the thread's own.
 """
 
 from __future__ import annotations
@@ -35,29 +37,40 @@ from acpfs.types import Ino
 
 END_WAIT_S = 2.0
 GRACE_S = 0.05
-"""How much later than it said a worker may look again before it counts as gone: what writers can write until then (a few hundred MB) goes
-into the slack of the tmpfs, and a machine in heavy use does not often stop a thread for longer."""
+"""How much later than it said a worker may look again before it counts as gone: what writers can
+write until then (a few hundred MB) goes into the slack of the tmpfs, and a machine in heavy use
+does not often stop a thread for longer.
+"""
 TELL_AGAIN_S = 0.05
 """After a message for which a process had no room."""
 BEGIN_AGAIN_S = 0.02
-"""After the machine had no process left, or a look failed: a writer fills a slack in less than a second."""
+"""After the machine had no process left, or a look failed: a writer fills a slack in less than a
+second.
+"""
 BEGIN_S = 1.0
-"""So long after the mount, or with the first writer: until then it would keep others from a processor."""
+"""So long after the mount, or with the first writer: until then it would keep others from a
+processor.
+"""
 WATCHED_MAX = 4096
 """Files in one message."""
 
 log = get_logger(__name__)
 
 Keep = Callable[[int, Sequence[int]], None]
-"""Has the descriptors of a process kept for the next worker: which process (0 or 1), and its channel and pidfd; none: it is gone."""
+"""Has the descriptors of a process kept for the next worker: which process (0 or 1), and its
+channel and pidfd; none: it is gone.
+"""
 
 
 def net() -> Net:
-    """Whether what this process starts can open files by number, and is handed locks in turn, as the real-time task that it wants to be."""
+    """Whether what this process starts can open files by number, and is handed locks in turn, as
+    the real-time task that it wants to be.
+    """
     told = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     if told is None or not int(told[1], 16) >> hold_process.CAP_DAC_READ_SEARCH & 1:
         return Net.NONE
-    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    policy = os.sched_getscheduler(0)
+    priority = os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except OSError:
@@ -74,7 +87,9 @@ class HoldProcess:
     ) -> None:
         """Of this worker (`child`), or of an earlier one."""
         channel.setblocking(False)
-        self._channel, self.pidfd, self._child = channel, pidfd, child
+        self._channel = channel
+        self.pidfd = pidfd
+        self._child = child
         told = re.search(
             r"^Pid:\s*(\d+)", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE
         )
@@ -114,7 +129,9 @@ class HoldProcess:
 
     @classmethod
     def kept(cls, fds: Sequence[int]) -> HoldProcess | None:
-        """One that an earlier worker started, from copies of what was kept of it; None: it has ended."""
+        """One that an earlier worker started, from copies of what was kept of it; None: it has
+        ended.
+        """
         copies = sorted(
             (os.dup(fd) for fd in fds), key=lambda fd: not stat.S_ISSOCK(os.fstat(fd).st_mode)
         )
@@ -139,7 +156,10 @@ class HoldProcess:
         return bool(waiting.poll(0))
 
     def tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
-        """Send a message; False: not now. One that does not listen is not waited for, nor memory that the machine has not got."""
+        """Send a message; False: not now.
+
+        One that does not listen is not waited for, nor memory that the machine has not got.
+        """
         try:
             socket.send_fds(self._channel, [json.dumps(message).encode()], list(fds))
         except OSError:
@@ -180,7 +200,9 @@ class Holding:
         self._fails = False
         """Whether the last look did."""
         self._processes: list[HoldProcess | None] = [None, None]
-        """The one that takes locks, and, once there was something to hold, another that is ready to, if the first is killed."""
+        """The one that takes locks, and, once there was something to hold, another that is ready
+        to, if the first is killed.
+        """
         for number, fds in enumerate(kept[:2]):
             self._processes[number] = HoldProcess.kept(fds)
         self._thread: Running | None = None
@@ -200,7 +222,10 @@ class Holding:
     # -- life
 
     def start(self) -> None:
-        """Begin to look; needs passthrough, and the mount. Before requests are served: who is to be held is known when his call comes."""
+        """Begin to look; needs passthrough, and the mount.
+
+        Before requests are served: who is to be held is known when his call comes.
+        """
         self._note = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         with self._fs.lock:
             self._fs.offer_holder(self, net())
@@ -233,7 +258,8 @@ class Holding:
             wait_s = self._look_again()
         for number in range(len(self._processes)):
             self._lose(number)
-        note, self._note = self._note, -1
+        note = self._note
+        self._note = -1
         os.close(note)
 
     def _wait(self, wait_s: float) -> None:
@@ -279,7 +305,8 @@ class Holding:
         is_due = time.monotonic() >= self._begin_at
         if is_due:
             self._begin_at = math.inf  # tried once; what ends later is needed with a writer
-        # Before the first writer: it takes 50 ms, in which one fills 300 MiB, and more on a crowded machine.
+        # Before the first writer: it takes 50 ms, in which one fills 300 MiB, and more on a crowded
+        # machine.
         if self._processes[0] is None and (watched or is_due) and not self._begin(0):
             again_s = BEGIN_AGAIN_S if watched else BEGIN_S
             self._begin_at = time.monotonic() + again_s
@@ -297,7 +324,10 @@ class Holding:
         return wait_s
 
     def _tell_wanted(self, watched: frozenset[Ino]) -> bool:
-        """Whether it had room for all of them. One that is not told stays wanted: its writer would fill what is left of RAM."""
+        """Whether it had room for all of them.
+
+        One that is not told stays wanted: its writer would fill what is left of RAM.
+        """
         while self._wanted and (process := self._processes[0]) is not None:
             # It cannot take what it has not been told to watch.
             if process.watched != watched or not process.tell({"take": self._wanted[0]}):
@@ -312,8 +342,8 @@ class Holding:
     ) -> bool:
         """Whether it had room for the message.
 
-        One that is never told that nothing is left to watch would keep its copy of the mount, and with that the session, beyond the
-        unmounting.
+        One that is never told that nothing is left to watch would keep its copy of the mount, and
+        with that the session, beyond the unmounting.
         """
         message: dict[str, Any] = {"within_s": within_s}
         if process.watched == watched:
@@ -360,7 +390,8 @@ class Holding:
         self._keep(1, [])
 
     def _lose(self, number: int) -> None:
-        process, self._processes[number] = self._processes[number], None
+        process = self._processes[number]
+        self._processes[number] = None
         if process is not None:
             self._keep(number, [])
             process.end()

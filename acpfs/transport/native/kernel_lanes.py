@@ -1,8 +1,8 @@
 """How the bytes of an open file travel: what the reply to OPEN and CREATE asks of the kernel.
 
-Owns the backing ids of the passthrough lane. Translates the lane that the file system chose into flags that this kernel
-understands, and chooses none itself, but for one case: where the kernel does not take a file for passthrough, the handle goes on in
-the daemon's lane. Any thread.
+Owns the backing ids of the passthrough lane. Translates the lane that the file system chose into
+flags that this kernel understands, and chooses none itself, but for one case: where the kernel does
+not take a file for passthrough, the handle goes on in the daemon's lane. Any thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Backing:
         """`number`: the kernel's id. `is_former`: the last worker registered it."""
         self.number = number
         self.is_former = is_former
-        """It may be open to write: acpfs once registered what it had, and then counts as somebody who may write to the tier file."""
+        """It may be open to write: acpfs once registered what it had, and then counts as somebody
+        who may write to the tier file.
+        """
         self.handles = 0
         self.released = set[HandleId]()
         """Those that the kernel has released, and that are kept as they may be mapped."""
@@ -69,7 +71,9 @@ class KernelLanes:
         )
 
     def _take_over(self) -> None:
-        """Backing files that the last worker registered: used on as long as their files are open."""
+        """Backing files that the last worker registered: used on as long as their files are
+        open.
+        """
         records = sorted(self._kept.backings, key=lambda one: one[1][_NUMBER])
         newest = {Ino(ino): number for _slot, (_handle, ino, number) in records}
         for slot, (handle, ino, number) in reversed(records):
@@ -88,16 +92,20 @@ class KernelLanes:
         self._fs.watch_mapped(self.kept_mapped)
 
     def _close_lost(self, newest: int) -> None:
-        """The backing file that the last worker registered and did not live to record, if there is one.
+        """The backing file that the last worker registered and did not live to record, if there is
+        one.
 
-        There can be only one, because that is done under the lock, and it is the one before ours: the kernel gives ids in turn.
+        There can be only one, because that is done under the lock, and it is the one before ours:
+        the kernel gives ids in turn.
         """
         if newest - 1 not in {backing.number for backing in self._by_node.values()}:
             with contextlib.suppress(OSError):
                 self._device.backing_close(newest - 1)
 
     def _permitted(self) -> bool:
-        """Whether this process may register backing files, tried with one (CAP_SYS_ADMIN is needed)."""
+        """Whether this process may register backing files, tried with one (CAP_SYS_ADMIN is
+        needed).
+        """
         fd = os.memfd_create("acpfs-passthrough-probe", os.MFD_CLOEXEC)
         try:
             number = self._device.backing_open(fd)
@@ -114,8 +122,9 @@ class KernelLanes:
     def open_reply(self, ino: Ino, flags: int, file: OpenFile) -> tuple[int, int]:
         """(open flags, backing id) for a file opened with `flags`.
 
-        While an inode is open in the passthrough lane, the kernel takes no open of it without a backing id (EIO). So a daemon's open gets
-        the id too, and DIRECT_IO beside it, which wins for read and write: they come to the daemon, only mappings go to the backing file.
+        While an inode is open in the passthrough lane, the kernel takes no open of it without a
+        backing id (EIO). So a daemon's open gets the id too, and DIRECT_IO beside it, which wins
+        for read and write: they come to the daemon, only mappings go to the backing file.
         """
         number = self._register(ino, file)
         if file.lane is Lane.PASSTHROUGH:
@@ -129,15 +138,18 @@ class KernelLanes:
     def _daemon_flags(self, flags: int, file: OpenFile) -> int:
         """Open flags of the daemon's lane.
 
-        Kernels before 6.6 refuse shared mappings of files opened with direct I/O (ENODEV, seen with safetensors): there only
-        files that cannot be mapped at all, those opened O_WRONLY, are direct.
+        Kernels before 6.6 refuse shared mappings of files opened with direct I/O (ENODEV, seen with
+        safetensors): there only files that cannot be mapped at all, those opened O_WRONLY, are
+        direct.
         """
         if self._direct_mmap or flags & os.O_ACCMODE == os.O_WRONLY:
             return _DIRECT
         return _KEEP_CACHE if file.keep_cache else 0
 
     def _register(self, ino: Ino, file: OpenFile) -> int:
-        """The backing id of a node, the same for all who have it open (the kernel insists on that); 0: none, or the kernel refuses."""
+        """The backing id of a node, the same for all who have it open (the kernel insists on that);
+        0: none, or the kernel refuses.
+        """
         if file.lane is not Lane.PASSTHROUGH and ino not in self._by_node:
             return 0
         with self._lock:
@@ -159,7 +171,9 @@ class KernelLanes:
             return backing.number
 
     def _record(self, handle: HandleId, ino: Ino, number: int) -> int:
-        """For the next worker; without a record, which takes a page, it learns of the backing file from the others who have it open."""
+        """For the next worker; without a record, which takes a page, it learns of the backing file
+        from the others who have it open.
+        """
         try:
             return self._kept.backings.add(handle, ino, number)
         except OSError:
@@ -183,10 +197,12 @@ class KernelLanes:
             return None
 
     def _new_to_read(self, fd: int) -> Backing:
-        """To read alone: the kernel opens the file once more for each open file of the mount, as that one asks for.
+        """To read alone: the kernel opens the file once more for each open file of the mount, as
+        that one asks for.
 
-        What it has itself would count as somebody who may write to the tier file (`Tier.has_writers`).
-        A file of the backing directory is read-only as it is, and not opened here: that may hang.
+        What it has itself would count as somebody who may write to the tier file
+        (`Tier.has_writers`). A file of the backing directory is read-only as it is, and not opened
+        here: that may hang.
         """
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             return Backing(self._device.backing_open(fd))
@@ -197,7 +213,9 @@ class KernelLanes:
             os.close(reader)
 
     def released(self, handle: HandleId) -> None:
-        """An open file is gone; with the last of its node the kernel's hold on the backing file ends."""
+        """An open file is gone; with the last of its node the kernel's hold on the backing file
+        ends.
+        """
         if handle not in self._by_handle:
             return
         with self._lock:
@@ -215,8 +233,9 @@ class KernelLanes:
     def kept_mapped(self, handle: HandleId, reader: Callable[[], int]) -> None:
         """An open file that the kernel has released is kept, as its tier file may be mapped.
 
-        What the last worker registered may count itself as one who maps it, and would do so for ever.
-        As soon as the kernel has no open file any more that goes by it, another can take its place.
+        What the last worker registered may count itself as one who maps it, and would do so for
+        ever. As soon as the kernel has no open file any more that goes by it, another can take its
+        place.
         """
         with self._lock:
             if handle not in self._by_handle:

@@ -1,7 +1,9 @@
-"""Making and ending the mount: mount(2) where the process may, fusermount3's descriptor passing where it may not.
+"""Making and ending the mount: mount(2) where the process may, fusermount3's descriptor passing
+where it may not.
 
-Owns mount options and the two ways to the kernel, and serves no requests. Never called from a thread that serves: the kernel
-may ask the file system while it unmounts. Blocking; any other thread.
+Owns mount options and the two ways to the kernel, and serves no requests. Never called from a
+thread that serves: the kernel may ask the file system while it unmounts. Blocking; any other
+thread.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from acpfs.errors import MachineError
 from acpfs.transport.native.device import DEVICE
 
 FSTYPE = "fuse.acpfs"
-MS_NOSUID, MS_NODEV = 2, 4
+MS_NOSUID = 2
+MS_NODEV = 4
 MNT_DETACH = 2
 FUSERMOUNT_TIMEOUT_S = 20.0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +33,9 @@ class MountOptions:
     """What the kernel is told at mount."""
 
     source: str
-    """Shown by `mount` and `df`, and what tools go by that look for a mount: the backing directory."""
+    """Shown by `mount` and `df`, and what tools go by that look for a mount: the backing
+    directory.
+    """
     allow_other: bool = True
 
     def kernel_text(self, fd: int, root_mode: int) -> str:
@@ -89,7 +94,8 @@ def _mount_syscall(mountpoint: Path, source: str, text: str) -> int:
 
 
 def mount_with_helper(mountpoint: Path, options: MountOptions) -> int:
-    """Let fusermount3 mount, which is set-uid root; it sends the descriptor over the socket that _FUSE_COMMFD names.
+    """Let fusermount3 mount, which is set-uid root; it sends the descriptor over the socket that
+    _FUSE_COMMFD names.
 
     Raises:
         MachineError: it is not there, or refuses.
@@ -109,10 +115,16 @@ def mount_with_helper(mountpoint: Path, options: MountOptions) -> int:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            message = f"cannot mount on {mountpoint}: not permitted to mount, and fusermount3 is not usable ({error})"
+            message = (
+                f"cannot mount on {mountpoint}: not permitted to mount, and fusermount3 is not "
+                f"usable ({error})"
+            )
             raise MachineError(message) from error
         if done.returncode != 0:
-            message = f"cannot mount on {mountpoint}: {done.stderr.decode(errors='replace').strip() or 'fusermount3 failed'}"
+            message = (
+                f"cannot mount on {mountpoint}: "
+                f"{done.stderr.decode(errors='replace').strip() or 'fusermount3 failed'}"
+            )
             raise MachineError(message)
         ours.settimeout(FUSERMOUNT_TIMEOUT_S)
         _data, fds, _flags, _address = socket.recv_fds(ours, 1, 1)
@@ -124,7 +136,9 @@ def mount_with_helper(mountpoint: Path, options: MountOptions) -> int:
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
-    """End the mount. `lazy`: detach it from the tree now; it ends when the last open file is closed.
+    """End the mount.
+
+    `lazy`: detach it from the tree now; it ends when the last open file is closed.
 
     Raises:
         OSError: EBUSY while files are open and not `lazy`; EINVAL when nothing is mounted there.

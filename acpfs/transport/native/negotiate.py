@@ -1,7 +1,7 @@
 """INIT: what the kernel offers, what is taken, and the record of both.
 
-Owns the choice of protocol version, request size and features, and assumes none: every feature is taken only where it is
-offered. Does not read or write the device. Pure functions, any thread.
+Owns the choice of protocol version, request size and features, and assumes none: every feature is
+taken only where it is offered. Does not read or write the device. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ write asks for security.capability first.
 """
 
 WITH_ACLS = InitFlag.POSIX_ACL | InitFlag.DONT_MASK
-"""Where the backing directory has ACLs: the kernel asks for them, and leaves the umask to us. It does not count where a directory hands
-an ACL on, and what the kernel has masked cannot be had back."""
+"""Where the backing directory has ACLs: the kernel asks for them, and leaves the umask to us. It
+does not count where a directory hands an ACL on, and what the kernel has masked cannot be had back.
+"""
 
 WITHOUT_LOCKS = InitFlag.POSIX_LOCKS | InitFlag.FLOCK_LOCKS
 """Where locks are refused: the kernel asks us for each one, and keeps none itself."""
@@ -67,12 +68,16 @@ ALL_FEATURES = (1 << 64) - 1
 
 
 class ProtocolError(Exception):
-    """The kernel said something that the protocol does not allow, or speaks a version that is too old."""
+    """The kernel said something that the protocol does not allow, or speaks a version that is too
+    old.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Negotiated:
-    """What a session agreed on; stored for the next worker, because the kernel does not say it again."""
+    """What a session agreed on; stored for the next worker, because the kernel does not say it
+    again.
+    """
 
     minor: int
     offered: int
@@ -97,7 +102,10 @@ class Negotiated:
 
 @dataclass(frozen=True, slots=True)
 class InitReply:
-    """Answer to an INIT request. `negotiated` is None while the kernel has to ask again in an older major version."""
+    """Answer to an INIT request.
+
+    `negotiated` is None while the kernel has to ask again in an older major version.
+    """
 
     body: bytes
     negotiated: Negotiated | None
@@ -121,9 +129,9 @@ def answer_init(
 ) -> InitReply:
     """Choose what to take of what INIT offers.
 
-    `feature_mask`: features that are treated as not offered are 0 here; simulates older kernels. `timeout_s`: after which the kernel may
-    give up a request, instead of its default; 0: nothing is asked for.
-    `also`: features that this mount wants besides `WANTED`.
+    `feature_mask`: features that are treated as not offered are 0 here; simulates older kernels.
+    `timeout_s`: after which the kernel may give up a request, instead of its default; 0: nothing is
+    asked for. `also`: features that this mount wants besides `WANTED`.
 
     Raises:
         ProtocolError: kernel older than 7.31.

@@ -1,9 +1,11 @@
 """The operations: each opcode with its layouts, its call of the file system, and its answer.
 
-An opcode is at home here alone (beside its number, which the list of `protocol` has): a layout that no other module reads, a method
-that decodes it, the form of its answer where no other has it, and a line in `operations`. Owns no policy: what a call means is the
-file system's. Decoding returns the file system's coroutine, not yet started, so that bytes that do not parse are found before anything
-happens (`errnos.MALFORMED`). Reader threads call it at once from several threads: no state but what was negotiated.
+An opcode is at home here alone (beside its number, which the list of `protocol` has): a layout that
+no other module reads, a method that decodes it, the form of its answer where no other has it, and a
+line in `operations`. Owns no policy: what a call means is the file system's. Decoding returns the
+file system's coroutine, not yet started, so that bytes that do not parse are found before anything
+happens (`errnos.MALFORMED`). Reader threads call it at once from several threads: no state but what
+was negotiated.
 """
 
 from __future__ import annotations
@@ -44,19 +46,20 @@ from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino
 
 NS = 1_000_000_000
-TIME_NS_MIN, TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
+TIME_NS_MIN = -(1 << 63)
+TIME_NS_MAX = (1 << 63) - 1
 _BODY = IN_HEADER.size
 _FORGET = int(Opcode.FORGET)
 
 _MODE, _UID, _GID, _SIZE = (
     int(f) for f in (SetattrFlag.MODE, SetattrFlag.UID, SetattrFlag.GID, SetattrFlag.SIZE)
 )
-_ATIME, _MTIME, _FH = int(SetattrFlag.ATIME), int(SetattrFlag.MTIME), int(SetattrFlag.FH)
-_ATIME_NOW, _MTIME_NOW, _KILL = (
-    int(SetattrFlag.ATIME_NOW),
-    int(SetattrFlag.MTIME_NOW),
-    int(SetattrFlag.KILL_SUIDGID),
-)
+_ATIME = int(SetattrFlag.ATIME)
+_MTIME = int(SetattrFlag.MTIME)
+_FH = int(SetattrFlag.FH)
+_ATIME_NOW = int(SetattrFlag.ATIME_NOW)
+_MTIME_NOW = int(SetattrFlag.MTIME_NOW)
+_KILL = int(SetattrFlag.KILL_SUIDGID)
 
 # -- layouts that only their operation knows
 
@@ -70,7 +73,8 @@ SETATTR_IN = Layout(
     "fuse_setattr_in",
     88,
     "u32 valid, u32 padding, u64 fh, u64 size, u64 lock_owner, i64 atime, i64 mtime, i64 ctime, "
-    "u32 atimensec, u32 mtimensec, u32 ctimensec, u32 mode, u32 unused4, u32 uid, u32 gid, u32 unused5",
+    "u32 atimensec, u32 mtimensec, u32 ctimensec, u32 mode, u32 unused4, u32 uid, u32 gid, u32 "
+    "unused5",
 )
 STATX_IN = Layout(
     "fuse_statx_in", 24, "u32 getattr_flags, u32 reserved, u64 fh, u32 sx_flags, u32 sx_mask"
@@ -122,7 +126,8 @@ GETXATTR_IN = Layout("fuse_getxattr_in", 8, "u32 size, u32 padding")
 STATFS_OUT = Layout(
     "fuse_statfs_out",
     80,
-    "u64 blocks, u64 bfree, u64 bavail, u64 files, u64 ffree, u32 bsize, u32 namelen, u32 frsize, u32 padding, u32*6 spare",
+    "u64 blocks, u64 bfree, u64 bavail, u64 files, u64 ffree, u32 bsize, u32 namelen, u32 "
+    "frsize, u32 padding, u32*6 spare",
 )
 
 
@@ -140,14 +145,18 @@ def name_in(body: bytes, start: int = 0) -> bytes:
 
 
 def two_names(body: bytes, start: int = 0) -> tuple[bytes, bytes]:
-    """Two names, one after the other; the second may be empty (a symlink's target cannot, but the kernel sees to that)."""
+    """Two names, one after the other; the second may be empty (a symlink's target cannot, but the
+    kernel sees to that).
+    """
     first = name_in(body, start)
     second = start + len(first) + 1
     return first, body[second : body.index(b"\0", second)]
 
 
 def time_ns(seconds: int, nanoseconds: int) -> int:
-    """One number; times that 64 bits of nanoseconds cannot hold (before 1677, after 2262) become the nearest that they can."""
+    """One number; times that 64 bits of nanoseconds cannot hold (before 1677, after 2262) become
+    the nearest that they can.
+    """
     return max(TIME_NS_MIN, min(TIME_NS_MAX, seconds * NS + nanoseconds))
 
 
@@ -240,8 +249,9 @@ class Calls:
         )
         handle = HandleId(fh) if valid & _FH else None
         call = self._fs.setattr(Ino(request.ino), change, handle, caller_of(request))
-        # Nothing to change: that is chown(-1, -1), which takes the bits away as every chown does, or fallocate and copy_file_range by
-        # whoever may write. The kernel does not say which, so a stranger's chown is not refused as elsewhere: it takes them away, too.
+        # Nothing to change: that is chown(-1, -1), which takes the bits away as every chown does,
+        # or fallocate and copy_file_range by whoever may write. The kernel does not say which, so a
+        # stranger's chown is not refused as elsewhere: it takes them away, too.
         given_away = valid & (_UID | _GID) or not valid & (_SIZE | _ATIME | _MTIME)
         kill = valid & _KILL or (self._kills and given_away and not valid & _MODE)
         return self._and_kill(request, call) if kill else call
@@ -334,7 +344,8 @@ class Calls:
         )
         # pages of a mapping, or of a cache, are written back by whoever comes by
         pid = 0 if flags & WRITE_CACHE else request.pid
-        # of the descriptor, or of this write alone (RWF_DSYNC); pages that are written back have those of any descriptor
+        # of the descriptor, or of this write alone (RWF_DSYNC); pages that are written back have
+        # those of any descriptor
         is_durable = bool(open_flags & os.O_DSYNC) and not flags & WRITE_CACHE
         call = self._fs.write(
             HandleId(handle),
@@ -353,7 +364,9 @@ class Calls:
         return self._release(HandleId(RELEASE_IN.unpack_from(request.body())[0]))
 
     async def _release(self, handle: HandleId) -> None:
-        """Where a mapping lives on, the kernel keeps its backing file, too: who opens the file meanwhile is to map the same one."""
+        """Where a mapping lives on, the kernel keeps its backing file, too: who opens the file
+        meanwhile is to map the same one.
+        """
         if not await self._fs.goes_on_mapped(handle):
             self._released(handle)
             await self._fs.release(handle)
@@ -487,7 +500,9 @@ def space(_request: Request, s: SpaceInfo) -> bytes:
 
 
 def operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operation]:
-    """Opcode → how it is decoded, answered, and undone where the kernel does not take the answer."""
+    """Opcode → how it is decoded, answered, and undone where the kernel does not take the
+    answer.
+    """
     nothing = replies.nothing
     return {
         Opcode.LOOKUP: Operation(calls.lookup, replies.entry, undo.entry, calls.lookup_at_once),

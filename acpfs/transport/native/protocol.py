@@ -1,8 +1,10 @@
-"""The FUSE kernel protocol (linux/fuse.h, 7.31 to 7.45): opcodes, flags, ioctls, notifications, and layouts that several modules read.
+"""The FUSE kernel protocol (linux/fuse.h, 7.31 to 7.45): opcodes, flags, ioctls, notifications, and
+layouts that several modules read.
 
-Owns names, sizes and layouts, and no meaning. What one operation alone reads or writes is in `operations`. A layout is a `struct.Struct`
-(native byte order, no implicit padding: the protocol pads itself), declared once from the protocol's field table; its size is checked
-at import. Pure data, any thread.
+Owns names, sizes and layouts, and no meaning. What one operation alone reads or writes is in
+`operations`. A layout is a `struct.Struct` (native byte order, no implicit padding: the protocol
+pads itself), declared once from the protocol's field table; its size is checked at import. Pure
+data, any thread.
 """
 
 from __future__ import annotations
@@ -183,7 +185,8 @@ class Layout(struct.Struct):
 
     def __init__(self, name: str, size: int, fields: str) -> None:
         """`fields`: `type name` pairs separated by commas; `u32*7` repeats."""
-        code, names = "=", []
+        code = "="
+        names = []
         for field in fields.split(","):
             kind, field_name = field.split()
             kind, _, count = kind.partition("*")
@@ -200,7 +203,8 @@ class Layout(struct.Struct):
 IN_HEADER = Layout(
     "fuse_in_header",
     40,
-    "u32 len, u32 opcode, u64 unique, u64 nodeid, u32 uid, u32 gid, u32 pid, u16 total_extlen, u16 padding",
+    "u32 len, u32 opcode, u64 unique, u64 nodeid, u32 uid, u32 gid, u32 pid, u16 total_extlen, "
+    "u16 padding",
 )
 OUT_HEADER = Layout("fuse_out_header", 16, "u32 len, i32 error, u64 unique")
 
@@ -217,8 +221,10 @@ INIT_IN = Layout(
 INIT_OUT = Layout(
     "fuse_init_out",
     64,
-    "u32 major, u32 minor, u32 max_readahead, u32 flags, u16 max_background, u16 congestion_threshold, u32 max_write, u32 time_gran, "
-    "u16 max_pages, u16 map_alignment, u32 flags2, u32 max_stack_depth, u16 request_timeout, u16*11 unused",
+    "u32 major, u32 minor, u32 max_readahead, u32 flags, u16 max_background, u16 "
+    "congestion_threshold, u32 max_write, u32 time_gran, "
+    "u16 max_pages, u16 map_alignment, u32 flags2, u32 max_stack_depth, u16 request_timeout, "
+    "u16*11 unused",
 )
 INTERRUPT_IN = Layout("fuse_interrupt_in", 8, "u64 unique")
 SYNCFS_IN = Layout("fuse_syncfs_in", 8, "u64 padding")
@@ -226,11 +232,15 @@ SYNCFS_IN = Layout("fuse_syncfs_in", 8, "u64 padding")
 # -- attributes. Seconds are signed on both sides of the wire: times before 1970 exist.
 
 ATTR_FIELDS = (
-    "u64 ino, u64 size, u64 blocks, i64 atime, i64 mtime, i64 ctime, u32 atimensec, u32 mtimensec, u32 ctimensec, "
+    "u64 ino, u64 size, u64 blocks, i64 atime, i64 mtime, i64 ctime, u32 atimensec, u32 "
+    "mtimensec, u32 ctimensec, "
     "u32 mode, u32 nlink, u32 uid, u32 gid, u32 rdev, u32 blksize, u32 flags"
 )
 ATTR = Layout("fuse_attr", 88, ATTR_FIELDS)
-ENTRY_FIELDS = f"u64 nodeid, u64 generation, u64 entry_valid, u64 attr_valid, u32 entry_valid_nsec, u32 attr_valid_nsec, {ATTR_FIELDS}"
+ENTRY_FIELDS = (
+    "u64 nodeid, u64 generation, u64 entry_valid, u64 attr_valid, u32 entry_valid_nsec, u32 "
+    f"attr_valid_nsec, {ATTR_FIELDS}"
+)
 ENTRY_OUT = Layout("fuse_entry_out", 128, ENTRY_FIELDS)
 ATTR_OUT = Layout(
     "fuse_attr_out", 104, f"u64 attr_valid, u32 attr_valid_nsec, u32 dummy, {ATTR_FIELDS}"

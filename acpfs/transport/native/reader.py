@@ -1,11 +1,14 @@
-"""Reader threads: each takes requests from its own clone of the session's descriptor, handles them, and takes the next.
+"""Reader threads: each takes requests from its own clone of the session's descriptor, handles them,
+and takes the next.
 
-Owns the threads and their buffers. Short calls are all handled by the thread whose turn it is: the interpreter runs one of them at a time
-anyway, and the kernel would wake another sleeping thread for each (create + write + close of 4 KiB with 1, 2 and 3 threads that all read:
-260, 263, 342 us, and 420 to 680 us of processor time). Only a request that moves many bytes gives the turn away first, so that the copies
-run on several cores, and a write to the storage, which may keep its thread waiting for ever: as many threads may wait so as leave enough
-others, and further ones hand such writes to a pool. Threads end when the mount ends (ENODEV); a process that wants to leave a living
-session simply exits, the kernel resends what was under way to the next worker.
+Owns the threads and their buffers. Short calls are all handled by the thread whose turn it is: the
+interpreter runs one of them at a time anyway, and the kernel would wake another sleeping thread for
+each (create + write + close of 4 KiB with 1, 2 and 3 threads that all read: 260, 263, 342 us, and
+420 to 680 us of processor time). Only a request that moves many bytes gives the turn away first, so
+that the copies run on several cores, and a write to the storage, which may keep its thread waiting
+for ever: as many threads may wait so as leave enough others, and further ones hand such writes to a
+pool. Threads end when the mount ends (ENODEV); a process that wants to leave a living session
+simply exits, the kernel resends what was under way to the next worker.
 """
 
 from __future__ import annotations
@@ -25,19 +28,24 @@ from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
 from acpfs.transport.native.request import UNIQUE_WORD, RequestBuffers
 from acpfs.types import Ino
 
-READERS_MIN, READERS_MAX = 2, 8
+READERS_MIN = 2
+READERS_MAX = 8
 PATIENCE = 20
 """Tries, of about 2 us each, to read the next request before sleeping until there is one.
 
-An application that creates, writes and closes sends it that soon, and waking a thread takes longer: a small file took 230 us without,
-188 us with this, and less processor time.
+An application that creates, writes and closes sends it that soon, and waking a thread takes longer:
+a small file took 230 us without, 188 us with this, and less processor time.
 """
 
 NEEDED = 2
-"""So many threads the storage never holds up, where there are more than two: one to read, one to copy bytes."""
+"""So many threads the storage never holds up, where there are more than two: one to read, one to
+copy bytes.
+"""
 
 BULK_BYTES_MIN = 32 << 10
-"""From here on bytes are worth another thread: copying them takes as long as waking it, about 10 us."""
+"""From here on bytes are worth another thread: copying them takes as long as waking it, about 10
+us.
+"""
 
 log = get_logger(__name__)
 
@@ -86,21 +94,27 @@ class Readers:
         ended: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`fds`: one per thread; `ended`: called once, from the last thread, when the mount has ended.
+        """`fds`: one per thread; `ended`: called once, from the last thread, when the mount has
+        ended.
 
         `failed`: one ends for want of a resource of the machine.
         """
         self._dispatch = dispatch
         self._payload_bytes = payload_bytes
-        self._ended, self._failed = ended, failed
+        self._ended = ended
+        self._failed = failed
         self._left = len(fds)
         self._serving = 0
         """Threads that there are."""
         self.held: dict[int, tuple[str, Ino, int, float]] = {}
-        """Number of a thread that waits for the storage, or is about to → (call, inode, process, monotonic time since when)."""
+        """Number of a thread that waits for the storage, or is about to → (call, inode, process,
+        monotonic time since when).
+        """
         self._has_told_end = False
         self.current = [0] * len(fds)
-        """Per thread: the kernel's number of the request that it serves; 0: it waits for one, or for the storage."""
+        """Per thread: the kernel's number of the request that it serves; 0: it waits for one, or
+        for the storage.
+        """
         self.identities = [0] * len(fds)
         """Per thread: Python's number of it."""
         self._lock = threading.Lock()
@@ -110,7 +124,9 @@ class Readers:
         self._threads: list[Running] = []
 
     def start(self) -> None:
-        """Begin to serve, with as many threads as the machine has; others join in when it has more."""
+        """Begin to serve, with as many threads as the machine has; others join in when it has
+        more.
+        """
         for number, fd in enumerate(self._fds):
             self._threads.append(THREADS.start(f"fuse-{fd}", self._run, fd, number))
 
@@ -125,7 +141,8 @@ class Readers:
             self._serving += 1
         try:
             self._serve(fd, number)
-            # Who lacks a thread would find the same end, which must not wait until the machine has one for it.
+            # Who lacks a thread would find the same end, which must not wait until the machine has
+            # one for it.
             gone += sum(thread.withdraw() for thread in list(self._threads))
         except BaseException as error:
             log.exception("a reader thread died")
@@ -137,7 +154,9 @@ class Readers:
         self._tell_end()
 
     def _tell_end(self) -> None:
-        """Once all are gone but those that the storage holds up, which would keep a mount that has ended for ever."""
+        """Once all are gone but those that the storage holds up, which would keep a mount that has
+        ended for ever.
+        """
         with self._lock:
             if self._has_told_end or self._left > len(self.held):
                 return
@@ -173,9 +192,11 @@ class Readers:
             self._dispatch.spare.leave()
 
     def hold(self, seat: _Seat) -> bool:
-        """Whether the storage may hold up this thread as well: enough others are left that it does not.
+        """Whether the storage may hold up this thread as well: enough others are left that it does
+        not.
 
-        For who looks for threads that hang in acpfs it is one that waits, and `status` says for whom.
+        For who looks for threads that hang in acpfs it is one that waits, and `status` says for
+        whom.
         """
         _length, opcode, _unique, ino, _uid, _gid, pid, *_rest = IN_HEADER.unpack_from(seat.header)
         call = Opcode(opcode).name.lower(), Ino(ino), pid, time.monotonic()
@@ -203,10 +224,15 @@ class Readers:
     # -- the turn
 
     def _serve_small(self, fd: int, number: int, buffers: RequestBuffers) -> int:
-        """Handle requests until one comes that moves many bytes: its length; 0 when the mount has ended."""
-        readv, handle, vector = os.readv, self._dispatch.handle, buffers.vector
+        """Handle requests until one comes that moves many bytes: its length; 0 when the mount has
+        ended.
+        """
+        readv = os.readv
+        handle = self._dispatch.handle
+        vector = buffers.vector
         waits_for_storage = self._dispatch.waits_for_storage
-        current, words = self.current, buffers.words
+        current = self.current
+        words = buffers.words
         os.set_blocking(fd, False)
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)
@@ -232,6 +258,7 @@ class Readers:
             current[number] = words[UNIQUE_WORD]
             if handle(fd, buffers, length):
                 buffers.renew()
-                vector, words = buffers.vector, buffers.words
+                vector = buffers.vector
+                words = buffers.words
             current[number] = 0
             patience = PATIENCE

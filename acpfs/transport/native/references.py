@@ -1,9 +1,10 @@
 """How many references to each node the kernel holds, kept for the next worker.
 
-The kernel counts every entry that it was given and gives the counts back with FORGET; a worker that does not know them would either drop
-nodes that the kernel still uses (ESTALE) or keep all for ever. Counted here, where replies are encoded, because an entry that is not
-answered is not counted: its request comes again. Dying between count and reply leaves a count too high, which costs a node's memory
-until the mount ends, and nothing else. Any thread.
+The kernel counts every entry that it was given and gives the counts back with FORGET; a worker that
+does not know them would either drop nodes that the kernel still uses (ESTALE) or keep all for ever.
+Counted here, where replies are encoded, because an entry that is not answered is not counted: its
+request comes again. Dying between count and reply leaves a count too high, which costs a node's
+memory until the mount ends, and nothing else. Any thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class References:
 
     def given(self, inos: Iterable[int]) -> None:
         """An entry for each of the nodes goes to the kernel."""
-        slots, by_node = self._slots, self._by_node
+        slots = self._slots
+        by_node = self._by_node
         with self._lock:
             for ino in inos:
                 slot = by_node.get(ino)

@@ -1,7 +1,8 @@
 """Encoding: what a call returned becomes the body of a reply.
 
-Owns the layout of answers that several operations have in common, or that need what is known of the session: the times for which the
-kernel may cache, lanes, and the undoing of what a reply that nobody waits for any more had taken. Any thread; no state but that.
+Owns the layout of answers that several operations have in common, or that need what is known of the
+session: the times for which the kernel may cache, lanes, and the undoing of what a reply that
+nobody waits for any more had taken. Any thread; no state but that.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ BLOCK_SIZE_BYTES = 4096
 _READDIRPLUS = int(Opcode.READDIRPLUS)
 _NOFLUSH = int(OpenFlag.NOFLUSH)
 _CHANGES = os.O_ACCMODE | os.O_TRUNC
-"""Of the flags of an open: no bit of these, and nothing is changed through it, so that no close of it matters."""
+"""Of the flags of an open: no bit of these, and nothing is changed through it, so that no close of
+it matters.
+"""
 
 
 class Replies:
@@ -61,7 +64,8 @@ class Replies:
         return self._entry(a)
 
     def _entry(self, a: Attributes) -> bytes:
-        valid, valid_ns = self._valid_s, self._valid_ns
+        valid = self._valid_s
+        valid_ns = self._valid_ns
         atime, atime_ns = divmod(a.atime_ns, NS)
         mtime, mtime_ns = divmod(a.mtime_ns, NS)
         ctime, ctime_ns = divmod(a.ctime_ns, NS)
@@ -111,10 +115,12 @@ class Replies:
     # -- files
 
     def opened(self, request: Request, file: OpenFile) -> bytes:
-        """Of what only reads the kernel does not tell the closes (Linux 5.16), but the last one (RELEASE).
+        """Of what only reads the kernel does not tell the closes (Linux 5.16), but the last one
+        (RELEASE).
 
-        Where an open truncates, they are that of a change, whatever else it may do; and what CREATE answers is a new file nearly always.
-        Locks end by each close all the same: the kernel keeps them, and asks for none where they are refused.
+        Where an open truncates, they are that of a change, whatever else it may do; and what CREATE
+        answers is a new file nearly always. Locks end by each close all the same: the kernel keeps
+        them, and asks for none where they are refused.
         """
         flags, backing_id = self._lanes.open_reply(Ino(request.ino), request.argument, file)
         if not request.argument & _CHANGES:
@@ -156,7 +162,9 @@ class Replies:
     # -- directories
 
     def entries(self, request: Request, entries: list[DirEntry]) -> bytes:
-        """As many entries as the kernel has room for; it asks for the rest with the offset of the last one."""
+        """As many entries as the kernel has room for; it asks for the rest with the offset of the
+        last one.
+        """
         room = request.argument
         plus = request.opcode == _READDIRPLUS
         parts: list[bytes] = []
@@ -194,7 +202,9 @@ _PADDING = [b"\0" * (-length % RECORD_ALIGNMENT) for length in range(RECORD_ALIG
 
 
 def with_room(names: Sequence[bytes], room: int) -> int:
-    """How many names' records a READDIRPLUS of `room` bytes takes: who finds more for it has to give them back."""
+    """How many names' records a READDIRPLUS of `room` bytes takes: who finds more for it has to
+    give them back.
+    """
     for number, name in enumerate(names):
         room -= ENTRY_OUT.size + DIRENT.size + len(name) + -len(name) % RECORD_ALIGNMENT
         if room < 0:

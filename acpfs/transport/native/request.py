@@ -1,8 +1,9 @@
 """One request of the kernel, the buffers it was read into, and how it is answered.
 
-Owns the split of header and payload: fixed parts go to a small buffer, the payload of WRITE to a page-aligned one, so that it can be
-handed to pwrite as it is. Knows nothing of what requests mean. A request belongs to one thread at a time; buffers belong to the
-reader thread until `lend` gives them to a request that is answered later.
+Owns the split of header and payload: fixed parts go to a small buffer, the payload of WRITE to a
+page-aligned one, so that it can be handed to pwrite as it is. Knows nothing of what requests mean.
+A request belongs to one thread at a time; buffers belong to the reader thread until `lend` gives
+them to a request that is answered later.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 from acpfs.transport.native.protocol import IN_HEADER, OUT_HEADER, WRITE_IN
 
 HEADER_BYTES = IN_HEADER.size + WRITE_IN.size
-"""The fixed part of the longest-bodied request, WRITE: its payload starts at the second buffer, on a page boundary."""
+"""The fixed part of the longest-bodied request, WRITE: its payload starts at the second buffer, on
+a page boundary.
+"""
 GATHER_BYTES_MIN = 4096
 """From here on writev of header and body is cheaper than joining them."""
 _OUT_BYTES = OUT_HEADER.size
@@ -37,8 +40,9 @@ def plain(unique: int) -> int:
 class RequestBuffers:
     """What one request is read into.
 
-    Every page is there and shared, so that the kernel never has to make one while it copies a request. It cannot for a process that is
-    being killed, and answers such a request with EIO instead of keeping it for the next worker (seen with the first write of a thread).
+    Every page is there and shared, so that the kernel never has to make one while it copies a
+    request. It cannot for a process that is being killed, and answers such a request with EIO
+    instead of keeping it for the next worker (seen with the first write of a thread).
     """
 
     def __init__(self, payload_bytes: int) -> None:
@@ -89,14 +93,17 @@ class Request:
         self.buffers = buffers
         self.length = length
         self.argument = 0
-        """What encoding the reply needs of the body, put here by decoding: by then the buffers may hold another request."""
+        """What encoding the reply needs of the body, put here by decoding: by then the buffers may
+        hold another request.
+        """
         if length < IN_HEADER.size or said != length:
             message = f"request of {length} bytes says it has {said}"
             raise ValueError(message)
 
     def body(self) -> bytes:
         """Everything behind the header, as one piece of its own."""
-        length, buffers = self.length, self.buffers
+        length = self.length
+        buffers = self.buffers
         if length <= HEADER_BYTES:
             return bytes(buffers.header[IN_HEADER.size : length])
         return bytes(buffers.header[IN_HEADER.size :]) + bytes(
@@ -118,7 +125,8 @@ class Request:
         """Answer with success.
 
         Raises:
-            OSError: ENOENT when the kernel does not wait for it any more, ENODEV after the end of the mount.
+            OSError: ENOENT when the kernel does not wait for it any more, ENODEV after the end of
+                the mount.
         """
         size = len(body)
         header = OUT_HEADER.pack(_OUT_BYTES + size, 0, self.unique)

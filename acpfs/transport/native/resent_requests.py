@@ -1,10 +1,12 @@
 """Requests that come again after a takeover, and must not be carried out twice.
 
-The kernel sends every request again that was read and not answered, with bit 63 of its number set. Most calls may simply be made again
-(a write goes to the same offset, an open is opened anew). Those that would then fail or do something else (MKDIR finds its own directory,
-a second EXCHANGE undoes the first) are noted here in the step that carries them out, before its transaction. A note thus means "perhaps
-done"; which it is shows in the names themselves, because the kernel holds the directory's lock until the call is answered. Opens are
-noted with their handles (`filesystem.kept_handles`). Any thread, inside a step.
+The kernel sends every request again that was read and not answered, with bit 63 of its number set.
+Most calls may simply be made again (a write goes to the same offset, an open is opened anew). Those
+that would then fail or do something else (MKDIR finds its own directory, a second EXCHANGE undoes
+the first) are noted here in the step that carries them out, before its transaction. A note thus
+means "perhaps done"; which it is shows in the names themselves, because the kernel holds the
+directory's lock until the call is answered. Opens are noted with their handles
+(`filesystem.kept_handles`). Any thread, inside a step.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _ALREADY = {
 """What a call is answered with whose work is done already."""
 NOTED = _MAKING.keys() | _ALREADY.keys()
 _RENAME2 = int(Opcode.RENAME2)
-_UNIQUE, _INO = 0, 1
+_UNIQUE = 0
+_INO = 1
 
 
 class ResentRequests:
@@ -91,7 +94,8 @@ class ResentRequests:
         with self._lock:
             slot = self._ring[self._next]
             self._next = (self._next + 1) % NOTES_MAX
-        # In this order: a worker that dies between two of these leaves a void note, never one call's number with another call's node.
+        # In this order: a worker that dies between two of these leaves a void note, never one
+        # call's number with another call's node.
         self._slots.set(slot, _UNIQUE, 0)
         self._slots.set(slot, _INO, ino)
         self._slots.set(slot, _UNIQUE, unique)

@@ -1,7 +1,8 @@
-"""The native transport as the worker sees it: mount, and serve a session whose descriptor the supervisor keeps until it ends.
+"""The native transport as the worker sees it: mount, and serve a session whose descriptor the
+supervisor keeps until it ends.
 
-Trio only supervises here: requests are served by threads of their own (`reader`), so a busy event loop never delays a call. The mount is
-the supervisor's: it is left when the worker is cancelled.
+Trio only supervises here: requests are served by threads of their own (`reader`), so a busy event
+loop never delays a call. The mount is the supervisor's: it is left when the worker is cancelled.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def _mask() -> int:
 
 
 def make_session(settings: Settings) -> list[int]:
-    """Mount; the session's descriptor and clones of it, for `serve_kept`. Nobody has answered INIT yet.
+    """Mount; the session's descriptor and clones of it, for `serve_kept`.
+
+    Nobody has answered INIT yet.
 
     Raises:
         MachineError: FUSE is not permitted here.
@@ -58,11 +61,13 @@ async def serve_kept(
     *,
     holding: Holding | None = None,
 ) -> None:
-    """Serve a session over descriptors that another process keeps too, until the mount ends or the task is cancelled.
+    """Serve a session over descriptors that another process keeps too, until the mount ends or the
+    task is cancelled.
 
-    `fds`: the session's descriptor, and clones of it if any are kept: what was read through a clone fails when its last copy is closed.
-    `negotiated` is what the session of an earlier worker had; None: nobody has answered INIT yet. Cancelling leaves the threads
-    to the end of the process: requests under way are resent to the next worker.
+    `fds`: the session's descriptor, and clones of it if any are kept: what was read through a clone
+    fails when its last copy is closed. `negotiated` is what the session of an earlier worker had;
+    None: nobody has answered INIT yet. Cancelling leaves the threads to the end of the process:
+    requests under way are resent to the next worker.
 
     Raises:
         ProtocolError: the kernel is too old.

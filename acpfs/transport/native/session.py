@@ -1,8 +1,8 @@
 """A FUSE session: from the descriptor to threads that serve it.
 
-Puts device, negotiation, dispatch and readers together, either anew (INIT) or over a session that another worker has left (no INIT: the
-kernel sends it once; what was negotiated then is handed in). Does not mount. Start, stop and notifications from any thread
-that does not serve.
+Puts device, negotiation, dispatch and readers together, either anew (INIT) or over a session that
+another worker has left (no INIT: the kernel sends it once; what was negotiated then is handed in).
+Does not mount. Start, stop and notifications from any thread that does not serve.
 """
 
 from __future__ import annotations
@@ -105,19 +105,24 @@ class Session:
     ) -> None:
         """`fds`: the session's descriptor and clones, owned from now on; readers share them.
 
-        `readers`: threads, 0 for as many as the machine is worth. `holding`: where its processes outlive this one; not started.
+        `readers`: threads, 0 for as many as the machine is worth. `holding`: where its processes
+        outlive this one; not started.
 
-        What was read through a clone and not answered fails when the last copy of the clone is closed. Where the kernel resends, copies are
-        kept, and the next worker answers. Where it does not, nobody ever would: there all reading is done through clones of this process
-        alone, so that its end is the end of its calls.
+        What was read through a clone and not answered fails when the last copy of the clone is
+        closed. Where the kernel resends, copies are kept, and the next worker answers. Where it
+        does not, nobody ever would: there all reading is done through clones of this process alone,
+        so that its end is the end of its calls.
         """
         count = readers or reader_count()
         own = [] if negotiated.has(InitFlag.HAS_RESEND) else clones(fds[0], count + 1)[1:]
         self.device = Device([*fds, *own])
         self.negotiated = negotiated
         self.ended: Future[None] = Future()
-        """Done when the kernel has ended the mount; fails where a reader ended for want of a resource of the machine."""
-        lanes, references = KernelLanes(fs, kept, self.device, negotiated), References(kept)
+        """Done when the kernel has ended the mount; fails where a reader ended for want of a
+        resource of the machine.
+        """
+        lanes = KernelLanes(fs, kept, self.device, negotiated)
+        references = References(kept)
         self._holding = holding or Holding(fs)
         self._invalidations = Invalidations(fs, self.device.notify_inval_inode, self._tell_gone)
         undo = Undo(fs, lanes, references)
@@ -147,7 +152,10 @@ class Session:
         readers: int = 0,
         holding: Holding | None = None,
     ) -> Session:
-        """A session over a descriptor that was just given to mount. Blocks until the kernel has sent INIT; raises as `negotiate`."""
+        """A session over a descriptor that was just given to mount.
+
+        Blocks until the kernel has sent INIT; raises as `negotiate`.
+        """
         negotiated = negotiate(fds[0], feature_mask, also=wanted_for(fs))
         return cls(fs, kept, fds, negotiated, readers=readers, holding=holding)
 
@@ -162,16 +170,20 @@ class Session:
         readers: int = 0,
         holding: Holding | None = None,
     ) -> Session:
-        """A session that another worker has left, over descriptors that were kept; asks the kernel again for what was under way."""
+        """A session that another worker has left, over descriptors that were kept; asks the kernel
+        again for what was under way.
+        """
         session = cls(fs, kept, fds, negotiated, readers=readers, holding=holding)
-        # the kernel asks for what INIT said, which comes once: another setting counts from the next mount
+        # the kernel asks for what INIT said, which comes once: another setting counts from the next
+        # mount
         if fs.settings.locks is LockMode.REFUSE and not negotiated.has(InitFlag.POSIX_LOCKS):
             log.warning("this mount began with locks = local, and grants locks until it ends")
         if negotiated.has(InitFlag.HAS_RESEND):
             session.device.resend()
         else:
             log.warning(
-                "the kernel cannot resend requests: calls that were under way when the last worker died have failed"
+                "the kernel cannot resend requests: calls that were under way when the last "
+                "worker died have failed"
             )
         return session
 
@@ -224,7 +236,8 @@ class Session:
     def close(self, timeout_s: float) -> bool:
         """After the mount has ended: wait for the threads, and let go of the descriptors.
 
-        Returns False, and keeps the descriptors, when threads still serve: a lazily detached mount lives as long as a file is open in it.
+        Returns False, and keeps the descriptors, when threads still serve: a lazily detached mount
+        lives as long as a file is open in it.
         """
         if not self._readers.join(timeout_s):
             return False

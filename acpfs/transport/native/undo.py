@@ -1,7 +1,7 @@
 """Giving back what the kernel does not hold (any more): references of nodes, open files.
 
-Used for FORGET, for directory entries that did not fit into a reply, and for replies that nobody waited for. None of them waits.
-Any thread.
+Used for FORGET, for directory entries that did not fit into a reply, and for replies that nobody
+waited for. None of them waits. Any thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Undo:
         self._fs.forget([(Ino(ino), count) for ino, count in counts])
 
     def entries(self, entries: Iterable[DirEntry]) -> None:
-        """Entries of readdirplus that had no room in the reply; those without attributes carry no reference."""
+        """Entries of readdirplus that had no room in the reply; those without attributes carry no
+        reference.
+        """
         self._fs.forget([(entry.ino, 1) for entry in entries if entry.attributes is not None])
 
     def entry(self, attributes: Attributes) -> None:

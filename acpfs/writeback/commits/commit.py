@@ -1,9 +1,12 @@
-"""Commit: making logged operations visible on the backing directory, one after the other, in one thread.
+"""Commit: making logged operations visible on the backing directory, one after the other, in one
+thread.
 
-Every operation may have been carried out before (the worker died between the backing directory's answer and the state
-database): each method finds that out and treats it as done. The committed tree, the manifest and the mark "committed" change in one
-transaction right after the call, so that at most one operation is ever in doubt, or a run of new files that have nothing to do with each
-other (`store_runs`). What others did to the backing directory meanwhile is put right where it can be, and counted.
+Every operation may have been carried out before (the worker died between the backing directory's
+answer and the state database): each method finds that out and treats it as done. The committed
+tree, the manifest and the mark "committed" change in one transaction right after the call, so that
+at most one operation is ever in doubt, or a run of new files that have nothing to do with each
+other (`store_runs`). What others did to the backing directory meanwhile is put right where it can
+be, and counted.
 """
 
 from __future__ import annotations
@@ -58,25 +61,26 @@ class Committer:
         *,
         one_by_one: bool,
     ) -> None:
-        """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of use.
+        """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of
+        use.
 
-        `before`: called ahead of each operation that is carried out (`Mirror.before`). `one_by_one`: each is recorded before it is called
-        for the next, as the mirror's journal needs it.
+        `before`: called ahead of each operation that is carried out (`Mirror.before`).
+        `one_by_one`: each is recorded before it is called for the next, as the mirror's journal
+        needs it.
         """
-        self._parts, self._placing, self._before, self._manifest = parts, placing, before, manifest
-        self._lower, self._tree, self._log, self._state, self._lock = (
-            parts.lower,
-            parts.tree,
-            parts.log,
-            parts.state,
-            parts.lock,
-        )
-        self._applied, self._conflicts, self._spares, self._there = (
-            applied,
-            conflicts,
-            spares,
-            there,
-        )
+        self._parts = parts
+        self._placing = placing
+        self._before = before
+        self._manifest = manifest
+        self._lower = parts.lower
+        self._tree = parts.tree
+        self._log = parts.log
+        self._state = parts.state
+        self._lock = parts.lock
+        self._applied = applied
+        self._conflicts = conflicts
+        self._spares = spares
+        self._there = there
         self._listings = absence.Listings(parts.lower)
         self._given_back = GivenBack(parts, conflicts)
         self._shut = ShutDirectories(parts)
@@ -85,13 +89,13 @@ class Committer:
         self._doubtful = False
         """Whether it may have been carried out before, in part."""
         self._numbers: dict[Ino, int] = {}
-        """Inode numbers of what the group has made: the file system is told when all of it is persisted."""
+        """Inode numbers of what the group has made: the file system is told when all of it is
+        persisted.
+        """
         self.stopped = False
         """Set to end a group early; what was not begun stays queued."""
-        self._stores, self._one_by_one = (
-            StoreRuns(parts, manifest, applied, conflicts, spares, lambda: self.stopped),
-            one_by_one,
-        )
+        self._stores = StoreRuns(parts, manifest, applied, conflicts, spares, lambda: self.stopped)
+        self._one_by_one = one_by_one
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._make_entry,
@@ -139,22 +143,29 @@ class Committer:
                 yield Wanted(directory, CHANGE)
 
     def _moved_away(self, op: Op) -> Iterator[Wanted]:
-        """A directory that gets another one above it says so in itself, so its own mode has to let it."""
+        """A directory that gets another one above it says so in itself, so its own mode has to let
+        it.
+        """
         if op.parent == op.new_parent:
             return
-        at, to = self.place_of(op), self.target_of(op)
+        at = self.place_of(op)
+        to = self.target_of(op)
         ends = ((op.ino, to), (op.victim, at)) if op.kind is OpKind.EXCHANGE else ((op.ino, to),)
         for ino, place in ends:
             if self._parts.listener.is_directory(ino):
                 yield Wanted(ino, CHANGE, self._parts.path_at(place))
 
     def _next(self, group: list[Op], at: int, outcome: GroupOutcome) -> int:
-        """Carry out what comes next; returns how many operations that were, 0: the group has ended."""
+        """Carry out what comes next; returns how many operations that were, 0: the group has
+        ended.
+        """
         if group[at].kind not in REMOVING:
             self._listings.forget()
         if not self._one_by_one and group[at].kind is OpKind.STORE:
             run = self._stores.carry_out(group[at : at + RUN_OPS_MAX], self._before)
-            outcome.failed, outcome.error, outcome.lost = run.failed, run.error, run.lost
+            outcome.failed = run.failed
+            outcome.error = run.error
+            outcome.lost = run.lost
             for op, st in run.done:
                 self._done(op, st, outcome)
             if outcome.has_ended or run.done:
@@ -162,7 +173,8 @@ class Committer:
         return self._next_alone(group[at], outcome)
 
     def _next_alone(self, op: Op, outcome: GroupOutcome) -> int:
-        self._doubtful, self._changed = op.begun, False
+        self._doubtful = op.begun
+        self._changed = False
         try:
             self._catch_up(op)
             if self.stopped or not self._begin(op):
@@ -176,7 +188,8 @@ class Committer:
             if op.started:
                 in_doubt = self._doubtful or self._changed or error.errno not in CERTAIN
                 op.take(Step.FAILED if in_doubt else Step.TAKEN_BACK)
-            outcome.failed, outcome.error = op, error
+            outcome.failed = op
+            outcome.error = error
             return 0
         self._done(op, st, outcome)
         if op.kind is OpKind.STORE:
@@ -198,7 +211,9 @@ class Committer:
         return self.reaching(op, lambda: self._attempt(op))
 
     def reaching(self, op: Op, action: Callable[[], T]) -> T:
-        """Do something where the operation does, also where its directories shut the daemon out by now."""
+        """Do something where the operation does, also where its directories shut the daemon out by
+        now.
+        """
         return self._shut.carry_out(action, lambda: self._directories(op))
 
     def _attempt(self, op: Op) -> LowerStat | None:
@@ -208,9 +223,9 @@ class Committer:
             self._leave(op)
             return None
         if self._conflicts.total > conflicts:
-            self._before(
-                op
-            )  # its place is beside now: a journal without that would have it stored beside that once more
+            # its place is beside now: a journal without that would have it stored beside that once
+            # more
+            self._before(op)
         st = self._kinds[op.kind](op)
         self._conflicts.noted(op, st)
         return st
@@ -224,10 +239,12 @@ class Committer:
                 self._tree.remove(*self.target_of(op))
 
     def _catch_up(self, op: Op) -> None:
-        """Record moves that were carried out although they failed, before an operation that they concern is.
+        """Record moves that were carried out although they failed, before an operation that they
+        concern is.
 
-        Where a flush failed, too, what was committed ahead of such a move may have to be stored again. It belongs where the move has put
-        it: at its old place another file may lie by now, and the move, when it is tried again, would find itself done.
+        Where a flush failed, too, what was committed ahead of such a move may have to be stored
+        again. It belongs where the move has put it: at its old place another file may lie by now,
+        and the move, when it is tried again, would find itself done.
 
         Raises:
             OSError: the backing directory does not say where things are.
@@ -241,8 +258,10 @@ class Committer:
                     self._tree.end_move()
 
     def _record_moved(self, op: Op) -> None:
-        at, to = self.place_of(op), self.target_of(op)
-        source, target = self._tree.path_at(*at), self._tree.path_at(*to)
+        at = self.place_of(op)
+        to = self.target_of(op)
+        source = self._tree.path_at(*at)
+        target = self._tree.path_at(*to)
         if source is None or target is None:
             return
         if op.kind is OpKind.EXCHANGE:
@@ -254,7 +273,9 @@ class Committer:
         self._log.mark_committed(op)
 
     def _begin(self, op: Op) -> bool:
-        """Take the operation, unless it was left out or has to be streamed again; from here on it is not changed any more."""
+        """Take the operation, unless it was left out or has to be streamed again; from here on it
+        is not changed any more.
+        """
         with self._lock:
             if self._log.get(op.seq) is not op:
                 return False
@@ -264,11 +285,14 @@ class Committer:
             ):
                 return False
             self._log.mark_begun(op)
-            self._state.must_commit()  # else a next worker would take it for one that nothing was done for
+            # else a next worker would take it for one that nothing was done for
+            self._state.must_commit()
             return True
 
     def _again(self, op: Op, outcome: GroupOutcome) -> LowerStat | None:
-        """Carried out before: by the last worker, which did not live to flush it, or but for the end of it."""
+        """Carried out before: by the last worker, which did not live to flush it, or but for the
+        end of it.
+        """
         self._conflicts.done_before(op)
         outcome.is_doubtful |= op.is_flush_failed
         self.give_back(op)
@@ -285,7 +309,9 @@ class Committer:
         return None if op.kind is OpKind.STORE else self._conflicts.number(op.ino)
 
     def _is_still_there(self, op: Op, path: LowerPath, st: LowerStat | None) -> bool:
-        """Whether the node lies there, as far as it is known by what; a content is known by its checksum (`Recheck`)."""
+        """Whether the node lies there, as far as it is known by what; a content is known by its
+        checksum (`Recheck`).
+        """
         if st is None:
             return False
         if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
@@ -296,7 +322,10 @@ class Committer:
 
     @contextmanager
     def _settling(self, op: Op, *, moves: bool = False) -> Iterator[None]:
-        """Around the changes that record a commit. `moves`: paths change with it, `_moving` has said so."""
+        """Around the changes that record a commit.
+
+        `moves`: paths change with it, `_moving` has said so.
+        """
         with self._lock, self._state.step():
             try:
                 yield
@@ -326,15 +355,20 @@ class Committer:
         return self._conflicts.place(op, op.new_parent, op.new_name)
 
     def _places(self, ino: Ino) -> list[Place]:
-        """Where the node lies, which is where new content has to come: costs a question for each of its names."""
+        """Where the node lies, which is where new content has to come: costs a question for each of
+        its names.
+        """
         return self._look_at_places(ino, every=True)
 
     def _find_place(self, ino: Ino) -> None:
-        """See to it that the node lies at the first of its places: one question, however many names it has."""
+        """See to it that the node lies at the first of its places: one question, however many names
+        it has.
+        """
         self._look_at_places(ino, every=False)
 
     def _look_at_places(self, ino: Ino, *, every: bool) -> list[Place]:
-        """A further name that others have removed since, or given to another file, is not this node's any more.
+        """A further name that others have removed since, or given to another file, is not this
+        node's any more.
 
         But for `every`, up to the first one under which it lies.
         """
@@ -386,7 +420,8 @@ class Committer:
             targets = [self._path_at(*place) for place in places] or [
                 self._path_at(*self.place_of(op))
             ]
-        staging, first = self._lower.staging_path(version.staging_name), targets[0]
+        staging = self._lower.staging_path(version.staging_name)
+        first = targets[0]
         if is_linked(version):
             self._placing.check_linked(version, staging)
         self._complete_attributes(op, staging, first if places else None)
@@ -411,7 +446,9 @@ class Committer:
         return ours(self._lower, op, st)
 
     def _complete_attributes(self, op: Op, staging: LowerPath, replaced: LowerPath | None) -> None:
-        """Give the staging file what it lacks: attributes changed since it was staged, xattrs of the file that it replaces."""
+        """Give the staging file what it lacks: attributes changed since it was staged, xattrs of
+        the file that it replaces.
+        """
         assert op.version is not None
         meta = Metadata()
         if replaced is not None and self._lower.features.xattrs:
@@ -437,12 +474,14 @@ class Committer:
 
     def _link(self, op: Op) -> LowerStat | None:
         self._find_place(op.ino)
-        source, target = self._parts.path(op.ino), self._path_at(*self.place_of(op))
+        source = self._parts.path(op.ino)
+        target = self._path_at(*self.place_of(op))
         st = self._parts.look(source) if source is not None else None
         if source is None or st is None:
             if source is not None:
                 absence.make_sure(self._lower, source)
-            self._placing.repaired()  # the file was removed from outside: there is nothing to give a name to
+            # the file was removed from outside: there is nothing to give a name to
+            self._placing.repaired()
             with self._settling(op):
                 pass
             return None
@@ -474,7 +513,8 @@ class Committer:
     def _without_inherited(self, op: Op, path: LowerPath) -> Metadata:
         """The attributes of what was made, which has an ACL only if the application saw it so.
 
-        The backing directory hands on what the directory above has there now, to which others may have given another default ACL.
+        The backing directory hands on what the directory above has there now, to which others may
+        have given another default ACL.
         """
         if not self._lower.features.acls or op.kind is OpKind.SYMLINK:
             return op.meta
@@ -515,9 +555,11 @@ class Committer:
     # -- names
 
     def _rename(self, op: Op) -> LowerStat | None:
-        source, target = self._path_at(*self.place_of(op)), self._path_at(*self.target_of(op))
+        source = self._path_at(*self.place_of(op))
+        target = self._path_at(*self.target_of(op))
         with self._moving():
-            # What is moved aside has a number: whatever lies there was moved there by this, and under the old name lies something else.
+            # What is moved aside has a number: whatever lies there was moved there by this, and
+            # under the old name lies something else.
             st = self._parts.look(target) if op.new_parent < 0 else None
             if st is None and self._placing.move(source, target):
                 self._changed = True
@@ -539,30 +581,37 @@ class Committer:
             )
 
     def _exchange(self, op: Op) -> LowerStat | None:
-        """Not idempotent by nature: the inode numbers before it are noted in the operation first."""
-        at, to = self.place_of(op), self.target_of(op)
+        """Not idempotent by nature: the inode numbers before it are noted in the operation
+        first.
+        """
+        at = self.place_of(op)
+        to = self.target_of(op)
         with self._lock:
             is_here = self._tree.node_at(*at) is not None
             is_there = self._tree.node_at(*to) is not None
         if is_here is not is_there:
             return self._move_one_of_two(op, *((at, to) if is_here else (to, at)))
-        a, b = self._path_at(*at), self._path_at(*to)
+        a = self._path_at(*at)
+        b = self._path_at(*to)
         if not op.payload:
             noted = f"{self._lower.lstat(a).ino} {self._lower.lstat(b).ino}".encode()
             with self._lock:
                 op.payload = noted
                 self._log.save(op)
                 self._state.must_commit()
-            self._before(
-                op
-            )  # it is another operation now: without the numbers it would be carried out twice, which undoes it
+            # it is another operation now: without the numbers it would be carried out twice, which
+            # undoes it
+            self._before(op)
         ino_a, ino_b = (int(part) for part in op.payload.split())
         with self._moving():
-            now_a, now_b = self._parts.look(a), self._parts.look(b)
+            now_a = self._parts.look(a)
+            now_b = self._parts.look(b)
             if (
                 now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a)
             ):  # one may have been stored again
-                self._changed = True  # where names cannot be exchanged it is three renames, and a refusal may come after the first
+                # where names cannot be exchanged it is three renames, and a refusal may come after
+                # the first
+                self._changed = True
                 self._lower.exchange(a, b)
             st = self._lower.lstat(b)
         with self._settling(op, moves=True):
@@ -571,8 +620,11 @@ class Committer:
         return st
 
     def _move_one_of_two(self, op: Op, at: Place, to: Place) -> LowerStat | None:
-        """The other one of an exchange never came here (what was to be stored there was let go of): this one just moves."""
-        source, target = self._path_at(*at), self._path_at(*to)
+        """The other one of an exchange never came here (what was to be stored there was let go of):
+        this one just moves.
+        """
+        source = self._path_at(*at)
+        target = self._path_at(*to)
         with self._moving():
             is_moved = self._placing.move(source, target)
             self._changed = True

@@ -1,9 +1,12 @@
-"""Conflicts: what is drained after the mount was away (or bypassed) must not overwrite what was changed natively in between.
+"""Conflicts: what is drained after the mount was away (or bypassed) must not overwrite what was
+changed natively in between.
 
-While the guard is on, an operation that was logged before looks at its names first. What is there and is neither what acpfs left nor what
-the operation itself made is somebody else's: content goes beside it (NAME.acpfs-conflict-N), and so does all that the log still has for
-that name; a deletion, rename or attribute change of it is not carried out. Both are remembered and told. Between look and change lies a
-moment that no file system call closes: a native change in just that moment is lost. Called in the commit thread, never under the lock.
+While the guard is on, an operation that was logged before looks at its names first. What is there
+and is neither what acpfs left nor what the operation itself made is somebody else's: content goes
+beside it (NAME.acpfs-conflict-N), and so does all that the log still has for that name; a deletion,
+rename or attribute change of it is not carried out. Both are remembered and told. Between look and
+change lies a moment that no file system call closes: a native change in just that moment is lost.
+Called in the commit thread, never under the lock.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.parts import DrainParts
 
 EVERYTHING = Seq(1 << 62)
-"""Guard for a mount that is bypassed: also what is written through descriptors that are still open."""
+"""Guard for a mount that is bypassed: also what is written through descriptors that are still
+open.
+"""
 CONFLICTS_TOLD_MAX = 100
 LEAVE_AFTER_TRIES = 2
 """Of a directory that the guard held back and that is not empty: it is left, not parked."""
@@ -31,14 +36,18 @@ _ASIDE = b".acpfs-conflict-%d"
 
 DDL = """
 CREATE TABLE IF NOT EXISTS guard (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS aside (parent INTEGER, name BLOB, aside BLOB, PRIMARY KEY (parent, name)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS conflict (number INTEGER PRIMARY KEY, path BLOB, kind TEXT, kept_as BLOB, at REAL);
+CREATE TABLE IF NOT EXISTS aside (
+  parent INTEGER, name BLOB, aside BLOB, PRIMARY KEY (parent, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS conflict (
+  number INTEGER PRIMARY KEY, path BLOB, kind TEXT, kept_as BLOB, at REAL);
 """
 
 _log = get_logger(__name__)
 Guarding = tuple[Seq, frozenset[Ino]]
 Look = tuple[int, int, int]
-"""(type, size, mtime_ns): not inode and ctime, because our own renames and links change the ctime, and some file systems the inode."""
+"""(type, size, mtime_ns): not inode and ctime, because our own renames and links change the ctime,
+and some file systems the inode.
+"""
 
 
 class Conflicts:
@@ -46,13 +55,12 @@ class Conflicts:
 
     def __init__(self, parts: DrainParts) -> None:
         """Takes up what an earlier worker knew."""
-        self._parts, self._left_as = parts, parts.listener.left_as
-        self._lower, self._tree, self._lock, self._state = (
-            parts.lower,
-            parts.tree,
-            parts.lock,
-            (state := parts.state),
-        )
+        self._parts = parts
+        self._left_as = parts.listener.left_as
+        self._lower = parts.lower
+        self._tree = parts.tree
+        self._lock = parts.lock
+        self._state = (state := parts.state)
         self._checks: dict[OpKind, Callable[[Op], LowerPath | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._make,
@@ -79,15 +87,20 @@ class Conflicts:
         """The file system is told of a group when all of it is persisted."""
         self._made: dict[Ino, tuple[int, int]] = {}
         self._dated: dict[Ino, int] = {}
-        """By what operations of the last worker can be known again: inode and size of a content, or its time."""
+        """By what operations of the last worker can be known again: inode and size of a content, or
+        its time.
+        """
         rows = state.rows("SELECT path, kind, kept_as, at FROM conflict ORDER BY number")
         self.total = len(rows)
         self.told = [_report(*row) for row in rows[-CONFLICTS_TOLD_MAX:]]
 
     def guard(self, until: Seq, inos: Iterable[Ino] = ()) -> Guarding:
-        """Be careful with operations up to that number, and with those of these nodes; returns what it was before. Under the lock."""
+        """Be careful with operations up to that number, and with those of these nodes; returns what
+        it was before. Under the lock.
+        """
         before = self._until, self._inos
-        self._until, self._inos = until, frozenset(inos)
+        self._until = until
+        self._inos = frozenset(inos)
         self._seen.clear()
         self._state.change("INSERT OR REPLACE INTO guard VALUES ('until', ?)", (until,))
         return before
@@ -97,7 +110,9 @@ class Conflicts:
         return op.seq <= self._until or op.ino in self._inos
 
     def concerns(self, op: Op) -> bool:
-        """Whether to look first: also before a removal that the guard or the gate held back, for others may have written there since."""
+        """Whether to look first: also before a removal that the guard or the gate held back, for
+        others may have written there since.
+        """
         return self.covers(op) or ((op.let_go or op.delayed) and self._may_hit_others(op))
 
     def _may_hit_others(self, op: Op) -> bool:
@@ -118,21 +133,27 @@ class Conflicts:
         self._seen_in_group.clear()
 
     def done_before(self, op: Op) -> None:
-        """The last worker carried it out and did not live to say how it was left: what looks as the operation made it is ours."""
+        """The last worker carried it out and did not live to say how it was left: what looks as the
+        operation made it is ours.
+        """
         if op.version is not None:
             self._made[op.ino] = (op.version.staging_ino, op.version.size)
         if op.meta.mtime_ns is not None:
             self._dated[op.ino] = op.meta.mtime_ns
 
     def place(self, op: Op, parent: Ino, name: bytes) -> Place:
-        """Where a name that the operation mentions lies for it: beside, once there was a conflict."""
+        """Where a name that the operation mentions lies for it: beside, once there was a
+        conflict.
+        """
         aside = self._aside.get((parent, name))
         if aside is not None and (self.covers(op) or self._tree.node_at(parent, aside) == op.ino):
             return (parent, aside)
         return (parent, name)
 
     def is_foreign(self, place: Place, st: LowerStat) -> bool:
-        """Not what the operations so far have left there. What never was looked at counts as ours."""
+        """Not what the operations so far have left there. What never was looked at counts as
+        ours.
+        """
         node = self._parts.node_at(place)
         return node is None or not self._is_node(node, st)
 
@@ -145,7 +166,8 @@ class Conflicts:
     # -- looking
 
     def admit(self, op: Op) -> bool:
-        """Whether to carry it out; where content would hit something foreign, its place has been moved aside.
+        """Whether to carry it out; where content would hit something foreign, its place has been
+        moved aside.
 
         Raises:
             OSError: the backing directory does not say.
@@ -218,10 +240,8 @@ class Conflicts:
         return None
 
     def _rename(self, op: Op) -> LowerPath | None:
-        source, target = (
-            self.place(op, op.parent, op.name),
-            self.place(op, op.new_parent, op.new_name),
-        )
+        source = self.place(op, op.parent, op.name)
+        target = self.place(op, op.new_parent, op.new_name)
         source_path, source_st = self._look(source)
         path, st = self._look(target)
         if source_st is None:  # done before, or taken away natively
@@ -267,7 +287,8 @@ class Conflicts:
 
     def _put_aside(self, op: Op, place: Place, path: LowerPath) -> None:
         """From now on the name's log goes beside."""
-        name, number = place[1], 0
+        name = place[1]
+        number = 0
         while True:
             number += 1
             suffix = _ASIDE % number

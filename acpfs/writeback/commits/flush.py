@@ -1,9 +1,12 @@
-"""The end of a commit group: directories get their times and are flushed, all at once on threads of their own.
+"""The end of a commit group: directories get their times and are flushed, all at once on threads of
+their own.
 
-What is visible becomes persisted here. A flush that fails is repeated for ever, each time after a look whether what it flushes is
-still there. Only what cannot be reached any more (a mode, an expired ticket, something else in the place of a directory above it) is not
-waited for: whatever would let it be reached again may stand behind this group in the log. One flush of file systems stands for all of it.
-Times that such a directory was to get come after a later group, as long as this worker lives.
+What is visible becomes persisted here. A flush that fails is repeated for ever, each time after a
+look whether what it flushes is still there. Only what cannot be reached any more (a mode, an
+expired ticket, something else in the place of a directory above it) is not waited for: whatever
+would let it be reached again may stand behind this group in the log. One flush of file systems
+stands for all of it. Times that such a directory was to get come after a later group, as long as
+this worker lives.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from acpfs.writeback.failures.retry import PERMANENT_TRIES, RetryPolicy
 from acpfs.writeback.parts import DrainParts
 
 _UNREACHED_PER_GROUP = 16
-"""As many as the pool has threads: a whole tree that is out of reach costs a group no more than one call's time."""
+"""As many as the pool has threads: a whole tree that is out of reach costs a group no more than one
+call's time.
+"""
 
 _log = get_logger(__name__)
 
@@ -55,20 +60,24 @@ class Flusher:
         self, parts: DrainParts, retry: RetryPolicy, recheck: Callable[[GroupOutcome], None]
     ) -> None:
         """`recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
-        self._parts, self._retry, self._recheck = parts, retry, recheck
-        self._lower, self._tree, self._log, self._pool = (
-            parts.lower,
-            parts.tree,
-            parts.log,
-            parts.calls.syncs,
-        )
+        self._parts = parts
+        self._retry = retry
+        self._recheck = recheck
+        self._lower = parts.lower
+        self._tree = parts.tree
+        self._log = parts.log
+        self._pool = parts.calls.syncs
         self._untimed: dict[Ino, bool] = {}
-        """And whether it was out of reach: others may have changed it since, so the mount is not to take it for what it left there."""
+        """And whether it was out of reach: others may have changed it since, so the mount is not to
+        take it for what it left there.
+        """
         self._unreached: dict[Ino, None] = {}
         """Directories that could not be given their times, those tried last at the end."""
 
     def take_untimed(self) -> GroupOutcome:
-        """Directories that still have to get their times: their last operation was left out, or they were out of reach."""
+        """Directories that still have to get their times: their last operation was left out, or
+        they were out of reach.
+        """
         group = GroupOutcome()
         for ino in [ino for ino in self._untimed if not self._log.pending_in(ino)]:
             group.directories[ino] = 0
@@ -86,7 +95,8 @@ class Flusher:
                 self._untimed[ino] = True
         tries = Tries()
         refusals: Counter[_Task] = Counter()
-        # An earlier worker's flush failed, and this one's may succeed with a server that has forgotten.
+        # An earlier worker's flush failed, and this one's may succeed with a server that has
+        # forgotten.
         is_known = not group.is_doubtful or await self._look(group, tasks, tries)
         while tasks or not is_known:
             failed, error = await self._attempt(tasks, group, refusals)
@@ -107,7 +117,9 @@ class Flusher:
         return [task for task in all_tasks if task.ino in group.unflushed]
 
     async def _look(self, group: GroupOutcome, failed: list[_Task], tries: Tries) -> bool:
-        """Whether it is known what there is; else some of it, and the rest is looked at again after the next flush."""
+        """Whether it is known what there is; else some of it, and the rest is looked at again after
+        the next flush.
+        """
         group.unflushed |= {task.ino for task in failed}
         error = await self._error(self._pool.submit("recheck", self._recheck, group))
         if error is not None:
@@ -120,15 +132,15 @@ class Flusher:
         await trio.sleep(self._retry.delay_s(tries.count))
 
     def _note(self, group: GroupOutcome, error: OSError) -> None:
-        """In the state, too: a next worker has to look what there is before its own flush says anything."""
+        """In the state, too: a next worker has to look what there is before its own flush says
+        anything.
+        """
         with self._parts.lock, self._parts.state.step():
             self._parts.counters.retries += 1
             for op, _stat in group.done:
-                op.tries, op.last_error, op.last_detail = (
-                    op.tries + 1,
-                    error.errno,
-                    error.strerror or str(error),
-                )
+                op.tries = op.tries + 1
+                op.last_error = error.errno
+                op.last_detail = error.strerror or str(error)
                 self._log.save(op)
 
     async def _attempt(
@@ -157,7 +169,8 @@ class Flusher:
             if task.times is not None:
                 self._unreached[task.ino] = None
             if error is not None and group.done:
-                path, why = shown(b"/".join(task.path)), errno_name(error.errno)
+                path = shown(b"/".join(task.path))
+                why = errno_name(error.errno)
                 _log.error(
                     "cannot be reached any more: flushed with its file system", path=path, error=why
                 )

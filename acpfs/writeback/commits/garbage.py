@@ -1,4 +1,6 @@
-"""Staging files that nobody needs any more: removed at once, and again later where the backing directory did not let them go."""
+"""Staging files that nobody needs any more: removed at once, and again later where the backing
+directory did not let them go.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ SWEEP_AFTER_S = 1.0
 """After the first failure; then twice as long each time."""
 SWEEP_AFTER_S_MAX = 60.0
 AWAITED_SWEEPS = 3
-"""So many sweeps the end of a drain waits for. What is left then costs space, not correctness, and the next mount removes it."""
+"""So many sweeps the end of a drain waits for.
+
+What is left then costs space, not correctness, and the next mount removes it.
+"""
 
 
 class Garbage:
@@ -20,7 +25,8 @@ class Garbage:
 
     def __init__(self, lower: Lower, pool: CallPool) -> None:
         """`pool`: threads to remove them on."""
-        self._lower, self._pool = lower, pool
+        self._lower = lower
+        self._pool = pool
         self._lock = threading.Lock()
         self._left: set[str] = set()
         self._under_way = self._sweeps = 0
@@ -52,7 +58,10 @@ class Garbage:
         return not self._under_way and (not self._left or self._sweeps > AWAITED_SWEEPS)
 
     def sweep(self, now: float) -> float:
-        """Try again what failed, when it is time; returns when to come again. On trio's clock, from one task."""
+        """Try again what failed, when it is time; returns when to come again.
+
+        On trio's clock, from one task.
+        """
         with self._lock:
             if not self._left:
                 if not self._under_way:
@@ -63,8 +72,10 @@ class Garbage:
                 self._sweep_at = now + min(SWEEP_AFTER_S_MAX, SWEEP_AFTER_S * 2.0**self._sweeps)
             if now < self._sweep_at:
                 return self._sweep_at
-            names, self._left = self._left, set()
-            self._sweeps, self._sweep_at = self._sweeps + 1, math.inf
+            names = self._left
+            self._left = set()
+            self._sweeps = self._sweeps + 1
+            self._sweep_at = math.inf
         for name in names:
             self.remove_nowait(name)
         return now + SWEEP_AFTER_S

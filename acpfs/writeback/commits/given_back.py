@@ -1,9 +1,11 @@
-"""What other members have written into a directory that is moved aside: it belongs to the one that takes its place.
+"""What other members have written into a directory that is moved aside: it belongs to the one that
+takes its place.
 
-The guard leaves a checkpoint that was deleted here where it is, and moves it aside when it is made again under the same name. Another
-node may have written its part of the new one by then, into the old directory, since that is what lies there. So after the move, what is
-there and was not deleted here goes on to the new directory: moved first and looked at then, so that nothing is written there in between.
-Called in the commit thread; may be done again at any point.
+The guard leaves a checkpoint that was deleted here where it is, and moves it aside when it is made
+again under the same name. Another node may have written its part of the new one by then, into the
+old directory, since that is what lies there. So after the move, what is there and was not deleted
+here goes on to the new directory: moved first and looked at then, so that nothing is written there
+in between. Called in the commit thread; may be done again at any point.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from acpfs.writeback.log.ops import Metadata
 from acpfs.writeback.parts import DrainParts
 
 MODE = 0o755
-"""Of a directory that is made ahead of its MKDIR, which gives it its own, or again after others removed it: what it had is not known."""
+"""Of a directory that is made ahead of its MKDIR, which gives it its own, or again after others
+removed it: what it had is not known.
+"""
 
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 _NO_LINK = frozenset(
@@ -33,10 +37,13 @@ class GivenBack:
     """Moves what is foreign."""
 
     def __init__(self, parts: DrainParts, conflicts: Conflicts) -> None:
-        self._parts, self._lower, self._conflicts = parts, parts.lower, conflicts
+        self._parts = parts
+        self._lower = parts.lower
+        self._conflicts = conflicts
 
     def give(self, directory: Ino, kept: LowerPath, to: LowerPath) -> None:
-        """`directory` lies at `kept` now; what is not its own goes to `to`, but for names that are taken there.
+        """`directory` lies at `kept` now; what is not its own goes to `to`, but for names that are
+        taken there.
 
         Raises:
             OSError: the backing directory refuses; what was moved stays moved.
@@ -46,11 +53,9 @@ class GivenBack:
             directory, kept, to = todo.pop()
             moved = False
             for entry in self._lower.listdir(kept):
-                source, target, place = (
-                    (*kept, entry.name),
-                    (*to, entry.name),
-                    (directory, entry.name),
-                )
+                source = (*kept, entry.name)
+                target = (*to, entry.name)
+                place = (directory, entry.name)
                 st = self._lower.lstat(source)
                 if self._conflicts.is_foreign(place, st):
                     moved = self._move(source, target, st) or moved
@@ -74,18 +79,23 @@ class GivenBack:
             if error.errno not in _TAKEN:
                 raise
             _log.warning(
-                "another node wrote this into a checkpoint that was deleted here: its name is taken",
+                "another node wrote this into a checkpoint that was deleted here: its name is "
+                "taken",
                 path=shown(source),
             )
             return False
         _log.info(
-            "another node wrote this into a checkpoint that was deleted here: it goes to the new one",
+            "another node wrote this into a checkpoint that was deleted here: it goes to the new "
+            "one",
             path=shown(target),
         )
         return True
 
     def _put(self, source: LowerPath, target: LowerPath, st: LowerStat) -> None:
-        """Never over what another member puts there at this moment: a link replaces nothing. Where there are none, a look has to do."""
+        """Never over what another member puts there at this moment: a link replaces nothing.
+
+        Where there are none, a look has to do.
+        """
         if stat.S_ISDIR(st.mode) or not self._link(source, target, st):
             self._expect_nothing_at(target)
             self._lower.rename(source, target)
@@ -93,7 +103,9 @@ class GivenBack:
             self._lower.unlink(source)
 
     def _link(self, source: LowerPath, target: LowerPath, st: LowerStat) -> bool:
-        """Whether both names are the file's now; False where it may not be linked (another user's, without privilege; no hard links)."""
+        """Whether both names are the file's now; False where it may not be linked (another user's,
+        without privilege; no hard links).
+        """
         if not self._lower.features.hard_links:
             return False
         try:

@@ -37,12 +37,19 @@ class GroupOutcome:
     made_again: bool = False
     """A look made something again, and not all was flushed since."""
     given_again: set[Ino] = field(default_factory=set)
-    """Nodes that a look gave their attributes again. Only giving them tells whether they were there."""
+    """Nodes that a look gave their attributes again.
+
+    Only giving them tells whether they were there.
+    """
     safe: set[Seq] = field(default_factory=set)
-    """What a look found there after the flush of all that it touches: no server can forget it any more."""
+    """What a look found there after the flush of all that it touches: no server can forget it any
+    more.
+    """
 
     is_doubtful: bool = False
-    """A flush of some of it failed when an earlier worker had committed it: what there is of it is not known."""
+    """A flush of some of it failed when an earlier worker had committed it: what there is of it is
+    not known.
+    """
     missing: dict[Seq, int] = field(default_factory=dict)
     """Of these, what does not lie where it was put: its inode number; 0: not known."""
 

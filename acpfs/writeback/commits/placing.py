@@ -1,8 +1,10 @@
 """How an entry gets to its place in a directory that others change.
 
-Missing directories above it are made again, what took its name meanwhile is replaced at one instant, and a storage that answered wrongly is
-found out. Knows neither the order of operations nor what is recorded of them, but for the staging file of a version. Each method calls the
-backing directory, in the commit thread or in one for flushes while no commit is under way, and may be repeated after a crash.
+Missing directories above it are made again, what took its name meanwhile is replaced at one
+instant, and a storage that answered wrongly is found out. Knows neither the order of operations nor
+what is recorded of them, but for the staging file of a version. Each method calls the backing
+directory, in the commit thread or in one for flushes while no commit is under way, and may be
+repeated after a crash.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from acpfs.writeback.streams.equal import is_as_noted
 
 
 class StagingLostError(Exception):
-    """The staging file is gone and was not renamed into place: the version must be streamed again."""
+    """The staging file is gone and was not renamed into place: the version must be streamed
+    again.
+    """
 
 
 class Placing:
     """See above."""
 
     def __init__(self, parts: DrainParts) -> None:
-        self._parts, self._lower, self._log, self._state, self._lock = (
-            parts,
-            parts.lower,
-            parts.log,
-            parts.state,
-            parts.lock,
-        )
+        self._parts = parts
+        self._lower = parts.lower
+        self._log = parts.log
+        self._state = parts.state
+        self._lock = parts.lock
 
     def repaired(self) -> None:
         """Something that others did was put right."""
@@ -84,7 +86,9 @@ class Placing:
         return stat.S_IFMT(present.mode) == op.meta.file_type and present.rdev == op.meta.rdev
 
     def put_in_place(self, op: Op, target: LowerPath) -> None:
-        """Make an entry under a name that another has taken from outside: beside it first, then over it."""
+        """Make an entry under a name that another has taken from outside: beside it first, then
+        over it.
+        """
         self._put_over(f"entry-{op.seq}", target, lambda path: self.make(op, path))
         self.repaired()
 
@@ -112,9 +116,10 @@ class Placing:
     def _rename_staged(self, version: Version, target: LowerPath) -> LowerPath:
         """See `put_version`.
 
-        What did not fit into RAM is staged before it has a place, and directories move: then it lies on another file system, and is copied.
-        The copy is what the version is staged as before it is renamed: who comes after a crash knows it by its number. What it was made of
-        is removed last, for it may be all that there is of the file.
+        What did not fit into RAM is staged before it has a place, and directories move: then it
+        lies on another file system, and is copied. The copy is what the version is staged as before
+        it is renamed: who comes after a crash knows it by its number. What it was made of is
+        removed last, for it may be all that there is of the file.
         """
         before = version.staging_name
         staging = self._lower.staging_path(before)
@@ -133,20 +138,27 @@ class Placing:
     def _stage_as(self, version: Version, name: str) -> None:
         number = self._lower.lstat(self._lower.staging_path(name)).ino
         with self._lock:
-            before, version.staging_name, version.staging_ino = version.staging_name, name, number
+            before = version.staging_name
+            version.staging_name = name
+            version.staging_ino = number
             self._parts.listener.restaged(version, before)
             self._log.save_version(version)
-            self._state.must_commit()  # before the earlier staging file goes: a next worker would look for that one
+            # before the earlier staging file goes: a next worker would look for that one
+            self._state.must_commit()
 
     def check_linked(self, version: Version, staging: LowerPath) -> None:
-        """That nobody has written into the staging file since; acpfs never does, a native writer might."""
+        """That nobody has written into the staging file since; acpfs never does, a native writer
+        might.
+        """
         with suppress(FileNotFoundError):  # committed before
             if not is_as_noted(self._lower, staging, version.digest, version.size):
                 self._lower.remove_staging(version.staging_name)
                 raise StagingLostError
 
     def _put_again(self, version: Version, staging: LowerPath, target: LowerPath) -> None:
-        """The rename found nothing: done already, or the directory or the staging file was removed from outside."""
+        """The rename found nothing: done already, or the directory or the staging file was removed
+        from outside.
+        """
         if self._parts.look(staging) is not None:
             self.make_parents(target)
             self._lower.rename(staging, target)
@@ -157,9 +169,11 @@ class Placing:
             raise StagingLostError
 
     def is_version(self, version: Version, path: LowerPath, st: LowerStat) -> bool:
-        """Whether that is what was staged as the version: number and size, and the checksum that was noted at it.
+        """Whether that is what was staged as the version: number and size, and the checksum that
+        was noted at it.
 
-        The number alone may be that of an older one: file systems give that of a removed staging file to the next new file (S190).
+        The number alone may be that of an older one: file systems give that of a removed staging
+        file to the next new file (S190).
         """
         if st.ino != version.staging_ino or st.size != version.size:
             return False
@@ -169,7 +183,9 @@ class Placing:
         return note is not None and note.digest == version.digest
 
     def add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
-        """Make `target` a further name of the file at `source`, over whatever it is now; False when it is one already."""
+        """Make `target` a further name of the file at `source`, over whatever it is now; False when
+        it is one already.
+        """
         present = self._parts.look(target)
         if present is not None and present.ino == ino:
             return False
@@ -179,7 +195,10 @@ class Placing:
     # -- names
 
     def move(self, source: LowerPath, target: LowerPath) -> bool:
-        """Rename what has a name; False: others have removed it, and there is nothing to move. `arrived` says what came of it."""
+        """Rename what has a name; False: others have removed it, and there is nothing to move.
+
+        `arrived` says what came of it.
+        """
         try:
             self._lower.rename(source, target)
         except FileNotFoundError:
@@ -205,9 +224,11 @@ class Placing:
         return st
 
     def has_left(self, source: LowerPath, st: LowerStat, moved: int = 0) -> bool:
-        """Whether a rename was carried out: the new name may be shown by a cache that believed the answer, the old one is looked up anew.
+        """Whether a rename was carried out: the new name may be shown by a cache that believed the
+        answer, the old one is looked up anew.
 
-        A GlusterFS client that is changing to another graph answers 0 to renames that it could not begin. `moved`: inode number, if known.
+        A GlusterFS client that is changing to another graph answers 0 to renames that it could not
+        begin. `moved`: inode number, if known.
 
         Raises:
             OSError: ESTALE, a passing failure: it was not.

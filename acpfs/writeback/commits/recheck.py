@@ -1,12 +1,14 @@
-"""After a flush that failed: whether what was committed is still there, and what to do where it is not.
+"""After a flush that failed: whether what was committed is still there, and what to do where it is
+not.
 
-A server that dies between a commit and its flush forgets renames, names and attributes, and a later flush that succeeds would not know. So
-before a flush is tried again, everything that the group made is looked at: names go back to where they were put, directories and special
-files are made anew, contents are to be streamed again. What is known by its inode number counts as there only with that number: under a
-name that was replaced the old file shows again. What a change that failed may have moved is looked for at both ends (`whereabouts`).
-A later content that such a change has put there stays.
-What was removed, and is there again, is left. Called in a thread for flushes, with no
-commit under way; may be done again at any point.
+A server that dies between a commit and its flush forgets renames, names and attributes, and a later
+flush that succeeds would not know. So before a flush is tried again, everything that the group made
+is looked at: names go back to where they were put, directories and special files are made anew,
+contents are to be streamed again. What is known by its inode number counts as there only with that
+number: under a name that was replaced the old file shows again. What a change that failed may have
+moved is looked for at both ends (`whereabouts`). A later content that such a change has put there
+stays. What was removed, and is there again, is left. Called in a thread for flushes, with no commit
+under way; may be done again at any point.
 """
 
 from __future__ import annotations
@@ -45,19 +47,19 @@ class Recheck:
     def __init__(
         self, parts: DrainParts, committer: Committer, placing: Placing, there: Whereabouts
     ) -> None:
-        self._parts, self._lower, self._committer, self._placing, self._there = (
-            parts,
-            parts.lower,
-            committer,
-            placing,
-            there,
-        )
+        self._parts = parts
+        self._lower = parts.lower
+        self._committer = committer
+        self._placing = placing
+        self._there = there
 
     def look(self, group: GroupOutcome) -> None:
-        """Put right what is missing, and say so in `group`; contents that are not there any more go to `group.undone`.
+        """Put right what is missing, and say so in `group`; contents that are not there any more go
+        to `group.undone`.
 
         Raises:
-            OSError: the backing directory does not say, or refuses: of the rest it is not known what it has.
+            OSError: the backing directory does not say, or refuses: of the rest it is not known
+                what it has.
         """
         known = [(op, st) for op, st in self._made(group) if op.seq not in group.safe]
         moved = set[Seq]()
@@ -88,13 +90,16 @@ class Recheck:
                 yield op, st
 
     def _tried(self, attempt: Callable[[Op, LowerStat], bool], op: Op, st: LowerStat) -> bool:
-        """What is refused for good must not hold up all that comes after it: others have changed what there was."""
+        """What is refused for good must not hold up all that comes after it: others have changed
+        what there was.
+        """
         try:
             return self._committer.reaching(op, lambda: attempt(op, st))
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
-            name, why = shown(op.new_name or op.name), errno_name(error.errno)
+            name = shown(op.new_name or op.name)
+            why = errno_name(error.errno)
             _log.error(
                 "the backing directory lost this, and refuses to have it again",
                 kind=op.kind.value,
@@ -114,13 +119,16 @@ class Recheck:
     def _name(self, op: Op, st: LowerStat) -> bool:
         if op.kind not in (OpKind.RENAME, OpKind.EXCHANGE):
             return False
-        at, to = self._committer.place_of(op), self._committer.target_of(op)
-        source, target = self._parts.path_at(at), self._parts.path_at(to)
+        at = self._committer.place_of(op)
+        to = self._committer.target_of(op)
+        source = self._parts.path_at(at)
+        target = self._parts.path_at(to)
         if source is None or target is None:
             return False
         if op.kind is OpKind.EXCHANGE and op.payload:  # else one of the two was alone, and moved
             return self._exchange(op, (at, source), (to, target))
-        there, here = self._parts.look(target), self._parts.look(source)
+        there = self._parts.look(target)
+        here = self._parts.look(source)
         if here is None or (there is not None and there.ino == st.ino):
             return False
         is_lost = (
@@ -154,7 +162,8 @@ class Recheck:
         if found != [int(part) for part in op.payload.split()]:
             return False
         if self._there.moved(op):
-            return False  # it was not forgotten: a later one has exchanged them back, and its answer was lost
+            # it was not forgotten: a later one has exchanged them back, and its answer was lost
+            return False
         self._lower.exchange(a[1], b[1])
         self._placing.repaired()
         return True
@@ -181,7 +190,9 @@ class Recheck:
         return is_lost
 
     def _paths(self, ino: Ino) -> Iterator[LowerPath]:
-        """Where a node lies; a file may have thousands of names, and most questions are about one."""
+        """Where a node lies; a file may have thousands of names, and most questions are about
+        one.
+        """
         for place in self._parts.places(ino):
             path = self._parts.path_at(place)
             if path is not None and (there := self._find(path)) is not None:
@@ -209,7 +220,8 @@ class Recheck:
     def _is_of_later(self, op: Op, present: LowerStat | None) -> bool:
         """Whether a later content lies there, put by a rename that failed all the same.
 
-        To put the older one over it would show an earlier moment again, and take the later one's staging file.
+        To put the older one over it would show an earlier moment again, and take the later one's
+        staging file.
         """
         with self._parts.lock:
             return present is not None and any(
@@ -248,7 +260,8 @@ class Recheck:
     def _attributes(self, group: GroupOutcome, op: Op, path: LowerPath) -> None:
         """Of directories all but their times, which the flush gives them.
 
-        With what later operations of the group say: a worker that is killed before their turn would leave the older ones there for good.
+        With what later operations of the group say: a worker that is killed before their turn would
+        leave the older ones there for good.
         """
         meta = Metadata.from_json(op.meta.to_json())
         for later, _st in group.done:

@@ -4,12 +4,12 @@ A program may write to a file in a directory that it may not change, and finishe
 began before the directory was made read-only. Content gets to its place by a rename, which that
 directory's mode forbids then to a daemon without privilege. So the directory is opened to its owner
 for the one operation that was refused, and shut again; and so are those further above that may not
-be entered any more, and a directory itself that moves to another. Which ones are open is in the state
-database before they are: the next worker shuts them before it carries out anything else.
+be entered any more, and a directory itself that moves to another. Which ones are open is in the
+state database before they are: the next worker shuts them before it carries out anything else.
 
-Not opened is what was shut by others than this mount, and what belongs to somebody else. What others
-change while it is open stays. Called in the commit thread, and by the look after a flush that failed
-(`recheck`), while no commit is under way.
+Not opened is what was shut by others than this mount, and what belongs to somebody else. What
+others change while it is open stays. Called in the commit thread, and by the look after a flush
+that failed (`recheck`), while no commit is under way.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class ShutDirectories:
             bits[wanted.ino] = bits.get(wanted.ino, 0) | wanted.bits
             if wanted.becomes is not None:
                 becomes[wanted.ino] = wanted.becomes
-        # all are tried, each may be what refused; those at the top first, else none below is reached
+        # all are tried, each may be what refused; those at the top first, else none below is
+        # reached
         order = sorted(bits, key=lambda ino: len(self._above(ino)))
         found = [self._open_one(ino, bits[ino], becomes.get(ino)) for ino in order]
         return any(found)
@@ -152,8 +153,8 @@ class ShutDirectories:
     def _own_mode(self, directory: Ino) -> int | None:
         """The permission bits that it has there as far as this mount knows; None: not known.
 
-        Others' changes are not taken over while something is pending in a directory: so one that was
-        shut from outside since the application's call shows other bits.
+        Others' changes are not taken over while something is pending in a directory: so one that
+        was shut from outside since the application's call shows other bits.
         """
         for op in self._parts.log.pending_of(directory):
             if op.sets_rights and not op.committed:
@@ -163,14 +164,17 @@ class ShutDirectories:
     # -- shutting
 
     def shut(self) -> None:
-        """Give back what was taken; where that fails, it is tried again before the next operation."""
+        """Give back what was taken; where that fails, it is tried again before the next
+        operation.
+        """
         # those below first: once one above is shut they are not reached any more
         for path, opened in sorted(self._opened.items(), key=lambda one: -len(one[0])):
             try:
                 self._shut_one(path, opened)
             except OSError as error:
                 _log.warning(
-                    "a directory that was opened for an operation could not be shut again; will be retried",
+                    "a directory that was opened for an operation could not be shut again; will "
+                    "be retried",
                     path=shown(b"/".join(path)),
                     permissions=f"{opened.mode:o}",
                     error=error.strerror,

@@ -1,13 +1,17 @@
-"""New small files, a run of them at a time: one locked section before, the calls of each, one locked section after.
+"""New small files, a run of them at a time: one locked section before, the calls of each, one
+locked section after.
 
-A file that is committed alone takes the lock five times and ends two transactions, and each time the commit thread waits behind all
-streams. Most of what is saved in large numbers is as plain as can be, though: a new file, staged, with a name that nothing else has. Those
-are begun together, renamed one after the other in log order, and recorded together.
+A file that is committed alone takes the lock five times and ends two transactions, and each time
+the commit thread waits behind all streams. Most of what is saved in large numbers is as plain as
+can be, though: a new file, staged, with a name that nothing else has. Those are begun together,
+renamed one after the other in log order, and recorded together.
 
-Between a rename and its record the worker may die. Then all of the run is in doubt and not one operation, and the next worker carries
-all of it out again. That is harmless because each makes something of its own: no two of a run have the same node or name, so each finds
-its file in place and the names keep what they show. Whatever is not plain is a run's end, and is carried out alone (`Committer`): so is
-one of a run whose calls answered otherwise than expected. Called in the commit thread.
+Between a rename and its record the worker may die. Then all of the run is in doubt and not one
+operation, and the next worker carries all of it out again. That is harmless because each makes
+something of its own: no two of a run have the same node or name, so each finds its file in place
+and the names keep what they show. Whatever is not plain is a run's end, and is carried out alone
+(`Committer`): so is one of a run whose calls answered otherwise than expected. Called in the commit
+thread.
 """
 
 from __future__ import annotations
@@ -31,9 +35,14 @@ from acpfs.writeback.streams.equal import is_linked
 from acpfs.writeback.streams.spares import SPARE_BYTES_MIN, Spares
 
 RUN_OPS_MAX = 32
-"""Bounds the time under the lock to about a millisecond, and what a request's look at operations in doubt costs."""
+"""Bounds the time under the lock to about a millisecond, and what a request's look at operations in
+doubt costs.
+"""
 CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
-"""Answers of the first call that mean that nothing was done. After any other the operation may have been carried out: never left out."""
+"""Answers of the first call that mean that nothing was done.
+
+After any other the operation may have been carried out: never left out.
+"""
 _TO_BE_LOOKED_INTO = frozenset({errno.ENOENT, errno.EXDEV, errno.EACCES})
 """Answers to a rename that have causes which can be put right (`Committer`)."""
 
@@ -60,23 +69,22 @@ class StoreRuns:
         is_stopped: Callable[[], bool],
     ) -> None:
         """`applied`: see `Streamer.applied`; `is_stopped`: whether the group is to end early."""
-        self._lower, self._tree, self._log, self._state, self._lock = (
-            parts.lower,
-            parts.tree,
-            parts.log,
-            parts.state,
-            parts.lock,
-        )
-        self._manifest, self._applied, self._conflicts, self._spares = (
-            manifest,
-            applied,
-            conflicts,
-            spares,
-        )
-        self._parts, self._is_stopped = parts, is_stopped
+        self._lower = parts.lower
+        self._tree = parts.tree
+        self._log = parts.log
+        self._state = parts.state
+        self._lock = parts.lock
+        self._manifest = manifest
+        self._applied = applied
+        self._conflicts = conflicts
+        self._spares = spares
+        self._parts = parts
+        self._is_stopped = is_stopped
 
     def carry_out(self, ops: list[Op], before: Callable[[Op], None]) -> GroupOutcome:
-        """Those at the front that are plain, as far as all goes well. None were done: the first one is to be carried out alone.
+        """Those at the front that are plain, as far as all goes well.
+
+        None were done: the first one is to be carried out alone.
 
         `before`: see `Committer`.
         """
@@ -99,7 +107,8 @@ class StoreRuns:
             for store in stores:
                 self._log.mark_begun(store.op)
             try:
-                self._state.must_commit()  # else a next worker would take them for ones that nothing was done for
+                # else a next worker would take them for ones that nothing was done for
+                self._state.must_commit()
             except OSError as error:
                 return self._given_up(stores, stores[0], error, run)
         for store in stores:
@@ -118,7 +127,8 @@ class StoreRuns:
 
     def _plain(self, ops: list[Op]) -> list[_Store]:
         if any(op.kind in MOVING for op in self._log.in_doubt()):
-            return []  # the paths may be others by now; and without one `CatchingUp` has nothing to record
+            # the paths may be others by now; and without one `CatchingUp` has nothing to record
+            return []
         bases: dict[Ino, LowerPath | None] = {}
         found: dict[Ino, _Store] = {}
         places: set[Place] = set()
@@ -131,7 +141,9 @@ class StoreRuns:
         return list(found.values())
 
     def _plain_one(self, op: Op, bases: dict[Ino, LowerPath | None]) -> _Store | None:
-        """None: it is not plain, and something of what `Committer` does with a single store may have to be done."""
+        """None: it is not plain, and something of what `Committer` does with a single store may
+        have to be done.
+        """
         version = op.version
         if (
             op.kind is not OpKind.STORE
@@ -148,7 +160,8 @@ class StoreRuns:
             or is_linked(version)
         ):
             return None
-        # `covers` is all that `concerns` means for a store: what it leaves out replaces others' files, alone as in a run.
+        # `covers` is all that `concerns` means for a store: what it leaves out replaces others'
+        # files, alone as in a run.
         if self._conflicts.covers(op) or self._applied.get(version.vid) != op.meta.to_json():
             return None
         place = self._conflicts.place(op, op.parent, op.name)
@@ -210,7 +223,8 @@ class StoreRuns:
 
     def _failed(self, op: Op, error: OSError, run: GroupOutcome) -> None:
         op.take(Step.TAKEN_BACK if error.errno in CERTAIN else Step.FAILED)
-        run.failed, run.error = op, error
+        run.failed = op
+        run.error = error
 
     # -- the end
 
@@ -237,19 +251,26 @@ class StoreRuns:
 
 
 def ours(lower: Lower, op: Op, st: LowerStat) -> LowerStat:
-    """What was put there, also where another member has put its own over it by the time that it was looked at: that is to be noticed."""
-    given_ns, granularity_ns = op.meta.mtime_ns, lower.features.time_granularity_ns
+    """What was put there, also where another member has put its own over it by the time that it was
+    looked at: that is to be noticed.
+    """
+    given_ns = op.meta.mtime_ns
+    granularity_ns = lower.features.time_granularity_ns
     if (
         op.version is None
         or st.ino == op.version.staging_ino
         or given_ns is None
         or abs(st.mtime_ns - given_ns) < granularity_ns
     ):
-        return st  # with the time that it was given it is ours, on a file system that numbers files anew
+        # with the time that it was given it is ours, on a file system that numbers files anew
+        return st
     return st._replace(ino=op.version.staging_ino, mtime_ns=given_ns)
 
 
 def _take_back(stores: Iterable[_Store]) -> None:
-    """Nothing was done for them. Their rows may go on saying that they were begun, which costs a next worker a look."""
+    """Nothing was done for them.
+
+    Their rows may go on saying that they were begun, which costs a next worker a look.
+    """
     for store in stores:
         store.op.take(Step.TAKEN_BACK)

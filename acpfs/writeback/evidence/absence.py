@@ -1,9 +1,10 @@
 """Whether what the backing directory does not find is missing.
 
-Servers in trouble, and clients that have just been told of new servers, say for a moment that a name does not exist, and list it all the
-same (GlusterFS after a change of its graph). Who believed that would take a rename, or a removal, for done that never was. So an operation
-that finds its object missing asks the directory's listing first. Called in the commit thread, and by `verify`; decides nothing about what
-comes of it.
+Servers in trouble, and clients that have just been told of new servers, say for a moment that a
+name does not exist, and list it all the same (GlusterFS after a change of its graph). Who believed
+that would take a rename, or a removal, for done that never was. So an operation that finds its
+object missing asks the directory's listing first. Called in the commit thread, and by `verify`;
+decides nothing about what comes of it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from acpfs.backing.lower import Lower, LowerPath
 
 
 class Listings:
-    """Listings that were asked for during a run of removals; each of n files that another member has removed would take one of its own.
+    """Listings that were asked for during a run of removals; each of n files that another member
+    has removed would take one of its own.
 
-    One that is older than the answer "not found" says as much, as long as nothing was made here since: what was not listed then did not
-    come back by itself. `forget` is called before anything else than a removal is carried out.
+    One that is older than the answer "not found" says as much, as long as nothing was made here
+    since: what was not listed then did not come back by itself. `forget` is called before anything
+    else than a removal is carried out.
     """
 
     def __init__(self, lower: Lower) -> None:
@@ -39,10 +42,12 @@ class Listings:
 def make_sure(
     lower: Lower, path: LowerPath, found: dict[LowerPath, frozenset[bytes]] | None = None
 ) -> None:
-    """Return when nothing lies at `path`, by the listing of the nearest directory above it that there is. `found`: takes it.
+    """Return when nothing lies at `path`, by the listing of the nearest directory above it that
+    there is. `found`: takes it.
 
     Raises:
-        OSError: ESTALE, a passing failure, when it is listed; whatever else keeps the backing directory from listing.
+        OSError: ESTALE, a passing failure, when it is listed; whatever else keeps the backing
+            directory from listing.
     """
     for depth in range(len(path) - 1, -1, -1):
         try:

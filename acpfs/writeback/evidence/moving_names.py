@@ -1,4 +1,5 @@
-"""Names that operations in the log will take from where they lie on the backing directory, or are just taking.
+"""Names that operations in the log will take from where they lie on the backing directory, or are
+just taking.
 
 Reads only; used under the file system's lock.
 """
@@ -23,7 +24,9 @@ class MovingNames:
     tree: LowerTree
 
     def cover(self, path: LowerPath) -> bool:
-        """Whether a path, or a directory that it lies in, is deleted or renamed by something that is not persisted yet."""
+        """Whether a path, or a directory that it lies in, is deleted or renamed by something that
+        is not persisted yet.
+        """
         places = (place for op in self.log if op.kind in _TAKING for place in op.touches())
         taken = (self.tree.path_at(*place) for place in places)
         return any(name is not None and path[: len(name)] == name for name in taken)

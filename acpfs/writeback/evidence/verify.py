@@ -1,6 +1,8 @@
-"""Verification: hash files on the backing directory and compare with what was recorded when they were stored.
+"""Verification: hash files on the backing directory and compare with what was recorded when they
+were stored.
 
-Blocks on the backing directory; run it on a thread. Takes the file system's lock only to look into the manifest.
+Blocks on the backing directory; run it on a thread. Takes the file system's lock only to look into
+the manifest.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from acpfs.writeback.evidence import absence
 BUFFER_BYTES = 4 << 20
 STALE_LOOKS_MAX = 6
 STALE_AGAIN_S = 0.4
-"""Clients of distributed file systems remember names for a second, and answer ESTALE where another member has put another file."""
+"""Clients of distributed file systems remember names for a second, and answer ESTALE where another
+member has put another file.
+"""
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -39,7 +43,8 @@ class MisreadError(OSError):
 
 
 class OnlyCopyError(OSError):
-    """Bytes that are nowhere else are not there, or fsync of them failed: Linux forgets such pages, and says it once.
+    """Bytes that are nowhere else are not there, or fsync of them failed: Linux forgets such pages,
+    and says it once.
 
     https://lwn.net/Articles/752063/
     """
@@ -72,12 +77,19 @@ class Verifier:
         threads: Threads,
         is_moving: Callable[[LowerPath], bool] = lambda _path: False,
     ) -> None:
-        """`is_moving`: whether an operation under way takes a path from where it lies; called under the lock."""
-        self._manifest, self._lower, self._lock, self._is_moving = manifest, lower, lock, is_moving
+        """`is_moving`: whether an operation under way takes a path from where it lies; called under
+        the lock.
+        """
+        self._manifest = manifest
+        self._lower = lower
+        self._lock = lock
+        self._is_moving = is_moving
         self._pause = threads.event()
 
     def verify(self, paths: Iterable[LowerPath] = ()) -> Iterator[Verification]:
-        """Files one by one; a directory stands for what was recorded below it and what lies there; none: for everything recorded."""
+        """Files one by one; a directory stands for what was recorded below it and what lies there;
+        none: for everything recorded.
+        """
         chosen = list(paths)
         if not chosen:
             for key, _digest, _size in self._manifest.rows():
@@ -117,8 +129,9 @@ class Verifier:
     def _file(self, path: LowerPath) -> Iterator[Verification]:
         """One verdict, or none about what was deleted or renamed meanwhile.
 
-        A commit may replace the file while it is read: then what was expected has changed too, and it is read again. A commit that takes
-        it away does so a moment before its record goes. What differs is read once more: a path to the storage can give wrong bytes once.
+        A commit may replace the file while it is read: then what was expected has changed too, and
+        it is read again. A commit that takes it away does so a moment before its record goes. What
+        differs is read once more: a path to the storage can give wrong bytes once.
         """
         is_second = False
         while True:
@@ -155,7 +168,9 @@ class Verifier:
         )
 
     def _digest(self, path: LowerPath) -> tuple[str, int]:
-        """As `digest_of`; a handle that is stale is none to complain of: the file is gone, or another one by now."""
+        """As `digest_of`; a handle that is stale is none to complain of: the file is gone, or
+        another one by now.
+        """
         looks = 0
         while True:
             try:

@@ -1,10 +1,13 @@
-"""Where things lie while an operation is in doubt: handed to the backing directory, and neither recorded nor known to be refused.
+"""Where things lie while an operation is in doubt: handed to the backing directory, and neither
+recorded nor known to be refused.
 
-A call can be carried out and still fail, when a server dies with the answer, and it can be carried out long after it failed. Until it was
-tried again the committed tree may be behind the backing directory: a directory that was renamed is not where the tree has it, a file that
-was unlinked has its other names only. Who believed the "not found" that follows would take for removed what only lies elsewhere. So a path
-that such an operation touches, or that leads through one, is looked for at both ends first. What is in doubt follows from the log, so a
-next worker knows it too. Called in threads, never under the lock, which it takes for a moment.
+A call can be carried out and still fail, when a server dies with the answer, and it can be carried
+out long after it failed. Until it was tried again the committed tree may be behind the backing
+directory: a directory that was renamed is not where the tree has it, a file that was unlinked has
+its other names only. Who believed the "not found" that follows would take for removed what only
+lies elsewhere. So a path that such an operation touches, or that leads through one, is looked for
+at both ends first. What is in doubt follows from the log, so a next worker knows it too. Called in
+threads, never under the lock, which it takes for a moment.
 """
 
 from __future__ import annotations
@@ -42,13 +45,11 @@ class Whereabouts:
         left_as: Callable[[Ino], tuple[int, int, int, int] | None],
     ) -> None:
         """`left_as`: `Listener.left_as`."""
-        self._lower, self._tree, self._log, self._lock, self._left_as = (
-            lower,
-            tree,
-            log,
-            lock,
-            left_as,
-        )
+        self._lower = lower
+        self._tree = tree
+        self._log = log
+        self._lock = lock
+        self._left_as = left_as
 
     # -- questions, as `Lower` has them
 
@@ -123,7 +124,9 @@ class Whereabouts:
         op, source, target, _number = move
         ends = (source, target) if op.kind is OpKind.EXCHANGE else (source,)
         if not any(path[: len(end)] == end for end in ends):
-            return False  # what an exchange brought to one end says that it was made, though the other may have been lost since
+            # what an exchange brought to one end says that it was made, though the other may have
+            # been lost since
+            return False
         return any(
             self._through(move, end) == other
             for end, other in ((source, target), (target, source))[: len(ends)]
@@ -179,16 +182,19 @@ class Whereabouts:
         return path
 
     def _end(self, op: Op, number: int | None, before: LowerPath, after: LowerPath) -> LowerPath:
-        """Where something that is moved from `before` to `after` lies: by its number, else as it will be judged at the next try.
+        """Where something that is moved from `before` to `after` lies: by its number, else as it
+        will be judged at the next try.
 
-        Looks in the order in which it moves, so it cannot be missed; what lies nowhere was removed from outside.
+        Looks in the order in which it moves, so it cannot be missed; what lies nowhere was removed
+        from outside.
         """
         if op.kind is OpKind.EXCHANGE:
             if not op.payload:
                 return before  # the numbers are noted before it is begun
             ways = (before, self._lower.exchange_aside(before, after), after)
             return next((way for way in ways if self._number_at(way) == number), before)
-        here, there = self._number_at(before), self._number_at(after)
+        here = self._number_at(before)
+        there = self._number_at(after)
         if number is not None and number in (here, there):
             return before if here == number else after
         return before if there is None or here is not None else after

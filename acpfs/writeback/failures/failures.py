@@ -1,4 +1,5 @@
-"""A failure of an operation as state: noted, told in the log file, and what follows, which is another try later or parking.
+"""A failure of an operation as state: noted, told in the log file, and what follows, which is
+another try later or parking.
 
 Decides nothing by itself (`retry` does) and carries nothing out. Used under the file system's lock.
 """
@@ -23,8 +24,11 @@ from acpfs.writeback.streams.stream_queue import StreamQueue
 _log = get_logger(__name__)
 
 
-TRIED_AT_ONCE, TRIED_EVERY_S = 64, 10.0
-"""Parked operations that are tried again by themselves at the same time, and when the next ones are."""
+TRIED_AT_ONCE = 64
+TRIED_EVERY_S = 10.0
+"""Parked operations that are tried again by themselves at the same time, and when the next ones
+are.
+"""
 
 
 class Failures:
@@ -34,24 +38,26 @@ class Failures:
         self, parts: DrainParts, queue: StreamQueue, retry: RetryPolicy, due: dict[Seq, float]
     ) -> None:
         """`due`: when operations that failed are to be tried again."""
-        self._parts, self._ops, self._queue, self._retry, self._due = (
-            parts,
-            parts.log,
-            queue,
-            retry,
-            due,
-        )
+        self._parts = parts
+        self._ops = parts.log
+        self._queue = queue
+        self._retry = retry
+        self._due = due
         self._parked_until: dict[Seq, float] = {}
         """Parked operations that are tried again by themselves, and when, on trio's clock."""
         self._look_at = math.inf
         """Not later than the first of these times: there may be very many."""
 
     def failed(self, op: Op, error: OSError) -> None:
-        """Try again later, or park: at once where another try would succeed without bringing the bytes back."""
+        """Try again later, or park: at once where another try would succeed without bringing the
+        bytes back.
+        """
         self._parts.counters.retries += 1
-        delay_s, again = self._retry.failed(op, error), self._retry.was_parked(op)
+        delay_s = self._retry.failed(op, error)
+        again = self._retry.was_parked(op)
         if isinstance(error, OnlyCopyError):
-            delay_s, op.next_attempt_at = None, 0.0
+            delay_s = None
+            op.next_attempt_at = 0.0
         if op.version is not None and op.version.state is VersionState.STREAMING:
             op.version.state = VersionState.COMPLETE
         if delay_s is None:
@@ -74,7 +80,8 @@ class Failures:
 
     def resume(self) -> None:
         """Another run of the engine begins, whose clock is another one."""
-        self._parked_until, self._look_at = {}, math.inf
+        self._parked_until = {}
+        self._look_at = math.inf
         for op in self._ops.parked():
             if op.next_attempt_at and not op.withheld:
                 self._put_aside(op.seq, trio.current_time() + PARKED_DELAY_MIN_S)
@@ -88,7 +95,9 @@ class Failures:
         return self._look_at
 
     def try_parked(self, now: float) -> bool:
-        """Bring those back into the order whose time has come, the oldest first, some at a time; whether there were any."""
+        """Bring those back into the order whose time has come, the oldest first, some at a time;
+        whether there were any.
+        """
         if now < self._look_at:
             return False
         due = sorted(seq for seq, until in self._parked_until.items() if until <= now)
@@ -113,7 +122,9 @@ class Failures:
                 self._queue.add(op)
 
     def persisted(self, op: Op) -> None:
-        """What was refused has been done: those that were refused for the same reason are tried at once."""
+        """What was refused has been done: those that were refused for the same reason are tried at
+        once.
+        """
         if self._parked_until and self._retry.was_parked(op):
             self.unpark(
                 [
@@ -131,10 +142,13 @@ class Failures:
     # -- the bytes are gone
 
     def staging_lost(self, op: Op) -> None:
-        """The staging file was removed from outside, or lost by the backing file system: streamed again where RAM has the bytes."""
+        """The staging file was removed from outside, or lost by the backing file system: streamed
+        again where RAM has the bytes.
+        """
         assert op.version is not None
         if op.version.is_local:
-            op.version.state, op.version.staging_name = VersionState.COMPLETE, ""
+            op.version.state = VersionState.COMPLETE
+            op.version.staging_name = ""
             self._ops.save_version(op.version)
             self.failed(op, OSError(errno.EIO, "the staging file is gone"))
         else:
@@ -142,22 +156,25 @@ class Failures:
             error = OSError(
                 errno.EIO, "the staging file is gone, and its bytes are not in RAM any more"
             )
-            op.last_error, op.last_detail, op.next_attempt_at = (
-                error.errno,
-                error.strerror or "",
-                0.0,
-            )
+            op.last_error = error.errno
+            op.last_detail = error.strerror or ""
+            op.next_attempt_at = 0.0
             self._ops.park(op)
             self._tell(op, error, parked=True)
 
     def _tell(self, op: Op, error: OSError, *, parked: bool) -> None:
-        """In the log file: each first failure and each parking; retries only when they become rare."""
+        """In the log file: each first failure and each parking; retries only when they become
+        rare.
+        """
         if parked or op.tries & (op.tries - 1) == 0:
             path = shown(self._parts.listener.display_path(op))
             level = _log.error if parked else _log.warning
             event = "backing directory failed; will be retried"
             if isinstance(error, OnlyCopyError):
-                event = "bytes that are nowhere else may be lost: retry stores what is left of them, discard drops them"
+                event = (
+                    "bytes that are nowhere else may be lost: retry stores what is left of them, "
+                    "discard drops them"
+                )
             elif parked:
                 event = "backing directory refuses; kept, until retry or discard"
                 event += "" if op.next_attempt_at else ", and not tried again by itself"

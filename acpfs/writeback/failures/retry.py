@@ -1,7 +1,8 @@
-"""What becomes of an operation that failed: tried again after a growing, jittered delay, or parked, and then tried again now and then.
+"""What becomes of an operation that failed: tried again after a growing, jittered delay, or parked,
+and then tried again now and then.
 
-Delays run on trio's monotonic clock; the wall clock time in `Op.next_attempt_at` is for people to read, so a clock jump changes
-nothing. Used under the file system's lock.
+Delays run on trio's monotonic clock; the wall clock time in `Op.next_attempt_at` is for people to
+read, so a clock jump changes nothing. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -15,18 +16,27 @@ from acpfs.writeback.evidence.verify import MisreadError
 from acpfs.writeback.log.ops import Op, OpKind
 
 PERMANENT_TRIES = 3
-"""Refusals in a row, for the same reason, before an operation is parked: a replicated file system in trouble answers with wrong errnos.
+"""Refusals in a row, for the same reason, before an operation is parked: a replicated file system
+in trouble answers with wrong errnos.
 
-One that names another reason each time (GlusterFS with `debug.error-gen`: EROFS, EINVAL, EISDIR) refuses nothing, it is ill.
-Also streams in a row that read back differently: storage that spoils what it is given is not written to for ever."""
-PARKED_DELAY_MIN_S, PARKED_DELAY_MAX_S = 120.0, 600.0
-"""How long a parked operation stays before it is tried by itself. Each try holds up what comes after it for as long as it takes."""
+One that names another reason each time (GlusterFS with `debug.error-gen`: EROFS, EINVAL, EISDIR)
+refuses nothing, it is ill. Also streams in a row that read back differently: storage that spoils
+what it is given is not written to for ever.
+"""
+PARKED_DELAY_MIN_S = 120.0
+PARKED_DELAY_MAX_S = 600.0
+"""How long a parked operation stays before it is tried by itself.
+
+Each try holds up what comes after it for as long as it takes.
+"""
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 """ENOENT reaches us only when repair did not help: the place is gone and cannot be made again."""
 _MOVES = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.RMDIR})
-"""EBUSY refuses these: of a directory that something is mounted on, which is so until somebody unmounts it.
+"""EBUSY refuses these: of a directory that something is mounted on, which is so until somebody
+unmounts it.
 
-All else that says so is tried again soon: a server that others keep a file open on (SMB), a device that is busy.
+All else that says so is tried again soon: a server that others keep a file open on (SMB), a device
+that is busy.
 """
 _ENDING = (_REFUSALS | {errno.EBUSY}) - {
     errno.EFBIG,
@@ -35,9 +45,11 @@ _ENDING = (_REFUSALS | {errno.EBUSY}) - {
     errno.EINVAL,
     errno.EOPNOTSUPP,
 }
-"""Refusals that somebody may end: a file system becomes writable again, a permission is given, a foreign file removed.
+"""Refusals that somebody may end: a file system becomes writable again, a permission is given, a
+foreign file removed.
 
-The others are for good, and to try them again may take a stream of the whole file."""
+The others are for good, and to try them again may take a stream of the whole file.
+"""
 
 
 class RetryPolicy:
@@ -49,7 +61,8 @@ class RetryPolicy:
         delay_max_s: float,
         runtime: Runtime,
     ) -> None:
-        self._delay_min_s, self._delay_max_s = delay_min_s, max(delay_min_s, delay_max_s)
+        self._delay_min_s = delay_min_s
+        self._delay_max_s = max(delay_min_s, delay_max_s)
         self._wall_clock = runtime.clock.wall
         self._random = runtime.chance.source
         self._refusals: dict[Seq, tuple[int, int]] = {}
@@ -58,14 +71,17 @@ class RetryPolicy:
         """Errno that it was parked for last, and how often."""
 
     def delay_s(self, tries: int) -> float:
-        """Between half and all of min · 2^(tries-1), at most max: many nodes must not come back in step."""
+        """Between half and all of min · 2^(tries-1), at most max: many nodes must not come back in
+        step.
+        """
         full = min(self._delay_max_s, self._delay_min_s * 2.0 ** min(tries - 1, 60))
         return full * self._random.uniform(0.5, 1.0)
 
     def failed(self, op: Op, error: OSError) -> float | None:
         """Note a failure on the operation; seconds until the next attempt, or None: park it."""
         op.tries += 1
-        op.last_error, op.last_detail = error.errno or errno.EIO, error.strerror or str(error)
+        op.last_error = error.errno or errno.EIO
+        op.last_detail = error.strerror or str(error)
         if _is_refusal(op) or isinstance(error, MisreadError):
             reason, times = self._refusals.get(op.seq, (op.last_error, 0))
             self._refusals[op.seq] = (op.last_error, times + 1 if reason == op.last_error else 1)
@@ -83,7 +99,9 @@ class RetryPolicy:
         return delay_s
 
     def parked_delay_s(self, op: Op) -> float | None:
-        """Seconds after which the operation, which is being parked, is to be tried by itself; None: only when somebody says so."""
+        """Seconds after which the operation, which is being parked, is to be tried by itself; None:
+        only when somebody says so.
+        """
         if op.last_error not in _ENDING:
             return None
         number, times = self._parked.get(op.seq, (0, 0))

@@ -1,7 +1,9 @@
-"""By which path a node was known when it still counted as a checkpoint (or as what checkpoints lie in).
+"""By which path a node was known when it still counted as a checkpoint (or as what checkpoints lie
+in).
 
-A checkpoint that is renamed to something else (out of the way, before it is deleted) or moved aside by the guard stays that checkpoint.
-Remembered by node number in the state database. Used under the file system's lock.
+A checkpoint that is renamed to something else (out of the way, before it is deleted) or moved aside
+by the guard stays that checkpoint. Remembered by node number in the state database. Used under the
+file system's lock.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class FormerPaths:
 
     def __init__(self, tree: LowerTree, state: StateDatabase) -> None:
         """Take up what an earlier worker knew."""
-        self._tree, self._state = tree, state
+        self._tree = tree
+        self._state = state
         state.create(DDL)
         self._paths: dict[Ino, LowerPath] = {
             Ino(ino): tuple(path.split(b"/"))
@@ -51,11 +54,15 @@ class FormerPaths:
             self._state.change("DELETE FROM former_path WHERE ino = ?", (ino,))
 
     def trace(self, parent: Ino, name: bytes, ino: Ino = NO_INO) -> Trace | None:
-        """Of a name, and of the node under it; None when its directory is not on the backing directory."""
+        """Of a name, and of the node under it; None when its directory is not on the backing
+        directory.
+        """
         now = self._tree.path_at(parent, name)
         if now is None:
             return None
-        above, below = ino, len(now)  # how many components of `now` lead to `above`
+        # how many components of `now` lead to `above`
+        above = ino
+        below = len(now)
         while self._paths and above != ROOT:
             former = self._paths.get(above)
             if former is not None:

@@ -1,10 +1,13 @@
-"""The guard: the last whole checkpoint of a save_dir stays on the backing directory until a newer one is persisted.
+"""The guard: the last whole checkpoint of a save_dir stays on the backing directory until a newer
+one is persisted.
 
-Frameworks delete the old checkpoint before or right after they write the new one. The guard sets such deletions aside, out of the order
-of the log: all else overtakes them and nothing waits for them. They come back when a newer checkpoint is there as whole as theirs, when
-their time is up, when an operator says so, or when the backing directory is full. With other members, whose guards decide by themselves,
-pointers come back first, and what others' pointers may name only when those are gone (`Gate.is_to_wait`). What is made under a name
-that they still hold replaces the file (`_replace`) or moves the old directory aside (`_move_aside`). Used under the file system's lock;
+Frameworks delete the old checkpoint before or right after they write the new one. The guard sets
+such deletions aside, out of the order of the log: all else overtakes them and nothing waits for
+them. They come back when a newer checkpoint is there as whole as theirs, when their time is up,
+when an operator says so, or when the backing directory is full. With other members, whose guards
+decide by themselves, pointers come back first, and what others' pointers may name only when those
+are gone (`Gate.is_to_wait`). What is made under a name that they still hold replaces the file
+(`_replace`) or moves the old directory aside (`_move_aside`). Used under the file system's lock;
 `run` is a task of the engine, and looks at the backing directory on a thread.
 """
 
@@ -36,19 +39,25 @@ from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.parts import DrainParts
 
 POLL_S = 10.0
-"""How often the backing directory is looked at when nothing happens here: other members may complete the newer checkpoint."""
+"""How often the backing directory is looked at when nothing happens here: other members may
+complete the newer checkpoint.
+"""
 PAUSE_S = 0.25
 PAUSE_SHARE = 10.0
 """Between two looks lie at least a quarter of a second, and ten times what the last one took."""
 QUIET_S = 60.0
-"""A newer checkpoint of about the same size, but with other names, counts as whole when it has not changed for so long."""
+"""A newer checkpoint of about the same size, but with other names, counts as whole when it has not
+changed for so long.
+"""
 DECIDED_LOOK_S = 0.02
 PATIENCE_S = 5.0
 """How long a drain waits for a look at a backing directory that does not answer."""
 NUMBER_BYTES_MIN = 1 << 20
-"""A directory called by a number alone and smaller than this is something else: caches and process directories are called so, too.
+"""A directory called by a number alone and smaller than this is something else: caches and process
+directories are called so, too.
 
-So is one in which nothing looks like the state of a program (`Inventory.has_state`)."""
+So is one in which nothing looks like the state of a program (`Inventory.has_state`).
+"""
 NAME_BYTES_MAX = 255
 
 _MAKING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD, OpKind.LINK})
@@ -61,15 +70,16 @@ class Guard:
 
     def __init__(self, parts: DrainParts, gate: Gate) -> None:
         """`gate`: lets go in two steps what other members' pointers may name."""
-        self._log, self._tree, self._lower, self._listener = (
-            parts.log,
-            parts.tree,
-            parts.lower,
-            parts.listener,
-        )
+        self._log = parts.log
+        self._tree = parts.tree
+        self._lower = parts.lower
+        self._listener = parts.listener
         self._now = parts.runtime.clock.now
-        self._section, self._pool, settings = parts.section, parts.calls.syncs, parts.settings
-        self._on, self._time_s = settings.keep_last_persisted, settings.guard_time_s
+        self._section = parts.section
+        self._pool = parts.calls.syncs
+        settings = parts.settings
+        self._on = settings.keep_last_persisted
+        self._time_s = settings.guard_time_s
         self._recogniser = Checkpoints(settings.checkpoint_patterns)
         self._former = FormerPaths(parts.tree, parts.state)
         self._held: dict[Key, Guarded] = {}
@@ -85,7 +95,9 @@ class Guard:
         self._orphans: tuple[LowerPath, ...] = ()
         self._gate = gate
         self._superseded: set[Seq] = set()
-        """Deletions that were let go because a newer checkpoint is whole; a next worker, which does not know, has them wait."""
+        """Deletions that were let go because a newer checkpoint is whole; a next worker, which does
+        not know, has them wait.
+        """
         self.released: Counter[str] = Counter()
         """How many checkpoints were let go, by reason."""
         for op in self._log:
@@ -102,17 +114,23 @@ class Guard:
     # -- asked by the order
 
     def concerns(self, op: Op) -> bool:
-        """Whether the operation removes something of a checkpoint, or what lies above one that is held."""
+        """Whether the operation removes something of a checkpoint, or what lies above one that is
+        held.
+        """
         if op.kind is OpKind.RMDIR and op.ino in self._above:
             return True
         return self._may_hold(op) and not self.is_too_early(op) and self._key(op) is not None
 
     def is_superseded(self, op: Op) -> bool:
-        """Whether what the operation removes is of a checkpoint that a newer one of its run has replaced on the backing directory."""
+        """Whether what the operation removes is of a checkpoint that a newer one of its run has
+        replaced on the backing directory.
+        """
         return op.seq in self._superseded
 
     def is_too_early(self, op: Op) -> bool:
-        """Whether it is not known yet what the operation removes: what it removes is to be committed in the same group."""
+        """Whether it is not known yet what the operation removes: what it removes is to be
+        committed in the same group.
+        """
         return self._may_hold(op) and not self._tree.has_what_it_removes(op)
 
     def _may_hold(self, op: Op) -> bool:
@@ -166,23 +184,29 @@ class Guard:
         return False
 
     def _detach(self, ino: Ino) -> None:
-        """A file that is deleted under a held name and rewritten under another: what lies under the held name stays as it is.
+        """A file that is deleted under a held name and rewritten under another: what lies under the
+        held name stays as it is.
 
-        It stays ours, too: a later worker holds it, and it goes where the directory goes that it lies in.
+        It stays ours, too: a later worker holds it, and it goes where the directory goes that it
+        lies in.
         """
         for place, op in self._places.items():
             if op.ino == ino:
                 self._tree.add(op.old_content, *place)
 
     def _replace(self, held: Op, op: Op) -> None:
-        """A new file takes the held one's name: one rename does both, there is no moment without either."""
+        """A new file takes the held one's name: one rename does both, there is no moment without
+        either.
+        """
         self._unindex(held)
         self._log.set_victim(op, held.ino)
         self._log.remove(held)
         self._listener.dropped(held)
 
     def _move_aside(self, held: Op, heir: Ino) -> None:
-        """What the removal would remove goes to `.acpfs/kept`, complete, and is removed from there in its time."""
+        """What the removal would remove goes to `.acpfs/kept`, complete, and is removed from there
+        in its time.
+        """
         self._unindex(held)
         suffix = b"-" + held.name
         name = b"%d" % held.seq + suffix[: NAME_BYTES_MAX - 20]
@@ -257,9 +281,11 @@ class Guard:
         return any(directory in self._upwards(op.parent) for op in held.ops.values())
 
     def _sort_anew(self) -> None:
-        """Directories above have moved, or what is held itself: it is known by another path, or lies below others.
+        """Directories above have moved, or what is held itself: it is known by another path, or
+        lies below others.
 
-        Looks at all that is held, so never for a move of anything else: 500 files renamed while 2,000 deletions were held took 14 s.
+        Looks at all that is held, so never for a move of anything else: 500 files renamed while
+        2,000 deletions were held took 14 s.
         """
         before = dict(self._held)
         for index in (self._held, self._keys, self._behind, self._places, self._nodes, self._above):
@@ -273,7 +299,9 @@ class Guard:
     # -- told by the engine
 
     def found_kept(self, paths: Iterable[LowerPath]) -> None:
-        """What lies in `.acpfs/kept` of this node: what no operation speaks of is left of a RAM tier that was lost."""
+        """What lies in `.acpfs/kept` of this node: what no operation speaks of is left of a RAM
+        tier that was lost.
+        """
         mine = {
             op.new_name or op.name
             for op in [*self._log, *self._log.all_aside()]
@@ -308,11 +336,11 @@ class Guard:
             self._sort_anew()
 
     def _note_move(self, op: Op) -> tuple[LowerPath, LowerPath] | None:
-        """Remember by what path something was known that lies elsewhere now (also when a killed worker had moved it, and not flushed)."""
-        trace, new = (
-            self._former.trace(op.parent, op.name),
-            self._tree.path_at(op.new_parent, op.new_name),
-        )
+        """Remember by what path something was known that lies elsewhere now (also when a killed
+        worker had moved it, and not flushed).
+        """
+        trace = self._former.trace(op.parent, op.name)
+        new = self._tree.path_at(op.new_parent, op.new_name)
         if trace is None or new is None:
             return None
         if op.let_go and op.new_parent < 0:
@@ -348,7 +376,9 @@ class Guard:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the backing directory was looked at since the last change (or does not answer)."""
+        """Whether the backing directory was looked at since the last change (or does not
+        answer).
+        """
         now = self._now()
         return all(
             held.asked_since is None or now - held.asked_since > PATIENCE_S
@@ -393,14 +423,16 @@ class Guard:
                 if isinstance(answer, OSError):
                     held.why = f"the backing directory does not say what it has: {answer.strerror}"
                 elif self._tree.epoch % 2 or self._question(held) != question:
-                    held.look_soon()  # it was moved meanwhile, or is being moved: what was seen may be something else
+                    # it was moved meanwhile, or is being moved: what was seen may be something else
+                    held.look_soon()
                 elif held in self._held.values():
                     self._judge(held, answer)
 
     def _question(self, held: Guarded) -> Question | None:
         """None: something is just being renamed, its paths are not what they seem."""
         own: dict[LowerPath, LowerPath] = {}
-        here, parents = False, set[Ino]()
+        here = False
+        parents = set[Ino]()
         parts = held.checkpoint.path.count(b"/") + 1
         for op in held.ops.values():
             if op.parent in parents:
@@ -480,7 +512,9 @@ class Guard:
         return trace is not None and trace.former[: len(prefix)] == prefix
 
     def _release_in_turn(self, held: Guarded, why: str) -> None:
-        """Pointers at once, the rest when other members' pointers are gone, which they hold until they find the same."""
+        """Pointers at once, the rest when other members' pointers are gone, which they hold until
+        they find the same.
+        """
         if why == "newer":
             self._superseded.update(held.ops)
         first = [op for op in held.ops.values() if not self._gate.is_to_wait(op)]
@@ -548,7 +582,11 @@ def _told(held: Guarded, *, moved: LowerPath | None, time_s: float) -> GuardedRe
 
 
 def _take_off(counter: Counter[Ino], ino: Ino) -> None:
-    """One less. `-=` between counters looks at the whole of both: n deletions that are let go would take n² steps."""
+    """One less.
+
+    `-=` between counters looks at the whole of both: n deletions that are let go would take n²
+    steps.
+    """
     counter[ino] -= 1
     if counter[ino] <= 0:
         del counter[ino]

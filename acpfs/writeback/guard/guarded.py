@@ -1,4 +1,7 @@
-"""One checkpoint whose deletion is held back, and the watch over space that may end that. Used under the file system's lock."""
+"""One checkpoint whose deletion is held back, and the watch over space that may end that.
+
+Used under the file system's lock.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,14 @@ from acpfs.writeback.log.ops import Op, VersionState
 SPACE_VARIABLE = "ACPFS_GUARD_SPACE_PATIENCE"
 """For tests: the same in seconds."""
 SPACE_PATIENCE_S = float(os.environ.get(SPACE_VARIABLE, "30"))
-"""How long operations must have failed for want of space before what is held is let go, one checkpoint per such while."""
+"""How long operations must have failed for want of space before what is held is let go, one
+checkpoint per such while.
+"""
 
 Key = tuple[Checkpoint, Ino]
-"""The checkpoint, and the node by which it was moved away (0: it lies where it always did): two of one name are not the same."""
+"""The checkpoint, and the node by which it was moved away (0: it lies where it always did): two of
+one name are not the same.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,10 +62,8 @@ class Guarded:
 
     def add(self, op: Op) -> None:
         self.ops[op.seq] = op
-        self.since, self.newest_at = (
-            min(self.since, op.logged_at),
-            max(self.newest_at, op.logged_at),
-        )
+        self.since = min(self.since, op.logged_at)
+        self.newest_at = max(self.newest_at, op.logged_at)
         self.look_soon()
 
     def look_soon(self) -> None:
@@ -69,17 +74,17 @@ class Guarded:
 
     def looked(self, now: float, pause_s: float, poll_s: float) -> None:
         """At `now` on trio's clock."""
-        self.earliest, self.due, self.asked_since = now + pause_s, now + max(pause_s, poll_s), None
+        self.earliest = now + pause_s
+        self.due = now + max(pause_s, poll_s)
+        self.asked_since = None
 
     def take_over(self, other: Guarded) -> None:
         """The same one, sorted anew: that alone is nothing to look at again for."""
         self.asked_since = other.asked_since
-        self.inventory, self.why, self.due, self.earliest = (
-            other.inventory,
-            other.why,
-            other.due,
-            other.earliest,
-        )
+        self.inventory = other.inventory
+        self.why = other.why
+        self.due = other.due
+        self.earliest = other.earliest
         self._seen = other._seen
 
     def quiet_s(self, other: Inventory, now: float) -> float:

@@ -1,7 +1,8 @@
 """What of checkpoints lies on the backing directory: looked at for the guard, and compared.
 
-Judges by the backing directory alone, since there other members' files appear too. A pure look: changes nothing, knows no log; blocks as
-the backing directory does, so it runs on a thread and without the lock.
+Judges by the backing directory alone, since there other members' files appear too. A pure look:
+changes nothing, knows no log; blocks as the backing directory does, so it runs on a thread and
+without the lock.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from acpfs.logger import shown
 from acpfs.writeback.evidence import absence
 
 LIKE_SHARE = 0.9
-"""A checkpoint with fewer than 90 % of another's bytes is not whole yet: states of one run differ by less, a missing shard is more."""
+"""A checkpoint with fewer than 90 % of another's bytes is not whole yet: states of one run differ
+by less, a missing shard is more.
+"""
 LARGE_FILE_BYTES = 64 << 20
 """A file of this size is taken for the state of a program, whatever it is called."""
 _NUMBER = re.compile(rb"[0-9]+")
 _CONTENT_HASH = re.compile(rb"(?<![0-9A-Za-z])[0-9A-Fa-f]{20,}(?![0-9A-Za-z])")
-"""In names that are made of what the file holds (OCDBT's `d/3b7e…`): each save has others, and another number of them."""
+"""In names that are made of what the file holds (OCDBT's `d/3b7e…`): each save has others, and
+another number of them.
+"""
 _NAMES_TOLD_MAX = 3
 
 
@@ -34,9 +39,11 @@ class Inventory:
 
     checkpoint: Checkpoint
     names: Counter[bytes] = field(default_factory=Counter)
-    """Relative to the checkpoint, numbers alike: what the next checkpoint of the same run calls them too, and how many there are.
+    """Relative to the checkpoint, numbers alike: what the next checkpoint of the same run calls
+    them too, and how many there are.
 
-    Names that are made of the content are alike, and count once."""
+    Names that are made of the content are alike, and count once.
+    """
     files: int = 0
     size_bytes: int = 0
     newest_ns: int = 0

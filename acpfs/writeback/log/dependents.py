@@ -1,4 +1,7 @@
-"""Operations that cannot be carried out without others that are given up. Used under the file system's lock."""
+"""Operations that cannot be carried out without others that are given up.
+
+Used under the file system's lock.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from acpfs.writeback.log.ops import Op
 
 
 def with_dependents(log: OperationLog, tree: LowerTree, seqs: set[Seq]) -> list[Op]:
-    """Those operations, and the ones that need what they would have made (below a directory that will not be made), in order."""
+    """Those operations, and the ones that need what they would have made (below a directory that
+    will not be made), in order.
+    """
     chosen: list[Op] = []
     never_made: set[Ino] = set()
     for op in log:

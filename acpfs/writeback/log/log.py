@@ -1,7 +1,8 @@
 """The operation log: the ordered list of changes that the backing directory has not seen yet.
 
-Appended to by the file system, taken from by the engine, both under the file system's lock; every change is part of the step's
-transaction in the state database. See docs/internals/order-and-commits.md.
+Appended to by the file system, taken from by the engine, both under the file system's lock; every
+change is part of the step's transaction in the state database. See
+docs/internals/order-and-commits.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from acpfs.writeback.log.stages import Aside, Stage, Step
 from acpfs.writeback.log.waiters import Waiter, Waiters
 
 WINDOW_OPS_MAX = 4096
-"""How far ahead a window that nets out to nothing is looked for; bounds the time under the lock to a few milliseconds."""
+"""How far ahead a window that nets out to nothing is looked for; bounds the time under the lock to
+a few milliseconds.
+"""
 
 IN_LINE = frozenset({Aside.NONE, Aside.HELD})
 CREATING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
@@ -42,13 +45,18 @@ REMOVING = frozenset({OpKind.UNLINK, OpKind.RMDIR})
 
 DDL = """
 CREATE TABLE IF NOT EXISTS op (
-  seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, ino INTEGER NOT NULL, parent INTEGER NOT NULL, name BLOB NOT NULL,
-  new_parent INTEGER NOT NULL, new_name BLOB NOT NULL, victim INTEGER NOT NULL, meta TEXT NOT NULL, payload BLOB NOT NULL,
-  vid INTEGER, logged_at REAL NOT NULL, creates INTEGER NOT NULL, tries INTEGER NOT NULL, last_error INTEGER,
+  seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, ino INTEGER NOT NULL, parent INTEGER NOT NULL,
+  name BLOB NOT NULL,
+  new_parent INTEGER NOT NULL, new_name BLOB NOT NULL, victim INTEGER NOT NULL,
+  meta TEXT NOT NULL, payload BLOB NOT NULL,
+  vid INTEGER, logged_at REAL NOT NULL, creates INTEGER NOT NULL, tries INTEGER NOT NULL,
+  last_error INTEGER,
   next_attempt_at REAL NOT NULL, parked INTEGER NOT NULL, committed INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS version (
-  vid INTEGER PRIMARY KEY, ino INTEGER NOT NULL, tier_id INTEGER NOT NULL, size INTEGER NOT NULL, state TEXT NOT NULL,
-  staging_name TEXT NOT NULL, staging_ino INTEGER NOT NULL, digest TEXT NOT NULL, spilled INTEGER NOT NULL);
+  vid INTEGER PRIMARY KEY, ino INTEGER NOT NULL, tier_id INTEGER NOT NULL, size INTEGER NOT NULL,
+  state TEXT NOT NULL,
+  staging_name TEXT NOT NULL, staging_ino INTEGER NOT NULL, digest TEXT NOT NULL,
+  spilled INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS replaces (seq INTEGER PRIMARY KEY, since REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
@@ -70,13 +78,18 @@ class OperationLog:
         self._replacing: Counter[Ino] = Counter()
         """Operations of each node that replace another one."""
         self._handed_out: dict[Ino, dict[Seq, Op]] = {}
-        """Of each node those that were begun, by this worker or an earlier one: a group at most, and what is in doubt."""
+        """Of each node those that were begun, by this worker or an earlier one: a group at most,
+        and what is in doubt.
+        """
         self._by_directory: Counter[Ino] = Counter()
         self._creates: set[Seq] = set()
         self._last_seq = self._last_vid = 0
         self._parked: dict[Seq, Op] = {}
         self._line: OrderedDict[Seq, Op] | None = None
-        """All but what is parked or put off; None: to be made anew. Where much is, it is not to be walked through for each group."""
+        """All but what is parked or put off; None: to be made anew.
+
+        Where much is, it is not to be walked through for each group.
+        """
         self.unparked = 0
         """How often one that was parked or put off has left."""
         self._aside: dict[Seq, Op] = {}
@@ -93,7 +106,9 @@ class OperationLog:
         self.dirty_bytes = 0
         """Sum of the sizes of all versions in the log."""
         self.unstored_bytes = 0
-        """Of these, what the backing directory has not got yet: not in a staging file that is whole."""
+        """Of these, what the backing directory has not got yet: not in a staging file that is
+        whole.
+        """
         self._sizes: dict[VersionId, tuple[int, int]] = {}
         """As they count in both; a version may become longer."""
         self._left_out = 0
@@ -111,7 +126,9 @@ class OperationLog:
         return iter(list(self._ops.values()))
 
     def oldest_first(self) -> Iterator[Op]:
-        """The same without a copy, for who looks at the first ones only; nothing may change meanwhile."""
+        """The same without a copy, for who looks at the first ones only; nothing may change
+        meanwhile.
+        """
         return iter(self._ops.values())
 
     def get(self, seq: Seq) -> Op | None:
@@ -151,11 +168,15 @@ class OperationLog:
         return self._replaced.get(op.seq, op.logged_at)
 
     def replaced_since(self) -> Iterable[float]:
-        """For each store that stands for others, which were left out: when the first of those was logged."""
+        """For each store that stands for others, which were left out: when the first of those was
+        logged.
+        """
         return self._replaced.values()
 
     def in_doubt(self) -> list[Op]:
-        """Operations that the backing directory may have carried out, and that are not recorded; oldest first."""
+        """Operations that the backing directory may have carried out, and that are not recorded;
+        oldest first.
+        """
         return [op for seq in sorted(self._in_doubt) if (op := self._in_doubt[seq]).begun]
 
     def unsealed_of(self, ino: Ino) -> list[Op]:
@@ -174,7 +195,9 @@ class OperationLog:
         return ino in self._by_node
 
     def is_active(self, ino: Ino) -> bool:
-        """Whether anything is to be done with the node, but for deletions of names of it that the guard holds back."""
+        """Whether anything is to be done with the node, but for deletions of names of it that the
+        guard holds back.
+        """
         return len(self._by_node.get(ino, ())) > self._aside_of[ino]
 
     def last_active_of(self, ino: Ino) -> Op | None:
@@ -195,7 +218,9 @@ class OperationLog:
         return list(itertools.islice(self._by_directory, count))
 
     def changed(self, op: Op) -> int:
-        """Which change of the state was the last one that says what the operation is, or that one does not precede it any more."""
+        """Which change of the state was the last one that says what the operation is, or that one
+        does not precede it any more.
+        """
         return max(op.changed, op.version.changed if op.version is not None else 0, self._left_out)
 
     # -- following
@@ -212,14 +237,18 @@ class OperationLog:
             appended(op)
 
     def wake(self) -> None:
-        """Somebody begins to wait, or what stood in front of others was taken back: tell who follows."""
+        """Somebody begins to wait, or what stood in front of others was taken back: tell who
+        follows.
+        """
         for _appended, awakened in self._followers:
             awakened()
 
     # -- writing
 
     def append(self, kind: OpKind, ino: Ino, *, creates: bool = False, **fields: object) -> Op:
-        """Log an operation; `creates`: the node has never been on the backing directory nor in the log before."""
+        """Log an operation; `creates`: the node has never been on the backing directory nor in the
+        log before.
+        """
         self._last_seq += 1
         op = Op(Seq(self._last_seq), kind, ino, **fields)  # type: ignore[arg-type]
         self._index(op, creates)
@@ -228,17 +257,22 @@ class OperationLog:
         return op
 
     def new_version(self, ino: Ino, tier_id: TierId, size: int, staging_name: str = "") -> Version:
-        """Freeze a content; the caller appends the STORE. With `staging_name` the bytes are in that staging file, and not in RAM."""
+        """Freeze a content; the caller appends the STORE.
+
+        With `staging_name` the bytes are in that staging file, and not in RAM.
+        """
         self._last_vid += 1
         version = Version(VersionId(self._last_vid), ino, tier_id, size, staging_name=staging_name)
         self.save_version(version)
         return version
 
     def fold(self, ino: Ino, meta: Metadata) -> bool:
-        """Fold a change of attributes into the newest operation on the node, if that carries attributes and has not been carried out.
+        """Fold a change of attributes into the newest operation on the node, if that carries
+        attributes and has not been carried out.
 
-        Rights keep their place, though: what was logged since may need the earlier ones (a file that is made in a directory before
-        that becomes read-only), or may have been made so that nobody has the later ones (a directory that was shut off before).
+        Rights keep their place, though: what was logged since may need the earlier ones (a file
+        that is made in a directory before that becomes read-only), or may have been made so that
+        nobody has the later ones (a directory that was shut off before).
         """
         op = self.last_of(ino)
         if (
@@ -265,14 +299,18 @@ class OperationLog:
         self._save(op)
 
     def mark_committed(self, op: Op) -> None:
-        """Persist that the operation is visible; one small statement, for it is made once per operation."""
+        """Persist that the operation is visible; one small statement, for it is made once per
+        operation.
+        """
         op.take(Step.CARRIED_OUT)
         self._hand_out(op)
         self._in_doubt.pop(op.seq, None)
         self._state.change("UPDATE op SET committed = ? WHERE seq = ?", (COMMITTED, op.seq))
 
     def mark_begun(self, op: Op) -> None:
-        """Persist that the operation is handed to the backing directory: from now on only carrying it out makes its outcome certain."""
+        """Persist that the operation is handed to the backing directory: from now on only carrying
+        it out makes its outcome certain.
+        """
         if not op.committed:
             self._in_doubt[op.seq] = op
         if not op.begun:
@@ -356,14 +394,19 @@ class OperationLog:
             del self._by_directory[directory]
 
     def withdraw(self, op: Op) -> bool:
-        """Take back the newest operation on its node, which nothing was done for yet; returns whether it created the node."""
+        """Take back the newest operation on its node, which nothing was done for yet; returns
+        whether it created the node.
+        """
         created = op.seq in self._creates
         self.remove(op)
         self.wake()  # those behind it may be next, and nothing else would say so
         return created
 
     def leave_out(self, ops: list[Op]) -> None:
-        """Remove a window that `window_to_elide` found. What its stores knew of their nodes goes to the stores that replace them."""
+        """Remove a window that `window_to_elide` found.
+
+        What its stores knew of their nodes goes to the stores that replace them.
+        """
         for op in ops:
             heir = self.replacement(op)
             if heir is not None:
@@ -443,7 +486,9 @@ class OperationLog:
     # -- set aside: deletions that the guard holds back
 
     def set_aside(self, op: Op) -> None:
-        """Out of the order: neither looked at, nor counted, nor waited for, until it is brought back. Its node and names stay pinned."""
+        """Out of the order: neither looked at, nor counted, nor waited for, until it is brought
+        back. Its node and names stay pinned.
+        """
         op.put(Aside.GUARDED)
         self._aside[op.seq] = self._ops.pop(op.seq)
         self._aside_of[op.ino] += 1
@@ -489,20 +534,26 @@ class OperationLog:
         self._save(op)
 
     def turn_into_rename(self, op: Op, new_parent: Ino, new_name: bytes, moved_for: Ino) -> None:
-        """Instead of removing what it names, move it; the payload tells what it was, and `Op.moved_for`."""
+        """Instead of removing what it names, move it; the payload tells what it was, and
+        `Op.moved_for`.
+        """
         self._count_net(op, -1)
-        op.payload, op.kind = b"%s %d" % (op.kind.value.encode(), moved_for), OpKind.RENAME
-        op.new_parent, op.new_name = new_parent, new_name
+        op.payload = b"%s %d" % (op.kind.value.encode(), moved_for)
+        op.kind = OpKind.RENAME
+        op.new_parent = new_parent
+        op.new_name = new_name
         self._by_directory[new_parent] += 1
         self._save(op)
 
     # -- waiting
 
     def when_done(self, seq: Seq, node: Ino | None = None) -> Future[None]:
-        """Done when every operation with a number up to `seq` is persisted; fails with the errno of one that is parked.
+        """Done when every operation with a number up to `seq` is persisted; fails with the errno of
+        one that is parked.
 
-        With `node`: only parked operations on that node matter, and on names in it. What waits behind those of others is not waited for,
-        and no removal that waits for other members and has nothing to do with the node.
+        With `node`: only parked operations on that node matter, and on names in it. What waits
+        behind those of others is not waited for, and no removal that waits for other members and
+        has nothing to do with the node.
         """
         answer = self._judge(waiter := Waiter(seq, node))
         if answer is None:
@@ -521,7 +572,9 @@ class OperationLog:
         return len(self._waiters) > 0
 
     def answer_waiters(self) -> Callable[[], None]:
-        """Collect, under the lock, whose wait is over; what is returned tells them, and is to be called without the lock."""
+        """Collect, under the lock, whose wait is over; what is returned tells them, and is to be
+        called without the lock.
+        """
         if not self._waiters:
             return lambda: None
         answers = self._waiters.collect(self._judge)
@@ -553,12 +606,14 @@ class OperationLog:
     def window_to_elide(self, start: Op) -> list[Op]:
         """Operations from `start` on that may be left out together, or [].
 
-        A window is left out only where its net effect is nothing or one remaining operation: then going from the state
-        before it to the state after it is one atomic step, and every visible state is one that the application had.
+        A window is left out only where its net effect is nothing or one remaining operation: then
+        going from the state before it to the state after it is one atomic step, and every visible
+        state is one that the application had.
         """
         if self._is_out_of_question(start):
             return []
-        seq, end = int(start.seq), int(start.seq)
+        seq = int(start.seq)
+        end = int(start.seq)
         survivor: Op | None = None
         left_out: list[Op] = []
         while seq <= end:
@@ -588,7 +643,8 @@ class OperationLog:
     def _is_out_of_question(self, start: Op) -> bool:
         """Whether the window would hold the same two survivors as the last one that failed.
 
-        Without this a drain looks at n²/2 operations where n files were rewritten before it began: 4,000 files took 16 s.
+        Without this a drain looks at n²/2 operations where n files were rewritten before it began:
+        4,000 files took 16 s.
         """
         last = self._cancelled_until(start, start.seq)
         if last is None:
@@ -605,7 +661,8 @@ class OperationLog:
         if op.begun:
             return None
         ops = self._by_node[op.ino]
-        first, last = ops[0], ops[-1]
+        first = ops[0]
+        last = ops[-1]
         if (
             first.seq in self._creates
             and first.seq >= window_start
@@ -615,13 +672,17 @@ class OperationLog:
             return last.seq
         heir = self.replacement(op)
         if heir is None or heir.stage is not Stage.LOGGED:
-            return None  # one that may yet be withdrawn, or fail, stands for nothing: what follows would come without either
+            # one that may yet be withdrawn, or fail, stands for nothing: what follows would come
+            # without either
+            return None
         return heir.seq
 
     def _never_was(self, ino: Ino) -> bool:
-        """Whether the removal at the end removes the node's only name, and nothing else was touched on the way.
+        """Whether the removal at the end removes the node's only name, and nothing else was touched
+        on the way.
 
-        By what is counted as operations come and go: this is asked for each operation of a window, and the node may have thousands.
+        By what is counted as operations come and go: this is asked for each operation of a window,
+        and the node may have thousands.
         """
         begun = self._handed_out.get(ino, {}).values()
         is_touched = self._replacing[ino] or any(op.begun for op in begun)
@@ -675,10 +736,8 @@ class OperationLog:
         self._replaced = {Seq(seq): since for seq, since in replaced}
         counters: dict[str, int] = dict(self._state.rows("SELECT name, value FROM counter"))
         self._saved_counters = (counters.get("seq", 0), counters.get("vid", 0))
-        self._last_seq, self._last_vid = (
-            max(self._saved_counters[0], 0, *self._ops),
-            max(self._saved_counters[1], 0, *versions),
-        )
+        self._last_seq = max(self._saved_counters[0], 0, *self._ops)
+        self._last_vid = max(self._saved_counters[1], 0, *versions)
 
 
 def _count(counter: Counter[Ino], ino: Ino, change: int) -> None:
@@ -689,17 +748,23 @@ def _count(counter: Counter[Ino], ino: Ino, change: int) -> None:
 
 
 def _place(ops: list[Op], op: Op) -> int:
-    """Among those of its node, which are in order; a file that is rewritten in a loop has thousands."""
+    """Among those of its node, which are in order; a file that is rewritten in a loop has
+    thousands.
+    """
     return bisect.bisect_left(ops, op.seq, key=lambda other: other.seq)
 
 
 def _refuses(op: Op, node: Ino) -> bool:
-    """Whether a node waits for a parked operation: a directory for those on its names, but for none that waits for other members."""
+    """Whether a node waits for a parked operation: a directory for those on its names, but for none
+    that waits for other members.
+    """
     return node in (op.ino, op.victim) or (not op.withheld and op.concerns(node))
 
 
 def _is_passed(op: Op, node: Ino) -> bool:
-    """Whether what a node waits for may be done before the operation is: it stands aside, or behind one that does, and is another's."""
+    """Whether what a node waits for may be done before the operation is: it stands aside, or behind
+    one that does, and is another's.
+    """
     if op.aside is Aside.PUT_OFF:
         return node not in (op.ino, op.victim, op.parent, op.new_parent)
     return op.parked or (op.aside is Aside.HELD and not op.concerns(node))

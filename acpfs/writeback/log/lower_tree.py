@@ -1,8 +1,9 @@
 """The committed tree: where each known node lies in the backing directory after the commits so far.
 
-Changed by the engine as it commits, and by the file system as it discovers entries of the backing directory. Used under
-the file system's lock. A path computed here is only good as long as no commit moves things: whoever calls the backing
-directory with one compares `epoch` before and after (odd: a move is under way).
+Changed by the engine as it commits, and by the file system as it discovers entries of the backing
+directory. Used under the file system's lock. A path computed here is only good as long as no commit
+moves things: whoever calls the backing directory with one compares `epoch` before and after (odd: a
+move is under way).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Place = tuple[Ino, bytes]
 
 DDL = """
 CREATE TABLE IF NOT EXISTS place (
-  parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY (parent, name)) WITHOUT ROWID;
+  parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL,
+  PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
 
 
@@ -33,7 +35,11 @@ class LowerTree:
         self._state = state
         self._nodes: dict[Place, Ino] = {}
         self._places: dict[Ino, dict[Place, None]] = {}
-        """The first comes first. A file may have as many as its file system takes links (ext4: 65,000), and loses one at a time."""
+        """The first comes first.
+
+        A file may have as many as its file system takes links (ext4: 65,000), and loses one at a
+        time.
+        """
         self._unrecorded: set[Ino] = set()
         """Whose places are known from the backing directory alone, and have no rows."""
         self.epoch = 0
@@ -79,9 +85,11 @@ class LowerTree:
         return len(self._places.get(ino, ()))
 
     def path(self, ino: Ino) -> LowerPath | None:
-        """Path of a node by its first place that is still there; None when it is not on the backing directory.
+        """Path of a node by its first place that is still there; None when it is not on the backing
+        directory.
 
-        A file can have a place in a directory that somebody else has moved away, and another where it was seen since.
+        A file can have a place in a directory that somebody else has moved away, and another where
+        it was seen since.
         """
         if ino == ROOT:
             return ()
@@ -113,7 +121,9 @@ class LowerTree:
         return tuple(reversed(names))
 
     def path_at(self, parent: Ino, name: bytes) -> LowerPath | None:
-        """Path of a name in a directory; None when the directory is not on the backing directory."""
+        """Path of a name in a directory; None when the directory is not on the backing
+        directory.
+        """
         base = self.path(parent)
         return None if base is None else (*base, name)
 
@@ -176,7 +186,8 @@ class LowerTree:
 
     def exchange(self, a: Place, b: Place) -> None:
         """Swap what lies at two places."""
-        ino_a, ino_b = self.remove(*a), self.remove(*b)
+        ino_a = self.remove(*a)
+        ino_b = self.remove(*b)
         if ino_b is not None:
             self.add(ino_b, *a)
         if ino_a is not None:
@@ -192,7 +203,8 @@ class LowerTree:
         """Paths are about to change on the backing directory."""
         self.epoch += 1
         self._at_rest = Future()
-        self._at_rest.set_running_or_notify_cancel()  # who loses patience with it must not cancel it for the others
+        # who loses patience with it must not cancel it for the others
+        self._at_rest.set_running_or_notify_cancel()
 
     def end_move(self) -> None:
         """Paths have changed (or the change failed)."""

@@ -1,7 +1,8 @@
 """Whom a pointer waits for, where its writer has said so: node ids, instead of all other members.
 
-The words are given to a node (`user.acpfs.needs`) and taken by the next operation that makes it visible as a pointer, for that one alone.
-Both are in the state database, so that they outlive workers and mounts. Knows nothing of the nodes' records. Used under the lock.
+The words are given to a node (`user.acpfs.needs`) and taken by the next operation that makes it
+visible as a pointer, for that one alone. Both are in the state database, so that they outlive
+workers and mounts. Knows nothing of the nodes' records. Used under the lock.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from acpfs.writeback.log.ops import Op, OpKind
 
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 UNUSED_MAX = 256
-"""Of nodes whose words no operation has taken: with more, the oldest are forgotten, and that pointer waits for all."""
+"""Of nodes whose words no operation has taken: with more, the oldest are forgotten, and that
+pointer waits for all.
+"""
 
 DDL = """
 CREATE TABLE IF NOT EXISTS needs (ino INTEGER PRIMARY KEY, nodes TEXT NOT NULL);
@@ -72,9 +75,11 @@ class Needs:
         return bool(self._told)
 
     def take(self, op: Op, directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO) -> None:
-        """The operation makes pointers visible: it has what was said of these, and the next one of the same nodes has not.
+        """The operation makes pointers visible: it has what was said of these, and the next one of
+        the same nodes has not.
 
-        Where nothing was said of them it has what was said of the nearest directory above, which keeps it.
+        Where nothing was said of them it has what was said of the nearest directory above, which
+        keeps it.
         """
         nodes = (op.ino, op.victim) if op.kind is OpKind.EXCHANGE else (op.ino,)
         said = [self._told[ino] for ino in nodes if ino in self._told] or self._told_above(

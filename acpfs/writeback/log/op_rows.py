@@ -1,4 +1,6 @@
-"""The rows of operations and versions in the state database; `OperationLog` writes and reads them."""
+"""The rows of operations and versions in the state database; `OperationLog` writes and reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,16 @@ from acpfs.writeback.log.stages import Aside, Stage
 _STAGES = (Stage.LOGGED, Stage.IN_DOUBT, Stage.COMMITTED)
 COMMITTED = 2
 """In the column `committed`: which of them."""
-PARKED, LET_GO = 1, 2
+PARKED = 1
+LET_GO = 2
 """Bits in the column `parked`."""
 SAVE_OP = "INSERT OR REPLACE INTO op VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 LOAD_VERSIONS = (
     "SELECT vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest FROM version"
 )
 """`spilled`: the copy in the spill directory has the bytes, and no tier file."""
-SAVE_VERSION = """INSERT OR REPLACE INTO version (vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest)
+SAVE_VERSION = """INSERT OR REPLACE INTO version
+  (vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest)
   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 

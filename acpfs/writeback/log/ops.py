@@ -1,6 +1,7 @@
 """What the operation log is made of: operations, versions, metadata.
 
-Plain records; no behaviour beyond (de)serialisation. The file system makes them, the engine carries them out.
+Plain records; no behaviour beyond (de)serialisation. The file system makes them, the engine carries
+them out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from acpfs.writeback.log.stages import TABLE, WAYS, Aside, IllegalStepError, Sta
 from acpfs.writeback.log.verdicts import Why
 
 WITHHELD = errno.EHOSTDOWN
-"""Error of a pointer that is set aside because another member is missing; no file system refuses an operation with it."""
+"""Error of a pointer that is set aside because another member is missing; no file system refuses an
+operation with it.
+"""
 
 OLD_CONTENT = -1000
 """See `Op.old_content`."""
@@ -26,12 +29,16 @@ class OpKind(enum.Enum):
     """Kinds of logged operations. All are idempotent when carried out on the backing directory."""
 
     STORE = "store"
-    """Make `version` the content of node `ino`: at `parent`/`name` when the node has no place yet, else at all its places."""
+    """Make `version` the content of node `ino`: at `parent`/`name` when the node has no place yet,
+    else at all its places.
+    """
     MKDIR = "mkdir"
     RMDIR = "rmdir"
     UNLINK = "unlink"
     RENAME = "rename"
-    """Move `ino` from `parent`/`name` to `new_parent`/`new_name`, replacing `victim` if that is not 0."""
+    """Move `ino` from `parent`/`name` to `new_parent`/`new_name`, replacing `victim` if that is not
+    0.
+    """
     EXCHANGE = "exchange"
     """Swap `ino` at `parent`/`name` and `victim` at `new_parent`/`new_name`."""
     LINK = "link"
@@ -66,7 +73,9 @@ class Metadata:
     rdev: int = 0
     xattrs: dict[bytes, bytes | None] = field(default_factory=dict)
     file_type: int = 0
-    """The other bits of a mode: what MKNOD makes, which no later change of attributes changes; 0 elsewhere."""
+    """The other bits of a mode: what MKNOD makes, which no later change of attributes changes; 0
+    elsewhere.
+    """
 
     @property
     def mode(self) -> int | None:
@@ -94,10 +103,14 @@ class Metadata:
         )
 
     def to_json(self) -> str:
-        """Compact form for the state database. Most have no xattrs, and need no encoder (5 us, several times per small file)."""
+        """Compact form for the state database.
+
+        Most have no xattrs, and need no encoder (5 us, several times per small file).
+        """
         if not self.xattrs:
             numbers = [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev]
-            return f"[{', '.join(['null' if number is None else str(number) for number in numbers])}, {{}}]"
+            shown = ["null" if number is None else str(number) for number in numbers]
+            return f"[{', '.join(shown)}, {{}}]"
         xattrs = {k.hex(): None if v is None else v.hex() for k, v in self.xattrs.items()}
         return json.dumps(
             [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev, xattrs]
@@ -122,7 +135,9 @@ class VersionState(enum.Enum):
     STREAMING = "streaming"
     """Being copied into its staging file. After a restart this is COMPLETE again."""
     STAGED = "staged"
-    """All bytes are in the staging file and flushed; the RAM tier's copy is no longer needed to commit."""
+    """All bytes are in the staging file and flushed; the RAM tier's copy is no longer needed to
+    commit.
+    """
     COMMITTED = "committed"
     """Renamed into place."""
 
@@ -131,8 +146,9 @@ class VersionState(enum.Enum):
 class Version:
     """A frozen content of node `ino`: the first `size` bytes of tier file `tier_id`.
 
-    `tier_id` is 0 when the version's bytes are elsewhere: in its copy (`spilled`), or in its staging file only. It is changed by the file
-    system, under its lock, also when it copies the bytes aside; a stream that reads notices and reads the chunk again from there.
+    `tier_id` is 0 when the version's bytes are elsewhere: in its copy (`spilled`), or in its
+    staging file only. It is changed by the file system, under its lock, also when it copies the
+    bytes aside; a stream that reads notices and reads the chunk again from there.
     """
 
     vid: VersionId
@@ -145,10 +161,14 @@ class Version:
     spilled: bool = False
     """They are in the copy that the spill directory has of it, and not in RAM."""
     digest: str = ""
-    """xxh3-128 of the content, 32 lower-case hex digits (canonical form, as `xxh128sum` prints it); "" until it is known."""
+    """xxh3-128 of the content, 32 lower-case hex digits (canonical form, as `xxh128sum` prints it);
+    "" until it is known.
+    """
     streamed_bytes: int = 0
     renewals: int = 0
-    """How often its bytes (and `size`) had to become newer ones; a stream that began before starts again. Not persisted."""
+    """How often its bytes (and `size`) had to become newer ones; a stream that began before starts
+    again. Not persisted.
+    """
     changed: int = 0
     """See `Op.changed`."""
 
@@ -177,7 +197,9 @@ class Op:
     victim: Ino = NO_INO
     meta: Metadata = field(default_factory=Metadata)
     payload: bytes = b""
-    """Of a symlink its target, of what attributes a directory is given `former_permissions`; see `moved_for`, `Committer`."""
+    """Of a symlink its target, of what attributes a directory is given `former_permissions`; see
+    `moved_for`, `Committer`.
+    """
     version: Version | None = None
     logged_at: float = 0.0
     """Wall clock, seconds: when the application's call was made."""
@@ -192,16 +214,25 @@ class Op:
     """Only `put` changes it."""
     held_for: Why = Why.READY
     """While it is held: as the order last saw it. Not persisted."""
-    # What follows is no state: each says what has happened to the operation, whatever stage it is in and wherever it stands, and stays.
-    # `let_go` is set once, and outlives GUARDED: the guard would hold the deletion again. `delayed` outlives PUT_OFF in the same way.
+    # What follows is no state: each says what has happened to the operation, whatever stage it is
+    # in and wherever it stands, and stays. `let_go` is set once, and outlives GUARDED: the guard
+    # would hold the deletion again. `delayed` outlives PUT_OFF in the same way.
     let_go: bool = False
     """A deletion that the guard has nothing against, or not any more."""
     delayed: bool = False
-    """A removal that waited for other members, which may have written under its name meanwhile. Not persisted: see `Gate.begin`."""
+    """A removal that waited for other members, which may have written under its name meanwhile.
+
+    Not persisted: see `Gate.begin`.
+    """
     awaits_members: bool = False
-    """Other members were asked, and have not all persisted what has to come first: until then the order ends here. Not persisted."""
+    """Other members were asked, and have not all persisted what has to come first: until then the
+    order ends here. Not persisted.
+    """
     is_pointer: bool | None = None
-    """Whether it makes a file visible that points at others; None: not asked yet (see `Order`). Not persisted."""
+    """Whether it makes a file visible that points at others; None: not asked yet (see `Order`).
+
+    Not persisted.
+    """
     takes_pointer: bool | None = None
     """Whether it removes or replaces such a file; None: not asked yet. Not persisted."""
     last_detail: str = ""
@@ -249,7 +280,9 @@ class Op:
 
     @property
     def is_flush_failed(self) -> bool:
-        """Whether it was carried out, and a flush of it may have failed since: what there is of it is not known."""
+        """Whether it was carried out, and a flush of it may have failed since: what there is of it
+        is not known.
+        """
         return self.committed and self.last_error is not None
 
     def put(self, aside: Aside) -> None:
@@ -266,7 +299,9 @@ class Op:
 
     @property
     def withheld(self) -> bool:
-        """Whether it is parked because another member is missing, and not because the backing directory refused it."""
+        """Whether it is parked because another member is missing, and not because the backing
+        directory refused it.
+        """
         return self.aside is Aside.WITHHELD
 
     @property
@@ -286,7 +321,8 @@ class Op:
 
     @property
     def old_content(self) -> Ino:
-        """Of a removal that is held back: the number of what it removes, once its file has other content under its other names.
+        """Of a removal that is held back: the number of what it removes, once its file has other
+        content under its other names.
 
         Nobody's node: nodes have positive numbers, directories of `.acpfs` small negative ones.
         """
@@ -299,7 +335,9 @@ class Op:
 
     @property
     def former_permissions(self) -> int | None:
-        """Of a change of a directory's attributes: the permission bits before it; None: not known."""
+        """Of a change of a directory's attributes: the permission bits before it; None: not
+        known.
+        """
         return int(self.payload, 8) if self.payload else None
 
     def concerns(self, directory: Ino) -> bool:

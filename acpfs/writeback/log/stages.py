@@ -1,4 +1,7 @@
-"""How far an operation has come, and whether it stands aside. What is in no table here is a bug, and ends the worker."""
+"""How far an operation has come, and whether it stands aside.
+
+What is in no table here is a bug, and ends the worker.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,20 @@ class Stage(enum.IntEnum):
     TENTATIVE_UNSEALED = enum.auto()
     """Both of the next two."""
     TENTATIVE = enum.auto()
-    """A STORE whose descriptor was closed, but perhaps not for the last time (dup, fork): it waits for that."""
+    """A STORE whose descriptor was closed, but perhaps not for the last time (dup, fork): it waits
+    for that.
+    """
     UNSEALED = enum.auto()
-    """A STORE whose staging file does not have all bytes yet; some are still in RAM. Known by its node's content."""
+    """A STORE whose staging file does not have all bytes yet; some are still in RAM.
+
+    Known by its node's content.
+    """
     LOGGED = enum.auto()
     """Nothing was done for it on the backing directory."""
     IN_DOUBT = enum.auto()
-    """Handed to the backing directory at least once, which may have carried it out even if it said no, or nothing."""
+    """Handed to the backing directory at least once, which may have carried it out even if it said
+    no, or nothing.
+    """
     UNDER_WAY = enum.auto()
     """The same, by a group that the engine has not heard the end of."""
     COMMITTED = enum.auto()
@@ -39,7 +49,10 @@ class Step(enum.Enum):
 
 
 class Aside(enum.Enum):
-    """Where an operation stands beside the order, whatever its stage. Only `WITHHELD` and `PARKED` are persisted."""
+    """Where an operation stands beside the order, whatever its stage.
+
+    Only `WITHHELD` and `PARKED` are persisted.
+    """
 
     NONE = "none"
     """In the order."""
@@ -98,4 +111,6 @@ WAYS: dict[Aside, frozenset[Aside]] = {
         (Aside.PUT_OFF, Aside.WITHHELD, Aside.PARKED, Aside.GUARDED), frozenset({Aside.NONE})
     ),
 }
-"""From one to another: only the order, or what is held in it, is set aside, and what is aside comes back first."""
+"""From one to another: only the order, or what is held in it, is set aside, and what is aside comes
+back first.
+"""

@@ -1,4 +1,6 @@
-"""Why an operation is not carried out yet: what the order decides by is what `status` tells people."""
+"""Why an operation is not carried out yet: what the order decides by is what `status` tells
+people.
+"""
 
 from __future__ import annotations
 

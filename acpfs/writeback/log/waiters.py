@@ -1,7 +1,8 @@
 """Who waits for operations to be persisted.
 
-Part of the operation log; used under its lock. Outcomes are collected under the lock and delivered outside of it, because a waiter's
-continuation may be a file system step that runs at once in the delivering thread.
+Part of the operation log; used under its lock. Outcomes are collected under the lock and delivered
+outside of it, because a waiter's continuation may be a file system step that runs at once in the
+delivering thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from acpfs.types import Ino, Seq
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """Waits for everything up to `seq`; with `node`, other members' parked operations do not matter."""
+    """Waits for everything up to `seq`; with `node`, other members' parked operations do not
+    matter.
+    """
 
     seq: Seq
     node: Ino | None
@@ -54,14 +57,17 @@ class Waiters:
         return any(waiter.seq >= seq for waiter in self._waiting)
 
     def inherit(self, seq: Seq, heir: Seq) -> None:
-        """Operation `seq` will not be carried out, `heir` stands for it: whoever waits for the one waits for the other."""
+        """Operation `seq` will not be carried out, `heir` stands for it: whoever waits for the one
+        waits for the other.
+        """
         for waiter in self._waiting:
             if seq <= waiter.seq < heir:
                 waiter.seq = heir
 
     def collect(self, judge: Judge) -> list[tuple[Waiter, int]]:
         """Take out those for whom the answer is known."""
-        known, waiting = [], []
+        known = []
+        waiting = []
         for waiter in self._waiting:
             answer = judge(waiter)
             if answer is None:

@@ -1,9 +1,11 @@
 """Manifest: path → (digest, size) of every file that this node has on the backing directory.
 
-The table in the state database is the truth, changed in the transaction of the commit that it describes. The written form,
-`.acpfs/manifest/<node>*.xxh128`, is for others: `cd BACKING && xxh128sum -c .acpfs/manifest/*.xxh128`. It is in parts (`manifest_parts`),
-and only those that say something else by now are written anew. Names with a newline or a backslash are only in the table, because xxhash
-0.8.1 does not read escaped names. Changed under the file system's lock; written by one thread at a time.
+The table in the state database is the truth, changed in the transaction of the commit that it
+describes. The written form, `.acpfs/manifest/<node>*.xxh128`, is for others: `cd BACKING &&
+xxh128sum -c .acpfs/manifest/*.xxh128`. It is in parts (`manifest_parts`), and only those that say
+something else by now are written anew. Names with a newline or a backslash are only in the table,
+because xxhash 0.8.1 does not read escaped names. Changed under the file system's lock; written by
+one thread at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from acpfs.ram.state import StateDatabase
 from acpfs.writeback.manifest.manifest_parts import ManifestPart, ManifestParts
 
 DDL = """
-CREATE TABLE IF NOT EXISTS checksum (path BLOB PRIMARY KEY, digest TEXT NOT NULL, size INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS checksum (
+  path BLOB PRIMARY KEY, digest TEXT NOT NULL, size INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS checksum_origin (loaded INTEGER NOT NULL);
 """
 PAGE_ROWS = 2000
@@ -44,13 +47,18 @@ class Manifest:
     ) -> None:
         """Touches only the state database; `load` reads the written manifest.
 
-        `part_lines`: of a part when it is made by a split; it is split again at twice, and joined with another one at a quarter of that.
+        `part_lines`: of a part when it is made by a split; it is split again at twice, and joined
+        with another one at a quarter of that.
         """
-        self._state, self._lower, self._lock = state, lower, lock
-        self._parts, self._part_lines = ManifestParts(state, node_id), part_lines
+        self._state = state
+        self._lower = lower
+        self._lock = lock
+        self._parts = ManifestParts(state, node_id)
+        self._part_lines = part_lines
         self._files_seen: set[int] | None = None
         """Numbers of the parts that have files; None: not looked yet."""
-        self._changes, self._written = 0, -1
+        self._changes = 0
+        self._written = -1
         self._loading = Lock()
         state.create(DDL)
         self._lacks_sizes = self._find_lack()
@@ -84,14 +92,14 @@ class Manifest:
     def remove(self, path: LowerPath) -> None:
         """Nothing lies there any more, nor below it."""
         key = b"/".join(path)
-        at, below = (
-            ("path = ?", (key,), self._parts.changed),
-            ("path > ? AND path < ?", (key + b"/", key + b"0"), self._parts.changed_below),
-        )
+        at = ("path = ?", (key,), self._parts.changed)
+        below = ("path > ? AND path < ?", (key + b"/", key + b"0"), self._parts.changed_below)
         for sql, values, changed in (at, below):
-            found = self._state.rows(f"SELECT count(*) FROM checksum WHERE {sql}", values)[0][0]  # noqa: S608 - constants
+            # constants
+            found = self._state.rows((f"SELECT count(*) FROM checksum WHERE {sql}"), values)[0][0]  # noqa: S608
             if found:
-                self._state.change(f"DELETE FROM checksum WHERE {sql}", values)  # noqa: S608 - constants
+                # constants
+                self._state.change(f"DELETE FROM checksum WHERE {sql}", values)  # noqa: S608
                 changed(key)
                 self.entries -= found
                 self._changes += 1
@@ -103,7 +111,10 @@ class Manifest:
 
     def exchange(self, a: LowerPath, b: LowerPath) -> None:
         """Swap what lies at two paths, and below them."""
-        key_a, key_b, aside = b"/".join(a), b"/".join(b), b"/aside"  # no path begins with a slash
+        # no path begins with a slash
+        key_a = b"/".join(a)
+        key_b = b"/".join(b)
+        aside = b"/aside"
         self._rename(key_a, aside)
         self._rename(key_b, key_a)
         self._rename(aside, key_b)
@@ -112,7 +123,9 @@ class Manifest:
         return bool(self._state.rows("SELECT 1 FROM checksum WHERE path = ?", (key,)))
 
     def _rename(self, old: bytes, new: bytes) -> None:
-        """'0' is the character after '/': the range holds all that begins with the path and a slash."""
+        """'0' is the character after '/': the range holds all that begins with the path and a
+        slash.
+        """
         rows = self._state.rows(
             "SELECT path FROM checksum WHERE path = ? OR (path > ? AND path < ?)",
             (old, old + b"/", old + b"0"),
@@ -131,7 +144,10 @@ class Manifest:
             return self._state.rows(
                 "SELECT * FROM checksum WHERE path > ? ORDER BY path LIMIT ?", (after, PAGE_ROWS)
             )
-        sql = "SELECT * FROM checksum WHERE path > ? AND (path = ? OR (path > ? AND path < ?)) ORDER BY path LIMIT ?"
+        sql = (
+            "SELECT * FROM checksum WHERE path > ? AND (path = ? OR (path > ? AND path < ?)) "
+            "ORDER BY path LIMIT ?"
+        )
         return self._state.rows(sql, (after, prefix, prefix + b"/", prefix + b"0", PAGE_ROWS))
 
     def rows(self, below: LowerPath = ()) -> Iterator[tuple[bytes, str, int]]:
@@ -156,7 +172,8 @@ class Manifest:
     def load(self) -> int:
         """Fill a new table from the written manifest; returns the number of lines taken over.
 
-        Asked for by two at a mount's start: the second waits for the first, or it would bring back what was removed meanwhile.
+        Asked for by two at a mount's start: the second waits for the first, or it would bring back
+        what was removed meanwhile.
         """
         with self._loading:
             return self._load()
@@ -166,7 +183,8 @@ class Manifest:
             if self._state.rows("SELECT 1 FROM checksum_origin"):
                 return 0  # also when it is empty: then the written one is out of date
         lines, found = self._read()
-        # Page by page, the lock free in between: nothing is committed before this has ended, and what a kill leaves of it is loaded again.
+        # Page by page, the lock free in between: nothing is committed before this has ended, and
+        # what a kill leaves of it is loaded again.
         for start in range(0, len(lines), PAGE_ROWS):
             page = [(path, digest.decode()) for digest, path in lines[start : start + PAGE_ROWS]]
             with self._lock, self._state.step():
@@ -199,7 +217,10 @@ class Manifest:
         return lines, found
 
     def _take_over(self, found: dict[int, tuple[bytes, bytes]]) -> None:
-        """The written parts as they are. After a cut in the middle of a split two say the same: then all are written anew."""
+        """The written parts as they are.
+
+        After a cut in the middle of a split two say the same: then all are written anew.
+        """
         ranges = sorted(found.values())
         overlap = any(one[1] >= other[0] for one, other in itertools.pairwise(ranges))
         self._parts.restart(
@@ -266,11 +287,14 @@ class Manifest:
             self._written = changes
 
     def _write_part(self, part: ManifestPart, seen: set[int]) -> list[ManifestPart]:
-        """Returns what is to be written in place of it: after a split, or where the part before has its lines now."""
+        """Returns what is to be written in place of it: after a split, or where the part before has
+        its lines now.
+        """
         with self._lock:
             if not self._parts.has(part):
                 return []
-            noted, end = part.changes, self._parts.end(part)
+            noted = part.changes
+            end = self._parts.end(part)
         lines = [
             (key, b"%s  %s\n" % (digest.encode(), key))
             for key, digest, _size in self._between(part.first, end)

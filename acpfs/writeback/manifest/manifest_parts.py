@@ -1,8 +1,11 @@
-"""The manifest's written form in parts: each holds the paths of one range, so that a change costs one small file and not all of them.
+"""The manifest's written form in parts: each holds the paths of one range, so that a change costs
+one small file and not all of them.
 
-A part is `<node>.xxh128` or `<node>+<number>.xxh128`, each of them a plain list that `xxh128sum -c` reads; together they say what the table
-says. A part that has grown is split, one that has shrunk joins the one before it. Which parts are out of date stands in the state database,
-in the transaction of the change: the next worker writes those, and no others. Used under the file system's lock.
+A part is `<node>.xxh128` or `<node>+<number>.xxh128`, each of them a plain list that `xxh128sum -c`
+reads; together they say what the table says. A part that has grown is split, one that has shrunk
+joins the one before it. Which parts are out of date stands in the state database, in the
+transaction of the change: the next worker writes those, and no others. Used under the file system's
+lock.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from acpfs.ram.state import StateDatabase
 
 _SUFFIX = b".xxh128"
 
-DDL = "CREATE TABLE IF NOT EXISTS manifest_part (first BLOB PRIMARY KEY, number INTEGER NOT NULL, stale INTEGER NOT NULL) WITHOUT ROWID"
+DDL = (
+    "CREATE TABLE IF NOT EXISTS manifest_part (first BLOB PRIMARY KEY, number INTEGER NOT NULL, "
+    "stale INTEGER NOT NULL) WITHOUT ROWID"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +134,8 @@ class ManifestParts:
 
     def split(self, part: ManifestPart, firsts: list[bytes]) -> list[ManifestPart]:
         """More parts begin within it: it and those, all out of date."""
-        number, made = max(known.number for known in self._parts), [part]
+        number = max(known.number for known in self._parts)
+        made = [part]
         for first in firsts:
             number += 1
             made.append(ManifestPart(first, number, stale=True))
@@ -139,7 +146,9 @@ class ManifestParts:
         return made
 
     def join(self, part: ManifestPart) -> ManifestPart | None:
-        """The part before it, which takes over what it has and is out of date; None for the first one."""
+        """The part before it, which takes over what it has and is out of date; None for the first
+        one.
+        """
         index = self._parts.index(part)
         if not index:
             return None

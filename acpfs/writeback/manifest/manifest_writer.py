@@ -20,8 +20,10 @@ PAUSE_IDLE_S = 0.2
 SHARE_BUSY = 20.0
 SHARE_IDLE = 5.0
 SHARE_AWAITED = 1.0
-"""Pauses are at least so many times what the last writing took: a manifest of a million lines takes seconds. Where somebody waits for the
-end (`flush`, `umount`) that is all the pause there is: 0.2 s would be most of what a flush of a gigabyte takes."""
+"""Pauses are at least so many times what the last writing took: a manifest of a million lines takes
+seconds. Where somebody waits for the end (`flush`, `umount`) that is all the pause there is: 0.2 s
+would be most of what a flush of a gigabyte takes.
+"""
 
 
 class ManifestWriter:
@@ -30,7 +32,8 @@ class ManifestWriter:
     def __init__(self, manifest: Manifest, pool: CallPool, is_idle: Callable[[], bool]) -> None:
         """`is_idle`: whether the log is empty."""
         self.manifest = manifest
-        self._pool, self._is_idle = pool, is_idle
+        self._pool = pool
+        self._is_idle = is_idle
         self._bell = Bell()
         self._failed = self._running = False
         self._awaited = 0
@@ -74,7 +77,8 @@ class ManifestWriter:
             self._tell()
 
     def _tell(self) -> None:
-        done, self._round = self._round, trio.Event()
+        done = self._round
+        self._round = trio.Event()
         done.set()
 
     async def _write(self) -> None:
@@ -85,7 +89,9 @@ class ManifestWriter:
             self._failed = True  # tried again after the pause; the table is the truth
 
     async def _pause(self, took_s: float) -> None:
-        """Shorter once the log is empty, which the last commit's ring tells, and shorter still when somebody waits."""
+        """Shorter once the log is empty, which the last commit's ring tells, and shorter still when
+        somebody waits.
+        """
         began = trio.current_time()
         while trio.current_time() < (until := began + self._pause_s(took_s)):
             await self._bell.heard(until)

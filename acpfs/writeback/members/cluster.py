@@ -1,8 +1,10 @@
-"""The cluster: tells other members how far this one is, and finds out whether pointers that are committed here have to wait for them.
+"""The cluster: tells other members how far this one is, and finds out whether pointers that are
+committed here have to wait for them.
 
-Two tasks. One publishes this node's record, at most twice per heartbeat. The other, only while something is gated: publishes, lists
-the nodes anew, reads the records of those that have not passed yet, and opens the gate or withholds. All file I/O is on threads of its
-own, so a backing directory that hangs stops nothing else. Why this keeps the order: docs/internals/order-between-members.md.
+Two tasks. One publishes this node's record, at most twice per heartbeat. The other, only while
+something is gated: publishes, lists the nodes anew, reads the records of those that have not passed
+yet, and opens the gate or withholds. All file I/O is on threads of its own, so a backing directory
+that hangs stops nothing else. Why this keeps the order: docs/internals/order-between-members.md.
 """
 
 from __future__ import annotations
@@ -35,13 +37,17 @@ from acpfs.writeback.members.peers import RECORDS_AFTER, Peer, Terms, Verdict
 from acpfs.writeback.members.standing_elsewhere import StandingElsewhere, Texts
 
 HEARD_MAX = 16
-"""So many others' clocks are told of in a record, and so many records are read per record of ours while nothing is gated; of many, less."""
+"""So many others' clocks are told of in a record, and so many records are read per record of ours
+while nothing is gated; of many, less.
+"""
 BEATS_PER_LISTING = 5
 """While nothing is gated, the nodes are listed so seldom; with many nodes more seldom."""
 LEAVE_WAIT_S = 10.0
 """How long the end of a mount waits for its last record to be written."""
 LOOK_PATIENCE_S = 10.0
-"""How long who asks about missing nodes waits for a look at them; after that it goes by what is known, as where storage hangs."""
+"""How long who asks about missing nodes waits for a look at them; after that it goes by what is
+known, as where storage hangs.
+"""
 WITHHOLDING = (
     Verdict.MISSING,
     Verdict.UNKNOWN,
@@ -98,21 +104,25 @@ class Cluster:
         pending: Callable[[], Pending] = lambda: NOTHING,
         texts: Texts = lambda _paths: {},
     ) -> None:
-        """`who`: what is always the same in our record. `coherent`: the backing directory is local, its listings are never old.
+        """`who`: what is always the same in our record.
 
-        `names`: learns what others have pending. `pending`: what is so here; called under the lock. `texts`: what pointers say.
+        `coherent`: the backing directory is local, its listings are never old.
+
+        `names`: learns what others have pending. `pending`: what is so here; called under the lock.
+        `texts`: what pointers say.
         """
         self._standing = StandingElsewhere(gate, texts)
         self._monotonic = runtime.clock.now
         self._chance = runtime.chance.source
-        self._records, self._who, self._gate, self._log, self._settings = (
-            records,
-            who,
-            gate,
-            log,
-            settings,
-        )
-        self._pool, self._section, self._wake, self._coherent = pool, section, wake, coherent
+        self._records = records
+        self._who = who
+        self._gate = gate
+        self._log = log
+        self._settings = settings
+        self._pool = pool
+        self._section = section
+        self._wake = wake
+        self._coherent = coherent
         self._own = Incarnation(
             who.node,
             state,
@@ -120,7 +130,8 @@ class Cluster:
             lambda: self._call("read", records.read, who.node),
             runtime.chance,
         )
-        self._names, self._pending = names or PeerNames(settings, runtime.clock), pending
+        self._names = names or PeerNames(settings, runtime.clock)
+        self._pending = pending
         self._names.known = self._listed = False
         self._names.others = True  # until it is known
         self._beat = self._chance.getrandbits(40)
@@ -133,7 +144,9 @@ class Cluster:
         self._error = ""
         self._bell = gate.bell
         self._far_clocks = FarClocks()
-        self._looked, self._looks, self._looks_done = trio.Event(), 0, 0
+        self._looked = trio.Event()
+        self._looks = 0
+        self._looks_done = 0
         self.published = self.pointers_passed = self.pointers_withheld = 0
         self.waited_s_max = 0.0
 
@@ -178,7 +191,9 @@ class Cluster:
             await self._quietly(self.publish)
 
     async def _beat_forever(self) -> None:
-        """Between a half and three quarters of a heartbeat: with the look of others, a tenth, none waits longer than a whole one."""
+        """Between a half and three quarters of a heartbeat: with the look of others, a tenth, none
+        waits longer than a whole one.
+        """
         until_listing = 0.0
         while True:
             await self._quietly(partial(self._publish_after, self._pace.next_write()))
@@ -212,19 +227,21 @@ class Cluster:
         if self._writes % BEATS_PER_LISTING == BEATS_PER_LISTING - 1:
             await self._quietly(self._own.look_for_rival)
         with self._section():
-            record, pending = (
-                self._observe(),
-                NOTHING if self._listed and not self._peers else self._pending(),
-            )
+            record = self._observe()
+            pending = NOTHING if self._listed and not self._peers else self._pending()
             self._pace.writes(self._log.last_seq, behind=record.watermark < record.clock)
         record = replace(record, pending=pending.to_text(record.beat))
         self._writes += 1
         await self._call("publish", self._records.publish, record)
-        self._write_done, self._published_at, self._error = self._writes, self._monotonic(), ""
+        self._write_done = self._writes
+        self._published_at = self._monotonic()
+        self._error = ""
         self.published += 1
 
     async def _publish_after(self, heartbeats: float) -> None:
-        """So long after the last record was begun. Nothing is left to do where another one was begun and done meanwhile.
+        """So long after the last record was begun.
+
+        Nothing is left to do where another one was begun and done meanwhile.
 
         Raises:
             OSError: the backing directory refuses.
@@ -236,7 +253,9 @@ class Cluster:
                 await self._publish()
 
     def _observe(self) -> NodeRecord:
-        """Under the lock: nothing is logged between the reading of the clock and that of the log."""
+        """Under the lock: nothing is logged between the reading of the clock and that of the
+        log.
+        """
         clock = self._log.clock
         clock.work_off()
         self._beat += 1
@@ -282,7 +301,8 @@ class Cluster:
                 if name not in self._peers:
                     self._peers[name] = Peer(name, now)
                 self._peers[name].listed = True
-            self._gate.has_peers, self._listed = bool(self._peers), True
+            self._gate.has_peers = bool(self._peers)
+            self._listed = True
             self._names.others = self._others_act()
             self._pace.nodes = len(self._peers) + 1
         return names
@@ -291,18 +311,23 @@ class Cluster:
         return any(peer.may_act() for peer in self._peers.values())
 
     async def _read_some(self) -> None:
-        """While nothing is gated: a few of many, all of few, so that who is missing and how clocks differ is known before it matters."""
+        """While nothing is gated: a few of many, all of few, so that who is missing and how clocks
+        differ is known before it matters.
+        """
         names = list(self._peers)
         await self._read(self._chance.sample(names, self._pace.reads(min(len(names), HEARD_MAX))))
 
     async def _read(self, names: Iterable[str]) -> None:
-        wanted, readers, began = list(names), self._pace.readers, self._monotonic()
+        wanted = list(names)
+        readers = self._pace.readers
+        began = self._monotonic()
         answers: dict[str, _Answer] = {}
         async with trio.open_nursery() as nursery:
             for start in range(min(readers, len(wanted))):
                 nursery.start_soon(self._read_share, wanted[start::readers], answers)
         with self._section():
-            clock, now = self._log.clock.now(), self._monotonic()
+            clock = self._log.clock.now()
+            now = self._monotonic()
             for name, answer in answers.items():
                 peer = self._peers.get(name)
                 if peer is None:
@@ -312,7 +337,8 @@ class Cluster:
                     if peer.is_removed():
                         del self._peers[name]
                     continue
-                peer.read_at, peer.error = max(peer.read_at, began), answer.error
+                peer.read_at = max(peer.read_at, began)
+                peer.error = answer.error
                 if answer.record is not None:
                     peer.saw(answer.record, clock, now, began)
             terms = self.terms()
@@ -326,9 +352,11 @@ class Cluster:
         answers.update(await self._call("read", _read_records, self._records, names))
 
     async def _read_names_forever(self) -> None:
-        """What is pending elsewhere is known here a quarter of a heartbeat after it was told, as long as lookups may wait for it.
+        """What is pending elsewhere is known here a quarter of a heartbeat after it was told, as
+        long as lookups may wait for it.
 
-        With very many nodes after as many quarters as it takes to read all; but what somebody waits for is always read.
+        With very many nodes after as many quarters as it takes to read all; but what somebody waits
+        for is always read.
         """
         while True:
             if self._settings.wait_for_peers_s:
@@ -351,11 +379,15 @@ class Cluster:
     # -- the gate
 
     async def _gate_forever(self) -> None:
-        """While a pointer waits, look ten times per heartbeat: then it is known a tenth after others have told."""
+        """While a pointer waits, look ten times per heartbeat: then it is known a tenth after
+        others have told.
+        """
         while True:
-            began, self._looks = trio.current_time(), self._looks + 1
+            began = trio.current_time()
+            self._looks = self._looks + 1
             with self._section():
-                gated, unknown = self._gate.gated(), self._gate.unasked()
+                gated = self._gate.gated()
+                unknown = self._gate.unasked()
             if not gated:
                 self._has_looked()
                 await self._bell.heard()
@@ -385,10 +417,12 @@ class Cluster:
         self._looked = trio.Event()
 
     async def looked(self) -> None:
-        """Return when the nodes that pointers wait for were looked at since now, or do not let themselves be looked at for so long.
+        """Return when the nodes that pointers wait for were looked at since now, or do not let
+        themselves be looked at for so long.
 
-        For who would otherwise say of a node that it is missing because of a look from before its return. A node that withholds
-        something may have done so because of such a look of its own, so it is given time to tell what it has found since.
+        For who would otherwise say of a node that it is missing because of a look from before its
+        return. A node that withholds something may have done so because of such a look of its own,
+        so it is given time to tell what it has found since.
         """
         since = self._monotonic()
         with trio.move_on_after(LOOK_PATIENCE_S):
@@ -405,7 +439,9 @@ class Cluster:
             await looked.wait()
 
     def _is_to_hear_more(self, since: float) -> bool:
-        """Whether something is withheld for nothing but what others withhold, who have not told since whether they still do."""
+        """Whether something is withheld for nothing but what others withhold, who have not told
+        since whether they still do.
+        """
         with self._section():
             return any(
                 self._peers[name].records_since(since) < RECORDS_AFTER
@@ -427,12 +463,12 @@ class Cluster:
             one.unknown for one in gated
         )
         if told or changes or (to_read and not self._coherent):
-            # also before each reading: a client remembers for seconds which file a name was, and learns from a listing that it is another
+            # also before each reading: a client remembers for seconds which file a name was, and
+            # learns from a listing that it is another
             names = await self._list()
-            required, listed_at = (
-                dict.fromkeys(names),
-                self._monotonic(),
-            )  # one for all: there may be 100,000 removals, and as many nodes
+            # one for all: there may be 100,000 removals, and as many nodes
+            required = dict.fromkeys(names)
+            listed_at = self._monotonic()
             with self._section():
                 for one in told:
                     one.listed_at = listed_at
@@ -443,7 +479,10 @@ class Cluster:
         return len(to_read)
 
     async def _read_standing(self, gated: list[Gated]) -> None:
-        """What others' pointers say that may name what waits here. Until that is known they name all."""
+        """What others' pointers say that may name what waits here.
+
+        Until that is known they name all.
+        """
         with self._section():
             wanted = self._standing.wanted(gated, self._peers.values(), self.terms())
         if wanted:
@@ -452,9 +491,11 @@ class Cluster:
                 self._standing.said(found)
 
     async def _told_since(self, unknown: list[Gated]) -> list[Gated]:
-        """Of those, which were closed before our newest record was begun; that is written now if it may be.
+        """Of those, which were closed before our newest record was begun; that is written now if it
+        may be.
 
-        A rename of ours in the directory: what our own client remembers of its listing is outdated by it, on every file system.
+        A rename of ours in the directory: what our own client remembers of its listing is outdated
+        by it, on every file system.
         """
         if not unknown or self._coherent:
             return unknown
@@ -469,7 +510,8 @@ class Cluster:
 
     def _to_read(self, gated: list[Gated]) -> set[str]:
         """Nodes that something waits for, and whose next record may be there. Under the lock."""
-        terms, clock = self.terms(), self._log.clock.now()
+        terms = self.terms()
+        clock = self._log.clock.now()
         wanted = {
             name
             for one in gated
@@ -483,7 +525,9 @@ class Cluster:
         }
 
     def _judge(self, gated: list[Gated]) -> bool:
-        """Open the gate for what may pass; whether that changed anything: then there may be more to look at than was. Under the lock."""
+        """Open the gate for what may pass; whether that changed anything: then there may be more to
+        look at than was. Under the lock.
+        """
         terms = self.terms()
         goes_on = self._supersede(gated, terms)
         for one in gated:
@@ -496,7 +540,8 @@ class Cluster:
                 if verdict is not Verdict.PASSES
             }
             one.required = dict.fromkeys(one.missing)
-            # said at the operation, for who would wait for what stands behind it (`content.outlook`)
+            # said at the operation, for who would wait for what stands behind it
+            # (`content.outlook`)
             one.op.awaits_members = bool(one.missing) and not self._gate.yields(one.op)
             withholding = {verdict for verdict in verdicts.values() if verdict in WITHHOLDING}
             one.for_all = Verdict.MISSING in withholding or any(
@@ -516,7 +561,10 @@ class Cluster:
         return goes_on
 
     def _supersede(self, gated: list[Gated], terms: Terms) -> bool:
-        """Leave out what other members have replaced since; whether there was any. The newest first: it may stand on an older one."""
+        """Leave out what other members have replaced since; whether there was any.
+
+        The newest first: it may stand on an older one.
+        """
         found = False
         for one in reversed(gated):
             names = self._gate.names_made(one)
@@ -553,7 +601,8 @@ class Cluster:
         if one.named is not None and name not in one.named:
             keys = self._gate.keys_of_its_name(one)
             return peer.judge_name(one.op.logged_at, terms, asks=keys, since=one.listed_at)
-        removes, yields = one.op.kind in REMOVING, self._gate.yields(one.op)
+        removes = one.op.kind in REMOVING
+        yields = self._gate.yields(one.op)
         mark = peer.mark(one.marks, one.listed_at, terms)
         return peer.judge(
             one.op.logged_at,
@@ -579,7 +628,8 @@ class Cluster:
         for name, why in one.missing.items():
             if why == Verdict.NAMED.value:
                 _log.warning(
-                    "something keeps its name: a pointer names it whose change another node withholds",
+                    "something keeps its name: a pointer names it whose change another node "
+                    "withholds",
                     node=name,
                     seq=one.op.seq,
                     name=shown(one.op.name),
@@ -597,7 +647,8 @@ class Cluster:
                 )
             elif why != Verdict.WAITS.value:
                 _log.error(
-                    "a pointer file is withheld: a node that may have what it points at is missing; "
+                    "a pointer file is withheld: a node that may have what it points at is "
+                    "missing; "
                     "`acpfs-ctl nodes` shows it, `acpfs-ctl nodes forget` goes on without it",
                     node=name,
                     why=why,
@@ -609,18 +660,22 @@ class Cluster:
     # -- readers
 
     async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
-        """Return when every other member that lives has persisted what it had closed before now; `tell` who has not, look by look.
+        """Return when every other member that lives has persisted what it had closed before now;
+        `tell` who has not, look by look.
 
-        A backing directory that refuses is asked again. Where listings are cached, a node that joined a moment ago may be overlooked.
+        A backing directory that refuses is asked again. Where listings are cached, a node that
+        joined a moment ago may be overlooked.
         """
         with self._section():
             closed_at = self._log.clock.now()
         behind: list[str] | None = None
-        listed_at, marks = 0.0, dict[str, float]()
+        listed_at = 0.0
+        marks = dict[str, float]()
         while behind is None or behind:
             try:
                 if behind is None:
-                    behind, listed_at = await self._list(), self._monotonic()
+                    behind = await self._list()
+                    listed_at = self._monotonic()
                 elif not self._coherent:
                     await self._list()  # see `_look`
                 await self._read(behind)
@@ -637,10 +692,8 @@ class Cluster:
         self, names: list[str], closed_at: float, since: float, marks: dict[str, float]
     ) -> list[str]:
         """Under the lock."""
-        terms, peers = (
-            self.terms(),
-            [peer for name in names if (peer := self._peers.get(name)) is not None],
-        )
+        terms = self.terms()
+        peers = [peer for name in names if (peer := self._peers.get(name)) is not None]
         return [
             peer.node
             for peer in peers
@@ -670,7 +723,9 @@ class Cluster:
         await self._read(await self._list())
 
     async def forget(self, node: str) -> bool:
-        """Go on without a node: pointers wait for it no more. False: it lives, or there is none. Of this node itself: what it had lost.
+        """Go on without a node: pointers wait for it no more. False: it lives, or there is none.
+
+        Of this node itself: what it had lost.
 
         Raises:
             OSError: the backing directory refuses.
@@ -705,7 +760,10 @@ class Cluster:
         self._pool.close()
 
     def place(self) -> float:
-        """0: the first of the nodes that live, by name; near 1 the last. One that died without a word leaves a gap. Under the lock."""
+        """0: the first of the nodes that live, by name; near 1 the last.
+
+        One that died without a word leaves a gap. Under the lock.
+        """
         live = [
             peer.node
             for peer in self._peers.values()
@@ -715,7 +773,8 @@ class Cluster:
 
     def statistics(self) -> ClusterStatistics:
         """What `status`, `nodes`, the metrics and the tests see. Under the lock."""
-        terms, now = self.terms(), self._monotonic()
+        terms = self.terms()
+        now = self._monotonic()
         waiting = [
             WaitingPointer(one.op, dict(one.missing), one.op.withheld, self._gate.needs(one.op))
             for one in self._gate.gated()

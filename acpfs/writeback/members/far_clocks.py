@@ -1,4 +1,7 @@
-"""Says once in the log of each node whose clock begins to hold pointer files up. Used under the file system's lock."""
+"""Says once in the log of each node whose clock begins to hold pointer files up.
+
+Used under the file system's lock.
+"""
 
 from __future__ import annotations
 

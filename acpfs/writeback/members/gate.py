@@ -1,13 +1,15 @@
 """The gate: which pointer files wait for other members.
 
-One more condition of readiness for the order of commits. An operation that makes a pointer visible is *gated* from the moment that it is
-logged until `acpfs.writeback.members.cluster` has found that every other member has persisted what it had closed before. So is a removal,
-since another member's pointer may still name what it removes. The removal of a pointer keeps its place in the order; any other one
-*yields*: it waits for all pointers that others closed or removed before, is put off meanwhile, so that nobody waits for it, and takes its
-turn like a pointer only where something here needs it gone. One for which a node is missing is *withheld*: set aside like a parked
-operation, with an errno of its own, until that node is back, forgotten, or the pointer is superseded. What is stored under a temporary name
-and renamed to a pointer's is gated with that: members share the temporary name, too. Knows neither nodes nor records.
-Used under the file system's lock.
+One more condition of readiness for the order of commits. An operation that makes a pointer visible
+is *gated* from the moment that it is logged until `acpfs.writeback.members.cluster` has found that
+every other member has persisted what it had closed before. So is a removal, since another member's
+pointer may still name what it removes. The removal of a pointer keeps its place in the order; any
+other one *yields*: it waits for all pointers that others closed or removed before, is put off
+meanwhile, so that nobody waits for it, and takes its turn like a pointer only where something here
+needs it gone. One for which a node is missing is *withheld*: set aside like a parked operation,
+with an errno of its own, until that node is back, forgotten, or the pointer is superseded. What is
+stored under a temporary name and renamed to a pointer's is gated with that: members share the
+temporary name, too. Knows neither nodes nor records. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ STANDING_MAX = 32
 STANDING_CHARACTERS_MAX = 512
 """Of a path among them; up to six bytes each in a record."""
 RUNS_MAX = 4096
-"""So many are remembered in which a pointer was persisted; forgetting one has removals wait for longer."""
+"""So many are remembered in which a pointer was persisted; forgetting one has removals wait for
+longer.
+"""
 
 
 @dataclass(slots=True)
@@ -56,19 +60,28 @@ class Gated:
     unknown: set[str] = field(default_factory=set)
     """Of these, nodes that the pointer's writer named, and that no record is known of."""
     named: frozenset[str] | None = None
-    """Nodes that the pointer's writer named; None: all. Others are asked for what they withhold under its name alone."""
+    """Nodes that the pointer's writer named; None: all.
+
+    Others are asked for what they withhold under its name alone.
+    """
     writes_before: int | None = None
     """Records of this node that were begun when it was first looked at."""
     listed_at: float = 0.0
     """Monotonic, seconds: when that became known."""
     marks: dict[str, float] = field(default_factory=dict)
-    """Node → a time by its clock that is later than all it had closed before `listed_at`, where that is known without comparing clocks."""
+    """Node → a time by its clock that is later than all it had closed before `listed_at`, where
+    that is known without comparing clocks.
+    """
     missing: dict[str, str] = field(default_factory=dict)
     """Node → why it does not pass, as last looked at."""
     needed: bool = False
-    """A removal that yields, and that something here waits for: it takes its turn like a pointer."""
+    """A removal that yields, and that something here waits for: it takes its turn like a
+    pointer.
+    """
     makes: Op | None = None
-    """The operation that makes a pointer of what this one stores; None: it is one itself, or a removal."""
+    """The operation that makes a pointer of what this one stores; None: it is one itself, or a
+    removal.
+    """
     for_all: bool = True
     """Whether a member is missing for which everybody waits, as last looked at."""
     of_what_is_lost: bool = False
@@ -89,9 +102,12 @@ class Gated:
 
 
 class ToCome:
-    """Operations in the order of the log, without those that are done. What it costs to look at the oldest does not grow with their number.
+    """Operations in the order of the log, without those that are done.
 
-    Those that are done are forgotten when they are met, and when half of all may be: others go on for days behind one that cannot be done.
+    What it costs to look at the oldest does not grow with their number.
+
+    Those that are done are forgotten when they are met, and when half of all may be: others go on
+    for days behind one that cannot be done.
     """
 
     def __init__(self, is_to_come: Callable[[Op], bool]) -> None:
@@ -121,7 +137,8 @@ class ToCome:
     def __iter__(self) -> Iterator[Op]:
         """Oldest first; they may not change meanwhile."""
         if self._unsorted:
-            self._ops, self._unsorted = OrderedDict(sorted(self._ops.items())), False
+            self._ops = OrderedDict(sorted(self._ops.items()))
+            self._unsorted = False
         done: list[Op] = []
         try:
             for op in self._ops.values():
@@ -150,45 +167,60 @@ class Gate:
         gives_up: Callable[[Op], list[Op]] = lambda _op: [],
         standing_of: Callable[[Op], Iterable[LowerPath]] = lambda _op: (),
     ) -> None:
-        """`is_pointer`, `takes_pointer`: see `Pointers`. `freed`: a removal that the guard holds has nothing more to wait for here.
+        """`is_pointer`, `takes_pointer`: see `Pointers`.
 
-        `directory_of`: in which directory a node lies. `scope_of`: see `scopes.Scopes`; by default by names alone.
-        `placed`: remembers which pointers were made here. `gives_up`: leaves a pointer out that another member has replaced, and says
-        what left the log with it; nothing where it cannot be left out. `standing_of`: see `Scopes.standing`.
+        `freed`: a removal that the guard holds has nothing more to wait for here.
+
+        `directory_of`: in which directory a node lies. `scope_of`: see `scopes.Scopes`; by default
+        by names alone. `placed`: remembers which pointers were made here. `gives_up`: leaves a
+        pointer out that another member has replaced, and says what left the log with it; nothing
+        where it cannot be left out. `standing_of`: see `Scopes.standing`.
         """
         self._standing_of = standing_of
         self._placed = placed
         self._gives_up = gives_up
-        self._freed, self._directory_of = freed, directory_of
+        self._freed = freed
+        self._directory_of = directory_of
         self.scope_of = scope_of or self._by_name
-        self._log, self._is_pointer, self._takes_pointer, self._order = (
-            log,
-            is_pointer,
-            takes_pointer,
-            order,
-        )
-        self._begun, self._newest_seq = False, log.last_seq
+        self._log = log
+        self._is_pointer = is_pointer
+        self._takes_pointer = takes_pointer
+        self._order = order
+        self._begun = False
+        self._newest_seq = log.last_seq
         self._gated: dict[Seq, Gated] = {}
-        self._yielding, self._others = ToCome(self._is_waiting), ToCome(self._is_waiting)
+        self._yielding = ToCome(self._is_waiting)
+        self._others = ToCome(self._is_waiting)
         """What is gated: removals that yield, which may be very many, and all else."""
         self._counting: ToCome | None = None
         """All but removals that yield, gated or not; None: nobody has asked yet."""
         self._put_off: dict[Seq, Op] = {}
         self._pointers: dict[Seq, Op] | None = None
-        """All that makes or takes pointers and was to be done when last looked; None: nobody has asked yet."""
+        """All that makes or takes pointers and was to be done when last looked; None: nobody has
+        asked yet.
+        """
         self.bell = Bell()
         """Rung when something has to be looked at."""
         self.has_peers: bool | None = None
-        """Whether there are other members, whose pointers may still name what is removed here; None: this worker has not looked yet."""
+        """Whether there are other members, whose pointers may still name what is removed here;
+        None: this worker has not looked yet.
+        """
         self.pointer_seq = 0
         """Of the newest pointer that is persisted."""
         self._newest_in: dict[bytes, Seq] = {}
-        """Of the pointers persisted while something was withheld: the newest of each run (`Scope.runs`)."""
+        """Of the pointers persisted while something was withheld: the newest of each run
+        (`Scope.runs`).
+        """
         self.pointers_persisted = 0
-        """How many pointers were made or taken on the backing directory: what one says there is known no longer than that stays."""
+        """How many pointers were made or taken on the backing directory: what one says there is
+        known no longer than that stays.
+        """
 
     def begin(self) -> None:
-        """From now on somebody looks after what is gated. What an earlier worker logged may have waited already."""
+        """From now on somebody looks after what is gated.
+
+        What an earlier worker logged may have waited already.
+        """
         self._begun = self._order is not ClusterOrder.OFF
         for op in self._log:
             op.delayed = self._begun and self._removes_others(op)
@@ -220,8 +252,9 @@ class Gate:
     def _add_content(self, op: Op) -> None:
         """What was stored under another name, and becomes a pointer by this, is part of it.
 
-        Members write a pointer under one temporary name before they rename it. If that were there while the rename waits, another
-        member's file would take its place, and be renamed in its stead.
+        Members write a pointer under one temporary name before they rename it. If that were there
+        while the rename waits, another member's file would take its place, and be renamed in its
+        stead.
         """
         if op.kind not in _MOVING_IN:
             return
@@ -249,7 +282,9 @@ class Gate:
     # -- removals that yield
 
     def yields(self, op: Op) -> bool:
-        """Whether it is a removal that nobody waits for, and that waits for all pointers which others may have closed or removed before."""
+        """Whether it is a removal that nobody waits for, and that waits for all pointers which
+        others may have closed or removed before.
+        """
         if (
             self._order is not ClusterOrder.POINTERS
             or op.kind not in REMOVING
@@ -270,7 +305,9 @@ class Gate:
         self._log.put_off(op, True)
 
     def put_off_after(self, count: int) -> list[Op]:
-        """Those that were put off after the first `count`, in the order in which they were; a count is good as long as none has left."""
+        """Those that were put off after the first `count`, in the order in which they were; a count
+        is good as long as none has left.
+        """
         if not count:
             self._put_off = {
                 seq: op for seq, op in self._put_off.items() if self._log.get(seq) is op
@@ -278,7 +315,10 @@ class Gate:
         return list(itertools.islice(self._put_off.values(), count, None))
 
     def need(self, ops: Iterable[Op], *, makes_room: bool = False) -> None:
-        """Something here can neither pass these that are put off, nor do without it. `makes_room`: it is for want of room."""
+        """Something here can neither pass these that are put off, nor do without it.
+
+        `makes_room`: it is for want of room.
+        """
         for op in ops:
             self._gated[op.seq].needed = True
             self._gated[op.seq].makes_room = makes_room
@@ -305,7 +345,9 @@ class Gate:
     # -- what waits
 
     def gated(self) -> list[Gated]:
-        """The oldest operations that wait, oldest first; so many that are withheld, or yield, hide none that nobody has looked at."""
+        """The oldest operations that wait, oldest first; so many that are withheld, or yield, hide
+        none that nobody has looked at.
+        """
         yielding = (self._gated[op.seq] for op in self._yielding if not op.withheld)
         others = (self._gated[op.seq] for op in self._others if not op.withheld)
         chosen = [
@@ -324,7 +366,10 @@ class Gate:
         return False
 
     def asks(self, gated: Gated, nodes: dict[str, None], us: str) -> None:
-        """It is known now which other members there are. Those that a pointer's writer named are asked whether they are there or not."""
+        """It is known now which other members there are.
+
+        Those that a pointer's writer named are asked whether they are there or not.
+        """
         needs = self.needs(gated.pointer)
         if needs is None:
             gated.required = nodes
@@ -338,7 +383,9 @@ class Gate:
         return self._log.needs.of(op)
 
     def forgets(self, node: str) -> bool:
-        """Nothing waits for that node any more because its writer named it; whether anything did."""
+        """Nothing waits for that node any more because its writer named it; whether anything
+        did.
+        """
         for gated in self._gated.values():
             gated.unknown.discard(node)
         return self._log.needs.forget(node)
@@ -402,13 +449,17 @@ class Gate:
             self._newest_in[run] = max(op.seq, self._newest_in.get(run, op.seq))
 
     def newest_in(self, run: bytes) -> int:
-        """Number of the newest pointer of a run that was persisted while something was withheld; 0: none, as far as is remembered."""
+        """Number of the newest pointer of a run that was persisted while something was withheld; 0:
+        none, as far as is remembered.
+        """
         return self._newest_in.get(run, 0)
 
     # -- what is withheld, and who waits for it
 
     def is_withheld_for_others(self, op: Op) -> bool:
-        """Whether later pointers wait for it: not where what it waits for is lost, as it may never come (S164)."""
+        """Whether later pointers wait for it: not where what it waits for is lost, as it may never
+        come (S164).
+        """
         gated = self._gated.get(op.seq)
         return op.withheld and not (gated is not None and gated.of_what_is_lost)
 
@@ -426,7 +477,10 @@ class Gate:
     # -- what others' pointers name, and ours
 
     def taken(self, gated: Gated) -> frozenset[bytes]:
-        """Whose names it takes away. None of a removal that yields: that waits for all pointers which are to come."""
+        """Whose names it takes away.
+
+        None of a removal that yields: that waits for all pointers which are to come.
+        """
         if self._order is not ClusterOrder.POINTERS or self.yields(gated.op):
             return frozenset()
         if gated.taken is None:
@@ -434,9 +488,11 @@ class Gate:
         return gated.taken
 
     def standing(self) -> tuple[dict[str, float], dict[str, float]]:
-        """For the record: pointers on the backing directory that what is withheld, or held behind that, is to change.
+        """For the record: pointers on the backing directory that what is withheld, or held behind
+        that, is to change.
 
-        Those where it waits for what is lost are told apart. With too many or too long ones nobody knows which.
+        Those where it waits for what is lost are told apart. With too many or too long ones nobody
+        knows which.
         """
         told: tuple[dict[str, float], dict[str, float]] = ({}, {})
         waiting = [
@@ -475,7 +531,10 @@ class Gate:
         return gated.names_made
 
     def supersede(self, gated: Gated) -> bool:
-        """Another member has made a later pointer of its name: it does not come any more. False: it cannot be left out."""
+        """Another member has made a later pointer of its name: it does not come any more.
+
+        False: it cannot be left out.
+        """
         given_up = self._gives_up(gated.op)
         for op in given_up:
             self._gated.pop(op.seq, None)
@@ -485,7 +544,9 @@ class Gate:
         return bool(given_up)
 
     def held(self) -> dict[str, float]:
-        """Key → since when what tells it is withheld: pointers to come, of which the watermark says nothing."""
+        """Key → since when what tells it is withheld: pointers to come, of which the watermark says
+        nothing.
+        """
         return scopes.of_record(
             (self._tells(op), op.logged_at)
             for op in self._log.parked()
@@ -509,12 +570,16 @@ class Gate:
     # -- what other members are told
 
     def watermark(self, now: float) -> float:
-        """All that was logged before is persisted, but for what is withheld or guarded, and removals that yield."""
+        """All that was logged before is persisted, but for what is withheld or guarded, and
+        removals that yield.
+        """
         first = self._first()
         return min(now, *self._log.replaced_since(), now if first is None else first.logged_at)
 
     def pointers(self, now: float) -> float:
-        """No pointer that was closed or removed here before is still to come; also what is withheld or guarded counts."""
+        """No pointer that was closed or removed here before is still to come; also what is withheld
+        or guarded counts.
+        """
         if self._order is ClusterOrder.ALL:
             return self.watermark(now)
         if self._pointers is None:
@@ -535,9 +600,11 @@ class Gate:
         )
 
     def _is_superseded(self, op: Op) -> bool:
-        """A withheld pointer that may be so for ever, in whose run the newest ones are others by now.
+        """A withheld pointer that may be so for ever, in whose run the newest ones are others by
+        now.
 
-        Not one that is to change what is there: that goes on naming what others may be about to remove.
+        Not one that is to change what is there: that goes on naming what others may be about to
+        remove.
         """
         if not op.withheld or op.kind in REMOVING or op.seq > self.pointer_seq:
             return False
@@ -568,7 +635,9 @@ class Gate:
         )
 
     def _counts(self, op: Op) -> bool:
-        """Whether other members' pointers wait for it: not for what is withheld or held back, and not for removals that yield."""
+        """Whether other members' pointers wait for it: not for what is withheld or held back, and
+        not for removals that yield.
+        """
         if op.withheld or (op.new_parent < 0 and self.is_open(op)):
             return False
         return op.kind not in REMOVING or not (

@@ -1,8 +1,10 @@
-"""This mount under its node id: which incarnation it is, what the one before took with it, and whether another mount has the id, too.
+"""This mount under its node id: which incarnation it is, what the one before took with it, and
+whether another mount has the id, too.
 
-A RAM tier that is new under an old id is another incarnation: what the earlier one had not persisted may be lost, and pointers of that time
-are withheld. Owns these two rows of the state database and nothing else; does not know the other members. `name`, `lost` and `rivalry`
-change under the lock or in the trio thread; the reading is the caller's, on threads of its own.
+A RAM tier that is new under an old id is another incarnation: what the earlier one had not
+persisted may be lost, and pointers of that time are withheld. Owns these two rows of the state
+database and nothing else; does not know the other members. `name`, `lost` and `rivalry` change
+under the lock or in the trio thread; the reading is the caller's, on threads of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ class Incarnation:
         chance: Chance,
     ) -> None:
         """`read`: what the backing directory has as the record of this node id."""
-        self._node, self._state, self._section, self._read = node, state, section, read
+        self._node = node
+        self._state = state
+        self._section = section
+        self._read = read
         self.name, self.lost = _loaded(state, chance)
         self.rivalry = ""
         """`in_use`, of another mount that was found."""
@@ -53,17 +58,24 @@ class Incarnation:
         return found if found is not None and found.incarnation not in ("", self.name) else None
 
     async def look_for_rival(self) -> None:
-        """Two that joined at the same moment, or one that a hung backing directory had kept silent until another took its id."""
+        """Two that joined at the same moment, or one that a hung backing directory had kept silent
+        until another took its id.
+        """
         rival = await self.other()
-        before, self.rivalry = self.rivalry, in_use(rival) if rival is not None else ""
+        before = self.rivalry
+        self.rivalry = in_use(rival) if rival is not None else ""
         if self.rivalry and not before:
             _log.error(
-                "two mounts have the same node id, and remove one another's files: unmount one of them",
+                "two mounts have the same node id, and remove one another's files: unmount one "
+                "of them",
                 detail=self.rivalry,
             )
 
     def follows(self, earlier: NodeRecord, now: float) -> None:
-        """An earlier incarnation had the node id. One interval for all that was lost: only pointers that still wait are held against it."""
+        """An earlier incarnation had the node id.
+
+        One interval for all that was lost: only pointers that still wait are held against it.
+        """
         if earlier.state is NodeState.LEFT:
             self.set_lost(earlier.lost)
         else:
@@ -91,7 +103,10 @@ class Incarnation:
 
 def in_use(rival: NodeRecord) -> str:
     """Who else has the node id, in words."""
-    return f"node id {rival.node} is in use: {rival.host or 'another machine'} serves {rival.mountpoint or 'a mount'} under it"
+    return (
+        f"node id {rival.node} is in use: {rival.host or 'another machine'} serves "
+        f"{rival.mountpoint or 'a mount'} under it"
+    )
 
 
 def _loaded(state: StateDatabase, chance: Chance) -> tuple[str, tuple[float, float] | None]:

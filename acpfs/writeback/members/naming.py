@@ -1,4 +1,5 @@
-"""Whether a pointer names a path, by its text: on the member that is to change the pointer, and on all others.
+"""Whether a pointer names a path, by its text: on the member that is to change the pointer, and on
+all others.
 
 A symbolic link's text is what it leads to. Pure.
 """
@@ -55,13 +56,17 @@ def are_near(pointer: LowerPath, other: LowerPath) -> bool:
 
 
 def may_mention(text: bytes, name: bytes) -> bool:
-    """By the name itself, or by a number in it: `latest_checkpointed_iteration.txt` says 1000 of `iter_0001000`."""
+    """By the name itself, or by a number in it: `latest_checkpointed_iteration.txt` says 1000 of
+    `iter_0001000`.
+    """
     numbers = {int(found) for found in _NUMBER.findall(text)}
     return name in text or any(int(found) in numbers for found in _NUMBER.findall(name))
 
 
 def mentions(text: bytes, name: bytes) -> bool:
-    """The same, but neither by a part of a name nor by a number in one: `step-1` names no `step-10`, and no `step-7.gasp-1`."""
+    """The same, but neither by a part of a name nor by a number in one: `step-1` names no
+    `step-10`, and no `step-7.gasp-1`.
+    """
     if re.search(rb"(?<!\w)" + re.escape(name) + rb"(?!\w)", text):
         return True
     numbers = {int(found) for found in _NUMBER_ALONE.findall(text)}

@@ -1,9 +1,10 @@
 """How often this node tells others how far it is, and looks at what they tell.
 
-A pointer waits for the next record of the slowest node and for the look that finds it, so both are as close together as the two records
-per heartbeat allow where a save is under way, and seldom where nothing goes on. With many nodes all of them together read no more, while
-nothing waits, than a few nodes do, and heartbeats are longer, or the records alone would keep the metadata server busy. Pure: knows
-neither records nor files. Used by the tasks of one event loop.
+A pointer waits for the next record of the slowest node and for the look that finds it, so both are
+as close together as the two records per heartbeat allow where a save is under way, and seldom where
+nothing goes on. With many nodes all of them together read no more, while nothing waits, than a few
+nodes do, and heartbeats are longer, or the records alone would keep the metadata server busy. Pure:
+knows neither records nor files. Used by the tasks of one event loop.
 """
 
 from __future__ import annotations
@@ -19,18 +20,25 @@ BETWEEN_WRITES_MAX = 0.75
 BETWEEN_LOOKS = 0.1
 """Of a heartbeat, while a pointer waits …"""
 BETWEEN_CALM_LOOKS = 0.25
-"""… and while only removals do, or what is withheld, which may be for days, or it waits for very many."""
+"""… and while only removals do, or what is withheld, which may be for days, or it waits for very
+many.
+"""
 BETWEEN_READS_S = 1e-3
-"""For each record that a look reads, looks are so far apart at least: a thousand are 30 ms of a processor."""
+"""For each record that a look reads, looks are so far apart at least: a thousand are 30 ms of a
+processor.
+"""
 LIVELY = 2.0
-"""Heartbeats after something was closed, or not yet persisted: so long records come as often as may be, for that save's pointer follows."""
+"""Heartbeats after something was closed, or not yet persisted: so long records come as often as may
+be, for that save's pointer follows.
+"""
 SHARED_FROM = 64
 """More nodes than these share what so many would read and list while nothing waits."""
 STRETCHED_FROM = 1024
 """With more nodes heartbeats are longer in proportion …"""
 HEARTBEAT_S_MAX = 60.0
 """… up to here."""
-READERS, READERS_MANY = 4, 16
+READERS = 4
+READERS_MANY = 16
 """Threads that read records at the same time: with few nodes, and with more than SHARED_FROM."""
 
 
@@ -39,7 +47,8 @@ class Pace:
 
     def __init__(self, heartbeat_s: float, runtime: Runtime) -> None:
         """`heartbeat_s`: as set."""
-        self._set_s, self._monotonic = heartbeat_s, runtime.clock.now
+        self._set_s = heartbeat_s
+        self._monotonic = runtime.clock.now
         self._chance = runtime.chance.source
         self.nodes = 1
         """With this one."""
@@ -76,14 +85,18 @@ class Pace:
         return int(most * self.share + self._chance.random())
 
     def writes(self, last_seq: int, *, behind: bool) -> None:
-        """A record is written from now on; `last_seq`: of the log; `behind`: not all is persisted."""
+        """A record is written from now on; `last_seq`: of the log; `behind`: not all is
+        persisted.
+        """
         self._written_at = self._monotonic()
         if behind or last_seq != self._last_seq:
             self._lively_at = self._written_at
         self._last_seq = last_seq
 
     def next_write(self) -> float:
-        """Heartbeats from the last record to the next one: jittered where nobody is in a hurry, so that nodes do not write together."""
+        """Heartbeats from the last record to the next one: jittered where nobody is in a hurry, so
+        that nodes do not write together.
+        """
         lively = self._monotonic() - self._lively_at < LIVELY * self.heartbeat_s
         return (
             BETWEEN_WRITES if lively else self._chance.uniform(BETWEEN_WRITES, BETWEEN_WRITES_MAX)

@@ -1,9 +1,11 @@
-"""What other members have made and not persisted, by their records, and who waits here for one of these names.
+"""What other members have made and not persisted, by their records, and who waits here for one of
+these names.
 
-Learns from each record that `acpfs.writeback.members.cluster` reads; decides nothing about names. A live node's record says which names
-are pending there (`backing.name_filter`); one without that, of an older acpfs, says nothing. Used under the file system's lock, but for
-`tell`, and futures that are told at the end of a wait, on the thread that ends patience: so a wait ends also while the backing directory
-hangs.
+Learns from each record that `acpfs.writeback.members.cluster` reads; decides nothing about names. A
+live node's record says which names are pending there (`backing.name_filter`); one without that, of
+an older acpfs, says nothing. Used under the file system's lock, but for `tell`, and futures that
+are told at the end of a wait, on the thread that ends patience: so a wait ends also while the
+backing directory hangs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Pending(NamedTuple):
 
     paths: list[bytes]
     of_directories: bool
-    """Whether these are directories in which there is such a thing, because there is too much of it."""
+    """Whether these are directories in which there is such a thing, because there is too much of
+    it.
+    """
 
     def to_text(self, seed: int) -> str:
         """For a node record."""
@@ -39,7 +43,10 @@ class Pending(NamedTuple):
 NOTHING = Pending([], of_directories=False)
 
 WAITING_MAX = 128
-"""Lookups that may wait at the same time: with libfuse each keeps one of its 256 tasks. Others get their answer at once."""
+"""Lookups that may wait at the same time: with libfuse each keeps one of its 256 tasks.
+
+Others get their answer at once.
+"""
 
 
 class PeerNames:
@@ -52,9 +59,14 @@ class PeerNames:
         self._filters: dict[str, NameFilter] = {}
         """Of the live nodes that have something pending."""
         self.known = True
-        """Whether all records were read once. Until then any name may be pending: a lookup that waited in the last worker comes again."""
+        """Whether all records were read once.
+
+        Until then any name may be pending: a lookup that waited in the last worker comes again.
+        """
         self.others = False
-        """Whether other members live, as far as is known: then a name that is not there may come at any time."""
+        """Whether other members live, as far as is known: then a name that is not there may come at
+        any time.
+        """
         self._until: dict[Place, float] = {}
         """Names that were waited for → monotonic, seconds: when that ends, or has ended."""
         self._awaited: list[Place] = []
@@ -107,14 +119,18 @@ class PeerNames:
         return sorted({b"/".join(filter(None, place)) for place in self._awaited})
 
     def begin(self, place: Place) -> float | None:
-        """Somebody waits for a name; monotonic, seconds: until when at most. None: there are too many. `end` has to follow.
+        """Somebody waits for a name; monotonic, seconds: until when at most.
 
-        Who looks a name up while another one does has to wait for that one in the kernel, and asks after it. So the time begins with the
-        first; and a name that was waited for in vain is not waited for again for as long.
+        None: there are too many. `end` has to follow.
+
+        Who looks a name up while another one does has to wait for that one in the kernel, and asks
+        after it. So the time begins with the first; and a name that was waited for in vain is not
+        waited for again for as long.
         """
         if len(self._awaited) >= WAITING_MAX:
             return None
-        now, patience_s = self._monotonic(), self._settings.wait_for_peers_s
+        now = self._monotonic()
+        patience_s = self._settings.wait_for_peers_s
         self._until = {
             place: until for place, until in self._until.items() if now < until + patience_s
         }
@@ -131,12 +147,15 @@ class PeerNames:
         self.waits += waited
         self.waits_in_vain += waited and not found
         if self._monotonic() < self._until.get(place, 0.0):
-            del self._until[
-                place
-            ]  # it is there, nobody has it any more, or who asked was killed: that says nothing of the next one
+            # it is there, nobody has it any more, or who asked was killed: that says nothing of the
+            # next one
+            del self._until[place]
 
     def news(self, until: float) -> Future[None]:
-        """Done when records have been read, or at a time (monotonic, seconds). Of its own for each who waits, so that one may cancel it."""
+        """Done when records have been read, or at a time (monotonic, seconds).
+
+        Of its own for each who waits, so that one may cancel it.
+        """
         bell: Future[None] = Future()
         self._bells[bell] = self._clock.call_later(
             max(0.0, until - self._monotonic()), lambda: self._ring(bell)

@@ -1,10 +1,12 @@
 """What this node knows of the others, and whether a pointer has to wait for one of them.
 
-Another node lives as long as its record changes, by this node's own monotonic clock; nobody's wall clock says who is dead. Silence is
-what was looked at and found unchanged: with many nodes, or slow storage, a record is read seldom, and that says nothing. Clocks of two
-nodes are compared through their records: what one wrote, the other read later, so the writer's clock was at least so much ahead; and what
-the other says it has found of ours bounds it from the other side. Where clocks are far apart, a node also passes by the sequence of its
-records alone (`Peer.closed_before`). Pure. Used under the file system's lock.
+Another node lives as long as its record changes, by this node's own monotonic clock; nobody's wall
+clock says who is dead. Silence is what was looked at and found unchanged: with many nodes, or slow
+storage, a record is read seldom, and that says nothing. Clocks of two nodes are compared through
+their records: what one wrote, the other read later, so the writer's clock was at least so much
+ahead; and what the other says it has found of ours bounds it from the other side. Where clocks are
+far apart, a node also passes by the sequence of its records alone (`Peer.closed_before`). Pure.
+Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -20,14 +22,21 @@ from acpfs.writeback.members.pace import BETWEEN_WRITES
 from acpfs.writeback.members.scopes import EVERYBODYS
 
 SAMPLES_MAX = 64
-"""Readings of a clock that are remembered: the best of a minute or two. Clocks drift by less than a millisecond in that time."""
+"""Readings of a clock that are remembered: the best of a minute or two.
+
+Clocks drift by less than a millisecond in that time.
+"""
 SILENT_HEARTBEATS_MIN = 3.0
 """A node that beats slower than others is not missing before it has left out so many."""
 ABSENT_MIN = 2
 PAST_CACHES_S = 60.0
-"""A record that is read now was there so long ago or later: clients of network file systems remember no longer what a file was."""
+"""A record that is read now was there so long ago or later: clients of network file systems
+remember no longer what a file was.
+"""
 RECORDS_AFTER = 4
-"""So many records, each newer than the last, seen after that: the last was begun when the one before it was there, and not earlier."""
+"""So many records, each newer than the last, seen after that: the last was begun when the one
+before it was there, and not earlier.
+"""
 
 
 class Verdict(Enum):
@@ -36,7 +45,9 @@ class Verdict(Enum):
     PASSES = "passes"
     WAITS = "waits"
     MISSING = "missing"
-    """It was not heard for too long, or is away, and may have had something that is not persisted."""
+    """It was not heard for too long, or is away, and may have had something that is not
+    persisted.
+    """
     UNKNOWN = "unknown"
     """The pointer's writer named it, and there is no record of it."""
     LOST = "lost"
@@ -61,7 +72,10 @@ class Terms:
 
 
 def longest_cached_s(terms: Terms) -> float:
-    """How old a record can be when it is read. A node whose records are read later than its time-out counts as missing anyway."""
+    """How old a record can be when it is read.
+
+    A node whose records are read later than its time-out counts as missing anyway.
+    """
     return max(PAST_CACHES_S, terms.node_timeout_s)
 
 
@@ -71,10 +85,14 @@ class Peer:
 
     node: str
     heard_at: float
-    """Monotonic, seconds: when its record was last another one than before; at first, when it was first looked for."""
+    """Monotonic, seconds: when its record was last another one than before; at first, when it was
+    first looked for.
+    """
     record: NodeRecord | None = None
     read_at: float = -math.inf
-    """Monotonic, seconds: when its record was last looked for, and was there; `error`: but could not be read."""
+    """Monotonic, seconds: when its record was last looked for, and was there; `error`: but could
+    not be read.
+    """
     asked_at: float = -math.inf
     """Monotonic, seconds: when the last look for its record began, whatever came of it."""
     listed: bool = True
@@ -87,13 +105,19 @@ class Peer:
     """By our clock: when it was first known that it is here with the RAM tier that it has."""
     _ahead: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     _newer: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-    """Records, each newer than all before: monotonic seconds when its reading began, and what it says of its node's clock."""
+    """Records, each newer than all before: monotonic seconds when its reading began, and what it
+    says of its node's clock.
+    """
 
     def saw(
         self, record: NodeRecord, clock: float, monotonic: float, began: float = math.inf
     ) -> None:
-        """Its record was read; `clock`: this node's, afterwards. `began`: monotonic, when the reading did, if that is known."""
-        self.error, self.absent = "", 0
+        """Its record was read; `clock`: this node's, afterwards.
+
+        `began`: monotonic, when the reading did, if that is known.
+        """
+        self.error = ""
+        self.absent = 0
         if self.record is not None and (self.record.incarnation, self.record.beat) == (
             record.incarnation,
             record.beat,
@@ -103,7 +127,8 @@ class Peer:
             self._ahead.clear()
             self._newer.clear()
             self.came_at = clock
-        self.record, self.heard_at = record, monotonic
+        self.record = record
+        self.heard_at = monotonic
         if (
             not self._newer or record.clock > self._newer[-1][1]
         ):  # one of two readings at a time may bring an older one
@@ -115,7 +140,10 @@ class Peer:
         return self.record is None or self.record.state is NodeState.LIVE
 
     def is_removed(self) -> bool:
-        """Its record was not there; whether that is so for good. Some file systems have moments without it during a rename."""
+        """Its record was not there; whether that is so for good.
+
+        Some file systems have moments without it during a rename.
+        """
         self.absent += 1
         return self.absent >= ABSENT_MIN and not self.listed
 
@@ -130,7 +158,10 @@ class Peer:
         return math.inf if found is None else -found
 
     def bound_s(self, terms: Terms) -> float:
-        """How much its clock may be ahead of ours. What the operator says holds until it is measured to be wrong, or nearly."""
+        """How much its clock may be ahead of ours.
+
+        What the operator says holds until it is measured to be wrong, or nearly.
+        """
         bound_s = (
             terms.clock_bound_s
             + abs(terms.drift_s)
@@ -147,9 +178,11 @@ class Peer:
         return bound_s
 
     def closed_before(self, since: float, terms: Terms) -> float:
-        """By its own clock: all that it had closed before our `since` (monotonic) was closed earlier than this. No clock is compared.
+        """By its own clock: all that it had closed before our `since` (monotonic) was closed
+        earlier than this. No clock is compared.
 
-        Its records are begun one after the other, so one that came well after `since` was begun after it. Infinity: none has come yet.
+        Its records are begun one after the other, so one that came well after `since` was begun
+        after it. Infinity: none has come yet.
         """
         fresh = since + longest_cached_s(terms)
         clocks = [clock for began, clock in self._newer if began >= fresh]
@@ -160,11 +193,15 @@ class Peer:
         )
 
     def records_since(self, since: float) -> int:
-        """How many records, each newer than the last, were looked for and found since then (monotonic)."""
+        """How many records, each newer than the last, were looked for and found since then
+        (monotonic).
+        """
         return sum(began >= since for began, _clock in self._newer)
 
     def mark(self, marks: dict[str, float], since: float, terms: Terms) -> float:
-        """`closed_before`, found once and kept in `marks` by node: the earlier it is, the sooner it is passed."""
+        """`closed_before`, found once and kept in `marks` by node: the earlier it is, the sooner it
+        is passed.
+        """
         if self.node not in marks:
             mark = self.closed_before(since, terms)
             if mark == math.inf:
@@ -173,7 +210,9 @@ class Peer:
         return marks[self.node]
 
     def clock_wait_s(self, terms: Terms) -> float:
-        """How much longer our pointers wait for it than they would if clocks were equal; about, and at most."""
+        """How much longer our pointers wait for it than they would if clocks were equal; about, and
+        at most.
+        """
         beat_s = self.record.heartbeat_s if self.record is not None else 0.0
         ahead_s = self.ahead_s_min if math.isfinite(self.ahead_s_min) else 0.0
         return min(
@@ -195,7 +234,9 @@ class Peer:
         return self.silent_s > max(terms.node_timeout_s, SILENT_HEARTBEATS_MIN * beat_s)
 
     def is_dispensable(self, terms: Terms) -> bool:
-        """Whether an operator may decide to go on without it: it is missing, or has left and holds removals of pointers back."""
+        """Whether an operator may decide to go on without it: it is missing, or has left and holds
+        removals of pointers back.
+        """
         return self.is_missing(terms) or (
             self.record is not None and self.record.state is NodeState.LEFT
         )
@@ -205,7 +246,8 @@ class Peer:
         return 0 < terms.forget_after_s < self.silent_s and self.is_dispensable(terms)
 
     def may_have_written(self, clock: float, terms: Terms) -> bool:
-        """Whether there can be a newer record than the one that is known: a node that lives leaves half a heartbeat between two.
+        """Whether there can be a newer record than the one that is known: a node that lives leaves
+        half a heartbeat between two.
 
         A new worker does not, and is found by as much later.
         """
@@ -221,11 +263,13 @@ class Peer:
     def may_have(
         self, closed_at: float, terms: Terms, since: float, mark: float = math.inf
     ) -> bool:
-        """Whether it lives, and may not have persisted all that it had closed before `closed_at` by our clock.
+        """Whether it lives, and may not have persisted all that it had closed before `closed_at` by
+        our clock.
 
         `since`, `mark`: as for `judge`.
 
-        For a reader, who waits for nobody's gate: a gated pointer of that time may be the very file.
+        For a reader, who waits for nobody's gate: a gated pointer of that time may be the very
+        file.
         """
         record = self.record
         if self.is_missing(terms) or record is None:
@@ -235,7 +279,9 @@ class Peer:
         return record.watermark <= min(mark, closed_at + self.bound_s(terms))
 
     def _may_have_lost(self, lost: tuple[float, float], closed_at: float, terms: Terms) -> bool:
-        """Whether the pointer was closed while what it names may have been in the RAM tier that is lost."""
+        """Whether the pointer was closed while what it names may have been in the RAM tier that is
+        lost.
+        """
         bound_s = self.bound_s(terms)
         return (
             closed_at <= self.came_at
@@ -244,10 +290,12 @@ class Peer:
         )
 
     def _is_surely_before(self, stamp: float, closed_at: float, terms: Terms) -> bool:
-        """Whether what it stamped so was closed before `closed_at` by our clock, however much its clock is ahead of ours.
+        """Whether what it stamped so was closed before `closed_at` by our clock, however much its
+        clock is ahead of ours.
 
-        That is at least what was measured; and no less than the bound allows, unless that is measured to be wrong. So of two members
-        that judge each other's pointers, not both find that the other's was first.
+        That is at least what was measured; and no less than the bound allows, unless that is
+        measured to be wrong. So of two members that judge each other's pointers, not both find that
+        the other's was first.
         """
         bound_s = self.bound_s(terms)
         ahead_s = self.ahead_s_min
@@ -257,7 +305,8 @@ class Peer:
         return stamp - ahead_s + drift_s < closed_at
 
     def has_replaced(self, names: Iterable[str], closed_at: float, terms: Terms) -> bool:
-        """Whether it has made a pointer of one of these names that was closed after `closed_at` by our clock, whatever the clocks.
+        """Whether it has made a pointer of one of these names that was closed after `closed_at` by
+        our clock, whatever the clocks.
 
         What it says of that stays true, whatever has become of the member.
         """
@@ -266,9 +315,11 @@ class Peer:
         return stamp - self.bound_s(terms) > closed_at
 
     def to_change(self, closed_at: float, terms: Terms, *, makes_room: bool) -> Iterator[str]:
-        """Pointers on the backing directory (`NodeRecord.standing`) whose change from before `closed_at` it withholds.
+        """Pointers on the backing directory (`NodeRecord.standing`) whose change from before
+        `closed_at` it withholds.
 
-        What waits for a loss may never come, and holds up nobody (S164) but who removes something for want of room (`makes_room`).
+        What waits for a loss may never come, and holds up nobody (S164) but who removes something
+        for want of room (`makes_room`).
         """
         record = self.record
         if record is None or record.state is NodeState.GONE:
@@ -279,7 +330,9 @@ class Peer:
                     yield path
 
     def judge_named(self, terms: Terms, since: float) -> Verdict:
-        """For what takes the name of something that such a pointer names. `since`: as for `judge`."""
+        """For what takes the name of something that such a pointer names. `since`: as for
+        `judge`.
+        """
         is_fresh = self.read_at >= since
         if self.record is None or (is_fresh and self.is_forgotten(terms)):
             return Verdict.PASSES
@@ -306,7 +359,8 @@ class Peer:
     def judge_name(
         self, closed_at: float, terms: Terms, *, asks: Iterable[str], since: float
     ) -> Verdict:
-        """For a pointer whose writer named others, and not this one: whether it withholds an older one of the same name.
+        """For a pointer whose writer named others, and not this one: whether it withholds an older
+        one of the same name.
 
         `asks`, `since`: as for `judge`.
         """
@@ -328,13 +382,16 @@ class Peer:
         since: float = -math.inf,
         mark: float = math.inf,
     ) -> Verdict:
-        """Whether it has persisted what it had closed before a pointer was closed here, at `closed_at` by our clock.
+        """Whether it has persisted what it had closed before a pointer was closed here, at
+        `closed_at` by our clock.
 
-        `removes`: not a pointer, but a removal: for that it does not matter what was lost. `yields`: nobody waits for that removal; then
-        what counts are the node's pointers, and all that may have been before. `asks`: keys of what it has to do with, if that is
-        withheld there (`scopes`). `since`: monotonic; that a node has left, or
-        is silent, counts only if it was read since then, for it may have come back: only what is persisted is so for ever.
-        `mark`: by its clock; what it had closed before is earlier than that, whatever the clocks (`closed_before`).
+        `removes`: not a pointer, but a removal: for that it does not matter what was lost.
+        `yields`: nobody waits for that removal; then what counts are the node's pointers, and all
+        that may have been before. `asks`: keys of what it has to do with, if that is withheld there
+        (`scopes`). `since`: monotonic; that a node has left, or is silent, counts only if it was
+        read since then, for it may have come back: only what is persisted is so for ever. `mark`:
+        by its clock; what it had closed before is earlier than that, whatever the clocks
+        (`closed_before`).
         """
         record = self.record
         is_fresh = self.read_at >= since

@@ -1,4 +1,6 @@
-"""Which operations show a file, or take one away, that points at others: `latest`, `.metadata`, a directory under its final name."""
+"""Which operations show a file, or take one away, that points at others: `latest`, `.metadata`, a
+directory under its final name.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Pointers:
         return self._publishes_directory(op) or any(map(self._is_pointers_name, names))
 
     def _publishes_directory(self, op: Op) -> bool:
-        """Whether it gives a directory another name: a framework may have written there what it publishes by that."""
+        """Whether it gives a directory another name: a framework may have written there what it
+        publishes by that.
+        """
         moved = {OpKind.RENAME: (op.ino,), OpKind.EXCHANGE: (op.ino, op.victim)}.get(op.kind, ())
         return op.new_parent > 0 and any(map(self._is_directory, moved))
 

@@ -1,13 +1,18 @@
-"""What two pointers have to do with each other, on one member or on two: by their paths, as keys that fit into a member's record.
+"""What two pointers have to do with each other, on one member or on two: by their paths, as keys
+that fit into a member's record.
 
-A pointer that is withheld *tells* keys, one that comes later *asks* for some; where they meet, the later one waits. It does so:
+A pointer that is withheld *tells* keys, one that comes later *asks* for some; where they meet, the
+later one waits. It does so:
 
 * where both are of one name;
-* where the withheld one makes something visible that the later one may name, which lies in a directory beside it or deeper;
-* where the later one takes a directory's name away, and the withheld one is to change a pointer that may name it.
+* where the withheld one makes something visible that the later one may name, which lies in a
+  directory beside it or deeper;
+* where the later one takes a directory's name away, and the withheld one is to change a pointer
+  that may name it.
 
-Two pointer files beside each other do not name each other. Why that is enough: docs/internals/order-between-members.md.
-Pure but for `Scopes`, which looks into the trees under the file system's lock.
+Two pointer files beside each other do not name each other. Why that is enough:
+docs/internals/order-between-members.md. Pure but for `Scopes`, which looks into the trees under the
+file system's lock.
 """
 
 from __future__ import annotations
@@ -27,9 +32,14 @@ from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Op, OpKind
 
 EVERYBODYS = "*"
-"""Told of a pointer that waits for a member for which all wait; asked for by every pointer that waits for all members."""
+"""Told of a pointer that waits for a member for which all wait; asked for by every pointer that
+waits for all members.
+"""
 KEYS_MAX = 128
-"""Of 40 bytes each in a record. They are as many as names and directories with withheld pointers; with more, `ANYTHING` is told."""
+"""Of 40 bytes each in a record.
+
+They are as many as names and directories with withheld pointers; with more, `ANYTHING` is told.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +61,14 @@ class Scope:
     made: frozenset[bytes] = frozenset()
     """Of `paths`, those under which a pointer file shows by it."""
     taken: frozenset[bytes] = frozenset()
-    """Of `paths`, those under which nothing lies any more, or another directory, where it removes something or moves a directory."""
+    """Of `paths`, those under which nothing lies any more, or another directory, where it removes
+    something or moves a directory.
+    """
 
     def names_made(self) -> frozenset[str]:
-        """Told of a pointer file that is there, asked of others by one that is not: whose name is it."""
+        """Told of a pointer file that is there, asked of others by one that is not: whose name is
+        it.
+        """
         return frozenset(_key(b"name", path) for path in self.made)
 
     def tells(self) -> frozenset[str]:
@@ -72,15 +86,18 @@ class Scope:
                 yield _key(b"change", _top(path, is_directory=self.is_directory))
 
     def asks_for_its_name(self) -> frozenset[str]:
-        """Of members that its writer has not named: what is withheld there would take the name back when it comes."""
+        """Of members that its writer has not named: what is withheld there would take the name back
+        when it comes.
+        """
         return frozenset({ANYTHING, *(_key(b"name", path) for path in self.paths)})
 
     def asks(self) -> frozenset[str]:
         """Before it is committed.
 
-        One whose writer said whom it needs is not withheld for others, so it asks for less. Of a withheld change of a pointer that
-        may name the directory which it renames, `order.standing_pointers` says whether it does: else the last checkpoint of a job
-        would be withheld for the node that died (S282).
+        One whose writer said whom it needs is not withheld for others, so it asks for less. Of a
+        withheld change of a pointer that may name the directory which it renames,
+        `order.standing_pointers` says whether it does: else the last checkpoint of a job would be
+        withheld for the node that died (S282).
         """
         return frozenset(self._asks())
 
@@ -140,10 +157,12 @@ class Scopes:
         needs_of: Callable[[Op], tuple[str, ...] | None],
         checkpoint_of: CheckpointOf,
     ) -> None:
-        """`path_of`: where the mount has a directory. `takes`: whether an operation removes a pointer.
+        """`path_of`: where the mount has a directory.
 
-        `needs_of`: whom it waits for, where its writer said so; None: all. Nobody else asks whether that is so.
-        `checkpoint_of`: which one a path is or lies in.
+        `takes`: whether an operation removes a pointer.
+
+        `needs_of`: whom it waits for, where its writer said so; None: all. Nobody else asks whether
+        that is so. `checkpoint_of`: which one a path is or lies in.
         """
         self._checkpoint_of = checkpoint_of
         self._needs_of = needs_of
@@ -153,7 +172,9 @@ class Scopes:
         self._takes = takes
 
     def of(self, op: Op) -> Scope:
-        """By the paths of the backing directory and of the mount: a directory above may be about to get another name."""
+        """By the paths of the backing directory and of the mount: a directory above may be about to
+        get another name.
+        """
         paths = set(self._paths_of(op.touches()))
         moves = bool(op.new_parent) and any(map(self._is_directory, (op.ino, op.victim)))
         is_there = bool(self._tree.places(op.ino))

@@ -1,7 +1,9 @@
-"""What other members' pointers on the backing directory name as long as these members withhold the change of them.
+"""What other members' pointers on the backing directory name as long as these members withhold the
+change of them.
 
-Each member tells in its record which pointer files it is to change. What these say lies on the backing directory, where every
-member reads it: once per look, while something waits that takes a name away. Used under the file system's lock, but for `read`.
+Each member tells in its record which pointer files it is to change. What these say lies on the
+backing directory, where every member reads it: once per look, while something waits that takes a
+name away. Used under the file system's lock, but for `read`.
 """
 
 from __future__ import annotations

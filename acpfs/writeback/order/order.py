@@ -1,17 +1,18 @@
 """Which operations may be committed next, and together.
 
-Normally: the longest run of ready operations at the front of the log. A pointer file begins a new group, so that everything before
-it is flushed first, and so does a removal after something that may replace what it removes.
-While operations are parked, those that have nothing to do with them go on; what touches the same node or name or lies
-above or below, deletions of what may be the last good state, and replacements and pointer files below the same directory at the top wait
-(`HELD`): an old consistent checkpoint beats a new broken one. A removal or a change of attributes that is parked breaks none, and holds
-up only what touches it.
-A pointer also waits for other members (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
-A pointer that is withheld because of a missing node holds up what has to do with it, later pointers that may name it, deletions until
-a later pointer of the same run is persisted, and whatever would take the name of what the pointer that is there still names;
-a later pointer has its own gate.
-Where there is no room for what is next, removals pass it, a few at a time.
-What the guard holds back is not in the order at all until it comes back. Used under the file system's lock.
+Normally: the longest run of ready operations at the front of the log. A pointer file begins a new
+group, so that everything before it is flushed first, and so does a removal after something that may
+replace what it removes. While operations are parked, those that have nothing to do with them go on;
+what touches the same node or name or lies above or below, deletions of what may be the last good
+state, and replacements and pointer files below the same directory at the top wait (`HELD`): an old
+consistent checkpoint beats a new broken one. A removal or a change of attributes that is parked
+breaks none, and holds up only what touches it. A pointer also waits for other members (`Gate`), and
+so does a removal, which is put off meanwhile: all but what needs it gone passes it. A pointer that
+is withheld because of a missing node holds up what has to do with it, later pointers that may name
+it, deletions until a later pointer of the same run is persisted, and whatever would take the name
+of what the pointer that is there still names; a later pointer has its own gate. Where there is no
+room for what is next, removals pass it, a few at a time. What the guard holds back is not in the
+order at all until it comes back. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -36,20 +37,28 @@ from acpfs.writeback.order.want_of_room import WantOfRoom
 from acpfs.writeback.parts import DrainParts
 
 GROUP_OPS_MAX = 256
-"""Operations per commit group: with 0.1-1 ms each, and a flush of some milliseconds at the end, larger groups gain nothing."""
+"""Operations per commit group: with 0.1-1 ms each, and a flush of some milliseconds at the end,
+larger groups gain nothing.
+"""
 SCAN_OPS_MAX = 1024
-"""How far behind parked operations others are looked for; bounds the time under the lock to a few milliseconds."""
+"""How far behind parked operations others are looked for; bounds the time under the lock to a few
+milliseconds.
+"""
 SET_ASIDE_OPS_MAX = 15 * SCAN_OPS_MAX
 """So many that are held behind parked ones do not count in that, and parked ones never do."""
 PASSING_OPS_MAX = 16
-"""Removals that pass at a time what there is no room for: that is tried again before the next ones do."""
+"""Removals that pass at a time what there is no room for: that is tried again before the next ones
+do.
+"""
 
 _DELETING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.EXCHANGE})
 _TAKING_NAMES = frozenset({*_DELETING, OpKind.RENAME})
 _WITHOUT_BYTES = frozenset(
     {OpKind.UNLINK, OpKind.RMDIR, OpKind.MKDIR, OpKind.SETATTR, OpKind.SETXATTR}
 )
-"""What may be lost, in a group with the removal of something else, without any content being lost."""
+"""What may be lost, in a group with the removal of something else, without any content being
+lost.
+"""
 _ADDING_NOTHING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.SETATTR, OpKind.SETXATTR})
 
 
@@ -65,9 +74,17 @@ class Order:
         elide: Callable[[Op], bool],
         guard: Guard,
     ) -> None:
-        """`due`: when operations that failed are to be tried again, on trio's clock. `elide`: leaves out what need not be done."""
-        self._pointers, self.gate, self._guard = pointers, gate, guard
-        self._log, self._tree, self._due, self._elide = parts.log, parts.tree, due, elide
+        """`due`: when operations that failed are to be tried again, on trio's clock.
+
+        `elide`: leaves out what need not be done.
+        """
+        self._pointers = pointers
+        self.gate = gate
+        self._guard = guard
+        self._log = parts.log
+        self._tree = parts.tree
+        self._due = due
+        self._elide = elide
         self.room = WantOfRoom(parts.log)
         self.standing = StandingPointers(parts)
         self._is_directory = parts.listener.is_directory
@@ -76,18 +93,23 @@ class Order:
         self._parked = Parked(parts, elide, parts.log.parked_after, *asked)
         self._put_off = Parked(parts, elide, gate.put_off_after, *asked)
         self._plain: set[Seq] = set()
-        """Deletions that are known to be of no checkpoint, as long as no path changes: each costs 10 us to see."""
+        """Deletions that are known to be of no checkpoint, as long as no path changes: each costs
+        10 us to see.
+        """
         self._plain_at = parts.tree.epoch
 
     def group(self, now: float) -> tuple[list[Op], float]:
-        """The next group, and, if it is empty, when to look again (infinity: when something happens)."""
+        """The next group, and, if it is empty, when to look again (infinity: when something
+        happens).
+        """
         self.standing.renew(now, self.gate.pointers_persisted)
         group, again = self._in_turn(now)
         return group or self._making_room(now), min(again, self.room.due(now))
 
     def _in_turn(self, now: float) -> tuple[list[Op], float]:
         group: list[Op] = []
-        again, put_off = math.inf, False
+        again = math.inf
+        put_off = False
         for op in self._candidates():
             if self._log.get(op.seq) is not op:
                 continue
@@ -119,9 +141,11 @@ class Order:
         return group, again
 
     def _begins(self, op: Op, group: list[Op]) -> bool:
-        """Whether what precedes it must be flushed first: a loss of power may keep any part of a group.
+        """Whether what precedes it must be flushed first: a loss of power may keep any part of a
+        group.
 
-        So nobody finds a pointer without what it names, or an old checkpoint removed and the new one not there.
+        So nobody finds a pointer without what it names, or an old checkpoint removed and the new
+        one not there.
         """
         if self._pointers.makes(op) or self._pointers.takes(op):
             return True
@@ -130,7 +154,8 @@ class Order:
         )
 
     def _making_room(self, now: float) -> list[Op]:
-        """Removals that pass an operation which all others wait for, and which the backing directory has no room for.
+        """Removals that pass an operation which all others wait for, and which the backing
+        directory has no room for.
 
         Else a full backing directory would stay full: what makes room waits behind what wants it.
         """
@@ -138,7 +163,8 @@ class Order:
         if not line or not self.room.is_wanted_by(line[0], now) or self._deletions_wait():
             return []
         group: list[Op] = []
-        held, changes = Touched(self._tree), list[Op]()
+        held = Touched(self._tree)
+        changes = list[Op]()
         for op in line:
             if self._pointers.makes(op) or self._pointers.takes(op):
                 changes.append(op)
@@ -156,7 +182,9 @@ class Order:
         return group
 
     def _may_pass(self, op: Op, now: float) -> bool:
-        """Whether it removes what lies there now and nobody else needs: no pointer, and no other member's pointer is still to come."""
+        """Whether it removes what lies there now and nobody else needs: no pointer, and no other
+        member's pointer is still to come.
+        """
         if (
             op.kind not in REMOVING
             or op.parent < 0
@@ -190,7 +218,10 @@ class Order:
         return op.held_for if op.aside is Aside.HELD else OF_ASIDE[op.aside]
 
     def has_work(self) -> bool:
-        """Whether the oldest operation only waits for its turn. Where some are set apart nobody can tell at a glance: then it has none."""
+        """Whether the oldest operation only waits for its turn.
+
+        Where some are set apart nobody can tell at a glance: then it has none.
+        """
         first = self._log.first()
         return (
             first is not None and not (self._parked or self._put_off) and self.is_ready(first, 0.0)
@@ -231,7 +262,9 @@ class Order:
                 return
 
     def _scope_held(self, op: Op) -> Scope:
-        """Of one that is held, or a pointer: what is made that is no pointer file, one beside it may name."""
+        """Of one that is held, or a pointer: what is made that is no pointer file, one beside it
+        may name.
+        """
         scope = self.gate.scope_of(op)
         is_file = self._is_published(op) or self._pointers.takes(op)
         return scope if is_file else replace(scope, is_directory=True)
@@ -282,8 +315,9 @@ class Order:
     def _waits_for_refused(self, op: Op) -> bool:
         """Whether what was refused may be what replaces that which the operation deletes.
 
-        Not where a newer checkpoint of its run has replaced it already: none of that is in the log, so nothing of it was refused. What is
-        refused nearby may still name it. And what the guard sets aside deletes nothing.
+        Not where a newer checkpoint of its run has replaced it already: none of that is in the log,
+        so nothing of it was refused. What is refused nearby may still name it. And what the guard
+        sets aside deletes nothing.
         """
         if not self._parked.refused:
             return False
@@ -301,21 +335,28 @@ class Order:
         return True
 
     def _deletions_wait(self) -> bool:
-        """Whether a pointer is withheld, and none at all has been persisted since: then all of them do."""
+        """Whether a pointer is withheld, and none at all has been persisted since: then all of them
+        do.
+        """
         return self._parked.newest_withheld > self.gate.pointer_seq
 
     def _waits_for_its_run(self, op: Op) -> bool:
-        """Whether a pointer of the run is withheld that what it deletes belongs to, and none of that run has been persisted since.
+        """Whether a pointer of the run is withheld that what it deletes belongs to, and none of
+        that run has been persisted since.
 
-        Another run's says nothing of this one. Where the guard has found a newer checkpoint whole there is nothing to wait for,
-        and what it is still to judge is set aside meanwhile, which deletes nothing.
+        Another run's says nothing of this one. Where the guard has found a newer checkpoint whole
+        there is nothing to wait for, and what it is still to judge is set aside meanwhile, which
+        deletes nothing.
         """
         if not self._parked.is_last_of_its_run(op, self.gate.newest_in):
             return False
         return not (self._guard.is_superseded(op) or self._guard.concerns(op))
 
     def _meets_put_off(self, op: Op) -> bool:
-        """Whether it has to wait for a removal that is put off. That one is not put off any longer then, unless by another that yields."""
+        """Whether it has to wait for a removal that is put off.
+
+        That one is not put off any longer then, unless by another that yields.
+        """
         if self.gate.is_to_wait(op) or not self._put_off.meets(op):
             return False
         if not self.gate.yields(op):
@@ -323,7 +364,10 @@ class Order:
         return True
 
     def _is_missed(self, op: Op) -> bool:
-        """Whether others rely on the operation. Without a removal there is more than need be; but what a pointer names may go next."""
+        """Whether others rely on the operation.
+
+        Without a removal there is more than need be; but what a pointer names may go next.
+        """
         return op.kind not in _ADDING_NOTHING or self._pointers.takes(op)
 
     def _is_published(self, op: Op) -> bool:

@@ -1,8 +1,10 @@
-"""What parked operations, and those that are put off, have to do with: what comes after them and would notice has to wait.
+"""What parked operations, and those that are put off, have to do with: what comes after them and
+would notice has to wait.
 
-There may be very many (a deleted tree that is withheld because a node is missing), and they stay for long, so what is known of them is kept
-over the forming of groups: it grows as more are parked, and is made anew when one leaves, or directories move. An operation waits
-only for those before it. Used under the file system's lock.
+There may be very many (a deleted tree that is withheld because a node is missing), and they stay
+for long, so what is known of them is kept over the forming of groups: it grows as more are parked,
+and is made anew when one leaves, or directories move. An operation waits only for those before it.
+Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Touched:
                 self._above[above] = min(op.seq, self._above.get(above, _NEVER))
 
     def meets(self, op: Op) -> bool:
-        """Same node or name, something below a node that is not as it should be yet, or a move or removal of a directory above."""
+        """Same node or name, something below a node that is not as it should be yet, or a move or
+        removal of a directory above.
+        """
         nodes = {op.ino, op.victim} - {NO_INO}
         if any(self._nodes.get(node, _NEVER) < op.seq for node in nodes):
             return True
@@ -76,7 +80,9 @@ class Touched:
 
 
 class Told:
-    """Keys (`members.scopes`) of operations that wait, and the number of the first that tells each; made when a pointer asks."""
+    """Keys (`members.scopes`) of operations that wait, and the number of the first that tells each;
+    made when a pointer asks.
+    """
 
     def __init__(self, scope_of: Callable[[Op], Scope]) -> None:
         self._scope_of = scope_of
@@ -89,7 +95,10 @@ class Told:
         self._count += 1
 
     def concerns(self, op: Op) -> bool:
-        """Whether a later pointer has to do with one of them. Where they are very many it waits for all."""
+        """Whether a later pointer has to do with one of them.
+
+        Where they are very many it waits for all.
+        """
         if not self._count or self._count > TOLD_OPS_MAX:
             return self._count > 0
         while self._new:
@@ -100,7 +109,9 @@ class Told:
 
 
 class WithheldRuns:
-    """Runs (`Scope.runs`) of which something is withheld: numbers of the oldest and the newest; found out when a deletion asks."""
+    """Runs (`Scope.runs`) of which something is withheld: numbers of the oldest and the newest;
+    found out when a deletion asks.
+    """
 
     def __init__(self, scope_of: Callable[[Op], Scope]) -> None:
         self._scope_of = scope_of
@@ -108,14 +119,19 @@ class WithheldRuns:
         self._count = 0
         self._known: dict[bytes, tuple[Seq, Seq]] = {}
         self._directories: dict[Ino, set[bytes]] = {}
-        """Where what is deleted lies: there may be very many deletions in one directory, and their scopes take 10 us each."""
+        """Where what is deleted lies: there may be very many deletions in one directory, and their
+        scopes take 10 us each.
+        """
 
     def add(self, op: Op) -> None:
         self._new.append(op)
         self._count += 1
 
     def hold_up(self, deletion: Op, newest_in: Callable[[bytes], int]) -> bool:
-        """Whether it lies at or below one of which no later pointer was persisted. Where they are very many it waits for all."""
+        """Whether it lies at or below one of which no later pointer was persisted.
+
+        Where they are very many it waits for all.
+        """
         if self._count > TOLD_OPS_MAX:
             return True
         while self._new:
@@ -142,7 +158,9 @@ class WithheldRuns:
 
 
 def regions(tree: LowerTree, is_directory: Callable[[Ino], bool], op: Op) -> set[bytes]:
-    """The directories at the top that an operation lies in; b"" for the top itself, or where that is not known: it may lie anywhere."""
+    """The directories at the top that an operation lies in; b"" for the top itself, or where that
+    is not known: it may lie anywhere.
+    """
 
     def region(directory: Ino, name: bytes) -> bytes:
         if directory == ROOT:
@@ -169,16 +187,23 @@ class Parked:
         is_waited_for: Callable[[Op], bool],
         awaited: Callable[[], Awaited],
     ) -> None:
-        """`elide`: leaves out what need not be done. `after`: those that were parked after the first so many.
+        """`elide`: leaves out what need not be done.
 
-        `is_missed`: whether the backing directory is broken, for those who rely on it, without the operation.
-        `is_waited_for`: whether later pointers wait for it while it is withheld. `awaited`: knows no change of a pointer yet.
+        `after`: those that were parked after the first so many.
+
+        `is_missed`: whether the backing directory is broken, for those who rely on it, without the
+        operation. `is_waited_for`: whether later pointers wait for it while it is withheld.
+        `awaited`: knows no change of a pointer yet.
         """
         self._no_changes = awaited
         self._scope_of = scope_of
         self._is_waited_for = is_waited_for
-        self._log, self._tree, self._elide, self._after = parts.log, parts.tree, elide, after
-        self._is_missed, self._is_directory = is_missed, parts.listener.is_directory
+        self._log = parts.log
+        self._tree = parts.tree
+        self._elide = elide
+        self._after = after
+        self._is_missed = is_missed
+        self._is_directory = parts.listener.is_directory
         self._known = (-1, -1)
         self._begin_anew()
 
@@ -237,18 +262,23 @@ class Parked:
         return self._aside.meets(op)
 
     def is_near(self, op: Op) -> bool:
-        """Whether something that is missed lies below the same directory at the top, or either at the top itself."""
+        """Whether something that is missed lies below the same directory at the top, or either at
+        the top itself.
+        """
         if not self.refused:
             return False
         found = regions(self._tree, self._is_directory, op)
         return b"" in self._regions or b"" in found or not self._regions.isdisjoint(found)
 
     def may_be_named_by(self, op: Op) -> bool:
-        """Whether a pointer or a directory's new name may name what is withheld, or what a withheld pointer still names."""
+        """Whether a pointer or a directory's new name may name what is withheld, or what a withheld
+        pointer still names.
+        """
         return self._told.concerns(op)
 
     def is_last_of_its_run(self, op: Op, newest_in: Callable[[bytes], int]) -> bool:
-        """Whether what a deletion removes lies in a run of which something is withheld that was to replace it, and nothing else has.
+        """Whether what a deletion removes lies in a run of which something is withheld that was to
+        replace it, and nothing else has.
 
         `newest_in`: number of the newest pointer of a run that was persisted since.
         """

@@ -1,8 +1,10 @@
-"""What pointers on the backing directory say that are about to be changed: nobody takes what they still name.
+"""What pointers on the backing directory say that are about to be changed: nobody takes what they
+still name.
 
-A removal that passes an operation without room passes the changes of pointers behind that, too, and what passes a withheld change may
-move or remove what the pointer names until then. What these pointers say is read from the backing directory, on a thread; as long
-as that is not known, nothing passes that it may name. Asked under the file system's lock.
+A removal that passes an operation without room passes the changes of pointers behind that, too, and
+what passes a withheld change may move or remove what the pointer names until then. What these
+pointers say is read from the backing directory, on a thread; as long as that is not known, nothing
+passes that it may name. Asked under the file system's lock.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class StandingPointers:
             self._known_since = (now, pointers_persisted)
 
     def name(self, changes: Iterable[Op], removal: Op) -> bool:
-        """Whether one of the pointers that these operations change may name what is to be removed."""
+        """Whether one of the pointers that these operations change may name what is to be
+        removed.
+        """
         removed = self._tree.path_at(removal.parent, removal.name)
         if removed is None:
             return True
@@ -69,9 +73,11 @@ class StandingPointers:
     def lead_to(
         self, pointers: Iterable[LowerPath], taken: LowerPath, blind: Blind, *, parts: bool
     ) -> bool:
-        """Whether one of the pointers that lie there names what is moved or removed, or something below it.
+        """Whether one of the pointers that lie there names what is moved or removed, or something
+        below it.
 
-        `blind`: whether one that cannot be read, or is too large, may do so. `parts`: whether it may be a part of what is named.
+        `blind`: whether one that cannot be read, or is too large, may do so. `parts`: whether it
+        may be a part of what is named.
         """
         return any(
             self._says(pointer, taken, naming.mentions, blind, parts=parts) for pointer in pointers
@@ -118,7 +124,10 @@ class StandingPointers:
             self._said.update(said)
 
     def texts(self, paths: Iterable[LowerPath]) -> dict[LowerPath, bytes | None]:
-        """What lies there says now; None: it cannot be read, or is too large. Thread-safe; blocks as the backing directory does."""
+        """What lies there says now; None: it cannot be read, or is too large.
+
+        Thread-safe; blocks as the backing directory does.
+        """
         return {path: self._text(path) for path in paths}
 
     def _text(self, path: LowerPath) -> bytes | None:
@@ -144,14 +153,18 @@ class StandingPointers:
 
 
 class Awaited:
-    """Changes of pointers that wait while others pass them, and which files they are to change; found out when something asks."""
+    """Changes of pointers that wait while others pass them, and which files they are to change;
+    found out when something asks.
+    """
 
     def __init__(self, standing: StandingPointers, pointers: Pointers) -> None:
         self._standing = standing
         self._pointers = pointers
         self._new: list[Op] = []
         self._first: dict[LowerPath, Seq] = {}
-        """Of each file on the backing directory that is to be changed: the number of the first change."""
+        """Of each file on the backing directory that is to be changed: the number of the first
+        change.
+        """
         self._named: dict[Place, Seq] = {}
         self._again: dict[LowerPath, Seq] = {}
         """Names for which two changes wait, and the number of the second."""
@@ -161,15 +174,20 @@ class Awaited:
         return bool(self._new or self._first or self._named)
 
     def add(self, change: Op) -> None:
-        """In the order of the log, as far as they are of one name. What changes no pointer is left out."""
+        """In the order of the log, as far as they are of one name.
+
+        What changes no pointer is left out.
+        """
         if self._pointers.makes(change) or self._pointers.takes(change):
             self._new.append(change)
 
     def name(self, op: Op, moved: LowerPath, *, is_directory: bool) -> bool:
-        """Whether a pointer names what the operation moves, or what it removes a part of, and is to be changed before.
+        """Whether a pointer names what the operation moves, or what it removes a part of, and is to
+        be changed before.
 
-        What it says between two changes that both wait, nobody knows here; then it may name a directory near it. A file that gets
-        another name waits for nothing but what is known to name it: most of them are temporary, and all saves would wait.
+        What it says between two changes that both wait, nobody knows here; then it may name a
+        directory near it. A file that gets another name waits for nothing but what is known to name
+        it: most of them are temporary, and all saves would wait.
         """
         self._look()
         blind = (

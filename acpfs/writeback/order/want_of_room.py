@@ -1,6 +1,9 @@
-"""Operations that the backing directory has no room for, and since when. Used under the file system's lock.
+"""Operations that the backing directory has no room for, and since when.
 
-What waits behind them may be what makes room: when they have failed for long enough, removals may pass them (`Order`).
+Used under the file system's lock.
+
+What waits behind them may be what makes room: when they have failed for long enough, removals may
+pass them (`Order`).
 """
 
 from __future__ import annotations
@@ -49,12 +52,16 @@ class WantOfRoom:
         return again
 
     def due(self, now: float) -> float:
-        """When removals may pass, on trio's clock; infinity: they may now, or nothing wants room."""
+        """When removals may pass, on trio's clock; infinity: they may now, or nothing wants
+        room.
+        """
         until = self._since + SPACE_PATIENCE_S
         return until if until > now else math.inf
 
     def is_wanted_by(self, op: Op, now: float) -> bool:
-        """Whether the operation, on which all others wait, has no room, and there has been none for so long that removals may pass it."""
+        """Whether the operation, on which all others wait, has no room, and there has been none for
+        so long that removals may pass it.
+        """
         self._look(now)
         if not self._is_to_do(op) or (
             op.version is not None and op.version.state is not VersionState.COMPLETE
@@ -63,7 +70,10 @@ class WantOfRoom:
         return self._wanting.get(op.seq) is op and now >= self._since + SPACE_PATIENCE_S
 
     def _look(self, now: float) -> None:
-        """Forget those that have got room, or are gone. There may be very many, so not at each question."""
+        """Forget those that have got room, or are gone.
+
+        There may be very many, so not at each question.
+        """
         if now < self._looked_at + LOOK_EVERY_S:
             return
         self._looked_at = now

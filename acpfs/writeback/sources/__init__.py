@@ -1,1 +1,3 @@
-"""Where the bytes of versions are read: the RAM tier, the spill directory; and the mirror beside it."""
+"""Where the bytes of versions are read: the RAM tier, the spill directory; and the mirror beside
+it.
+"""

@@ -1,12 +1,16 @@
-"""The mirror's journal: the state database once more, in the spill directory, so that a reboot finds log and names beside the copies.
+"""The mirror's journal: the state database once more, in the spill directory, so that a reboot
+finds log and names beside the copies.
 
-Every transaction of the state database is made again there, in order, in a thread of its own, and flushed. Together with the copies that
-`spill` makes, that is a prefix of the log whose bytes are all there: it ends at the first version that has no copy. A journal that lags
-behind the backing directory would carry out again what came after it; so `before` is asked ahead of each operation, and waits until the
-journal knows all that the operation's outcome can hang on: the operation as it is by then, with its staging file, by which the next mount
-knows its own work again, and what was left out before it. Which journal counts says a mark on the backing directory: where the disk fails
-or hangs, the mark is removed before anything more is committed, and the drain goes on without a mirror. Threads: `record` under the file
-system's lock, `before` in the commit thread, all else in the journal's own.
+Every transaction of the state database is made again there, in order, in a thread of its own, and
+flushed. Together with the copies that `spill` makes, that is a prefix of the log whose bytes are
+all there: it ends at the first version that has no copy. A journal that lags behind the backing
+directory would carry out again what came after it; so `before` is asked ahead of each operation,
+and waits until the journal knows all that the operation's outcome can hang on: the operation as it
+is by then, with its staging file, by which the next mount knows its own work again, and what was
+left out before it. Which journal counts says a mark on the backing directory: where the disk fails
+or hangs, the mark is removed before anything more is committed, and the drain goes on without a
+mirror. Threads: `record` under the file system's lock, `before` in the commit thread, all else in
+the journal's own.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ PENDING_STATEMENTS_MAX = 500_000
 """About 200 MB: a disk that is so far behind is not going to catch up."""
 UNKNOWN_OPS_MAX = 1024
 REPEATABLE = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
-"""Operations that can be carried out again in a row, as long as no two of them have to do with the same name or node."""
+"""Operations that can be carried out again in a row, as long as no two of them have to do with the
+same name or node.
+"""
 
 log = get_logger(__name__)
 
@@ -62,10 +68,14 @@ def journal_name(token: str) -> str:
 
 
 class NoMirror:
-    """For mounts without a mirror: an earlier mount's journal does not count any more as soon as something is committed."""
+    """For mounts without a mirror: an earlier mount's journal does not count any more as soon as
+    something is committed.
+    """
 
     def __init__(self, lower: Lower, node_id: str) -> None:
-        self._lower, self._path, self._done = lower, mark_path(node_id), False
+        self._lower = lower
+        self._path = mark_path(node_id)
+        self._done = False
 
     def before(self, _op: Op) -> None:
         if not self._done:
@@ -87,25 +97,28 @@ class Mirror:
         patience_s: float = PATIENCE_S,
     ) -> None:
         """Begins nothing; `begin` does."""
-        self._directory, self._state, self._operations, self._lower, self._patience_s = (
-            directory,
-            state,
-            operations,
-            lower,
-            patience_s,
-        )
+        self._directory = directory
+        self._state = state
+        self._operations = operations
+        self._lower = lower
+        self._patience_s = patience_s
         self._runtime = runtime
         self._now = runtime.clock.now
         self._mark = mark_path(node_id)
-        self._marked, self._may_be_marked = "", True
+        self._marked = ""
+        self._may_be_marked = True
         self._marking = threading.Lock()
-        """Held while the mark is looked at and changed, and by the commit thread until it knows what it may do."""
+        """Held while the mark is looked at and changed, and by the commit thread until it knows
+        what it may do.
+        """
         self._changed = runtime.threads.condition()
         self._token = ""
         self._pending: list[list[Statement]] = []
         self._pending_statements = self._logged = self._synced = 0
         self._changes = self._known_changes = 0
-        """Of the state: up to the last transaction, and as far as the journal knew when it was waited for."""
+        """Of the state: up to the last transaction, and as far as the journal knew when it was
+        waited for.
+        """
         self._seeded = False
         self._why = "not begun"
         self._rest_until = 0.0
@@ -118,17 +131,25 @@ class Mirror:
     # -- the journal
 
     def begin(self) -> None:
-        """Write the journal anew, from the state as it is now; under the lock, and again after a failure."""
+        """Write the journal anew, from the state as it is now; under the lock, and again after a
+        failure.
+        """
         snapshot = self._state.follow(self._record)
         token = self._runtime.chance.token(8)
         with self._changed:
-            self._token, self._why, self._seeded = token, "", False
-            self._pending, self._pending_statements = [], 0
-            self._synced, self._changes = self._logged, self._state.changes
+            self._token = token
+            self._why = ""
+            self._seeded = False
+            self._pending = []
+            self._pending_statements = 0
+            self._synced = self._logged
+            self._changes = self._state.changes
         self._runtime.threads.start("mirror", self._run, token, snapshot)
 
     def look(self) -> None:
-        """Begin anew after a failure, when its rest is over; under the lock, about once a second."""
+        """Begin anew after a failure, when its rest is over; under the lock, about once a
+        second.
+        """
         if self._why and not self._closing and self._now() > self._rest_until:
             self.begin()
         elif self._seeded and self._marked != self._token and not self._marking.locked():
@@ -196,7 +217,9 @@ class Mirror:
                 self._changed.wait()
             if token != self._token or self._why or (self._closing and not self._pending):
                 return None
-            batch, self._pending, self._pending_statements = self._pending, [], 0
+            batch = self._pending
+            self._pending = []
+            self._pending_statements = 0
             return batch
 
     @staticmethod
@@ -221,17 +244,22 @@ class Mirror:
     def _fail_locked(self, token: str, why: str) -> None:
         if token != self._token or self._why:
             return
-        self._why, self._seeded = why or "?", False
-        self._pending, self._pending_statements = [], 0
+        self._why = why or "?"
+        self._seeded = False
+        self._pending = []
+        self._pending_statements = 0
         self._rest_until = self._now() + REST_S
         log.warning(
-            "the mirror in the spill directory failed: what is not drained would not survive a reboot",
+            "the mirror in the spill directory failed: what is not drained would not survive a "
+            "reboot",
             error=why,
         )
         self._changed.notify_all()
 
     def when_safe(self, action: Callable[[], None]) -> None:
-        """Have `action` called when neither the state nor a journal that counts names any more what it takes away; under the lock."""
+        """Have `action` called when neither the state nor a journal that counts names any more what
+        it takes away; under the lock.
+        """
         self._state.after_commit(lambda: self._later(action))
 
     def _later(self, action: Callable[[], None]) -> None:
@@ -259,17 +287,20 @@ class Mirror:
     # -- ahead of operations
 
     def before(self, op: Op) -> None:
-        """Wait until the journal knows what it has to before the operation is carried out; in the commit thread.
+        """Wait until the journal knows what it has to before the operation is carried out; in the
+        commit thread.
 
         Raises:
-            OSError: the backing directory's, when the mark has to be changed: the operation must not be carried out.
+            OSError: the backing directory's, when the mark has to be changed: the operation must
+                not be carried out.
         """
         with self._marking:
             self._ahead_of(op)
 
     def _ahead_of(self, op: Op) -> None:
         with self._changed:
-            token, why = self._token, self._why
+            token = self._token
+            why = self._why
         if self._marked != token or why:
             if not why and self._wait(token, self._knows_all):
                 self._set_mark(token)
@@ -282,10 +313,12 @@ class Mirror:
         self._note(op)
 
     def _must_know(self, op: Op) -> bool:
-        """Whether carrying out again what the journal does not know to be done would spoil something, once this one is carried out.
+        """Whether carrying out again what the journal does not know to be done would spoil
+        something, once this one is carried out.
 
-        It would if the journal knew the operation otherwise than it is carried out: what a staging file made that the journal does not
-        know would be taken for somebody else's, and what was left out would be carried out after all.
+        It would if the journal knew the operation otherwise than it is carried out: what a staging
+        file made that the journal does not know would be taken for somebody else's, and what was
+        left out would be carried out after all.
         """
         if self._operations.changed(op) > self._known_changes:
             return True
@@ -306,7 +339,8 @@ class Mirror:
 
     def _sync(self, token: str) -> bool:
         with self._changed:
-            wanted, changes = self._logged, self._changes
+            wanted = self._logged
+            changes = self._changes
         if not self._wait(token, lambda: self._synced >= wanted):
             return False
         self._known_changes = changes
@@ -319,7 +353,9 @@ class Mirror:
         return self._seeded and self._synced >= self._logged
 
     def _wait(self, token: str, condition: Callable[[], bool]) -> bool:
-        """Whether the journal of that token came so far; one that was begun meanwhile says nothing of it, and is not to blame for it."""
+        """Whether the journal of that token came so far; one that was begun meanwhile says nothing
+        of it, and is not to blame for it.
+        """
         with self._changed:
             met = self._changed.wait_for(
                 lambda: token != self._token or bool(self._why) or condition(), self._patience_s
@@ -335,14 +371,18 @@ class Mirror:
             "directory": str(self._directory.path),
         }
         self._lower.write_own(self._mark, json.dumps(content).encode() + b"\n")
-        self._marked, self._may_be_marked = token, True
+        self._marked = token
+        self._may_be_marked = True
         self._unknown_alone = True  # the operation that is being carried out now, if any
         self._run_after()
         with contextlib.suppress(OSError):  # they only take room: the next mark's removal
             self._remove_others(token)
 
     def _remove_others(self, token: str) -> None:
-        """Journals that count no more. Listed first: one that is begun after the listing is not in it, and its token is known here."""
+        """Journals that count no more.
+
+        Listed first: one that is begun after the listing is not in it, and its token is known here.
+        """
         names = self._directory.names()
         with self._changed:
             in_use = (MIRROR_PREFIX + token, MIRROR_PREFIX + self._token)
@@ -353,7 +393,8 @@ class Mirror:
     def _remove_mark(self) -> None:
         if self._may_be_marked:
             withdraw(self._lower, self._mark)
-            self._marked, self._may_be_marked = "", False
+            self._marked = ""
+            self._may_be_marked = False
             self._run_after()
 
     # -- the whole
@@ -365,7 +406,9 @@ class Mirror:
             return MirrorStatistics(state, self._why, self._logged - self._synced)
 
     def close(self, *, nothing_left: bool) -> None:
-        """At the end of the mount: the journal has everything, or, when nothing is left, counts no more. Waits a while for the disk."""
+        """At the end of the mount: the journal has everything, or, when nothing is left, counts no
+        more. Waits a while for the disk.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -380,7 +423,10 @@ class Mirror:
 
 
 def withdraw(lower: Lower, mark: LowerPath) -> None:
-    """No journal counts from now on. Written, not only removed: a removal is not flushed, and a power failure could undo it."""
+    """No journal counts from now on.
+
+    Written, not only removed: a removal is not flushed, and a power failure could undo it.
+    """
     with contextlib.suppress(FileNotFoundError):
         if lower.read_own(mark) != WITHDRAWN:
             lower.write_own(mark, WITHDRAWN)

@@ -1,8 +1,11 @@
-"""Reading a version's bytes, wherever they are moved meanwhile: in the RAM tier, or in the spill directory.
+"""Reading a version's bytes, wherever they are moved meanwhile: in the RAM tier, or in the spill
+directory.
 
-The version's bytes may be copied to another tier file while they are read (`Version.tier_id` changes first, the bytes after it): what was
-read is trusted only when the number is still the same after the read. Used in stream and spill threads; takes the file system's lock only
-to open. Patience with the spill directory ends: a local disk may hang, too, and must not keep a stream's thread.
+The version's bytes may be copied to another tier file while they are read (`Version.tier_id`
+changes first, the bytes after it): what was read is trusted only when the number is still the same
+after the read. Used in stream and spill threads; takes the file system's lock only to open.
+Patience with the spill directory ends: a local disk may hang, too, and must not keep a stream's
+thread.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from acpfs.writeback.evidence.verify import OnlyCopyError
 from acpfs.writeback.log.ops import Version
 
 HOLES_HASHED_BYTES_MAX = 64 << 30
-"""Of one file; some ten seconds. With more it has no checksum: a terabyte of zeros would hold up for minutes what comes after it."""
+"""Of one file; some ten seconds.
+
+With more it has no checksum: a terabyte of zeros would hold up for minutes what comes after it.
+"""
 
 
 class AbandonedError(Exception):
@@ -57,13 +63,11 @@ class Source:
     def __init__(
         self, reading: Reading, tier: Tier, lock: RLock, buffer: memoryview, spilled: Spilled | None
     ) -> None:
-        self._reading, self._tier, self._lock, self._buffer, self._spilled = (
-            reading,
-            tier,
-            lock,
-            buffer,
-            spilled,
-        )
+        self._reading = reading
+        self._tier = tier
+        self._lock = lock
+        self._buffer = buffer
+        self._spilled = spilled
         self.reread_chunks = 0
         self.spilled = False
         """Whether some of the bytes came from the spill directory."""
@@ -71,11 +75,15 @@ class Source:
         self._file: SpilledFile | None = None
         self._sparse = False
         self.hashes_holes = True
-        """Whether a checksum is to be taken of all the bytes, as the file was when it was opened."""
+        """Whether a checksum is to be taken of all the bytes, as the file was when it was
+        opened.
+        """
         self._open()
 
     def _open(self) -> None:
-        """Number, file and size in one go under the lock: a tier file may go, or be cut, as soon as the version has left it."""
+        """Number, file and size in one go under the lock: a tier file may go, or be cut, as soon as
+        the version has left it.
+        """
         with self._lock:
             if self._reading.abandoned:
                 raise AbandonedError
@@ -96,7 +104,8 @@ class Source:
                 errno.EIO, "the RAM tier holds fewer bytes than the version has"
             )  # never a hole for acknowledged data
         holes_bytes = size - st.st_blocks * BLOCK_BYTES
-        self._sparse, self.hashes_holes = holes_bytes > 0, holes_bytes <= HOLES_HASHED_BYTES_MAX
+        self._sparse = holes_bytes > 0
+        self.hashes_holes = holes_bytes <= HOLES_HASHED_BYTES_MAX
 
     def _open_spilled(self) -> None:
         if self._spilled is None:
@@ -108,21 +117,28 @@ class Source:
         self._reading.progress()
 
     def close(self) -> None:
-        """Also when it is closed already: a version that was given up is noticed between two files."""
-        file, self._file = self._file, None
+        """Also when it is closed already: a version that was given up is noticed between two
+        files.
+        """
+        file = self._file
+        self._file = None
         if file is not None:
             file.close()
         self._let_go()
 
     def _let_go(self) -> None:
         """Of the tier file, which counts for as long as it is open here."""
-        fd, self._fd = self._fd, -1
+        fd = self._fd
+        self._fd = -1
         if fd >= 0:
             with self._lock:
                 self._tier.read_done(self._tier_id, fd)
 
     def read(self, position: int, count: int) -> tuple[int, bool]:
-        """(bytes, is a hole); data lies in the buffer. The number is compared without the lock: it changes before the first byte does."""
+        """(bytes, is a hole); data lies in the buffer.
+
+        The number is compared without the lock: it changes before the first byte does.
+        """
         while True:
             if self._fd < 0 and self._file is None:
                 self._open()
@@ -137,8 +153,8 @@ class Source:
         if found == 0:
             raise OSError(errno.EIO, "the file holds fewer bytes than the version has")
         if self._spilled is not None:
-            # What was read goes to the storage next, which may take for ever. The version may move to the
-            # spill directory meanwhile, to make room: an open file would keep the room.
+            # What was read goes to the storage next, which may take for ever. The version may move
+            # to the spill directory meanwhile, to make room: an open file would keep the room.
             self._let_go()
         return found, is_hole
 

@@ -1,9 +1,12 @@
-"""Spill tier: copies of complete versions in the spill directory, made in the background, read by streams and by the mount.
+"""Spill tier: copies of complete versions in the spill directory, made in the background, read by
+streams and by the mount.
 
-Owns which version has a copy (a row each, with size and checksum of what RAM had), what the copies take of their own budget, and whether
-the disk can be used; does not choose what is copied, nor what becomes of the RAM copy (`content.spilling`). A copy counts when all bytes
-are on stable storage and its row is written, in this order; it is read back against its checksum. A disk that fails, is full or hangs is
-left alone for a while: nothing is lost, RAM still has the bytes. Used under the file system's lock but for what threads of the pools do.
+Owns which version has a copy (a row each, with size and checksum of what RAM had), what the copies
+take of their own budget, and whether the disk can be used; does not choose what is copied, nor what
+becomes of the RAM copy (`content.spilling`). A copy counts when all bytes are on stable storage and
+its row is written, in this order; it is read back against its checksum. A disk that fails, is full
+or hangs is left alone for a while: nothing is lost, RAM still has the bytes. Used under the file
+system's lock but for what threads of the pools do.
 """
 
 from __future__ import annotations
@@ -41,17 +44,21 @@ from acpfs.writeback.sources.source import AbandonedError, Source
 T = TypeVar("T")
 
 COPY_THREADS = 4
-"""Two large files at a time fill a local disk; small ones wait for its fsync, and four of them for the same one."""
+"""Two large files at a time fill a local disk; small ones wait for its fsync, and four of them for
+the same one.
+"""
 READ_THREADS = 16
 PIECE_BYTES = 2 << 20
 PATIENCE_S = 10.0
 """A read from a local disk that takes longer counts as failed; its stream is tried again later."""
 RENEWALS_MAX = 3
 """A file that is being written while it is copied is copied again so often, then later."""
-REST_MIN_S, REST_MAX_S = 5.0, 60.0
+REST_MIN_S = 5.0
+REST_MAX_S = 60.0
 """How long the disk is left alone after a failure; doubles from failure to failure."""
 DDL = """
-CREATE TABLE IF NOT EXISTS spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS spilled (
+  vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS spill_place (path TEXT NOT NULL);
 """
 
@@ -66,7 +73,9 @@ def recorded_place(state: StateDatabase) -> Path | None:
 
 
 class SpillError(OSError):
-    """The spill directory's, not the backing directory's; always EIO, so that whoever needs the bytes tries again."""
+    """The spill directory's, not the backing directory's; always EIO, so that whoever needs the
+    bytes tries again.
+    """
 
 
 class UnsteadyError(Exception):
@@ -80,7 +89,9 @@ class SpillStatistics:
     directory: str
     mode: str
     state: str
-    """ok, full (no room in its budget or on its disk), failing, stuck (a call does not return), or closed (only read until it is empty)."""
+    """ok, full (no room in its budget or on its disk), failing, stuck (a call does not return), or
+    closed (only read until it is empty).
+    """
     budget_bytes: int
     used_bytes: int
     """Of copies; `reserved_bytes`: of such as are being made."""
@@ -124,7 +135,8 @@ class Making:
     """A copy that is being made."""
 
     def __init__(self, version: Version, listener: CopyListener) -> None:
-        self.version, self.listener = version, listener
+        self.version = version
+        self.listener = listener
         self.size = version.size
         self.abandoned = False
         self.call: CallInFlight | None = None
@@ -142,11 +154,14 @@ class _File:
     """An open copy, read with patience."""
 
     def __init__(self, spill: Spill, fd: int) -> None:
-        self._spill, self._fd = spill, fd
+        self._spill = spill
+        self._fd = fd
         self._hung: Future[bytes] | None = None
 
     def read(self, buffer: memoryview, position: int) -> int:
-        """Into the caller's buffer, from one of its own: a read that comes back too late must find nobody else's bytes to write over."""
+        """Into the caller's buffer, from one of its own: a read that comes back too late must find
+        nobody else's bytes to write over.
+        """
         future = self._spill.reads.submit("read", os.pread, self._fd, len(buffer), position)
         try:
             data = self._spill.patient(future)
@@ -158,7 +173,9 @@ class _File:
         return len(data)
 
     def close(self) -> None:
-        """At once, or when the read that hangs comes back: the number must not become another file's before."""
+        """At once, or when the read that hangs comes back: the number must not become another
+        file's before.
+        """
         if self._hung is None:
             os.close(self._fd)
         else:
@@ -195,12 +212,18 @@ class Spill:
         closed: bool = False,
         mirror: Mirror | None = None,
     ) -> None:
-        """Load what the last worker knew; touches no disk. `budget`: bytes, or a share of what is free. `closed`: make no new copies.
+        """Load what the last worker knew; touches no disk.
+
+        `budget`: bytes, or a share of what is free. `closed`: make no new copies.
 
         `mirror`: the journal, where copies are to survive a reboot.
         """
-        self.directory, self.mode = directory, mode
-        self._state, self._tier, self._lock, self._budget = state, tier, lock, budget
+        self.directory = directory
+        self.mode = mode
+        self._state = state
+        self._tier = tier
+        self._lock = lock
+        self._budget = budget
         self.calls = pools.copies
         self.reads = pools.reads
         self._now = pools.copies.clock.now
@@ -212,7 +235,8 @@ class Spill:
         self._failures = self._failed_in_a_row = self._mismatches = self._copied_files = (
             self._copied_bytes
         ) = 0
-        self._rest_until, self._last_error = 0.0, ""
+        self._rest_until = 0.0
+        self._last_error = ""
         self.mirror = mirror
         self._when_safe = state.after_commit if mirror is None else mirror.when_safe
         """Puts the end of a copy off until no state that a next worker could find names it."""
@@ -238,7 +262,10 @@ class Spill:
         )
 
     def _begin(self) -> None:
-        """What earlier workers left and no row names goes; then the budget. The journal that counts may be an earlier worker's, too."""
+        """What earlier workers left and no row names goes; then the budget.
+
+        The journal that counts may be an earlier worker's, too.
+        """
         found = self.directory.names()
         with self._lock, self._state.step():
             needed = {copy.name for copy in self.copies.values()} | self._fresh
@@ -263,12 +290,16 @@ class Spill:
     def _begun(self, error: BaseException | None) -> None:
         with self._lock:
             if error is None:
-                self._ready, self._failed_in_a_row, self._rest_until = True, 0, 0.0
+                self._ready = True
+                self._failed_in_a_row = 0
+                self._rest_until = 0.0
             else:
                 self._failed(error)
 
     def usable(self) -> bool:
-        """Whether new copies may be made now; looks again at a disk that failed, when its rest is over."""
+        """Whether new copies may be made now; looks again at a disk that failed, when its rest is
+        over.
+        """
         if self._closed or self._now() < self._rest_until or self.calls.health.is_stuck():
             return False
         if not self._ready:
@@ -307,7 +338,10 @@ class Spill:
         )
 
     def begin_journal(self) -> None:
-        """All tables of the state have been created. Takes the lock: threads may be at work already."""
+        """All tables of the state have been created.
+
+        Takes the lock: threads may be at work already.
+        """
         if self.mirror is not None:
             with self._lock:
                 self.mirror.begin()
@@ -323,7 +357,8 @@ class Spill:
     def _copy(self, making: Making) -> Copy:
         """In a thread of the pool."""
         making.call = current_call()
-        vid, name = making.version.vid, self.directory.new_name(making.version.vid)
+        vid = making.version.vid
+        name = self.directory.new_name(making.version.vid)
         with self._lock:
             self._fresh.add(name)
         try:
@@ -348,7 +383,8 @@ class Spill:
     def _fill(self, making: Making, fd: int) -> str:
         for _attempt in range(RENEWALS_MAX):
             with self._lock:
-                renewals, size = making.version.renewals, making.version.size
+                renewals = making.version.renewals
+                size = making.version.size
             digest = self._fill_once(making, fd, size)
             with self._lock:
                 if making.abandoned:
@@ -362,7 +398,8 @@ class Spill:
         raise UnsteadyError
 
     def _fill_once(self, making: Making, fd: int, size: int) -> str:
-        hasher, position = Checksum(), 0
+        hasher = Checksum()
+        position = 0
         buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
         with contextlib.closing(Source(making, self._tier, self._lock, buffer, self)) as source:
             while position < size:
@@ -478,7 +515,9 @@ class Spill:
         raise MisreadError(errno.EIO, "the spill directory's copy reads back differently")
 
     def read(self, vid: VersionId, offset: int, size: int) -> Future[bytes]:
-        """Bytes of a copy, shorter at its end; fails with EIO when the disk does, or does not answer in time."""
+        """Bytes of a copy, shorter at its end; fails with EIO when the disk does, or does not
+        answer in time.
+        """
         copy = self.copies.get(vid)
         if copy is None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -494,7 +533,9 @@ class Spill:
             os.close(fd)
 
     def copy_back(self, vid: VersionId, target: TierId, progress: Progress) -> Future[None]:
-        """Write a copy's bytes into a tier file, and compare its checksum. The thread opens that itself: its caller may be gone.
+        """Write a copy's bytes into a tier file, and compare its checksum.
+
+        The thread opens that itself: its caller may be gone.
 
         Fails when the disk does not answer for `PATIENCE_S`.
         """
@@ -520,7 +561,8 @@ class Spill:
         return partial(self._copy_back, copy, progress)
 
     def _copy_back(self, copy: Copy, progress: Progress, fd: int) -> None:
-        hasher, position = Checksum(), 0
+        hasher = Checksum()
+        position = 0
         source = self.directory.open(copy.name)
         try:
             while data := os.pread(source, PIECE_BYTES, position):

@@ -1,7 +1,8 @@
 """Bandwidth limit: a token bucket that stream threads wait at.
 
-Bytes are taken before they are written and may put the bucket in debt; whoever comes then waits until the debt is paid. So a large
-take is never starved by small ones, and the rate holds over any second. Thread-safe.
+Bytes are taken before they are written and may put the bucket in debt; whoever comes then waits
+until the debt is paid. So a large take is never starved by small ones, and the rate holds over any
+second. Thread-safe.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ BURST_S = 0.1
 """What may be saved up while nothing is written."""
 SLICE_MIN_BYTES = 64 << 10
 SLICE_MAX_BYTES = 2 << 20
-"""Read, hashed and written at a time: hash and write find what was read in the processor's cache (one pass over memory)."""
+"""Read, hashed and written at a time: hash and write find what was read in the processor's cache
+(one pass over memory).
+"""
 PAGE_BYTES = 4096
 SLICE_S = 0.1
-"""One take under a limit is worth about this long, so that a change of the limit is felt at once."""
+"""One take under a limit is worth about this long, so that a change of the limit is felt at
+once.
+"""
 
 
 class TokenBucket:
@@ -38,7 +43,8 @@ class TokenBucket:
         """Change the limit; waiting threads feel it at once."""
         with self._changed:
             self._fill()
-            self._rate, self._tokens = bytes_per_s, min(self._tokens, 0.0)
+            self._rate = bytes_per_s
+            self._tokens = min(self._tokens, 0.0)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -50,7 +56,9 @@ class TokenBucket:
     def open(self) -> None:
         """The limit is in force again."""
         with self._changed:
-            self._closed, self._tokens, self._filled_at = False, 0.0, self._clock()
+            self._closed = False
+            self._tokens = 0.0
+            self._filled_at = self._clock()
 
     def slice_bytes(self) -> int:
         """How much to write at a time: whole pages, as direct writes need them."""

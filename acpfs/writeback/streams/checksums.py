@@ -1,10 +1,13 @@
-"""Checksums of versions that wait for the drain: what RAM is to have when their turn comes, also after a remount.
+"""Checksums of versions that wait for the drain: what RAM is to have when their turn comes, also
+after a remount.
 
-A stream takes its checksum of the bytes as it reads them. What changed in RAM before that would be stored as verified. So a version that
-has waited for a second is read once by one slow thread, and its checksum is a part of its row; where applications want the processors for
-their writing, or a stream is at it, after five. At the close itself it would cost every save a tenth of a second per gigabyte, and be
-taken twice of what is streamed at once. A file that somebody has open is left out, for its bytes may still become others. Nothing here
-can fail an operation: the stream compares (`Streamer`).
+A stream takes its checksum of the bytes as it reads them. What changed in RAM before that would be
+stored as verified. So a version that has waited for a second is read once by one slow thread, and
+its checksum is a part of its row; where applications want the processors for their writing, or a
+stream is at it, after five. At the close itself it would cost every save a tenth of a second per
+gigabyte, and be taken twice of what is streamed at once. A file that somebody has open is left out,
+for its bytes may still become others. Nothing here can fail an operation: the stream compares
+(`Streamer`).
 """
 
 from __future__ import annotations
@@ -29,8 +32,11 @@ from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES
 from acpfs.writeback.streams.give_way import GiveWay
 
 BATCH_OPS = 64
-SOON_S, WAIT_S = 1.0, 5.0
-"""After so long, and at the latest (if it is not open). What is streamed before costs nothing here."""
+SOON_S = 1.0
+WAIT_S = 5.0
+"""After so long, and at the latest (if it is not open). What is streamed before costs nothing
+here.
+"""
 LOOK_AGAIN_S = 1.0
 
 
@@ -38,7 +44,8 @@ class _Reading:
     """See `Source`: nobody judges how long this takes."""
 
     def __init__(self, version: Version) -> None:
-        self.version, self.abandoned = version, False
+        self.version = version
+        self.abandoned = False
 
     def pause(self) -> None:
         """Nothing."""
@@ -51,19 +58,21 @@ class WaitingChecksums:
     """One task, one thread at a time."""
 
     def __init__(self, parts: DrainParts, give_way: GiveWay) -> None:
-        self._log, self._tier, self._lock, self._listener = (
-            parts.log,
-            parts.tier,
-            parts.lock,
-            parts.listener,
-        )
-        self._pool, self._section, self._give_way = parts.calls.streams, parts.section, give_way
+        self._log = parts.log
+        self._tier = parts.tier
+        self._lock = parts.lock
+        self._listener = parts.listener
+        self._pool = parts.calls.streams
+        self._section = parts.section
+        self._give_way = give_way
         self._bell = Bell()
         self._noted = 0
         self._waiting: deque[tuple[float, Op]] = deque()
 
     def appended(self) -> None:
-        """Something was logged. What has no bytes wakes nobody: a removal would pay 0.1 ms for it."""
+        """Something was logged. What has no bytes wakes nobody: a removal would pay 0.1 ms for
+        it.
+        """
         newest = self._log.newest()
         if newest is not None and _has_bytes(newest):
             self._bell.ring()
@@ -85,14 +94,16 @@ class WaitingChecksums:
                 await self._bell.heard()
 
     def _note(self, now: float) -> None:
-        new, self._noted = self._log.since(self._noted), self._log.last_seq
+        new = self._log.since(self._noted)
+        self._noted = self._log.last_seq
         self._waiting.extend((now, op) for op in new if _has_bytes(op))
 
     def _due(self, now: float) -> list[Op]:
         """Some of those that have waited for long enough, but what is streamed or changed now."""
         late = now - WAIT_S
         due = late if self._give_way.is_busy() else now - SOON_S
-        found, left = list[Op](), list[tuple[float, Op]]()
+        found = list[Op]()
+        left = list[tuple[float, Op]]()
         while self._waiting and self._waiting[0][0] <= due and len(found) < BATCH_OPS:
             since, op = self._waiting.popleft()
             if self._is_wanted(op):
@@ -159,14 +170,16 @@ def digest_in_ram(
     buffer: memoryview,
     before_piece: Callable[[int], None] = lambda _count: None,
 ) -> str:
-    """xxh3-128 of the first bytes of a version, in pieces as large as the buffer; `before_piece` gets the size of each.
+    """xxh3-128 of the first bytes of a version, in pieces as large as the buffer; `before_piece`
+    gets the size of each.
 
     "" where none is taken of such holes.
 
     Raises:
         OSError, AbandonedError: it was given up, or moved to the spill directory meanwhile.
     """
-    hasher, position = Checksum(), 0
+    hasher = Checksum()
+    position = 0
     with closing(Source(_Reading(version), tier, lock, buffer, None)) as source:
         while position < size and source.hashes_holes:
             wanted = min(size - position, len(buffer))

@@ -1,11 +1,11 @@
 """Applications first: small work of the drain stands back while requests come in.
 
-A small file costs the daemon about as much of its one interpreter to drain as to save, so a drain that begins at once halves the
-speed of the burst that feeds it, and commits one or two files per group. Standing back costs nothing that was promised: what waits is
-in RAM and in order. It ends when requests pause, when somebody waits for the drain or for room, and it is bounded: after the first
-seconds a quarter of the time belongs to the drain, all of it once it lags. Large files never stand back: their bytes are copied without
-the interpreter.
-Used under the file system's lock.
+A small file costs the daemon about as much of its one interpreter to drain as to save, so a drain
+that begins at once halves the speed of the burst that feeds it, and commits one or two files per
+group. Standing back costs nothing that was promised: what waits is in RAM and in order. It ends
+when requests pause, when somebody waits for the drain or for room, and it is bounded: after the
+first seconds a quarter of the time belongs to the drain, all of it once it lags. Large files never
+stand back: their bytes are copied without the interpreter. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Callable
 QUIET_S = 0.02
 """No request for this long: the burst is over (requests of one come every 0.1-0.5 ms)."""
 BURST_S = 4.0
-"""So long a burst has all of the time: more than most have need of (10,000 small files take 2-3 s)."""
+"""So long a burst has all of the time: more than most have need of (10,000 small files take 2-3
+s).
+"""
 PERIOD_S = 1.0
 STAND_BACK_S = 0.75
 """Of each period, while requests keep coming."""
@@ -32,7 +34,9 @@ class Courtesy:
         is_awaited: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """`idle_s`: seconds since the last request; `is_awaited`: whether somebody waits for operations to be persisted, or for room."""
+        """`idle_s`: seconds since the last request; `is_awaited`: whether somebody waits for
+        operations to be persisted, or for room.
+        """
         self._clock = clock
         self._idle_s = idle_s
         self._is_awaited = is_awaited

@@ -1,9 +1,12 @@
-"""Equal content is not sent twice: a file that another member has stored already, of the same name and the same bytes.
+"""Equal content is not sent twice: a file that another member has stored already, of the same name
+and the same bytes.
 
-The bytes are known to be the same by size and by the checksum that the other member noted at the file, as long as nobody wrote to it since.
-Such a file gets a second name, in this node's staging directory, and stands in for the staging file that would have been streamed: what
-happens to the first name meanwhile does not touch it, and the commit renames it into place like any other, which changes nothing if the
-first name is still there. Costs one lstat where there is no such file, and nothing where there is no other member. Used in stream threads.
+The bytes are known to be the same by size and by the checksum that the other member noted at the
+file, as long as nobody wrote to it since. Such a file gets a second name, in this node's staging
+directory, and stands in for the staging file that would have been streamed: what happens to the
+first name meanwhile does not touch it, and the commit renames it into place like any other, which
+changes nothing if the first name is still there. Costs one lstat where there is no such file, and
+nothing where there is no other member. Used in stream threads.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ def is_as_noted(lower: Lower, path: LowerPath, digest: str, size: int) -> bool:
     """Whether a file is still what was noted at it, and that is this content."""
     fd = lower.open_read(path)
     try:
-        note, st = lower.noted(fd), lower.stat_fd(fd)
+        note = lower.noted(fd)
+        st = lower.stat_fd(fd)
     finally:
         lower.close(fd)
     return (
@@ -61,12 +65,19 @@ class EqualFiles:
     def __init__(
         self, parts: DrainParts, recorded: Callable[[LowerPath], str], has_peers: Callable[[], bool]
     ) -> None:
-        """`recorded`: the checksum of what this node stored at a path: its own files are not asked about. `has_peers`: other members."""
-        self._lower, self._tree, self._lock = parts.lower, parts.tree, parts.lock
-        self._recorded, self._has_peers = recorded, has_peers
+        """`recorded`: the checksum of what this node stored at a path: its own files are not asked
+        about. `has_peers`: other members.
+        """
+        self._lower = parts.lower
+        self._tree = parts.tree
+        self._lock = parts.lock
+        self._recorded = recorded
+        self._has_peers = has_peers
 
     def candidate(self, op: Op, version: Version) -> Candidate | None:
-        """The file at the operation's place, if it may be equal; then the version has to be hashed."""
+        """The file at the operation's place, if it may be equal; then the version has to be
+        hashed.
+        """
         features = self._lower.features
         if not (version.size and features.xattrs and features.hard_links and features.link_counts):
             return None
@@ -82,7 +93,8 @@ class EqualFiles:
         return None
 
     def _look(self, op: Op, version: Version, path: LowerPath, recorded: str) -> Candidate | None:
-        st, meta = self._lower.lstat(path), op.meta
+        st = self._lower.lstat(path)
+        meta = op.meta
         same = (st.size, stat.S_IMODE(st.mode), st.uid, st.gid, st.nlink) == (
             version.size,
             meta.permissions,
@@ -101,7 +113,9 @@ class EqualFiles:
         return Candidate(path, st, digest)
 
     def link(self, candidate: Candidate, name: str) -> int:
-        """Give the file its second name, flushed; returns its inode number, 0 where it is another file by now, or cannot have one."""
+        """Give the file its second name, flushed; returns its inode number, 0 where it is another
+        file by now, or cannot have one.
+        """
         staged = self._lower.staging_path(name)
         try:
             self._lower.link(candidate.path, staged)

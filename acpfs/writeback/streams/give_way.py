@@ -1,10 +1,12 @@
-"""Applications first, for large files: streams stand back between two pieces while somebody writes and the processors are all in use.
+"""Applications first, for large files: streams stand back between two pieces while somebody writes
+and the processors are all in use.
 
-A save of several ranks closes its first file while the others still write, and a stream that begins then takes from them what
-they would have finished with: on 2 cores, 4 writers lost a fifth of their speed. Standing back costs nothing that was promised. It needs
-an open writer, ends where somebody waits for the drain or RAM is short, leaves a quarter of the time to the drain, and a
-version that is `AGE_S_MAX` old stands back no more: a machine whose processors are never idle drains all the same.
-(`courtesy` does this for small work.) Called in stream threads, without the lock.
+A save of several ranks closes its first file while the others still write, and a stream that begins
+then takes from them what they would have finished with: on 2 cores, 4 writers lost a fifth of their
+speed. Standing back costs nothing that was promised. It needs an open writer, ends where somebody
+waits for the drain or RAM is short, leaves a quarter of the time to the drain, and a version that
+is `AGE_S_MAX` old stands back no more: a machine whose processors are never idle drains all the
+same. (`courtesy` does this for small work.) Called in stream threads, without the lock.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ PERIOD_S = 1.0
 STAND_BACK_S = 0.75
 """Of each period."""
 AGE_S_MAX = 5.0
-"""Long enough for all ranks of a node to finish a save of some ten gigabytes, and short beside its drain."""
+"""Long enough for all ranks of a node to finish a save of some ten gigabytes, and short beside its
+drain.
+"""
 
 
 class GiveWay:
@@ -32,11 +36,16 @@ class GiveWay:
         age_s: Callable[[float], float],
         runtime: Runtime,
     ) -> None:
-        """`is_writing`: some file is open for writing. `is_pressed`: somebody waits for the drain, or RAM is short.
+        """`is_writing`: some file is open for writing.
 
-        `age_s`: of the clock that operations are stamped with (the wall clock may have been set since).
+        `is_pressed`: somebody waits for the drain, or RAM is short.
+
+        `age_s`: of the clock that operations are stamped with (the wall clock may have been set
+        since).
         """
-        self._is_writing, self._is_pressed, self._age_s = is_writing, is_pressed, age_s
+        self._is_writing = is_writing
+        self._is_pressed = is_pressed
+        self._age_s = age_s
         self._running = runtime.machine.runnable  # the caller's own thread is among them
         self._clock = runtime.clock.now
         self._processors = os.cpu_count() or 1

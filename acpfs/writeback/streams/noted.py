@@ -1,8 +1,8 @@
 """The checksum note of a file goes with its times.
 
-The note holds for one mtime, so that a file which others have written to is not taken for a damaged one. A program that sets the time of a
-file that is persisted already has not changed its bytes: the note has to follow, or the checksum is never compared again.
-Called in the commit thread.
+The note holds for one mtime, so that a file which others have written to is not taken for a damaged
+one. A program that sets the time of a file that is persisted already has not changed its bytes: the
+note has to follow, or the checksum is never compared again. Called in the commit thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from acpfs.writeback.log.ops import Metadata
 def with_note(lower: Lower, path: LowerPath, meta: Metadata, *, doubtful: bool) -> Metadata:
     """`meta`, and with it the note that holds afterwards, if the one there holds now.
 
-    `doubtful`: this may have been carried out in part; the note is given first, so one for the new time held when it was given.
+    `doubtful`: this may have been carried out in part; the note is given first, so one for the new
+    time held when it was given.
     """
     if meta.mtime_ns is None or not lower.features.xattrs:
         return meta

@@ -1,9 +1,11 @@
 """Whether a full storage has room for a file, asked before its bytes are sent.
 
-A stream that finds no room in its midst has sent what it had for nothing, and so have all that ran beside it; and they are tried again
-and again. So as long as the storage is full, each stream has room set aside for its file first. Where the backing file system cannot
-do that, its free space is compared, beside what other streams are about to take; and as nobody knows whether that is right (quotas,
-file systems that tell nothing), a stream is tried now and then whatever it says. Thread-safe.
+A stream that finds no room in its midst has sent what it had for nothing, and so have all that ran
+beside it; and they are tried again and again. So as long as the storage is full, each stream has
+room set aside for its file first. Where the backing file system cannot do that, its free space is
+compared, beside what other streams are about to take; and as nobody knows whether that is right
+(quotas, file systems that tell nothing), a stream is tried now and then whatever it says.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ TRIED_ANYWAY = 8
 
 
 class RoomThere:
-    """Knows whether the storage is full: since a stream found no room, until as large a file has got it."""
+    """Knows whether the storage is full: since a stream found no room, until as large a file has
+    got it.
+    """
 
     def __init__(self, lower: Lower, tier: Tier) -> None:
         self._lower = lower
         self._tier = tier
         self._lock = threading.Lock()
         self._wanted_bytes = 0
-        """The least for which there was no room, until there was some for as much; 0: nothing is known to be full."""
+        """The least for which there was no room, until there was some for as much; 0: nothing is
+        known to be full.
+        """
         self._claims: dict[VersionId, int] = {}
         """What streams that go by the free space are about to take."""
 

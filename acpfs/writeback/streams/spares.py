@@ -1,15 +1,20 @@
-"""Files that grow: the version before the last one stays beside, so that the next one is it and what was appended.
+"""Files that grow: the version before the last one stays beside, so that the next one is it and
+what was appended.
 
-A log of 2 GB that is stored every 30 s would cost 70 MB/s for ever if each version were streamed whole. So what a version replaces under
-its name is kept in the staging directory, as a *spare*, when the version was seen to begin with the same bytes. The next version is made of
-it: what both lack is appended, it is flushed, and the commit renames it into place, like any staging file. So two files take turns, each
-gets every byte once, and what lies under the name is always whole: there is nothing that another crash could leave in a new state.
+A log of 2 GB that is stored every 30 s would cost 70 MB/s for ever if each version were streamed
+whole. So what a version replaces under its name is kept in the staging directory, as a *spare*,
+when the version was seen to begin with the same bytes. The next version is made of it: what both
+lack is appended, it is flushed, and the commit renames it into place, like any staging file. So two
+files take turns, each gets every byte once, and what lies under the name is always whole: there is
+nothing that another crash could leave in a new state.
 
-Nobody's word is taken for what a spare has. It has the first bytes of a version if their checksum in RAM is the one that was noted when
-they were written (RAM is read whole, the storage is not), and if it still looks as it was left: inode, size, mtime, no other name. Else it
-is thrown away, and the version is streamed. A spare that lay under its name may be written to only when the rename that replaced it is on
-stable storage, for until then a crash brings it back there. All this is known to one worker only. The next one removes spares, and streams
-the first version whole; but what that replaces is kept, where the checksum that is noted at the file and its mtime say what it is.
+Nobody's word is taken for what a spare has. It has the first bytes of a version if their checksum
+in RAM is the one that was noted when they were written (RAM is read whole, the storage is not), and
+if it still looks as it was left: inode, size, mtime, no other name. Else it is thrown away, and the
+version is streamed. A spare that lay under its name may be written to only when the rename that
+replaced it is on stable storage, for until then a crash brings it back there. All this is known to
+one worker only. The next one removes spares, and streams the first version whole; but what that
+replaces is kept, where the checksum that is noted at the file and its mtime say what it is.
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ from acpfs.writeback.parts import DrainParts
 SPARE_BYTES_MIN = 1 << 20
 """Smaller files cost more for their create and fsync than for their bytes."""
 REST_S = 120.0
-"""So long after its last version a spare of a file is kept that nobody has open: some programs open their log for each line."""
+"""So long after its last version a spare of a file is kept that nobody has open: some programs open
+their log for each line.
+"""
 SWEEP_EVERY_S = 10.0
 _PREFIX = "spare-"
 _EARLIER = VersionId(-1)
@@ -49,7 +56,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A file on the backing directory that has the first bytes of what its node was, and perhaps is."""
+    """A file on the backing directory that has the first bytes of what its node was, and perhaps
+    is.
+    """
 
     start: Start
     name: str
@@ -107,39 +116,48 @@ class Growth:
 
 
 def look_of(st: LowerStat) -> tuple[int, int, int]:
-    """What tells whether somebody wrote to a file. Not its ctime: names that it gets and loses change that."""
+    """What tells whether somebody wrote to a file.
+
+    Not its ctime: names that it gets and loses change that.
+    """
     return (st.ino, st.size, st.mtime_ns)
 
 
 class Spares:
-    """Keeps them, one per node at most. `take`, `open` and `give_back` are for stream threads, `keep` and `shown` for the commit thread."""
+    """Keeps them, one per node at most.
+
+    `take`, `open` and `give_back` are for stream threads, `keep` and `shown` for the commit thread.
+    """
 
     def __init__(self, parts: DrainParts, remove: Callable[[str], None]) -> None:
         """`remove`: has a staging file removed, on another thread."""
-        self._lower, self._lock, self._is_open = (
-            parts.lower,
-            parts.lock,
-            parts.listener.version_of_open_file,
-        )
+        self._lower = parts.lower
+        self._lock = parts.lock
+        self._is_open = parts.listener.version_of_open_file
         self._remove = remove
         self._clock = parts.runtime.clock.now
         self._chance = parts.runtime.chance
         self._spares: dict[Ino, Spare] = {}
         self._shown: dict[Ino, _Shown] = {}
         self._staged: dict[VersionId, tuple[Spare, VersionId]] = {}
-        """Versions that are staged, as the spares that they become if they are given up, and what each was seen to go on from."""
+        """Versions that are staged, as the spares that they become if they are given up, and what
+        each was seen to go on from.
+        """
         self._used: dict[Ino, tuple[Version, float]] = {}
         """The last version that was committed, and when."""
 
     # -- streams
 
     def recall(self, version: Version, path: LowerPath) -> None:
-        """What an earlier worker put there is what the version goes on from, if its note holds, and if it does (`Growth`)."""
+        """What an earlier worker put there is what the version goes on from, if its note holds, and
+        if it does (`Growth`).
+        """
         with self._lock:
             if version.size < SPARE_BYTES_MIN or version.ino in self._shown:
                 return
         try:
-            note, st = self._lower.note(path), self._lower.lstat(path)
+            note = self._lower.note(path)
+            st = self._lower.lstat(path)
         except OSError:  # nothing is lost but time
             return
         if note is None or not note.is_about(st, self._lower.features.time_granularity_ns):
@@ -152,9 +170,12 @@ class Spares:
                 self._used.setdefault(version.ino, (version, self._clock()))
 
     def take(self, version: Version) -> Growth:
-        """What to compare the version with, and to append it to; it is the caller's from here on."""
+        """What to compare the version with, and to append it to; it is the caller's from here
+        on.
+        """
         with self._lock:
-            shown, spare = self._shown.get(version.ino), self._spares.get(version.ino)
+            shown = self._shown.get(version.ino)
+            spare = self._spares.get(version.ino)
             if spare is None or spare.after or spare.start.size > version.size:
                 spare = None
             else:
@@ -187,7 +208,9 @@ class Spares:
     # -- commits
 
     def keep(self, version: Version, path: LowerPath) -> None:
-        """The version is about to be put in the place of what lies at a path: have that beside if the version goes on from it."""
+        """The version is about to be put in the place of what lies at a path: have that beside if
+        the version goes on from it.
+        """
         with self._lock:
             shown = self._shown.get(version.ino)
             before = self._staged[version.vid][1] if version.vid in self._staged else 0
@@ -198,7 +221,9 @@ class Spares:
         if not (self._lower.features.hard_links and self._lower.features.link_counts):
             return
         if version.size >= 2 * shown.start.size:
-            return  # it is no log that has become twice as long since, and what a spare saves is less than the room that it takes
+            # it is no log that has become twice as long since, and what a spare saves is less than
+            # the room that it takes
+            return
         if present is not None and present.start.size >= shown.start.size:
             return
         try:
@@ -254,7 +279,10 @@ class Spares:
             self._put(ino, replace(spare, look=look))
 
     def given_up(self, version: Version | None) -> bool:
-        """The version will never lie under its name. Whether its staging file is a spare now, as that of a log is. Under the lock."""
+        """The version will never lie under its name.
+
+        Whether its staging file is a spare now, as that of a log is. Under the lock.
+        """
         if version is None:
             return False
         spare = self._spares.get(version.ino)

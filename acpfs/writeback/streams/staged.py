@@ -1,10 +1,13 @@
-"""What is staged and not persisted: how much it is, and whether small files are to wait with more of it.
+"""What is staged and not persisted: how much it is, and whether small files are to wait with more
+of it.
 
-Streams run ahead of commits in many threads, commits go one after the other, and all of them share one interpreter. Left alone the
-streams take nearly all of it, and the files that they stage lie there. So while commits have work, small files are streamed only as far
-ahead as keeps that work coming: `FILES_MAX` of them are staged or being staged, and it goes on at half of that. Where commits wait for
-something else (a large file in front, another member, a person) nothing holds streams up. Large files never wait: their bytes need the
-storage and not the interpreter. Used under the file system's lock.
+Streams run ahead of commits in many threads, commits go one after the other, and all of them share
+one interpreter. Left alone the streams take nearly all of it, and the files that they stage lie
+there. So while commits have work, small files are streamed only as far ahead as keeps that work
+coming: `FILES_MAX` of them are staged or being staged, and it goes on at half of that. Where
+commits wait for something else (a large file in front, another member, a person) nothing holds
+streams up. Large files never wait: their bytes need the storage and not the interpreter. Used under
+the file system's lock.
 """
 
 from __future__ import annotations

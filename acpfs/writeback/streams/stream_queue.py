@@ -1,4 +1,5 @@
-"""Which version is streamed next: oldest first, closed files before open ones, large ones only on their share of the threads.
+"""Which version is streamed next: oldest first, closed files before open ones, large ones only on
+their share of the threads.
 
 Used under the file system's lock.
 """
@@ -17,17 +18,27 @@ from acpfs.writeback.log.stages import Stage
 from acpfs.writeback.streams.streams import SMALL_BYTES_MAX, Stream
 
 SMALL_PER_STREAM = 4
-"""Small files wait for the backing directory's fsync, not for its bandwidth: so many more of them at a time …"""
+"""Small files wait for the backing directory's fsync, not for its bandwidth: so many more of them
+at a time …
+"""
 SMALL_STREAMS_MAX = 64
 """… but no more than this, unless there are more streams than this."""
 QUICK_S = 0.0003
-"""A backing directory that makes and flushes a small file in this time is not waited for: the interpreter is, and …"""
+"""A backing directory that makes and flushes a small file in this time is not waited for: the
+interpreter is, and …
+"""
 QUICK_STREAMS = 4
-"""… more threads than this only take it from each other (16 KiB to a tmpfs: 250 us of processor time a file with 4, 290 to 340 with 32)."""
+"""… more threads than this only take it from each other (16 KiB to a tmpfs: 250 us of processor
+time a file with 4, 290 to 340 with 32).
+"""
 QUICK_FOR_S = 0.25
-"""After the last file that was quick: then those under way wait for something after all, and others may have more luck."""
+"""After the last file that was quick: then those under way wait for something after all, and others
+may have more luck.
+"""
 FORGET_SHARE = 1.5
-"""By which the least time grows with each file: a few slow ones in a row outweigh a quick one, where only some files are quick."""
+"""By which the least time grows with each file: a few slow ones in a row outweigh a quick one,
+where only some files are quick.
+"""
 LOOK_AHEAD = 64
 """How many older versions are passed over for one that is closed and fits."""
 
@@ -43,8 +54,13 @@ class StreamQueue:
         streams_max: int,
         clock: Clock,
     ) -> None:
-        """`due`: when operations that failed are to be tried again. `is_open`: whether the version's file is still being written."""
-        self._log, self._due, self._is_open = log, due, is_open
+        """`due`: when operations that failed are to be tried again.
+
+        `is_open`: whether the version's file is still being written.
+        """
+        self._log = log
+        self._due = due
+        self._is_open = is_open
         self._now = clock.now
         self.set_streams(streams_max)
         self.active: dict[Seq, Stream] = {}
@@ -52,7 +68,9 @@ class StreamQueue:
         self._heap: list[Seq] = []
         self._sleeping: list[tuple[float, Seq]] = []
         self._least_s = math.inf
-        """What the backing directory needs for a small file: of those lately, the least, for there the interpreter did not hold it up."""
+        """What the backing directory needs for a small file: of those lately, the least, for there
+        the interpreter did not hold it up.
+        """
         self._quick_until = 0.0
         """Monotonic time, seconds."""
 
@@ -85,7 +103,9 @@ class StreamQueue:
         )
 
     def next(self, now: float, *, small: bool = True, large: bool = True) -> Op | None:
-        """Take the next one that may start; of small ones and large ones, only those that are wanted."""
+        """Take the next one that may start; of small ones and large ones, only those that are
+        wanted.
+        """
         while self._sleeping and self._sleeping[0][0] <= now:
             heapq.heappush(self._heap, heapq.heappop(self._sleeping)[1])
         passed: list[Op] = []
@@ -147,7 +167,8 @@ class StreamQueue:
         """The operation's version is being streamed from now on."""
         assert op.version is not None
         stream = Stream(op, op.version)
-        op.version.state, op.version.streamed_bytes = VersionState.STREAMING, 0
+        op.version.state = VersionState.STREAMING
+        op.version.streamed_bytes = 0
         self.active[op.seq] = stream
         if op.version.size > SMALL_BYTES_MAX:
             self._large.add(stream)

@@ -1,8 +1,10 @@
-"""Streams: one version's bytes from RAM (or from where they left RAM for) into a staging file, hashed on the way.
+"""Streams: one version's bytes from RAM (or from where they left RAM for) into a staging file,
+hashed on the way.
 
-A copy runs in one thread of its own from begin to end and takes the file system's lock only for moments. Where the bytes are, and whether
-they were moved meanwhile, is `source`'s business. After any error the staging file is given up, and the next attempt starts with
-a new one: after a failed fsync nobody knows which pages the old one lacks.
+A copy runs in one thread of its own from begin to end and takes the file system's lock only for
+moments. Where the bytes are, and whether they were moved meanwhile, is `source`'s business. After
+any error the staging file is given up, and the next attempt starts with a new one: after a failed
+fsync nobody knows which pages the old one lacks.
 """
 
 from __future__ import annotations
@@ -31,24 +33,31 @@ from acpfs.writeback.streams.room_there import RoomThere
 from acpfs.writeback.streams.spares import Growth, NotGrownError, Spare, Spares
 
 SMALL_BYTES_MAX = 1 << 20
-"""Up to here a file costs more for its create and fsync than for its bytes, and many are copied at a time."""
+"""Up to here a file costs more for its create and fsync than for its bytes, and many are copied at
+a time.
+"""
 
 
 class Stream:
     """One attempt to stage one version."""
 
     def __init__(self, op: Op, version: Version) -> None:
-        self.op, self.version = op, version
+        self.op = op
+        self.version = version
         self.abandoned = False
         """Set by the engine, under the lock."""
         self.call: CallInFlight | None = None
-        """How the call looks to the health check: told of progress, for it lasts as long as the file is large."""
+        """How the call looks to the health check: told of progress, for it lasts as long as the
+        file is large.
+        """
         self.written_bytes = 0
         """Of a small file, to be counted when the lock is had anyway."""
         self.following: Stream | None = None
         """What its thread goes on with when it is staged."""
         self.made_s: float | None = None
-        """How long the backing directory took to make its staging file; None: it has none of its own."""
+        """How long the backing directory took to make its staging file; None: it has none of its
+        own.
+        """
         self.backing_s: float | None = None
         """The same, with the flush; None: not flushed yet."""
 
@@ -79,27 +88,36 @@ class Streamer:
     ) -> None:
         """`bucket`: shared by all streams; `discard`: removes a staging file, now or later.
 
-        `spares`: what a version may be appended to. `spill`: where versions are that have left RAM. `equal`: finds what need not be
-        streamed. `on_staged`: told under the lock, in the transaction that says that a version is staged.
+        `spares`: what a version may be appended to. `spill`: where versions are that have left RAM.
+        `equal`: finds what need not be streamed. `on_staged`: told under the lock, in the
+        transaction that says that a version is staged.
         """
-        self._parts, self.counters, self._listener = parts, parts.counters, parts.listener
-        self._lower, self._tree, self._tier, self._log = (
-            parts.lower,
-            parts.tree,
-            parts.tier,
-            parts.log,
-        )
-        self._state, self._lock = parts.state, parts.lock
+        self._parts = parts
+        self.counters = parts.counters
+        self._listener = parts.listener
+        self._lower = parts.lower
+        self._tree = parts.tree
+        self._tier = parts.tier
+        self._log = parts.log
+        self._state = parts.state
+        self._lock = parts.lock
         self._now = parts.runtime.clock.now
         self._chance = parts.runtime.chance
-        self._bucket, self._discard, self._give_way = bucket, discard, give_way
-        self._spares, self._spill, self._equal, self._on_staged = spares, spill, equal, on_staged
+        self._bucket = bucket
+        self._discard = discard
+        self._give_way = give_way
+        self._spares = spares
+        self._spill = spill
+        self._equal = equal
+        self._on_staged = on_staged
         self._room = RoomThere(parts.lower, parts.tier)
         self._buffers: list[memoryview] = []
         self._told_short: set[VersionId] = set()
         """Versions that were parked because their staging file is too short."""
         self.applied: dict[int, str] = {}
-        """Attributes that a staged version's file was given, by version; what was folded in later, the commit adds."""
+        """Attributes that a staged version's file was given, by version; what was folded in later,
+        the commit adds.
+        """
 
     def run(self, stream: Stream) -> None:
         """Stage the version.
@@ -156,7 +174,9 @@ class Streamer:
             return path
 
     def _append(self, stream: Stream, growth: Growth, spare: Spare) -> bool:
-        """Make the version of an earlier one's file, if it is that and more; returns whether it did."""
+        """Make the version of an earlier one's file, if it is that and more; returns whether it
+        did.
+        """
         try:
             foreign = self._lower.xattrs(self._lower.staging_path(spare.name)).keys()
             fd = self._spares.open(spare)
@@ -190,7 +210,10 @@ class Streamer:
         growth: Growth,
         former: Iterable[bytes] | None = None,
     ) -> None:
-        """All that a staging file needs; closes the descriptor. `former`: an older version's xattrs, where it is made of one."""
+        """All that a staging file needs; closes the descriptor.
+
+        `former`: an older version's xattrs, where it is made of one.
+        """
         try:
             self._room.ask(stream.op, stream.version, fd)
             digest = self._copy(stream, fd, growth)
@@ -198,9 +221,9 @@ class Streamer:
         except BaseException as error:
             self._room.ended(stream.version, error)
             if former is None and isinstance(error, OSError) and error.errno in FULL_ERRNOS:
-                with contextlib.suppress(
-                    OSError
-                ):  # a client of MooseFS keeps the bytes of a file that it removed for eleven minutes
+                with contextlib.suppress(OSError):
+                    # a client of MooseFS keeps the bytes of a file that it removed for eleven
+                    # minutes
                     self._lower.truncate(fd, 0)
             with contextlib.suppress(OSError):
                 self._lower.close(fd)
@@ -212,7 +235,10 @@ class Streamer:
         self._staged(stream, name, st.ino, digest, applied, (growth, st))
 
     def _take_equal(self, stream: Stream, name: str) -> bool:
-        """Have a file that is there already as the staging file, if it has the very bytes. Its attributes wait for the commit."""
+        """Have a file that is there already as the staging file, if it has the very bytes.
+
+        Its attributes wait for the commit.
+        """
         candidate = self._equal.candidate(stream.op, stream.version)
         if candidate is None:
             return False
@@ -239,7 +265,9 @@ class Streamer:
         return True
 
     def _seal(self, stream: Stream) -> None:
-        """Finish a staging file that an application wrote itself, because RAM had no room: its checksum is of what it reads back."""
+        """Finish a staging file that an application wrote itself, because RAM had no room: its
+        checksum is of what it reads back.
+        """
         name = stream.version.staging_name
         with self._lock:
             if not self._listener.still_frozen(stream.version):
@@ -265,11 +293,13 @@ class Streamer:
             raise
 
     def _fit(self, stream: Stream, fd: int) -> None:
-        """Give the staging file the length that was logged: the log is what the application was told, and no later try would mend it.
+        """Give the staging file the length that was logged: the log is what the application was
+        told, and no later try would mend it.
 
-        Longer: a write whose caller got no answer (killed with its worker) or an error. Nobody writes now: the engine began after the
-        calls of killed workers were over, and a sealed file is changed only after it is persisted. Shorter: bytes are gone that are
-        nowhere else. That is told once; who then asks for another try gets zeros in their place.
+        Longer: a write whose caller got no answer (killed with its worker) or an error. Nobody
+        writes now: the engine began after the calls of killed workers were over, and a sealed file
+        is changed only after it is persisted. Shorter: bytes are gone that are nowhere else. That
+        is told once; who then asks for another try gets zeros in their place.
         """
         with self._lock:
             if stream.abandoned:
@@ -305,7 +335,9 @@ class Streamer:
 
     @contextlib.contextmanager
     def _buffer(self, size: int) -> Iterator[memoryview]:
-        """A small one is made on the spot; large ones are kept, as many as there were streams at a time."""
+        """A small one is made on the spot; large ones are kept, as many as there were streams at a
+        time.
+        """
         if size <= SMALL_BYTES_MAX:
             yield memoryview(bytearray(size))
             return
@@ -319,18 +351,21 @@ class Streamer:
             self._buffers.append(buffer)
 
     def _copy(self, stream: Stream, fd: int | None, growth: Growth) -> str:
-        """Copy until the bytes that were copied are the version's; returns their checksum, "" where none is taken of such holes.
+        """Copy until the bytes that were copied are the version's; returns their checksum, "" where
+        none is taken of such holes.
 
         `fd` None: nowhere, for the checksum only.
 
         Raises:
             NotGrownError: it is not what the file has, and more.
-            OnlyCopyError: twice they were not those of its checksum. Told once: who asks for another try gets what is there.
+            OnlyCopyError: twice they were not those of its checksum. Told once: who asks for
+                another try gets what is there.
         """
         differed = False
         while True:
             with self._lock:
-                renewals, size = stream.version.renewals, stream.version.size
+                renewals = stream.version.renewals
+                size = stream.version.size
             digest = self._copy_once(stream, fd, growth)
             with self._lock:
                 still = (
@@ -356,10 +391,12 @@ class Streamer:
                 self._lower.truncate(fd, growth.kept_bytes)
 
     def _has_only_grown(self, stream: Stream, size: int, digest: str) -> bool:
-        """Whether those who write to the file unseen have left alone what was copied of it; then that is the version.
+        """Whether those who write to the file unseen have left alone what was copied of it; then
+        that is the version.
 
-        A log would else be copied for as long as somebody has something to say. That its descriptors append is no proof: their flags can be
-        changed. But bytes that are still the same after all of them were read have been there at one moment.
+        A log would else be copied for as long as somebody has something to say. That its
+        descriptors append is no proof: their flags can be changed. But bytes that are still the
+        same after all of them were read have been there at one moment.
         """
         with self._lock:
             if (
@@ -378,7 +415,10 @@ class Streamer:
         self, stream: Stream, fd: int | None, growth: Growth, first_bytes: int | None = None
     ) -> str:
         """`first_bytes`: no more than these."""
-        hasher, position, end, hashed = Checksum(), 0, growth.kept_bytes, True
+        hasher = Checksum()
+        position = 0
+        end = growth.kept_bytes
+        hashed = True
         size = stream.version.size if first_bytes is None else first_bytes
         if size < end:
             raise NotGrownError
@@ -453,7 +493,10 @@ class Streamer:
     def _finish(
         self, stream: Stream, fd: int, digest: str, former: Iterable[bytes] | None = None
     ) -> tuple[LowerStat, str]:
-        """Attributes, fsync, size; attributes that change meanwhile are given again. Returns what it is now, and the attributes given."""
+        """Attributes, fsync, size; attributes that change meanwhile are given again.
+
+        Returns what it is now, and the attributes given.
+        """
         while True:
             with self._lock:
                 applied = stream.op.meta.to_json()

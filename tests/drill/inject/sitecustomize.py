@@ -1,4 +1,6 @@
-"""Python runs this at start where its directory is on PYTHONPATH: what the drill puts into acpfs' own processes gets in here."""
+"""Python runs this at start where its directory is on PYTHONPATH: what the drill puts into acpfs'
+own processes gets in here.
+"""
 
 from __future__ import annotations
 

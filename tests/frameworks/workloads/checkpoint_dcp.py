@@ -1,4 +1,6 @@
-"""torch.distributed.checkpoint with gloo on two processes. Usage: checkpoint_dcp.py DIRECTORY (save|async|load)...
+"""torch.distributed.checkpoint with gloo on two processes.
+
+Usage: checkpoint_dcp.py DIRECTORY (save|async|load)...
 
 Each case has processes of its own.
 """

@@ -1,7 +1,10 @@
-"""Megatron's classic layout, written the way its checkpointing.py does. Usage: megatron_layout.py DIRECTORY.
+"""Megatron's classic layout, written the way its checkpointing.py does.
 
-Each of four ranks (threads here) saves `iter_%07d/mp_rank_XX/model_optim_rng.pt`; after all of them the tracker
-`latest_checkpointed_iteration.txt` is overwritten in place, without temporary file or fsync.
+Usage: megatron_layout.py DIRECTORY.
+
+Each of four ranks (threads here) saves `iter_%07d/mp_rank_XX/model_optim_rng.pt`; after all of them
+the tracker `latest_checkpointed_iteration.txt` is overwritten in place, without temporary file or
+fsync.
 """
 
 from __future__ import annotations

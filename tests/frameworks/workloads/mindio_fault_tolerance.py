@@ -1,9 +1,13 @@
-"""MindSpore's own fault-tolerance callback, unmodified, with `mindio_ttp` on its path. Usage: … rank DIRECTORY | check DIRECTORY.
+"""MindSpore's own fault-tolerance callback, unmodified, with `mindio_ttp` on its path.
 
-Ranks have their number and the controller's address in MindSpore's own variables (MS_NODE_ID, MS_TFT_PORT …).
+Usage: … rank DIRECTORY | check DIRECTORY.
 
-There is no NPU: `DoubleOfADevice` reports the target as Ascend and two ranks that MindSpore's collectives know nothing of, and stands for
-what its runtime does in graph mode: the C call at the begin of an update, and the sum of the flag over all ranks.
+Ranks have their number and the controller's address in MindSpore's own variables (MS_NODE_ID,
+MS_TFT_PORT …).
+
+There is no NPU: `DoubleOfADevice` reports the target as Ascend and two ranks that MindSpore's
+collectives know nothing of, and stands for what its runtime does in graph mode: the C call at the
+begin of an update, and the sum of the flag over all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from mindspore.train import RunContext
 from mindspore.train.callback import TrainFaultTolerance, _train_fault_tolerance
 from mindspore.train.callback._callback import InternalCallbackParam
 
-WORLD, DEATH = 2, 4
+WORLD = 2
+DEATH = 4
 
 
 class WithFlag(nn.SGD):  # type: ignore[misc]
@@ -37,7 +42,8 @@ class DoubleOfADevice:
     """What cannot exist here."""
 
     def __init__(self, rank: int) -> None:
-        real, parallel = ms.context.get_context, ms.context.get_auto_parallel_context
+        real = ms.context.get_context
+        parallel = ms.context.get_auto_parallel_context
         said = {"device_target": "Ascend", "device_id": 0}
         ms.context.get_context = lambda name: said[name] if name in said else real(name)
         ms.context.get_auto_parallel_context = lambda name: (
@@ -91,7 +97,10 @@ def run_rank(rank: int, directory: Path) -> None:
     device.open_libraries()
     told = InternalCallbackParam()
     told.network = told.train_network = network
-    told.optimizer, told.batch_num, told.cur_epoch_num, told.net_outputs = optimizer, 100, 1, None
+    told.optimizer = optimizer
+    told.batch_num = 100
+    told.cur_epoch_num = 1
+    told.net_outputs = None
     context = RunContext(told)
     callback.on_train_begin(context)
     for step in range(1, 10):

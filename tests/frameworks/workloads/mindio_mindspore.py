@@ -1,4 +1,6 @@
-"""Unmodified MindSpore, with `mindio_acp` on its path. Usage: mindio_mindspore.py save|load DIRECTORY.
+"""Unmodified MindSpore, with `mindio_acp` on its path.
+
+Usage: mindio_mindspore.py save|load DIRECTORY.
 
 MindSpore then writes final names through `create_file`, and renames nothing by itself.
 """
@@ -26,7 +28,8 @@ def goes_through() -> None:
 
 def fail_half_way(directory: Path) -> None:
     """A save that fails leaves no file under the final name, and nothing else."""
-    whole, writes = serialization._write_parameter_bytes_data, 0
+    whole = serialization._write_parameter_bytes_data
+    writes = 0
 
     def failing(*arguments: object, **named: object) -> object:
         nonlocal writes

@@ -1,4 +1,7 @@
-"""`mindio_acp` with torch: saves, names, loads, and what the product saved. Usage: mindio_torch.py DIRECTORY; PYTHONPATH as for scripts."""
+"""`mindio_acp` with torch: saves, names, loads, and what the product saved.
+
+Usage: mindio_torch.py DIRECTORY; PYTHONPATH as for scripts.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,8 @@ def same(left: dict[str, object], right: dict[str, object]) -> bool:
 
 def main(directory: Path) -> None:
     in_mount = 2 if os.environ.get("ACPFS_PLACE") == "plain" else 1
-    first, elsewhere = (
-        str(directory / "model.pt"),
-        Path(os.environ.get("TMPDIR", "/tmp")) / f"mindio-{os.getpid()}.pt",
-    )
+    first = str(directory / "model.pt")
+    elsewhere = Path(os.environ.get("TMPDIR", "/tmp")) / f"mindio-{os.getpid()}.pt"
     assert mindio_acp.save(state(1), first) == in_mount
     assert mindio_acp.save(state(2), first) == in_mount
     assert mindio_acp.save(state(2), str(elsewhere)) == 2
@@ -88,7 +89,8 @@ def of_the_product(directory: Path) -> None:
             for name, info in names.items()
             if name == "data.pkl" or name.startswith("data/")
         }
-    old, new = directory / "old.pt", directory / "new.pt"
+    old = directory / "old.pt"
+    new = directory / "new.pt"
     old.write_bytes(container_of(records))
     assert same(mindio_acp.load(str(old)), state(8))
     assert mindio_acp.convert(str(old), str(new)) == 0

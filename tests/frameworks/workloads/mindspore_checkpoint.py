@@ -1,6 +1,9 @@
-"""MindSpore save_checkpoint and load_checkpoint on CPU. Usage: mindspore_checkpoint.py save|load DIRECTORY.
+"""MindSpore save_checkpoint and load_checkpoint on CPU.
 
-MindSpore writes NAME.tmp with O_APPEND, renames it and makes it read-only; an existing file it makes write-only and unlinks first.
+Usage: mindspore_checkpoint.py save|load DIRECTORY.
+
+MindSpore writes NAME.tmp with O_APPEND, renames it and makes it read-only; an existing file it
+makes write-only and unlinks first.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ def network(seed: int) -> nn.Cell:
 
 
 def save(directory: Path) -> None:
-    """Plain and over an existing file, with checksum, as safetensors, asynchronously (the thread ends before the process)."""
+    """Plain and over an existing file, with checksum, as safetensors, asynchronously (the thread
+    ends before the process).
+    """
     for seed in (1, 2):
         ms.save_checkpoint(network(seed), str(directory / "net.ckpt"))
     ms.save_checkpoint(network(3), str(directory / "crc.ckpt"), crc_check=True)

@@ -10,7 +10,9 @@ import numpy as np
 
 
 def arrays(directory: Path, data: np.ndarray) -> None:
-    """save (with its fallocate), savez (which seeks back), savez_compressed, tofile, mapped reading."""
+    """save (with its fallocate), savez (which seeks back), savez_compressed, tofile, mapped
+    reading.
+    """
     np.save(directory / "a.npy", data)
     assert np.array_equal(np.load(directory / "a.npy"), data)
     assert np.array_equal(np.load(directory / "a.npy", mmap_mode="r")[5], data[5])

@@ -1,4 +1,7 @@
-"""safetensors save and load, also over a file that is mapped. Usage: safetensors_files.py DIRECTORY."""
+"""safetensors save and load, also over a file that is mapped.
+
+Usage: safetensors_files.py DIRECTORY.
+"""
 
 from __future__ import annotations
 

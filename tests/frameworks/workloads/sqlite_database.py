@@ -1,4 +1,7 @@
-"""SQLite with a rollback journal and with WAL, two connections at a time. Usage: sqlite_database.py DIRECTORY."""
+"""SQLite with a rollback journal and with WAL, two connections at a time.
+
+Usage: sqlite_database.py DIRECTORY.
+"""
 
 from __future__ import annotations
 

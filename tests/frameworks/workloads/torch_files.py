@@ -55,7 +55,9 @@ def legacy(path: Path) -> None:
 
 
 def mapped(path: Path) -> None:
-    """mmap=True, used after the file was replaced in place of its name: a mapping keeps the bytes it was made of."""
+    """mmap=True, used after the file was replaced in place of its name: a mapping keeps the bytes
+    it was made of.
+    """
     torch.save(state(4), path)
     loaded = torch.load(path, mmap=True, weights_only=True)
     other = path.with_name("replacement")

@@ -1,4 +1,7 @@
-"""torch.save in a loop until a line comes on standard input; each file is loaded again. Usage: torch_save_loop.py DIRECTORY."""
+"""torch.save in a loop until a line comes on standard input; each file is loaded again.
+
+Usage: torch_save_loop.py DIRECTORY.
+"""
 
 import select
 import sys

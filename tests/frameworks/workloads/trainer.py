@@ -1,4 +1,7 @@
-"""A transformers Trainer on a tiny random model. Usage: trainer.py train|resume DIRECTORY. Needs no network."""
+"""A transformers Trainer on a tiny random model. Usage: trainer.py train|resume DIRECTORY.
+
+Needs no network.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from transformers.trainer_utils import get_last_checkpoint
 STEPS = 12
 
 
-class Tokens(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc]  # torch is not installed where types are checked
+# torch is not installed where types are checked
+class Tokens(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc]
     """Sixty-four fixed sequences."""
 
     def __len__(self) -> int:

@@ -1,7 +1,10 @@
-"""A training loop that saves, rotates, dies and goes on. Usage: training_loop.py DIRECTORY STEPS [DIE_AT].
+"""A training loop that saves, rotates, dies and goes on.
 
-Every third step a directory `checkpoint-STEP` with model, optimizer and random state, then the tracker file `latest`; the two newest stay.
-With DIE_AT it kills itself with SIGKILL after that step. At the end it prints a checksum of all weights, moments and random state.
+Usage: training_loop.py DIRECTORY STEPS [DIE_AT].
+
+Every third step a directory `checkpoint-STEP` with model, optimizer and random state, then the
+tracker file `latest`; the two newest stay. With DIE_AT it kills itself with SIGKILL after that
+step. At the end it prints a checksum of all weights, moments and random state.
 """
 
 import hashlib
@@ -13,8 +16,12 @@ from pathlib import Path
 
 import torch
 
-EVERY, LIMIT, WIDTH, BATCH = 3, 2, 512, 16
-top, steps = Path(sys.argv[1]), int(sys.argv[2])
+EVERY = 3
+LIMIT = 2
+WIDTH = 512
+BATCH = 16
+top = Path(sys.argv[1])
+steps = int(sys.argv[2])
 die_at = int(sys.argv[3]) if len(sys.argv) > 3 else -1
 
 torch.set_num_threads(1)

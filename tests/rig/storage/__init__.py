@@ -1,7 +1,9 @@
-"""Real distributed file systems on this machine, as backing directories: GlusterFS (replica 3), MooseFS (goal 2), CephFS (by hand).
+"""Real distributed file systems on this machine, as backing directories: GlusterFS (replica 3),
+MooseFS (goal 2), CephFS (by hand).
 
-Each stand runs in name spaces of its own (`servers.py`): any number side by side, and nothing of a server outlives the process that
-made it. A client is a mount of the host's, so that acpfs and the tests use it like any other.
+Each stand runs in name spaces of its own (`servers.py`): any number side by side, and nothing of a
+server outlives the process that made it. A client is a mount of the host's, so that acpfs and the
+tests use it like any other.
 """
 
 from __future__ import annotations
@@ -64,5 +66,8 @@ def why_not(kind: str) -> str | None:
 
 
 def open_storage(kind: str, base: Path, server_bytes: int | None = None) -> Storage:
-    """A stand below `base`, not started yet: a context manager. `server_bytes`: keep the bytes in RAM, so much for each server."""
+    """A stand below `base`, not started yet: a context manager.
+
+    `server_bytes`: keep the bytes in RAM, so much for each server.
+    """
     return KINDS[kind](base, server_bytes)

@@ -1,7 +1,8 @@
-"""`--backing KIND`: suites that know nothing of it get another file system as their backing directory.
+"""`--backing KIND`: suites that know nothing of it get another file system as their backing
+directory.
 
-A directory of the file system is bound over each backing directory before acpfs is first mounted on it; what lies there is taken along.
-All binds go at the end of the session.
+A directory of the file system is bound over each backing directory before acpfs is first mounted on
+it; what lies there is taken along. All binds go at the end of the session.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Below:
         self._base.cleanup()
 
     def lay(self, backing: Path) -> None:
-        """Nothing for a directory that lies on a file system of a test's own, or that was done already."""
+        """Nothing for a directory that lies on a file system of a test's own, or that was done
+        already.
+        """
         entry = mount_of(str(backing.resolve()))
         if entry is None or entry.kind.startswith("fuse.") or entry.path == str(backing):
             return

@@ -1,7 +1,8 @@
-"""A CephFS of one monitor, one manager, one metadata server and two OSDs that both have everything; by hand only, it needs 1.4 GB of RAM.
+"""A CephFS of one monitor, one manager, one metadata server and two OSDs that both have everything;
+by hand only, it needs 1.4 GB of RAM.
 
-Objects lie in sparse files on the disk below `base`; `quota` makes the file system small. Clients are ceph-fuse. The version of Debian 12
-is 16.2.15.
+Objects lie in sparse files on the disk below `base`; `quota` makes the file system small. Clients
+are ceph-fuse. The version of Debian 12 is 16.2.15.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from tests.rig.storage.servers import ADDRESS, Storage, until
 
 NAME = "cfs"
-DATA, METADATA = f"{NAME}_data", f"{NAME}_metadata"
+DATA = f"{NAME}_data"
+METADATA = f"{NAME}_metadata"
 GROUPS = "8"
 """Placement groups of a pool."""
 OBJECT_BYTES = 4 << 30
@@ -26,7 +28,10 @@ SLOW_S = 120.0
 
 
 class CephFs(Storage):
-    """Calls wait for servers that are gone, for ever. A client that was fenced gets ESHUTDOWN until it is mounted anew."""
+    """Calls wait for servers that are gone, for ever.
+
+    A client that was fenced gets ESHUTDOWN until it is mounted anew.
+    """
 
     name = "cephfs"
     data_servers = 2
@@ -93,8 +98,12 @@ class CephFs(Storage):
             "run dir": "/run",
         }
         general = "".join(f"{key} = {value}\n" for key, value in settings.items())
-        # sockets for orders are in the servers' own /run; a client cannot look at processes of other name spaces for their groups
-        own = f"admin socket =\nlog file = {self.base}/client.$pid.log\nfuse set user groups = false\n"
+        # sockets for orders are in the servers' own /run; a client cannot look at processes of
+        # other name spaces for their groups
+        own = (
+            f"admin socket =\nlog file = {self.base}/client.$pid.log\nfuse set user groups = "
+            "false\n"
+        )
         return f"[global]\n{general}[client]\n{own}"
 
     def _make_osd(self, number: int) -> None:
@@ -163,7 +172,9 @@ class CephFs(Storage):
         self._order("osd", "pool", "set-quota", DATA, "max_bytes", str(size))
 
     def fence(self, path: Path) -> None:
-        """Evict a client: nothing that it does is carried out any more, and it is told so, but for fsync."""
+        """Evict a client: nothing that it does is carried out any more, and it is told so, but for
+        fsync.
+        """
         session = self._session_of(path)
         self._order("tell", "mds.m", "client", "evict", f"id={session}")
 

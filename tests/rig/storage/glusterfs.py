@@ -1,7 +1,7 @@
 """A GlusterFS volume, replica 3, and its faults.
 
-Bricks lie on the disk below `base`, or, with `server_bytes`, each on a tmpfs of that size inside the servers' name space: quick, and full
-when it is meant to be. The version of Debian 12 is 10.3.
+Bricks lie on the disk below `base`, or, with `server_bytes`, each on a tmpfs of that size inside
+the servers' name space: quick, and full when it is meant to be. The version of Debian 12 is 10.3.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from tests.rig.storage.servers import ADDRESS, Storage, until
 
 VOLUME = "v0"
 PING_TIMEOUT_S = 4
-"""How long a client waits for a brick that does not answer, at least; twice that at most. GlusterFS's own is 42."""
+"""How long a client waits for a brick that does not answer, at least; twice that at most.
+
+GlusterFS's own is 42.
+"""
 
 
 class GlusterFs(Storage):

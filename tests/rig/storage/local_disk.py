@@ -1,6 +1,8 @@
-"""A local file system of another kind in a file: btrfs, whose directories have one link whatever is in them.
+"""A local file system of another kind in a file: btrfs, whose directories have one link whatever is
+in them.
 
-Owns the loop device and the mount. Must not know acpfs, and knows no servers: for suites that ask what any file system would do.
+Owns the loop device and the mount. Must not know acpfs, and knows no servers: for suites that ask
+what any file system would do.
 """
 
 from __future__ import annotations

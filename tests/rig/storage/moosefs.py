@@ -1,7 +1,7 @@
 """A MooseFS of one master and two chunk servers, goal 2, and its faults.
 
-Chunks lie on the disk below `base`, or, with `server_bytes`, on a tmpfs of that size for each server inside the servers' name space. The
-version of Debian 12 is 3.0.117.
+Chunks lie on the disk below `base`, or, with `server_bytes`, on a tmpfs of that size for each
+server inside the servers' name space. The version of Debian 12 is 3.0.117.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ FIRST_PORT = 9432
 MASTER_MAGIC = b"MFSM NEW"
 """Content of the metadata file of a file system in which nothing is."""
 LOOP_S = 60
-"""So often the master looks for bytes that no file has any more; 300 by default, and no less than this."""
+"""So often the master looks for bytes that no file has any more; 300 by default, and no less than
+this.
+"""
 AS_ROOT = "WORKING_USER=root\nWORKING_GROUP=root\nNICE_LEVEL=0\n"
 
 
 class MooseFs(Storage):
-    """Every chunk lies on both servers. Clients wait for servers that are gone, for ever, unless they are mounted with `mfstimeout`."""
+    """Every chunk lies on both servers.
+
+    Clients wait for servers that are gone, for ever, unless they are mounted with `mfstimeout`.
+    """
 
     name = "moosefs"
     data_servers = 2
@@ -32,7 +37,10 @@ class MooseFs(Storage):
         self._write("exports", "*  /  rw,alldirs,admin,maproot=0:0\n*  .  rw\n")
         self._write("topology", "")
         listen = "".join(f"{who}_LISTEN_HOST={ADDRESS}\n" for who in ("MATOML", "MATOCS", "MATOCL"))
-        files = f"EXPORTS_FILENAME={self.base}/cfg/exports\nTOPOLOGY_FILENAME={self.base}/cfg/topology\n"
+        files = (
+            f"EXPORTS_FILENAME={self.base}/cfg/exports\n"
+            f"TOPOLOGY_FILENAME={self.base}/cfg/topology\n"
+        )
         soon = f"REPLICATIONS_DELAY_INIT=5\nCHUNKS_LOOP_MIN_TIME={LOOP_S}\n"
         self._write("master.cfg", f"{AS_ROOT}DATA_PATH={self.base}/master\n{files}{listen}{soon}")
         self._start_master()
@@ -45,7 +53,8 @@ class MooseFs(Storage):
         (self.base / "cfg" / name).write_text(text)
 
     def _configure_chunks(self, number: int) -> None:
-        disk, data = self.base / f"disk{number}", self.base / f"chunks{number}"
+        disk = self.base / f"disk{number}"
+        data = self.base / f"chunks{number}"
         disk.mkdir()
         data.mkdir()
         if self.server_bytes is not None:
@@ -54,7 +63,10 @@ class MooseFs(Storage):
             )
         self._write(f"disk{number}", f"{disk}\n")
         listen = f"CSSERV_LISTEN_HOST={ADDRESS}\nCSSERV_LISTEN_PORT={FIRST_PORT + number}\n"
-        where = f"DATA_PATH={data}\nHDD_CONF_FILENAME={self.base}/cfg/disk{number}\nHDD_LEAVE_SPACE_DEFAULT=8MiB\n"
+        where = (
+            f"DATA_PATH={data}\nHDD_CONF_FILENAME={self.base}/cfg/disk{number}\n"
+            "HDD_LEAVE_SPACE_DEFAULT=8MiB\n"
+        )
         self._write(
             f"chunks{number}.cfg",
             f"{AS_ROOT}{where}MASTER_HOST={ADDRESS}\nMASTER_RECONNECTION_DELAY=1\n{listen}",
@@ -76,7 +88,9 @@ class MooseFs(Storage):
         )
 
     def _first_client(self) -> None:
-        """Goal 2 and no trash (a day by default) for all that will be there, and wait until both servers have told their room."""
+        """Goal 2 and no trash (a day by default) for all that will be there, and wait until both
+        servers have told their room.
+        """
         root = self.base / "root"
         root.mkdir()
         until(lambda: self._try_mount(root) == 0, "the master answers")

@@ -1,8 +1,9 @@
 """Servers of a distributed file system in network, process and mount name spaces of their own.
 
-Owns the first process of those name spaces: it holds a pipe from this process, and when that closes (at the end of the stand, or because
-this process was killed) the kernel kills every server and client with it. What the host has of a stand is client mounts, removed by
-`__exit__`, and the files below `base`. Must not know acpfs.
+Owns the first process of those name spaces: it holds a pipe from this process, and when that closes
+(at the end of the stand, or because this process was killed) the kernel kills every server and
+client with it. What the host has of a stand is client mounts, removed by `__exit__`, and the files
+below `base`. Must not know acpfs.
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ from pathlib import Path
 from tests.rig.mounts import wait_gone
 
 ADDRESS = "10.77.0.1"
-"""Of all servers, on the loopback device of a network that nobody else sees; both file systems refuse 127.0.0.1."""
+"""Of all servers, on the loopback device of a network that nobody else sees; both file systems
+refuse 127.0.0.1.
+"""
 TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 0.05
-# Copies of other tests' mounts would keep those alive when they are unmounted: their sessions would never end.
-# With SIGCHLD ignored, what has no parent any more is reaped by the kernel: glusterd takes a brick that is a zombie for a living one.
+# Copies of other tests' mounts would keep those alive when they are unmounted: their sessions would
+# never end. With SIGCHLD ignored, what has no parent any more is reaped by the kernel: glusterd
+# takes a brick that is a zombie for a living one.
 _FIRST_PROCESS = f"""
-sed -nE 's/^([^ ]+ ){{4}}([^ ]+) .* - (fuse|tmpfs acpfs-ram).*/\\2/p' /proc/self/mountinfo | sort -r |
+sed -nE 's/^([^ ]+ ){{4}}([^ ]+) .* - (fuse|tmpfs acpfs-ram).*/\\2/p' \\
+    /proc/self/mountinfo | sort -r |
 while read -r at; do umount -l "$at"; done
-mount -t tmpfs none /run && mkdir -p /run/gluster && ip link set lo up && ip addr add {ADDRESS}/24 dev lo || exit 1
+mount -t tmpfs none /run && mkdir -p /run/gluster || exit 1
+ip link set lo up && ip addr add {ADDRESS}/24 dev lo || exit 1
 echo ready
 exec env --ignore-signal=CHLD cat
 """
@@ -90,7 +96,8 @@ class Servers:
     def run(
         self, *words: str, check: bool = True, hosts_mounts: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end; with `hosts_mounts` what it mounts is there for all of this machine.
+        """Run a program to its end; with `hosts_mounts` what it mounts is there for all of this
+        machine.
 
         Raises:
             RuntimeError: another exit code than 0, with what it said.
@@ -116,7 +123,8 @@ class Servers:
     def start(self, name: str, *words: str) -> None:
         """Start a server that stays in the foreground.
 
-        Not as a child of this process: its fork would close files that are open on this very storage, and wait for the servers.
+        Not as a child of this process: its fork would close files that are open on this very
+        storage, and wait for the servers.
         """
         assert self._starter is not None
         assert self._starter.stdin is not None
@@ -125,7 +133,9 @@ class Servers:
         self._starter.stdin.flush()
 
     def pids(self, *parts: str) -> list[int]:
-        """Processes of these name spaces, as the host numbers them, whose command line has all of `parts`."""
+        """Processes of these name spaces, as the host numbers them, whose command line has all of
+        `parts`.
+        """
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -179,15 +189,20 @@ def stopped(pids: Iterable[int]) -> Iterator[None]:
 
 
 class Storage(abc.ABC):
-    """One file system: its servers, and clients that are mounts of the host's. A context manager."""
+    """One file system: its servers, and clients that are mounts of the host's. A context
+    manager.
+    """
 
     name: str
     data_servers: int
     """How many servers hold the bytes."""
 
     def __init__(self, base: Path, server_bytes: int | None = None) -> None:
-        """`base`: a directory that does not exist yet, on this machine's disk; `server_bytes`: keep the bytes in RAM, so much for each."""
-        self.base, self.server_bytes = base, server_bytes
+        """`base`: a directory that does not exist yet, on this machine's disk; `server_bytes`: keep
+        the bytes in RAM, so much for each.
+        """
+        self.base = base
+        self.server_bytes = server_bytes
         self._clients: dict[Path, tuple[str, ...]] = {}
 
     def __enter__(self) -> Storage:

@@ -1,1 +1,3 @@
-"""Histories of several members: two or three daemons over one storage, and a job whose ranks save on all of them."""
+"""Histories of several members: two or three daemons over one storage, and a job whose ranks save
+on all of them.
+"""

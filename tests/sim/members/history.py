@@ -37,7 +37,9 @@ class MembersHistory:
 
     def __init__(self, choices: Choices, base: Path) -> None:
         """`base`: a directory for RAM tiers."""
-        self.choices, self.base, self.trace = choices, base, Trace()
+        self.choices = choices
+        self.base = base
+        self.trace = Trace()
         self.plan = Plan.drawn(choices)
         knobs = Knobs.drawn(choices)
         self.storage = Storage()
@@ -175,7 +177,9 @@ class MembersHistory:
         return [one for one in self.members if not one.is_gone]
 
     async def _end(self) -> None:
-        """Faults have stopped when all live their last lives; then an operator gives up what will not come."""
+        """Faults have stopped when all live their last lives; then an operator gives up what will
+        not come.
+        """
         await self._until_last_lives()
         for member in self.members:
             if member.is_gone:

@@ -1,8 +1,9 @@
-"""A job on all members: ranks save a checkpoint, one of them makes the pointer name it, older ones go.
+"""A job on all members: ranks save a checkpoint, one of them makes the pointer name it, older ones
+go.
 
-Between its steps is what a collective operation is: nobody begins before all others were told. So what
-a rank has closed was closed before the pointer, whatever the clocks say. Where a member ends, the job
-goes on with the others, and with it when it is back.
+Between its steps is what a collective operation is: nobody begins before all others were told. So
+what a rank has closed was closed before the pointer, whatever the clocks say. Where a member ends,
+the job goes on with the others, and with it when it is back.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tests.sim.members.plan import CLOCK_BOUND_S, Plan, Style
 from tests.sim.programs import Died, by_path
 from tests.sim.trace import Finding, Trace
 
-POINTER, TEMPORARY = "latest", "latest.tmp"
+POINTER = "latest"
+TEMPORARY = "latest.tmp"
 WAITS = 0.3
 """Share of checkpoints of which a rank waits until others have persisted theirs."""
 SIZES = (1, 5000, 60_000)
@@ -76,7 +78,10 @@ class Job:
     ) -> None:
         """`waited`: a wait for what others had closed has ended, for these files."""
         self._waited = waited
-        self.members, self._plan, self._choices, self._trace = members, plan, choices, trace
+        self.members = members
+        self._plan = plan
+        self._choices = choices
+        self._trace = trace
         self.checkpoints: list[Checkpoint] = []
         self._coordinator = members[0]
 
@@ -115,7 +120,10 @@ class Job:
             await self._rotate(took_part, coordinator)
 
     async def _wait_for_others(self, member: Member, checkpoint: Checkpoint) -> None:
-        """As a rank does before it reads what others have saved. Who is not heard is not waited for."""
+        """As a rank does before it reads what others have saved.
+
+        Who is not heard is not waited for.
+        """
         life = member.serves
         if life is None:
             return

@@ -1,4 +1,6 @@
-"""One member of a history: its daemons one after the other, and what an operator does while it is missing."""
+"""One member of a history: its daemons one after the other, and what an operator does while it is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,12 @@ class Member(Serving):
     ) -> None:
         """`look`: whoever judges looks at the storage."""
         super().__init__(plan.knobs)
-        self.plan, self.node = plan, plan.node
-        self._choices, self._base, self._trace, self._look = choices, base, trace, look
+        self.plan = plan
+        self.node = plan.node
+        self._choices = choices
+        self._base = base
+        self._trace = trace
+        self._look = look
         self._began_s = MACHINE.moment_s
         self.view = MemberStorage(storage, plan, self._began_s)
         self.seat = Seat(
@@ -113,7 +119,8 @@ class Member(Serving):
             base = life.left if absence.ending is not Ending.MACHINE else self._new_tier(number)
             missing(self, absence)
             if number == self.knobs.lives - 2 and not self.plan.returns:
-                self.life, self.is_gone = None, True
+                self.life = None
+                self.is_gone = True
                 return
             await trio.sleep(absence.seconds)
             self.is_away = False
@@ -150,9 +157,12 @@ class Member(Serving):
         return life if life is not None and life.is_serving and not life.turns.is_over else None
 
     async def ask_cluster(self, life: Life, act: Callable[[Cluster], Awaitable[bool]]) -> bool:
-        """What an operator or a program asks the daemon's cluster; False where it dies meanwhile, or the storage fails."""
+        """What an operator or a program asks the daemon's cluster; False where it dies meanwhile,
+        or the storage fails.
+        """
         assert life.cluster is not None
-        cluster, answer = life.cluster, [False]
+        cluster = life.cluster
+        answer = [False]
         async with trio.open_nursery() as nursery:
 
             async def leave() -> None:

@@ -1,7 +1,8 @@
-"""What decides that a history of members is wrong: what the storage shows of the job's checkpoints, at each change.
+"""What decides that a history of members is wrong: what the storage shows of the job's checkpoints,
+at each change.
 
-A pointer there names what is whole there, and never an older checkpoint than before. An operator who
-forgets a member, or what it has lost, goes on without what that member had closed by then.
+A pointer there names what is whole there, and never an older checkpoint than before. An operator
+who forgets a member, or what it has lost, goes on without what that member had closed by then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Judge:
     """Of one history."""
 
     def __init__(self, job: Job, storage: Storage, chance: random.Random) -> None:
-        self._job, self._storage, self._chance = job, storage, chance
+        self._job = job
+        self._storage = storage
+        self._chance = chance
         self._step = 0
         """Of the latest checkpoint that the pointer has named."""
         self._shown_s = 0.0
@@ -33,7 +36,9 @@ class Judge:
         """How often another one was seen."""
 
     def gives_up(self, member: Member) -> None:
-        """An operator goes on without what that one had, of which nobody knows whether it will come."""
+        """An operator goes on without what that one had, of which nobody knows whether it will
+        come.
+        """
         self._given_up[member.node] = len(self._job.checkpoints) + 1
 
     def forgets_loss(self, member: Member) -> None:
@@ -42,7 +47,9 @@ class Judge:
         self._is_loss_forgotten = True
 
     def look(self) -> None:
-        """At all that others could see since the last look, and at what a loss of power would leave."""
+        """At all that others could see since the last look, and at what a loss of power would
+        leave.
+        """
         states = list(self._storage.shown)
         self._storage.shown.clear()
         for shown in states:
@@ -96,7 +103,9 @@ class Judge:
             raise Finding(oracle, f"{what} {checkpoint.directory}: {differences(got, wanted)}")
 
     def _is_change_lost(self, checkpoint: Checkpoint, number: int, *, is_named: bool) -> bool:
-        """Whether what took it from the pointer's name was lost with a RAM tier: removals do not wait for that (S160)."""
+        """Whether what took it from the pointer's name was lost with a RAM tier: removals do not
+        wait for that (S160).
+        """
         if not checkpoint.is_going:
             return False
         if self._is_loss_forgotten:

@@ -1,4 +1,6 @@
-"""What a seed decides of a history of members: who they are, how they die and come back, what the storage shows them."""
+"""What a seed decides of a history of members: who they are, how they die and come back, what the
+storage shows them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ LIVES_MAX = 3
 ABSENCES_S = (0.5, 5.0, 60.0, 150.0)
 SET_RIGHT_S = 2.0
 CACHED_S = (0.0, 3.0, 30.0)
-"""For how long the storage's client may remember a listing and a record: less than what acpfs reckons with."""
+"""For how long the storage's client may remember a listing and a record: less than what acpfs
+reckons with.
+"""
 
 
 class Style(enum.Enum):
@@ -66,7 +70,9 @@ class MemberPlan:
     """Of its wall clock."""
     set_at_s: float
     set_by_s: float
-    """Somebody sets its wall clock, and right again `SET_RIGHT_S` later: the clock bound is the operator's word."""
+    """Somebody sets its wall clock, and right again `SET_RIGHT_S` later: the clock bound is the
+    operator's word.
+    """
     cached_s: float
     lives: tuple[Absence, ...]
     """What comes after each life but the last."""
@@ -107,7 +113,10 @@ class Plan:
     def __str__(self) -> str:
         """For people."""
         words = [
-            f"{len(self.members)} members, {self.steps} checkpoints, the pointer is {self.style.value}",
+            (
+                f"{len(self.members)} members, {self.steps} checkpoints, the pointer is "
+                f"{self.style.value}"
+            ),
             f"{self.keeps} kept",
             "any member writes the pointer" if self.changes_coordinator else "",
             "the last checkpoint is guarded" if self.is_guarded else "",

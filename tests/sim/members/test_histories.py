@@ -1,4 +1,6 @@
-"""A few histories of members, always the same ones: none breaks a rule, and they come to all places below."""
+"""A few histories of members, always the same ones: none breaks a rule, and they come to all places
+below.
+"""
 
 from __future__ import annotations
 

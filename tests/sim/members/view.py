@@ -1,8 +1,8 @@
 """The storage as one member sees it: areas of its own, and records as its client remembers them.
 
-A client of a network file system may answer from what it has remembered of the directory of records:
-for some time, and only until it changes that directory by itself. A listing tells it which files there
-are, so what it reads afterwards is no older.
+A client of a network file system may answer from what it has remembered of the directory of
+records: for some time, and only until it changes that directory by itself. A listing tells it which
+files there are, so what it reads afterwards is no older.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class MemberStorage(Storage):
         self.__dict__.update(shared.__dict__)
         self.node = plan.node
         self.caller: Caller = Nobody()
-        self._plan, self._began_s = plan, began_s
+        self._plan = plan
+        self._began_s = began_s
         self._own_fds: set[int] = set()
         self._seen: dict[bytes, bytes] = {}
         self._seen_at = -1.0

@@ -15,7 +15,9 @@ BUGS = [
         "                bool(bits & _WROTE),",
         "                False,",
         profiles=("session",),
-        equivalent="RELEASE freezes what is modified when the last handle goes (`OpenFiles.release`)",
+        equivalent=(
+            "RELEASE freezes what is modified when the last handle goes (`OpenFiles.release`)"
+        ),
     ),
     Bug(
         "restore-tentative",
@@ -146,7 +148,8 @@ BUGS = [
         "exchange-not-noted",
         "an exchange is done again where it was done",
         "writeback/commits/commit.py",
-        "                now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a)\n",
+        "                now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino "
+        "== ino_a)\n",
         "                True\n",
     ),
     Bug(
@@ -154,7 +157,8 @@ BUGS = [
         "the last operation is left out with a window",
         "writeback/engine.py",
         "        self._ops.leave_out(window)\n",
-        "        self._ops.leave_out([*window, *[o for o in list(self._ops)[-1:] if o not in window and not o.started]])\n",
+        "        self._ops.leave_out([*window, *[o for o in list(self._ops)[-1:] if o not in "
+        "window and not o.started]])\n",
     ),
     Bug(
         "elide-started",
@@ -181,7 +185,8 @@ BUGS = [
         "tier-unlink-at-once",
         "a RAM file goes before the state that names it",
         "ram/tier.py",
-        "        self._when_safe(partial(self.calls.when_back, tier_id, partial(self._unlink, tier_id)))",
+        "        self._when_safe(partial(self.calls.when_back, tier_id, partial(self._unlink, "
+        "tier_id)))",
         "        self._unlink(tier_id)",
     ),
     Bug(

@@ -1,11 +1,15 @@
-"""Known defects of the passthrough lane: of what the kernel writes, and of files that outgrow RAM."""
+"""Known defects of the passthrough lane: of what the kernel writes, and of files that outgrow
+RAM.
+"""
 
 from __future__ import annotations
 
 from tests.sim.planted.bug import Bug
 
-OUTGROWN, HOLD = "filesystem/content/outgrown.py", "filesystem/hold.py"
-KERNEL_WRITES, CONTENTS = "filesystem/kernel_writes.py", "filesystem/content/contents.py"
+OUTGROWN = "filesystem/content/outgrown.py"
+HOLD = "filesystem/hold.py"
+KERNEL_WRITES = "filesystem/kernel_writes.py"
+CONTENTS = "filesystem/content/contents.py"
 ONLY_LANE = ("lane",)
 
 LANE_BUGS = [
@@ -39,7 +43,8 @@ LANE_BUGS = [
         "a piece is gone before it is recorded that it is",
         OUTGROWN,
         "        is_new = not _is_gone(body, piece)\n",
-        "        is_new = not _is_gone(body, piece)\n        punch_hole(fd, piece * PIECE, PIECE)\n",
+        "        is_new = not _is_gone(body, piece)\n        punch_hole(fd, piece * PIECE, "
+        "PIECE)\n",
         ONLY_LANE,
     ),
     Bug(

@@ -20,7 +20,8 @@ MEMBER_BUGS = [
         "pointer-not-gated",
         "a pointer waits for nobody",
         GATE,
-        "        if self._order is ClusterOrder.ALL or self._is_pointer(op):\n            return True\n",
+        "        if self._order is ClusterOrder.ALL or self._is_pointer(op):\n            return "
+        "True\n",
         "",
         ONLY_MEMBERS,
     ),
@@ -47,7 +48,9 @@ MEMBER_BUGS = [
         "            held=self._gate.held(),",
         "            held={},",
         ONLY_MEMBERS,
-        unjudged="an older pointer of one name is given up by itself (S484); test_members_random has it",
+        unjudged=(
+            "an older pointer of one name is given up by itself (S484); test_members_random has it"
+        ),
     ),
     Bug(
         "placed-not-told",
@@ -88,7 +91,9 @@ MEMBER_BUGS = [
         "            if not self.ahead_s_min <= most < math.inf:",
         "            if most == math.inf:",
         ONLY_MEMBERS,
-        unjudged="clocks that differ by more than the operator said are not drawn; test_peers has it",
+        unjudged=(
+            "clocks that differ by more than the operator said are not drawn; test_peers has it"
+        ),
     ),
     Bug(
         "drift-not-told",

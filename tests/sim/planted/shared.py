@@ -22,7 +22,8 @@ SHARED_BUGS = [
         "killed-child-ignored",
         "a child that wrote is killed, and its parent's close counts",
         HANDLES,
-        "        return process in (0, self.process) or not self.wrote_by.isdisjoint((process, UNTOLD))",
+        "        return process in (0, self.process) or not self.wrote_by.isdisjoint((process, "
+        "UNTOLD))",
         "        return process in (0, self.process)",
         ONLY_SHARED,
     ),

@@ -1,4 +1,6 @@
-"""`python -m tests.sim.training --seeds N`, `--seed N --trace`: histories of a job's coordinators and members, each from a seed."""
+"""`python -m tests.sim.training --seeds N`, `--seed N --trace`: histories of a job's coordinators
+and members, each from a seed.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""One history of a job whose ranks are replaced: the real crew, processes that come and go, and coordinators that are started anew.
+"""One history of a job whose ranks are replaced: the real crew, processes that come and go, and
+coordinators that are started anew.
 
-Where a rank's state comes from is a word here: whoever of a generation has done most has it for all.
+Where a rank's state comes from is a word here: whoever of a generation has done most has it for
+all.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STARTS_S = 5.0
-"""So long a launcher takes, at most, until a process is there in the place of one that has ended."""
+"""So long a launcher takes, at most, until a process is there in the place of one that has
+ended.
+"""
 CALLS_S = 0.5
 LATEST_S = 300.0
 """Behind the last fault: coordinators that wait for somebody who never comes do so longer."""
@@ -125,7 +129,8 @@ class Process(Rank):
             await self._obey(order)
 
     async def _obey(self, order: Order) -> None:
-        command, mark = order.command, self.marks.now
+        command = order.command
+        mark = self.marks.now
         if isinstance(command, Stop):
             self._park_at(True)
             self.member.tell(Stopped(mark.done, mark.ready, mark.phase))
@@ -183,7 +188,9 @@ class Process(Rank):
         self.marks.end()
 
     async def _together(self, there: Callable[[], bool]) -> None:
-        """A collective: it ends where a process of its group has; one of a stopped process only waits."""
+        """A collective: it ends where a process of its group has; one of a stopped process only
+        waits.
+        """
         while not there():
             await self._until(lambda: self._has_news() or there(), LOOK_S)
             if there():
@@ -377,12 +384,16 @@ class CrewWorld(World):
             await trio.sleep(self._chance.choice((0.0, 0.3, 3.0, 30.0)) * self._chance.random())
 
     def _stop_rank(self) -> None:
-        rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(0.5, 30.0)
+        rank = self._chance.choice(self.ranks)
+        for_s = self._chance.uniform(0.5, 30.0)
         self._act(f"rank {rank.number} stands still for {for_s:.1f} s", lambda: rank.pause(for_s))
 
     def _kill_unheard(self) -> None:
-        """As with a node that hangs: the process in its place calls before the end of this one is heard."""
-        rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(3.0, 8.0)
+        """As with a node that hangs: the process in its place calls before the end of this one is
+        heard.
+        """
+        rank = self._chance.choice(self.ranks)
+        for_s = self._chance.uniform(3.0, 8.0)
         text = f"rank {rank.number} is not heard"
         self._silence(text, for_s, lambda who: who[:2] == ("rank", rank.number))
         self._kill_rank(rank)

@@ -1,6 +1,8 @@
-"""Connections between members and coordinators in virtual time: each is in order, takes its time, may stand still, and may be cut.
+"""Connections between members and coordinators in virtual time: each is in order, takes its time,
+may stand still, and may be cut.
 
-What a cut finds on its way is lost. Across connections words come in any order. A TCP connection doubles nothing.
+What a cut finds on its way is lost. Across connections words come in any order. A TCP connection
+doubles nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +103,9 @@ class TrioEnd:
     """As `TrioLink`."""
 
     def __init__(self, ends: Ends, reads: Way, writes: Way) -> None:
-        self._ends, self._reads, self._writes = ends, reads, writes
+        self._ends = ends
+        self._reads = reads
+        self._writes = writes
         self._frames = Frames()
 
     async def send(self, sent: Sent) -> None:

@@ -1,4 +1,6 @@
-"""What must never be so in a job, judged by what coordinators say and ranks do; nothing here looks into either."""
+"""What must never be so in a job, judged by what coordinators say and ranks do; nothing here looks
+into either.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ class Oracles:
     acts: dict[int, int] = field(default_factory=dict)
     """Term → the coordinator that commands in it."""
     steps: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Term and generation → the step in which survivors meet. Two sides may each have one; one saves."""
+    """Term and generation → the step in which survivors meet.
+
+    Two sides may each have one; one saves.
+    """
     told: dict[tuple[int, int], int] = field(default_factory=dict)
     """Rank and generation → the same."""
     published: set[int] = field(default_factory=set)
@@ -70,7 +75,9 @@ class Oracles:
         self._is_broken(f"HOLD: {text}")
 
     def leaves(self, rank: int, ended: str, *, may_lack: bool) -> None:
-        """How a rank ended of a job to which nothing happened but deaths, of which it can save all."""
+        """How a rank ended of a job to which nothing happened but deaths, of which it can save
+        all.
+        """
         fine = ("the end of its loop", "killed", "told to leave: the gasp", "told to leave: no up")
         if not ended.startswith((*fine, *(["told to leave: no survivor"] if may_lack else []))):
             self._is_broken(f"MISSING: rank {rank} ended: {ended}")

@@ -1,4 +1,6 @@
-"""`python -m tests.sim.training.planted [NAME…]`: after how many histories of a job each planted bug is found."""
+"""`python -m tests.sim.training.planted [NAME…]`: after how many histories of a job each planted
+bug is found.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A rank in virtual time: the real member over a simulated wire, and a loop in place of training.
 
-What the main thread does at a fault is written down here as `park` does it, without files and tensors.
+What the main thread does at a fault is written down here as `park` does it, without files and
+tensors.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class _Interrupter:
     """Of a main thread that looks by itself."""
 
     def __init__(self, armed: Callable[[], object], in_c: Callable[[], bool]) -> None:
-        self._armed, self._in_c = armed, in_c
+        self._armed = armed
+        self._in_c = in_c
         self._since: float | None = None
 
     def arm(self) -> None:
@@ -153,7 +155,9 @@ class Rank:
         process: int = 0,
     ) -> None:
         """`process`: which of this rank's, one after the other."""
-        self.world, self.number, self.node = world, number, node
+        self.world = world
+        self.number = number
+        self.node = node
         own = f" process {process}" if process else ""
         self._chance = random.Random(f"{world.seed} rank {number}{own}")
         self.marks = Marks()
@@ -166,7 +170,8 @@ class Rank:
         self.published: int | None = None
         self.trouble_at = -1
         """The step in which it meets an exception of its own."""
-        pid, first = 1000 * (process + 1) + number, process == 0
+        pid = 1000 * (process + 1) + number
+        first = process == 0
         hello = Hello(number, world.size, node, pid, 1, Gate.EXPLICIT, holders, first=first)
         self.member = _Member(
             world.job,
@@ -306,7 +311,9 @@ class Rank:
             self.marks.end()
 
     async def _gate(self, step: int) -> None:
-        """A collective: the connection to a process that has ended tells so, to one of a stopped one nothing."""
+        """A collective: the connection to a process that has ended tells so, to one of a stopped
+        one nothing.
+        """
         while not self.world.all_are_ready(step):
             await self._until(lambda: self.member.stopped or self.world.all_are_ready(step), LOOK_S)
             if self.world.all_are_ready(step):
@@ -363,7 +370,8 @@ class Rank:
         while True:
             order = self.member.order(self._handled, 0.0)
             if order is not None:
-                self._handled, commanded_at = order.number, trio.current_time()
+                self._handled = order.number
+                commanded_at = trio.current_time()
                 self.note(f"obeys {order.command}")
                 if isinstance(order.command, Leave):
                     self.ended = f"told to leave: {order.command.text}"
@@ -381,7 +389,8 @@ class Rank:
         return self.member.order(order.number, 0.0) is not None
 
     async def _obey(self, order: Order) -> None:
-        command, mark = order.command, self.marks.now
+        command = order.command
+        mark = self.marks.now
         if isinstance(command, Stop):
             self.member.tell(Stopped(mark.done, mark.ready, mark.phase, (), None, self.published))
         elif isinstance(command, Settle):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 
 def shrink(harms: int, fails: Callable[[frozenset[int]], bool]) -> frozenset[int]:
-    """Which of so many harms the failure does not need: halves, quarters, …, single ones; the last ones first.
+    """Which of so many harms the failure does not need: halves, quarters, …, single ones; the last
+    ones first.
 
     `fails`: whether the history without these fails as with all of them.
     """

@@ -10,9 +10,12 @@ import pytest
 
 from tests.rig.mounts import REPOSITORY
 
-FIRST, SEEDS = 20, 24
-DEATHS_FIRST, DEATHS = 52, 16
-CREW_FIRST, CREWS = 5, 16
+FIRST = 20
+SEEDS = 24
+DEATHS_FIRST = 52
+DEATHS = 16
+CREW_FIRST = 5
+CREWS = 16
 """Histories that come to all places below."""
 
 
@@ -39,7 +42,9 @@ def test_no_history_breaks_a_rule() -> None:
 
 @pytest.mark.clause("T47", "T50")
 def test_what_deaths_alone_leave_is_a_checkpoint_or_the_end_of_training() -> None:
-    """Deaths, second deaths in the dialogue, of coordinators too, and main threads that come out of nothing: no survivor is lost."""
+    """Deaths, second deaths in the dialogue, of coordinators too, and main threads that come out of
+    nothing: no survivor is lost.
+    """
     counts = told("--profile", "deaths", "--from", str(DEATHS_FIRST), "--seeds", str(DEATHS))
     print(counts)
     for reached in ("checkpoints", "second faults", "take-overs", "stand-ins"):
@@ -48,7 +53,9 @@ def test_what_deaths_alone_leave_is_a_checkpoint_or_the_end_of_training() -> Non
 
 @pytest.mark.clause("T75", "T76", "T77", "T80")
 def test_every_job_whose_ranks_are_replaced_trains_on_to_its_end() -> None:
-    """Processes, coordinators and connections go and come again, and each rank's newest process is the only one that runs."""
+    """Processes, coordinators and connections go and come again, and each rank's newest process is
+    the only one that runs.
+    """
     counts = told("--profile", "crew", "--from", str(CREW_FIRST), "--seeds", str(CREWS))
     print(counts)
     assert re.search(rf"^ *{CREWS}  jobs that trained on to the end", counts, re.MULTILINE)
@@ -63,5 +70,7 @@ def test_a_seed_is_a_history() -> None:
 
 @pytest.mark.parametrize("seed", [1169])
 def test_a_seed_that_once_broke_a_rule_does_not_any_more(seed: int) -> None:
-    """1169: a rank heard its coordinator over a connection that was gone, and waited for it for ever."""
+    """1169: a rank heard its coordinator over a connection that was gone, and waited for it for
+    ever.
+    """
     told("--seed", str(seed))

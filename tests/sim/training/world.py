@@ -1,4 +1,6 @@
-"""One history of a job: real coordinators, real members, and between them a wire that a seed decides about, in virtual time."""
+"""One history of a job: real coordinators, real members, and between them a wire that a seed
+decides about, in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,11 @@ FOR_GOOD = 0.3
 COORDINATORS = 3
 ELECTIONS = 0.4
 """Of histories, which begin with the end of whoever commands."""
-ANY, DEATHS, CREW = PROFILES = ("any", "deaths", "crew")
-"""What happens in a history: whatever can; deaths alone, of which a job can save all, and then it has to; or its ranks are replaced."""
+PROFILES = ("any", "deaths", "crew")
+ANY, DEATHS, CREW = PROFILES
+"""What happens in a history: whatever can; deaths alone, of which a job can save all, and then it
+has to; or its ranks are replaced.
+"""
 SAVES_S = {ANY: 5.0, DEATHS: 60.0, CREW: 0.0}
 """So long a rank writes, at most."""
 IN_C_S = 40.0
@@ -55,7 +60,9 @@ class _Witness(Witness):
 
     def __init__(self, directory: Path, claim_s: float, chance: random.Random) -> None:
         super().__init__(directory, claim_s)
-        self._place, self._most_s, self._chance = directory, claim_s, chance
+        self._place = directory
+        self._most_s = claim_s
+        self._chance = chance
 
     async def owner(self, claimant: Claimant, generation: int) -> Claimant | None:
         takes_s = self._chance.uniform(0.0, 1.2 * self._most_s)
@@ -87,10 +94,12 @@ class _Coordinator(Coordinator):
         self, settings: Settings, world: World, successors: Successors | None = None
     ) -> None:
         super().__init__(settings, successors)
-        self.world, self.number = world, settings.number
+        self.world = world
+        self.number = settings.number
         self.ends: dict[object, Ends] = {}
         made = _Connected(settings.job, settings.number, self._phases)
-        made.oracles, made.number = world.oracles, settings.number
+        made.oracles = world.oracles
+        made.number = settings.number
         self._connected = self._elections._connected = made
         self._witness = self._elections._witness = world.witness
         self.address = f"coordinator:{settings.number}"
@@ -172,7 +181,9 @@ class World:
         without: frozenset[int] = frozenset(),
     ) -> None:
         """`without`: harms that are left out, by their numbers."""
-        self.seed, self.job, self.profile = seed, "job", profile
+        self.seed = seed
+        self.job = "job"
+        self.profile = profile
         self._without = without
         self.harms = 0
         """So many there were, with those that were left out."""
@@ -396,9 +407,12 @@ class World:
         self._own_exception()
 
     def _elected_and_gone(self) -> None:
-        """Who is elected dies, and so does a rank; another one hears all of it afterwards, and is needed for the next election."""
+        """Who is elected dies, and so does a rank; another one hears all of it afterwards, and is
+        needed for the next election.
+        """
         self._let_commander_die()
-        rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(1.0, 3.0)
+        rank = self._chance.choice(self.ranks)
+        for_s = self._chance.uniform(1.0, 3.0)
         self._silence(
             f"rank {rank.number} hears nothing",
             for_s,
@@ -430,7 +444,8 @@ class World:
             self.oracles.leaves(rank.number, str(rank.ended), may_lack=may_lack)
 
     def _stop_rank(self) -> None:
-        rank, for_s = self._chance.choice(self.ranks), self._chance.uniform(*HOLDS_S)
+        rank = self._chance.choice(self.ranks)
+        for_s = self._chance.uniform(*HOLDS_S)
         if self._chance.random() < FOR_GOOD and rank.ended is None:
             self._act(f"rank {rank.number} stands still for good", lambda: rank.pause(LATEST_S))
         else:
@@ -443,7 +458,8 @@ class World:
         self._act(f"cut: {who}", ends.cut)
 
     def _hold(self) -> None:
-        (who, ends), for_s = self._chance.choice(self.connections), self._chance.uniform(*HOLDS_S)
+        (who, ends) = self._chance.choice(self.connections)
+        for_s = self._chance.uniform(*HOLDS_S)
         until = trio.current_time() + for_s
         self._act(f"silent for {for_s:.1f} s: {who}", lambda: ends.hold(until))
 

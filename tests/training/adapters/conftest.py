@@ -1,4 +1,6 @@
-"""What needs frameworks: collected by the interpreter that has them all (`tests/training/test_adapters.py` runs it)."""
+"""What needs frameworks: collected by the interpreter that has them all
+(`tests/training/test_adapters.py` runs it).
+"""
 
 from __future__ import annotations
 

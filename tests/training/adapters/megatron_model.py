@@ -1,6 +1,7 @@
 """The smallest models of Megatron-Core's own layers.
 
-A tensor-parallel pair with a norm that all tensor-parallel ranks have, experts behind it, and one stage of that where there is a pipeline.
+A tensor-parallel pair with a norm that all tensor-parallel ranks have, experts behind it, and one
+stage of that where there is a pipeline.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class Pair(MegatronModule):  # type: ignore[misc]  # megatron is Any where types
 
 
 class Network(MegatronModule):  # type: ignore[misc]
-    """Tokens in and out: sequence, batch, `width`. `stage`: which one of a pipeline; names have its number."""
+    """Tokens in and out: sequence, batch, `width`.
+
+    `stage`: which one of a pipeline; names have its number.
+    """
 
     def __init__(self, config: Any, width: int, stage: int) -> None:
         super().__init__(config)
@@ -47,11 +51,9 @@ class Network(MegatronModule):  # type: ignore[misc]
             )
         self.from_before: Any = None
         self.model_type = ModelType.encoder_or_decoder
-        self.pre_process, self.post_process, self.share_embeddings_and_output_weights = (
-            stage == 0,
-            True,
-            False,
-        )
+        self.pre_process = stage == 0
+        self.post_process = True
+        self.share_embeddings_and_output_weights = False
 
     def set_input_tensor(self, values: Any) -> None:
         """What the stage before has sent."""

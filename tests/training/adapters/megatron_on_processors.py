@@ -1,6 +1,9 @@
-"""Megatron-Core without an accelerator: what it calls a device is this processor. Import it before Megatron.
+"""Megatron-Core without an accelerator: what it calls a device is this processor.
 
-Stands in for a device only: streams, events and memory of one. Optimizer, buffers, groups and checkpoints are Megatron's own.
+Import it before Megatron.
+
+Stands in for a device only: streams, events and memory of one. Optimizer, buffers, groups and
+checkpoints are Megatron's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""A script for `acpfs-run`: KIND DIRECTORY NOTES STEPS. Carries out the page's example of a framework, with a model, data and a loop.
+"""A script for `acpfs-run`: KIND DIRECTORY NOTES STEPS.
 
-Each update is noted in `NOTES/rank-N`: its number, the loss before it, a digest of parameters and optimizer state after it. Numbers come
-from the optimizer's own state, so that a run which goes on from a checkpoint says what it does again, and what it has left out.
+Carries out the page's example of a framework, with a model, data and a loop.
+
+Each update is noted in `NOTES/rank-N`: its number, the loss before it, a digest of parameters and
+optimizer state after it. Numbers come from the optimizer's own state, so that a run which goes on
+from a checkpoint says what it does again, and what it has left out.
 """
 
 from __future__ import annotations

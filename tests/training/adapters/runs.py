@@ -1,4 +1,7 @@
-"""Three runs of one script: without a fault, with one, and resumed by the framework's own loader. Ranks are forked, and die by SIGKILL."""
+"""Three runs of one script: without a fault, with one, and resumed by the framework's own loader.
+
+Ranks are forked, and die by SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from acpfs.training.messages import ExitStatus, Manifest
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import assert_same
 
-WORLD, STEPS, DIES = 3, 8, 5
+WORLD = 3
+STEPS = 8
+DIES = 5
 """Ranks, updates in all, and the update at which somebody dies."""
 
 
@@ -115,8 +120,9 @@ def assert_resumes(script: Script, place: Path, gasp: Path, whole: Path) -> Mani
 def assert_resumes_as_from(own: Path, script: Script, place: Path, gasp: Path) -> None:
     """It ends as a run from the framework's own checkpoint of that step does, bit for bit.
 
-    That one need not end as a run without any restart: DDP lays gradients out anew, in the order in which they came, behind a job's first
-    step, and with three ranks another place in a bucket may be another order of summing.
+    That one need not end as a run without any restart: DDP lays gradients out anew, in the order in
+    which they came, behind a job's first step, and with three ranks another place in a bucket may
+    be another order of summing.
     """
     assert verify(gasp).step in (DIES - 1, DIES)
     yardstick = place / "own"

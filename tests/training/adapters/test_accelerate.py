@@ -45,7 +45,8 @@ def script(rank: int, run: Run) -> Any:
     elsewhere = ProjectConfiguration(
         str(run.directory / "project"), automatic_checkpoint_naming=run.protected, total_limit=1
     )
-    accelerator, counter = Accelerator(cpu=True, project_config=elsewhere), Counter()
+    accelerator = Accelerator(cpu=True, project_config=elsewhere)
+    counter = Counter()
     torch.manual_seed(3)
     loader = DataLoader(
         TensorDataset(torch.randn(EPOCH * 3 * 2, WIDTH)), batch_size=2, shuffle=True

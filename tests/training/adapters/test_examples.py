@@ -1,4 +1,6 @@
-"""The examples of docs/TRAINING.md, as they stand: each block is carried out by two ranks, with the names that it takes for granted."""
+"""The examples of docs/TRAINING.md, as they stand: each block is carried out by two ranks, with the
+names that it takes for granted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from tests.training.ranks.forked import Ranks, join_group
 
 pytestmark = pytest.mark.long
 PAGE = (Path(__file__).parents[3] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
-DIRECTORY, WORLD = "/mnt/acp/run1", 2
+DIRECTORY = "/mnt/acp/run1"
+WORLD = 2
 BLOCKS = [
     block
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -163,7 +166,8 @@ def own_state() -> dict[str, Any]:
     from tests.training.adapters.test_own_state import Loop
 
     loop = Loop()
-    loop.compute = lambda rank: dist.all_reduce(loop.gradient)  # type: ignore[method-assign]  # the example hands it a batch
+    # the example hands it a batch
+    loop.compute = lambda rank: dist.all_reduce(loop.gradient)  # type: ignore[method-assign]
     return {"protect": protect, "loop": loop, "loader": range(2)}
 
 

@@ -1,4 +1,6 @@
-"""Whatever fails in acpfs, Lightning's loop ends as without it: with validation, checkpoints of its own, and gone on from one."""
+"""Whatever fails in acpfs, Lightning's loop ends as without it: with validation, checkpoints of its
+own, and gone on from one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Lightning: what survivors leave is a `.ckpt`, and `ckpt_path=` goes on from there as if nothing had been."""
+"""Lightning: what survivors leave is a `.ckpt`, and `ckpt_path=` goes on from there as if nothing
+had been.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from tests.training.adapters.runs import (
 from tests.training.ranks.jobs import BATCH, assert_same
 
 pytestmark = pytest.mark.long
-ACCUMULATED, EPOCHS = 2, 2
+ACCUMULATED = 2
+EPOCHS = 2
 BATCHES = STEPS * ACCUMULATED // EPOCHS
 
 
@@ -35,14 +38,16 @@ class Batches:
     """A loader that can say where it is."""
 
     def __init__(self) -> None:
-        self.epoch, self.position = 0, 0
+        self.epoch = 0
+        self.position = 0
 
     def __len__(self) -> int:
         return BATCHES
 
     def __iter__(self) -> Iterator[Any]:
         if self.position == BATCHES:
-            self.epoch, self.position = self.epoch + 1, 0
+            self.epoch = self.epoch + 1
+            self.position = 0
         while self.position < BATCHES:
             self.position += 1
             made = torch.Generator().manual_seed(
@@ -54,7 +59,8 @@ class Batches:
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, value: dict[str, Any]) -> None:
-        self.epoch, self.position = value["epoch"], value["position"]
+        self.epoch = value["epoch"]
+        self.position = value["position"]
 
 
 class Module(LightningModule):  # type: ignore[misc]  # lightning is Any where types are checked
@@ -76,7 +82,8 @@ class Module(LightningModule):  # type: ignore[misc]  # lightning is Any where t
 
 class Points(Callback):  # type: ignore[misc]  # lightning is Any where types are checked
     def __init__(self, rank: int, run: Run) -> None:
-        self.rank, self.run = rank, run
+        self.rank = rank
+        self.run = run
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int

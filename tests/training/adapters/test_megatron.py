@@ -1,4 +1,6 @@
-"""Megatron-Core's distributed optimizer with two instances: ranks die, and Megatron's own loader goes on from what the others leave."""
+"""Megatron-Core's distributed optimizer with two instances: ranks die, and Megatron's own loader
+goes on from what the others leave.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from tests.training.ranks.jobs import assert_same
 
 megatron = pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.long
-WORLD, STEPS, DIES, WIDTH, TOKENS = 4, 8, 5, 16, 4
+WORLD = 4
+STEPS = 8
+DIES = 5
+WIDTH = 16
+TOKENS = 4
 EXPERTS: dict[str, Any] = {
     "num_moe_experts": 4,
     "moe_ffn_hidden_size": 2 * WIDTH,
@@ -93,7 +99,8 @@ class Training:
         )
         stage = parallel_state.get_pipeline_model_parallel_rank()
         torch.manual_seed(5 + stage)
-        self.config, self.run = config, run
+        self.config = config
+        self.run = run
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=True, num_distributed_optimizer_instances=2
         )
@@ -115,9 +122,11 @@ class Training:
         )
         self.chain = self.optimizer.chained_optimizers
         assert len(self.chain) == (2 if run.experts else 1)
-        self.precision, self.done = run.precision, 0
+        self.precision = run.precision
+        self.done = 0
         self.at: Callable[[str], object] = str
-        self.part, self.parts = parallel_state.get_context_parallel_rank(), run.context
+        self.part = parallel_state.get_context_parallel_rank()
+        self.parts = run.context
         torch.manual_seed(100 + parallel_state.get_data_parallel_rank())
 
     def step(self) -> None:
@@ -175,7 +184,8 @@ class Training:
             == "dp_reshardable"
         )
         for one in self.chain:
-            one._init_optimizer_states_with_dummy_values()  # torch's Adam has none before its first step, and Megatron asks for it
+            # torch's Adam has none before its first step, and Megatron asks for it
+            one._init_optimizer_states_with_dummy_values()
         found = dist_checkpointing.load(self.sharded(is_loading=True), str(checkpoint))
         self.model.module.load_state_dict(found["model"])
         self.optimizer.load_state_dict(found["optimizer"])
@@ -296,7 +306,9 @@ def whole(run: Run, place: Path) -> Path:
 
 
 def gasp(run: Run, place: Path) -> Manifest:
-    """Ranks die; what the others leave is, in Megatron's loader, the state of a run without the fault, bit for bit."""
+    """Ranks die; what the others leave is, in Megatron's loader, the state of a run without the
+    fault, bit for bit.
+    """
     expecting = whole(run, place)
     end(
         run,
@@ -348,7 +360,9 @@ def test_with_tensor_parallelism(tmp_path: Path, place: Path, dies: dict[int, st
     ],
 )
 def test_two_groups_of_experts(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
-    """`cast` and `gathered` lie between the optimizers of everything else and of experts, when that of the first dies."""
+    """`cast` and `gathered` lie between the optimizers of everything else and of experts, when that
+    of the first dies.
+    """
     manifest = gasp(Run(tmp_path / "run", experts=4, dies=dies), place)
     assert set(manifest.cover) == {"ranks-0-2", "ranks-1-3"}
 

@@ -1,4 +1,6 @@
-"""Megatron-Core's distributed optimizer with two instances: a rank is replaced, and the job ends as one without a fault."""
+"""Megatron-Core's distributed optimizer with two instances: a rank is replaced, and the job ends as
+one without a fault.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,16 @@ def step_of(training: Training, number: int) -> None:
 
 
 def train(run: Any, place: Path, layout: Run, process: int) -> None:
-    """As a script is: groups and model are made inside. The page's example is what makes and restores them."""
+    """As a script is: groups and model are made inside.
+
+    The page's example is what makes and restores them.
+    """
     from megatron.core import parallel_state
 
     warnings.simplefilter("ignore")
     made: list[Training] = []
-    number, rank = 0, run.rank
+    number = 0
+    rank = run.rank
 
     def setup() -> tuple[Any, Any, Any, int]:
         made.append(Training(rank, layout))

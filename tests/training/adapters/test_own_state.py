@@ -22,7 +22,8 @@ from tests.training.adapters.runs import (
 )
 
 pytestmark = pytest.mark.long
-RATE, MOMENTUM = 0.1, 0.9
+RATE = 0.1
+MOMENTUM = 0.9
 
 
 class Loop:
@@ -30,11 +31,9 @@ class Loop:
 
     def __init__(self) -> None:
         torch.manual_seed(5)
-        self.weight, self.velocity, self.done = (
-            torch.randn(WIDTH, WIDTH),
-            torch.zeros(WIDTH, WIDTH),
-            0,
-        )
+        self.weight = torch.randn(WIDTH, WIDTH)
+        self.velocity = torch.zeros(WIDTH, WIDTH)
+        self.done = 0
         self.gradient = torch.zeros(WIDTH, WIDTH)
 
     def state(self) -> dict[str, Any]:
@@ -61,7 +60,9 @@ class Loop:
 
     def load(self, path: Path) -> None:
         found = torch.load(path, weights_only=True)
-        self.weight, self.velocity, self.done = found["weight"], found["velocity"], found["done"]
+        self.weight = found["weight"]
+        self.velocity = found["velocity"]
+        self.done = found["done"]
         torch.set_rng_state(found["random"])
 
 

@@ -1,4 +1,6 @@
-"""Each framework with `acpfs-run`, through a mount: ranks are killed at random, and every update is that of a run without a fault."""
+"""Each framework with `acpfs-run`, through a mount: ranks are killed at random, and every update is
+that of a run without a fault.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ REPOSITORY = Path(__file__).parents[3]
 DEPENDENCIES_PYTHON = os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.executable)
 LIBRARIES = Path(pytest.__file__).parents[1]
 WORLDS = {"megatron": 4}
-"""Ranks; two copies of two shards. The others have two: with more, DDP sums in another order behind a restart (docs/TRAINING.md)."""
+"""Ranks; two copies of two shards.
+
+The others have two: with more, DDP sums in another order behind a restart (docs/TRAINING.md).
+"""
 IMPORTS = {
     "trainer": "torch,transformers",
     "lightning": "torch,lightning.pytorch",
     "accelerate": "torch,accelerate",
     "megatron": "torch",
 }
-KILLS, STEPS = 20, 200
+KILLS = 20
+STEPS = 200
 BEFORE_THE_END = 5
 """So many updates: a rank that is killed then still has a job to be missing in."""
 SOON_S = 0.05
@@ -46,8 +52,11 @@ class Recipe:
     def __init__(
         self, kind: str, mount: AcpfsMount, place: Path, steps: int, kills: int = 0
     ) -> None:
-        self.kind, self.world, self.steps = kind, WORLDS.get(kind, 2), steps
-        self.notes, self.log = place / "notes", place / "log"
+        self.kind = kind
+        self.world = WORLDS.get(kind, 2)
+        self.steps = steps
+        self.notes = place / "notes"
+        self.log = place / "log"
         self.notes.mkdir(parents=True)
         site = place / "site"
         site.mkdir()
@@ -108,8 +117,11 @@ class Recipe:
         )
 
     def killed_at(self, update: int, rank: int, delay_s: float, attempt: int) -> None:
-        """A moment after this update, in the attempt that the kills before have led to: a process that has saved may have left by then."""
-        deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+        """A moment after this update, in the attempt that the kills before have led to: a process
+        that has saved may have left by then.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        pause = threading.Event()
         while (
             not (lines := self.lines(rank))
             or lines[-1]["update"] < update
@@ -135,7 +147,9 @@ def whole(kind: str, mount: AcpfsMount, place: Path, steps: int) -> list[dict[in
 
 
 def assert_equals(run: Recipe, expected: list[dict[int, Line]]) -> None:
-    """Whatever any process of a rank has done is what the same rank does without a fault; nothing is left out, and the end is the same."""
+    """Whatever any process of a rank has done is what the same rank does without a fault; nothing
+    is left out, and the end is the same.
+    """
     seen: set[int] = set()
     for rank, lines in enumerate(expected):
         found = run.lines(rank)

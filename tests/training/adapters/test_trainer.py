@@ -1,4 +1,6 @@
-"""transformers' Trainer: what survivors leave is its own checkpoint, and it goes on from there as if nothing had been."""
+"""transformers' Trainer: what survivors leave is its own checkpoint, and it goes on from there as
+if nothing had been.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ from tests.training.adapters.runs import STEPS, Run, assert_resumes, with_fault,
 from tests.training.ranks.jobs import assert_same
 
 pytestmark = pytest.mark.long
-LENGTH, SEQUENCES = 6, 18
+LENGTH = 6
+SEQUENCES = 18
 
 
 class Points(TrainerCallback):  # type: ignore[misc]  # transformers is Any where types are checked
     def __init__(self, rank: int, run: Run) -> None:
-        self.rank, self.run = rank, run
+        self.rank = rank
+        self.run = run
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.run.at(self.rank, "begin", state.global_step + 1)
@@ -36,7 +40,9 @@ class Points(TrainerCallback):  # type: ignore[misc]  # transformers is Any wher
 
 
 def script(rank: int, run: Run) -> Any:
-    """Dropout, accumulation, an epoch that it does not divide, and a checkpoint at each step where no fault is to come."""
+    """Dropout, accumulation, an epoch that it does not divide, and a checkpoint at each step where
+    no fault is to come.
+    """
     torch.manual_seed(3)
     tokens = torch.randint(0, 32, (SEQUENCES, LENGTH))
     data = [{"input_ids": row, "labels": row} for row in tokens]

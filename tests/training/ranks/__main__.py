@@ -1,4 +1,7 @@
-"""pytest under the interpreter that has torch. Arguments: a directory with pytest and what acpfs depends on, then pytest's own."""
+"""pytest under the interpreter that has torch.
+
+Arguments: a directory with pytest and what acpfs depends on, then pytest's own.
+"""
 
 import os
 import sys

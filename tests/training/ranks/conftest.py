@@ -1,4 +1,6 @@
-"""What needs torch: collected by the interpreter that has it (`tests/training/test_ranks.py` runs it)."""
+"""What needs torch: collected by the interpreter that has it (`tests/training/test_ranks.py` runs
+it).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A script for `acpfs-run`: LIBRARIES DIRECTORY. Rank 1 kills itself when all is done, the others have ended, and the launcher knows it."""
+"""A script for `acpfs-run`: LIBRARIES DIRECTORY.
+
+Rank 1 kills itself when all is done, the others have ended, and the launcher knows it.
+"""
 
 import os
 import select
@@ -24,7 +27,8 @@ def die_last(_: Member) -> None:
 
 
 if __name__ == "__main__":
-    rank, process = os.environ["RANK"], int(os.environ["ACPFS_GENERATION"])
+    rank = os.environ["RANK"]
+    process = int(os.environ["ACPFS_GENERATION"])
     (DIRECTORY / f"pid-{rank}").write_text(str(os.getpid()))
     if rank == "1" and process == 0:
         setattr(Member, "end", die_last)  # noqa: B010  # to mypy a method is nothing that changes

@@ -1,4 +1,6 @@
-"""A job with a data parallel group of all ranks, and one for each of two experts; everything of it is a DTensor."""
+"""A job with a data parallel group of all ranks, and one for each of two experts; everything of it
+is a DTensor.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from tests.training.ranks.jobs import BATCH, WIDTH, Job, decay
 
 
-class Gathered(torch.autograd.Function):  # type: ignore[misc]  # torch is Any where types are checked
+# torch is Any where types are checked
+class Gathered(torch.autograd.Function):  # type: ignore[misc]
     """Tokens of all ranks of a group."""
 
     @staticmethod
     def forward(context: Any, tokens: Any, group: Any) -> Any:
-        context.group, context.count = group, len(tokens)
+        context.group = group
+        context.count = len(tokens)
         found = [torch.empty_like(tokens) for _ in range(dist.get_world_size(group))]
         dist.all_gather(found, tokens.contiguous(), group=group)
         return torch.cat(found)
@@ -50,11 +54,14 @@ class Summed(torch.autograd.Function):  # type: ignore[misc]  # the same
 
 
 class Expert(torch.nn.Module):  # type: ignore[misc]  # the same
-    """One of two, each in two ranks: it has every second token of the two ranks that have both experts together."""
+    """One of two, each in two ranks: it has every second token of the two ranks that have both
+    experts together.
+    """
 
     def __init__(self, mesh: Any) -> None:
         super().__init__()
-        self._group, self._place = mesh["expert"].get_group(), mesh["expert"].get_local_rank()
+        self._group = mesh["expert"].get_group()
+        self._place = mesh["expert"].get_local_rank()
         torch.manual_seed(9)
         self.weight = torch.nn.Parameter(
             distribute_tensor(torch.randn(2, WIDTH, WIDTH) / WIDTH, mesh, [Replicate(), Shard(0)])
@@ -82,7 +89,9 @@ class Dense(torch.nn.Module):  # type: ignore[misc]  # the same
 
 
 class Mixture(Job):
-    """Gradients of dense parameters are reduced over all ranks, those of an expert over the ranks that have it."""
+    """Gradients of dense parameters are reduced over all ranks, those of an expert over the ranks
+    that have it.
+    """
 
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
         torch.manual_seed(1000 * number + dist.get_rank())

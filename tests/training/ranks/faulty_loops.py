@@ -1,4 +1,5 @@
-"""One loop again and again, on two ranks: each function of acpfs that it reaches fails once, in one of them.
+"""One loop again and again, on two ranks: each function of acpfs that it reaches fails once, in one
+of them.
 
 The loop has to end as without.
 """
@@ -19,11 +20,16 @@ from acpfs.training.protection import Protection
 from tests.training.injection import Coordinator, Path_, Seen
 from tests.training.ranks.forked import Ranks, join_group
 
-WORLD, FAILS, UPDATES = 2, 1, 2
+WORLD = 2
+FAILS = 1
+UPDATES = 2
 """Ranks, the one in which acpfs fails, and updates of a loop."""
 Values = list[Any]
 Trains = Callable[[Path], Values]
-"""A script as it is with a framework: trains to its end, and gives what has to be equal. The directory is its own."""
+"""A script as it is with a framework: trains to its end, and gives what has to be equal.
+
+The directory is its own.
+"""
 
 
 def agreed(value: Any) -> Any:
@@ -68,7 +74,9 @@ def assert_values(found: Values, expected: Values, when: str) -> None:
 
 @contextlib.contextmanager
 def begun_with(seen: Seen) -> Iterator[list[Coordinator]]:
-    """From where protection begins in here, acpfs fails as `seen` says; the coordinators that it had."""
+    """From where protection begins in here, acpfs fails as `seen` says; the coordinators that it
+    had.
+    """
     coordinators: list[Coordinator] = []
     entering = Protection.__enter__
 
@@ -78,7 +86,8 @@ def begun_with(seen: Seen) -> Iterator[list[Coordinator]]:
         sys.setprofile(seen)
         return protection
 
-    setattr(Protection, "__enter__", enter)  # noqa: B010  # to mypy a method is nothing that changes
+    # to mypy a method is nothing that changes
+    setattr(Protection, "__enter__", enter)  # noqa: B010
     try:
         yield coordinators
     finally:

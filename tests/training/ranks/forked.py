@@ -1,9 +1,13 @@
-"""Ranks forked from this process, which has torch imported: one starts in some milliseconds. Real gloo, real SIGKILL, always reaped.
+"""Ranks forked from this process, which has torch imported: one starts in some milliseconds.
 
-What a first optimizer or layout imports in a rank is imported here: it takes a rank seconds of a processor, and thousands are forked.
+Real gloo, real SIGKILL, always reaped.
 
-A rank leads a process group, and what it leaves there is killed when it has ended: Megatron-Core's managers outlive a rank that was killed.
-Coordinators have sessions of their own. Ranks end with this process.
+What a first optimizer or layout imports in a rank is imported here: it takes a rank seconds of a
+processor, and thousands are forked.
+
+A rank leads a process group, and what it leaves there is killed when it has ended: Megatron-Core's
+managers outlive a rank that was killed. Coordinators have sessions of their own. Ranks end with
+this process.
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ class Ranks:
 
     def __init__(self, world: int, directory: Path, main: Main) -> None:
         """`directory`: where each rank's output goes, `rank-N.log`."""
-        self.world, self.directory = world, directory
+        self.world = world
+        self.directory = directory
         self._main = main
         self.pids: dict[int, int] = {}
         self._statuses: dict[int, int] = {}

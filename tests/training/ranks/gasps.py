@@ -1,4 +1,6 @@
-"""A job whose ranks are killed at points by name, and what its gasp is compared with: the same job without a fault, step by step."""
+"""A job whose ranks are killed at points by name, and what its gasp is compared with: the same job
+without a fault, step by step.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ from acpfs.training.messages import ExitStatus, Manifest
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import JOBS, WITH_OWN_GATE, Clipped, Job, assert_same, whole
 
-WORLD, STEPS, DIES = 4, 8, 5
+WORLD = 4
+STEPS = 8
+DIES = 5
 """Ranks, updates of the whole loop, and the update at which somebody dies."""
 KINDS = {**JOBS, **WITH_OWN_GATE}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`ranks`: rank → point at which it kills itself, in update `DIES` where the point is one of an update."""
+    """`ranks`: rank → point at which it kills itself, in update `DIES` where the point is one of an
+    update.
+    """
 
     kind: str
     ranks: Mapping[int, str]
@@ -120,10 +126,8 @@ def assert_same_as_without(fault: Fault, directory: Path, yardsticks: Path) -> M
     assert not manifest.differing
     path = yardsticks / f"found-{name}.pt"
     dcp_to_torch_save(directory / name, path)
-    found, expected = (
-        torch.load(path, weights_only=True),
-        torch.load(yardsticks / f"{fault.kind}-{manifest.step}.pt", weights_only=True),
-    )
+    found = torch.load(path, weights_only=True)
+    expected = torch.load(yardsticks / f"{fault.kind}-{manifest.step}.pt", weights_only=True)
     for state in (found, expected):  # of ranks with different parameters any may name its own first
         for group in state["optim"]["param_groups"]:
             group["params"].sort()

@@ -1,4 +1,6 @@
-"""Small trainings whose every number is known: layouts with copies, and their state at each step without a fault."""
+"""Small trainings whose every number is known: layouts with copies, and their state at each step
+without a fault.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from acpfs.training.torch.replicated_zero import ReplicatedZero
 
-WIDTH, BATCH = 16, 4
+WIDTH = 16
+BATCH = 4
 
 
 @dataclass
@@ -42,7 +45,10 @@ class Job:
         return [self.optimizer]
 
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
-        """Forward, backward, update `number`; random numbers of each rank take part. `at`: called at points by name."""
+        """Forward, backward, update `number`; random numbers of each rank take part.
+
+        `at`: called at points by name.
+        """
         torch.manual_seed(1000 * number + dist.get_rank() // self.alike)
         batch = torch.randn(BATCH, WIDTH)
         at("forward")
@@ -148,9 +154,11 @@ def tensor_parallel() -> Job:
 
 @dataclass
 class WithExperts(Job):
-    """Two groups of experts: each token goes to one of two experts, which live in two ranks that exchange tokens.
+    """Two groups of experts: each token goes to one of two experts, which live in two ranks that
+    exchange tokens.
 
-    Experts have an optimizer of their own, and one data parallel group each, beside that of everything else.
+    Experts have an optimizer of their own, and one data parallel group each, beside that of
+    everything else.
     """
 
     experts: Any = None
@@ -193,11 +201,14 @@ class Expert(torch.nn.Module):  # type: ignore[misc]  # torch is not there where
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]
-    """One expert per rank of `group`; the half of the tokens that a router likes best goes to the second one."""
+    """One expert per rank of `group`; the half of the tokens that a router likes best goes to the
+    second one.
+    """
 
     def __init__(self, group: Any, name: str, weight: Any) -> None:
         super().__init__()
-        self.group, self.name = group, name
+        self.group = group
+        self.name = name
         self.router = torch.nn.Linear(WIDTH, 1)
         self.experts = torch.nn.ModuleDict({name: Expert(weight)})
 
@@ -233,7 +244,8 @@ def experts_plain() -> WithExperts:
     """Experts are plain tensors that DDP ignores; the loop reduces their gradients itself."""
     rank = dist.get_rank()
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
-    exchange, copies = groups[rank // 2], groups[2 + rank % 2]
+    exchange = groups[rank // 2]
+    copies = groups[2 + rank % 2]
     torch.manual_seed(7)
     weights = torch.randn(2, WIDTH, WIDTH)
     layer = Experts(exchange, f"number-{rank % 2}", weights[rank % 2].clone())
@@ -256,7 +268,9 @@ def experts_plain() -> WithExperts:
 
 
 def experts_on_meshes() -> WithExperts:
-    """Everything but experts is sharded over two ranks and has two copies; each expert is whole in two ranks."""
+    """Everything but experts is sharded over two ranks and has two copies; each expert is whole in
+    two ranks.
+    """
     dense_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "expert"))
     torch.manual_seed(7)
@@ -272,12 +286,15 @@ def experts_on_meshes() -> WithExperts:
 
 @dataclass
 class Stage(Job):
-    """One of two pipeline stages, each of which has two ranks: a batch goes through both, and its gradient back."""
+    """One of two pipeline stages, each of which has two ranks: a batch goes through both, and its
+    gradient back.
+    """
 
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
         rank = dist.get_rank()
         torch.manual_seed(1000 * number + rank // 2)
-        batch, between = torch.randn(BATCH, WIDTH), torch.empty(BATCH, WIDTH)
+        batch = torch.randn(BATCH, WIDTH)
+        between = torch.empty(BATCH, WIDTH)
         at("forward")
         self.optimizer.zero_grad()
         if rank % 2:

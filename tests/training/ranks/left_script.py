@@ -1,4 +1,7 @@
-"""A script for `acpfs-run`: LIBRARIES DIRECTORY. In update 5 a rank is stuck, and has the only copy of its shard."""
+"""A script for `acpfs-run`: LIBRARIES DIRECTORY.
+
+In update 5 a rank is stuck, and has the only copy of its shard.
+"""
 
 import os
 import sys

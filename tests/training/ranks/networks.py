@@ -1,4 +1,6 @@
-"""Hosts with a network of their own: a network namespace for each node, on one bridge, whose cables can be pulled."""
+"""Hosts with a network of their own: a network namespace for each node, on one bridge, whose cables
+can be pulled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A script for launchers of several nodes: LIBRARIES DIRECTORY. In update 5 rank 0 kills its node: launcher, coordinator, ranks, itself."""
+"""A script for launchers of several nodes: LIBRARIES DIRECTORY.
+
+In update 5 rank 0 kills its node: launcher, coordinator, ranks, itself.
+"""
 
 import contextlib
 import json

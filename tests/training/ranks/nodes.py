@@ -1,4 +1,6 @@
-"""Two nodes on one machine: two mounts with different ids over one directory, and half of the ranks saves through each."""
+"""Two nodes on one machine: two mounts with different ids over one directory, and half of the ranks
+saves through each.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def node_of(rank: int) -> int:
 
 
 def on_nodes(mounts: Sequence[AcpfsMount], run: str, cables: Networks | None = None) -> Site:
-    """Ranks that are replaced, through one mount or half of them through each of two; with cables, each half has a network of its own."""
+    """Ranks that are replaced, through one mount or half of them through each of two; with cables,
+    each half has a network of its own.
+    """
 
     def node(rank: int) -> int:
         return node_of(rank) if len(mounts) > 1 else 0
@@ -66,8 +70,11 @@ def ranks_on(stand: Stand, fault: Fault, directory: Path, **settings: Any) -> It
 
 
 def coordinators(mount: AcpfsMount, run: str = "") -> dict[int, int]:
-    """Number → process, of those that this node's ranks started; `run`: for jobs that save in a directory of this name."""
-    marker, found = f"{ENVIRONMENT_VARIABLE}={mount.runtime_dir}".encode(), {}
+    """Number → process, of those that this node's ranks started; `run`: for jobs that save in a
+    directory of this name.
+    """
+    marker = f"{ENVIRONMENT_VARIABLE}={mount.runtime_dir}".encode()
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):

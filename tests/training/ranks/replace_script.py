@@ -1,4 +1,7 @@
-"""A script for `acpfs-run`: LIBRARIES DIRECTORY. The rank that is in nobody's place kills itself in update 5 where it is number 1."""
+"""A script for `acpfs-run`: LIBRARIES DIRECTORY.
+
+The rank that is in nobody's place kills itself in update 5 where it is number 1.
+"""
 
 import os
 import sys

@@ -1,9 +1,11 @@
-"""A storm of faults in jobs that go on: each round is one job through one or two mounts, in which something happens at random moments.
+"""A storm of faults in jobs that go on: each round is one job through one or two mounts, in which
+something happens at random moments.
 
-Ranks die, two at a time too, or stop; a coordinator dies; of a mount the worker or the supervisor dies; the storage hangs or is slow; the
-cable between two nodes is pulled. What a round must leave: the job has ended in order, everything is, bit for bit, as without a fault, and
-the snapshot in the mount is whole. Where both copies of a shard died together the job went on from the snapshot, which changes nothing of
-that. Rounds are drawn from a seed; one that fails keeps its directory.
+Ranks die, two at a time too, or stop; a coordinator dies; of a mount the worker or the supervisor
+dies; the storage hangs or is slow; the cable between two nodes is pulled. What a round must leave:
+the job has ended in order, everything is, bit for bit, as without a fault, and the snapshot in the
+mount is whole. Where both copies of a shard died together the job went on from the snapshot, which
+changes nothing of that. Rounds are drawn from a seed; one that fails keeps its directory.
 """
 
 from __future__ import annotations
@@ -31,15 +33,17 @@ from tests.training.ranks.nodes import coordinators, on_nodes
 from tests.training.ranks.replaced import WORLD, Plan, Replaced, run_job
 
 KINDS = ("hsdp", "zero", "ddp", "tensor", "expert groups")
-STEPS, SNAPSHOT_AT = 60, 5
-ONE, TWO, STOPPED, COORDINATOR = "a rank", "two ranks", "a rank is stopped", "the coordinator"
-WORKER, SUPERVISOR, HUNG, SLOW, CUT = (
-    "the mount's worker",
-    "the mount's supervisor",
-    "the storage hangs",
-    "the storage is slow",
-    "a cable",
-)
+STEPS = 60
+SNAPSHOT_AT = 5
+ONE = "a rank"
+TWO = "two ranks"
+STOPPED = "a rank is stopped"
+COORDINATOR = "the coordinator"
+WORKER = "the mount's worker"
+SUPERVISOR = "the mount's supervisor"
+HUNG = "the storage hangs"
+SLOW = "the storage is slow"
+CUT = "a cable"
 HOW_OFTEN = {
     ONE: 12,
     TWO: 5,
@@ -55,7 +59,9 @@ PAUSE_S = 2.5
 """Between two faults, at most; the first comes when the snapshot is there."""
 FAULTS_PER_JOB = 6
 WHILE_S = 10.0
-"""So long, at most, a storage hangs or a cable is out: some are shorter and some longer than a member may be silent."""
+"""So long, at most, a storage hangs or a cable is out: some are shorter and some longer than a
+member may be silent.
+"""
 SLOWLY_S = 0.3
 """For each call."""
 ROUND_S = 300.0
@@ -66,7 +72,9 @@ DAEMON = {WORKER, SUPERVISOR}
 
 
 class Weather:
-    """What passes by itself: at most one of each at a time, ended at the latest when a round is over."""
+    """What passes by itself: at most one of each at a time, ended at the latest when a round is
+    over.
+    """
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[float, Callable[[], object]]] = {}
@@ -105,7 +113,10 @@ class Round:
 
 
 class Scene:
-    """Two mounts over one storage, each with a network of its own where there can be one. A context manager."""
+    """Two mounts over one storage, each with a network of its own where there can be one.
+
+    A context manager.
+    """
 
     def __init__(self, directory: Path, python: str) -> None:
         self.cables = None if Networks.missing() else Networks(2)
@@ -172,7 +183,8 @@ class ReplaceStorm:
             self._round(one, chance)
 
     def _round(self, one: Round, chance: random.Random) -> None:
-        began, weather = time.monotonic(), Weather()
+        began = time.monotonic()
+        weather = Weather()
         one.directory.mkdir()
         site = on_nodes(
             self.scene.mounts[: one.nodes], one.name, self.scene.cables if one.nodes > 1 else None
@@ -208,7 +220,8 @@ class ReplaceStorm:
             return
         shutil.rmtree(one.directory)
         self.tell(
-            f"{self.faults.total()} faults, {time.monotonic() - began:.1f} s, {one}, processes {list(counts.values())}"
+            f"{self.faults.total()} faults, {time.monotonic() - began:.1f} s, {one}, processes "
+            f"{list(counts.values())}"
         )
 
     def _note_times(self, save: Path) -> None:
@@ -275,7 +288,10 @@ class ReplaceStorm:
     def told(self) -> str:
         """The result, in words."""
         what = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
-        return f"seed {self.seed}: {self.faults.total()} faults ({what}) in {self.jobs} jobs, {len(self.failed)} failed or ended wrong"
+        return (
+            f"seed {self.seed}: {self.faults.total()} faults ({what}) in {self.jobs} jobs, "
+            f"{len(self.failed)} failed or ended wrong"
+        )
 
 
 def send(pid: int | None, number: int) -> None:

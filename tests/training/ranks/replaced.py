@@ -1,4 +1,6 @@
-"""Ranks that are replaced: forked from this process, and forked again when they end otherwise than in order. Real gloo, real SIGKILL."""
+"""Ranks that are replaced: forked from this process, and forked again when they end otherwise than
+in order. Real gloo, real SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,14 @@ from tests.training.ranks.expert_groups import expert_groups
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same, whole
 
-WORLD, STEPS = 4, 8
+WORLD = 4
+STEPS = 8
 
 
 def steady(made: Callable[[], Job]) -> Callable[[], Job]:
-    """DDP lays its buckets out anew behind a model's first step, so one that was built again sums in another order: this one does not."""
+    """DDP lays its buckets out anew behind a model's first step, so one that was built again sums
+    in another order: this one does not.
+    """
 
     def build() -> Job:
         plain = DistributedDataParallel.__init__
@@ -58,7 +63,10 @@ RANDOM_LOST = "random numbers of this rank are lost with its buddy"
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in a job. `faults`: (rank, which process of that rank, point, update) → what the rank does there."""
+    """What happens in a job.
+
+    `faults`: (rank, which process of that rank, point, update) → what the rank does there.
+    """
 
     kind: str
     faults: Mapping[tuple[int, int, str, int], Callable[[Job | None], object]] = field(
@@ -95,7 +103,9 @@ def lose_memory(job: Job | None) -> None:
 
 def train(run: Any, plan: Plan, directory: Path, process: int) -> int:
     """As a script is."""
-    rank, number, made = run.rank, 0, list[Job]()
+    rank = run.rank
+    number = 0
+    made = list[Job]()
 
     def at(point: str) -> None:
         act = plan.faults.get((rank, process, point, number))
@@ -207,7 +217,10 @@ class Replaced(Ranks):
     def tend(
         self, turn: Callable[[], object] = lambda: None, timeout_s: float = DEADLINE_S
     ) -> dict[int, int]:
-        """Replace who dies until all have ended in order; how many processes each rank had. `turn` is called each 20 ms."""
+        """Replace who dies until all have ended in order; how many processes each rank had.
+
+        `turn` is called each 20 ms.
+        """
         deadline = time.monotonic() + timeout_s
         while len(self._statuses) < self.world:
             assert time.monotonic() < deadline, self.said()
@@ -234,7 +247,8 @@ class Replaced(Ranks):
     @contextlib.contextmanager
     def _watched(self) -> Iterator[select.poll]:
         """Readable when somebody has ended."""
-        waiting, opened = select.poll(), []
+        waiting = select.poll()
+        opened = []
         for rank in range(self.world):
             if rank not in self._statuses:
                 opened.append(os.pidfd_open(self.pids[rank]))
@@ -254,10 +268,11 @@ def run_job(
     timeout_s: float = DEADLINE_S,
     site: Site | None = None,
 ) -> dict[int, int]:
-    """A job to its end, whose state must be that of one without a fault; how many processes each rank had.
+    """A job to its end, whose state must be that of one without a fault; how many processes each
+    rank had.
 
-    But for the random numbers of a rank that says that they are lost with its buddy. That shows only behind a last step: all others begin
-    with a seed of their own.
+    But for the random numbers of a rank that says that they are lost with its buddy. That shows
+    only behind a last step: all others begin with a seed of their own.
     """
     expected = end_state(plan.kind, yardsticks, plan.steps)
     where = site or Site(lambda rank: tmp_path / "run")

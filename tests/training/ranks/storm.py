@@ -1,7 +1,9 @@
-"""A storm of kills: each round is one job, a fault at a random point, and perhaps something else that dies meanwhile.
+"""A storm of kills: each round is one job, a fault at a random point, and perhaps something else
+that dies meanwhile.
 
-What a round must leave: all survivors left with SAVED, and a whole checkpoint, equal bit for bit to the same job without a fault at its
-step, at most one step behind. Rounds are drawn from a seed; one that fails keeps its directory.
+What a round must leave: all survivors left with SAVED, and a whole checkpoint, equal bit for bit to
+the same job without a fault at its step, at most one step behind. Rounds are drawn from a seed; one
+that fails keeps its directory.
 """
 
 from __future__ import annotations
@@ -38,17 +40,19 @@ from tests.training.ranks.nodes import coordinators, node_of
 
 POINTS = ("forward", "backward", "reduce", "ready", "gated", "updating", "updated", "sent_round")
 LATER = ("stopping", "settling", "saving", "publishing", "published")
-NOTHING, SECOND, MOMENT, STOPPED, COORDINATOR, WORKER = (
-    "nothing",
-    "a second rank at a point",
-    "a second rank",
-    "SIGSTOP",
-    "the coordinator",
-    "the mount's worker",
-)
+NOTHING = "nothing"
+SECOND = "a second rank at a point"
+MOMENT = "a second rank"
+STOPPED = "SIGSTOP"
+COORDINATOR = "the coordinator"
+WORKER = "the mount's worker"
 ON_ONE = {NOTHING: 5, SECOND: 4, MOMENT: 4, STOPPED: 0.3}
 ON_TWO = {NOTHING: 3, SECOND: 2, MOMENT: 2, COORDINATOR: 3, WORKER: 3, STOPPED: 0.3}
-"""How often. After the coordinator's death more than half of the ranks must be left to elect the next one, so no second rank then."""
+"""How often.
+
+After the coordinator's death more than half of the ranks must be left to elect the next one, so no
+second rank then.
+"""
 ENDS_S = 300.0
 """A rank has not ended by then: only bounds what hangs."""
 DELAY_S = 0.6
@@ -70,12 +74,18 @@ class Round:
 
     def __str__(self) -> str:
         where = "two mounts" if self.nodes == 2 else "a directory"
-        return f"{self.number}: {self.kind} in {where}, {dict(self.fault.ranks)}, also {self.also} ({self.who}) after {self.delay_s:.2f} s"
+        return (
+            f"{self.number}: {self.kind} in {where}, {dict(self.fault.ranks)}, also {self.also} "
+            f"({self.who}) after {self.delay_s:.2f} s"
+        )
 
 
 def drawn(number: int, chance: random.Random, nodes: int) -> Round:
-    """Ranks whose numbers differ by an odd one hold different shards, so a cover is left of what the two leave."""
-    kind, first = chance.choice(sorted(JOBS)), chance.randrange(WORLD)
+    """Ranks whose numbers differ by an odd one hold different shards, so a cover is left of what
+    the two leave.
+    """
+    kind = chance.choice(sorted(JOBS))
+    first = chance.randrange(WORLD)
     who = (first + chance.choice([1, 3])) % WORLD
     weights = ON_ONE if nodes == 1 else ON_TWO
     also = chance.choices(list(weights), list(weights.values()))[0]
@@ -88,8 +98,9 @@ def drawn(number: int, chance: random.Random, nodes: int) -> Round:
 def drained(node: AcpfsMount) -> bool:
     """Whether all is in the storage; a worker that is just started again says nothing.
 
-    The guard keeps the checkpoints of rounds that are over for half an hour, because nothing newer lies beside them, and until they may go,
-    the other node's removals wait: so they are let go here.
+    The guard keeps the checkpoints of rounds that are over for half an hour, because nothing newer
+    lies beside them, and until they may go, the other node's removals wait: so they are let go
+    here.
     """
     with contextlib.suppress(Exception):
         node.ask("release")
@@ -145,7 +156,8 @@ class Storm:
                 self._round(one, stand)
 
     def _round(self, one: Round, stand: Stand) -> None:
-        directory, began = self.directory / f"round-{one.number}", time.monotonic()
+        directory = self.directory / f"round-{one.number}"
+        began = time.monotonic()
         directory.mkdir()
         save = stand.backings[0] / directory.name if one.nodes == 2 else directory / "run"
         try:

@@ -1,4 +1,6 @@
-"""What accelerate's schedulers do where a gasp is written; whole jobs with it are in `tests/training/adapters`."""
+"""What accelerate's schedulers do where a gasp is written; whole jobs with it are in
+`tests/training/adapters`.
+"""
 
 from __future__ import annotations
 

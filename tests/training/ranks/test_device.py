@@ -1,4 +1,7 @@
-"""A device whose memory is lost: what is asked of torch_npu, by a double. Nothing of this was run on a device."""
+"""A device whose memory is lost: what is asked of torch_npu, by a double.
+
+Nothing of this was run on a device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Trained tensors are what the last update has left, or become it again, or are in no checkpoint."""
+"""Trained tensors are what the last update has left, or become it again, or are in no
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +207,8 @@ def test_what_a_digest_of_copies_costs_is_said_once(
 ) -> None:
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(end_mark.log, "warning", lambda _, **fields: said.append(fields))
-    now, takes = [0.0], [0.04]
+    now = [0.0]
+    takes = [0.04]
 
     def digests() -> dict[str, str]:
         now[0] += takes[0]

@@ -14,7 +14,9 @@ SIZE = 3
 
 
 def _folds(rank: int, directory: Path) -> None:
-    """Ranks 0 and 2 share one model, 1 another; the parts of the first two are the other way round."""
+    """Ranks 0 and 2 share one model, 1 another; the parts of the first two are the other way
+    round.
+    """
     join_group(rank, 3, directory / "store")
     buffers = [torch.zeros(2 * SIZE, dtype=kind) for kind in (torch.bfloat16, torch.float32)]
     holders, own = ({1: 0, 0: 2}, 1 if rank == 0 else 0) if rank != 1 else ({0: 1}, 0)

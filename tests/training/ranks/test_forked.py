@@ -1,4 +1,6 @@
-"""What a rank leaves behind does not outlive it: a framework's helpers would keep its memory, and there are hundreds of tests."""
+"""What a rank leaves behind does not outlive it: a framework's helpers would keep its memory, and
+there are hundreds of tests.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A rank dies at a named point, and the survivors leave the last step, bit for bit as without the fault.
+"""A rank dies at a named point, and the survivors leave the last step, bit for bit as without the
+fault.
 
-Two layouts are in CI; each takes six seconds of processor time, so HSDP and the second death are not.
+Two layouts are in CI; each takes six seconds of processor time, so HSDP and the second death are
+not.
 """
 
 from __future__ import annotations

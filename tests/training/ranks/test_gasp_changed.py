@@ -1,4 +1,6 @@
-"""What a loop does to parameters beside its updates: a gasp has them as they were at the end of its step, in all ranks alike."""
+"""What a loop does to parameters beside its updates: a gasp has them as they were at the end of its
+step, in all ranks alike.
+"""
 
 from __future__ import annotations
 
@@ -82,11 +84,14 @@ def gasp_of(
 
 
 class Momentum(torch.nn.Module):  # type: ignore[misc]  # torch is not there where types are checked
-    """Keys follow queries in the forward pass, as in MoCo; or the loop moves them behind its update, as in BYOL."""
+    """Keys follow queries in the forward pass, as in MoCo; or the loop moves them behind its
+    update, as in BYOL.
+    """
 
     def __init__(self, move: Callable[[Any, Any], None] | None) -> None:
         super().__init__()
-        self.queries, self.keys = network(), network()
+        self.queries = network()
+        self.keys = network()
         self.keys.requires_grad_(False)
         self.move = move
 

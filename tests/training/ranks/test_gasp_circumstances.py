@@ -1,4 +1,6 @@
-"""What else a job meets: a real mount, torchrun, SIGTERM, a stopped rank, a bug in one rank, a script's own format, a dead coordinator."""
+"""What else a job meets: a real mount, torchrun, SIGTERM, a stopped rank, a bug in one rank, a
+script's own format, a dead coordinator.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def coordinators_of(directory: Path) -> list[str]:
 @pytest.mark.clause("T47")
 @pytest.mark.parametrize("kind", JOBS)
 def test_through_a_mount(tmp_path: Path, kind: str) -> None:
-    expected, fault = yardstick(kind, tmp_path), Fault(kind, {2: "gated"})
+    expected = yardstick(kind, tmp_path)
+    fault = Fault(kind, {2: "gated"})
     backing = tmp_path / "backing"
     backing.mkdir()
     with AcpfsMount(backing, tmp_path / "mount", "native", python=DEPENDENCIES_PYTHON) as mount:
@@ -77,11 +80,9 @@ def test_through_a_mount(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "hsdp"])
 def test_under_torchrun(tmp_path: Path, kind: str) -> None:
     """It sends SIGTERM to the survivors when it sees the death, and SIGKILL 30 seconds later."""
-    expected, fault, directory = (
-        yardstick(kind, tmp_path),
-        Fault(kind, {1: "backward"}),
-        tmp_path / "run",
-    )
+    expected = yardstick(kind, tmp_path)
+    fault = Fault(kind, {1: "backward"})
+    directory = tmp_path / "run"
     words = [
         sys.executable,
         "-m",
@@ -132,7 +133,8 @@ def _bug(rank: int, number: int) -> None:
 @pytest.mark.clause("T51")
 def test_a_bug_in_one_rank_and_a_format_of_ones_own(tmp_path: Path) -> None:
     """Nobody dies: the rank with the bug has its state, and says why it came."""
-    expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
+    expected = yardstick("ddp", tmp_path)
+    directory = tmp_path / "run"
     with Ranks(
         WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _bug, save=True)
     ) as ranks:
@@ -154,7 +156,8 @@ def _preempted(rank: int, number: int) -> None:
 
 @pytest.mark.clause("T51")
 def test_sigterm_to_everybody(tmp_path: Path) -> None:
-    expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
+    expected = yardstick("ddp", tmp_path)
+    directory = tmp_path / "run"
     with Ranks(
         WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _preempted)
     ) as ranks:
@@ -170,7 +173,8 @@ def _stopped(rank: int, number: int) -> None:
 @pytest.mark.clause("T44")
 def test_a_stopped_rank_is_lost_after_three_beats(tmp_path: Path) -> None:
     """The others wait for it in an all-reduce, and no connection ends by itself."""
-    expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
+    expected = yardstick("ddp", tmp_path)
+    directory = tmp_path / "run"
     with Ranks(
         WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", _stopped)
     ) as ranks:
@@ -193,7 +197,9 @@ def _without_coordinator(directory: Path) -> Callable[[int, int], None]:
 
 @pytest.mark.clause("T49")
 def test_no_coordinator_is_no_fault_and_no_protection(tmp_path: Path) -> None:
-    """Training goes on without it; a fault is then what it was before: everybody's own exception."""
+    """Training goes on without it; a fault is then what it was before: everybody's own
+    exception.
+    """
     directory = tmp_path / "run"
     during = _without_coordinator(directory)
     with Ranks(
@@ -224,7 +230,8 @@ def _with_a_standby(directory: Path) -> Callable[[int, int], None]:
 
 @pytest.mark.clause("T153")
 def test_on_one_node_the_coordinator_may_die_and_a_rank_after_it(tmp_path: Path) -> None:
-    expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
+    expected = yardstick("ddp", tmp_path)
+    directory = tmp_path / "run"
     during = _with_a_standby(directory)
     with Ranks(
         WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", during)

@@ -1,6 +1,8 @@
-"""The network between two nodes is cut: real torch ranks and coordinators in two network namespaces, a mount in each node.
+"""The network between two nodes is cut: real torch ranks and coordinators in two network
+namespaces, a mount in each node.
 
-Nobody dies: both halves live, hear nothing of each other, and have the whole state. One of them may save, and no more than one.
+Nobody dies: both halves live, hear nothing of each other, and have the whole state. One of them may
+save, and no more than one.
 """
 
 from __future__ import annotations

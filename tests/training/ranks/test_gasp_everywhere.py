@@ -36,5 +36,7 @@ def test_a_second_rank_dies_later(tmp_path: Path, yardsticks: Path, kind: str, l
 def test_an_update_that_was_left_between_two_optimizers(
     tmp_path: Path, yardsticks: Path, kind: str, dies: dict[int, str]
 ) -> None:
-    """As where parameters of the first one are sent round: that fails in the only one left with its shard, which does the rest alone."""
+    """As where parameters of the first one are sent round: that fails in the only one left with its
+    shard, which does the rest alone.
+    """
     assert gasp(Fault(kind, dies, shut_out={2: "between"}), tmp_path, yardsticks) == DIES

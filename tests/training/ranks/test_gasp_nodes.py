@@ -1,4 +1,6 @@
-"""Several nodes: real torch ranks over two mounts of one directory; a rank, a coordinator, a whole node dies."""
+"""Several nodes: real torch ranks over two mounts of one directory; a rank, a coordinator, a whole
+node dies.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,17 @@ def stand_over(tmp_path: Path) -> Stand:
 
 
 def ended(stand: Stand) -> None:
-    """A standby ends ten seconds behind its last member; until then its log is open, and the mount in use."""
+    """A standby ends ten seconds behind its last member; until then its log is open, and the mount
+    in use.
+    """
     until(lambda: not any(coordinators(node) for node in stand.nodes))
 
 
 @pytest.mark.clause("T47", "T53")
 @pytest.mark.parametrize(("kind", "dies"), [("ddp", 0), ("zero", 1), ("hsdp", 0), ("hsdp", 3)])
 def test_a_rank_of_two_nodes_dies(tmp_path: Path, kind: str, dies: int) -> None:
-    expected, fault = yardstick(kind, tmp_path), Fault(kind, {dies: "gated"})
+    expected = yardstick(kind, tmp_path)
+    fault = Fault(kind, {dies: "gated"})
     with stand_over(tmp_path) as stand:
         with ranks_on(stand, fault, tmp_path) as ranks:
             for rank in range(WORLD):
@@ -58,8 +63,11 @@ def test_a_rank_of_two_nodes_dies(tmp_path: Path, kind: str, dies: int) -> None:
 @pytest.mark.clause("T19", "T53")
 @pytest.mark.parametrize("kind", ["ddp", "hsdp"])
 def test_a_node_dies_with_its_ranks_its_coordinator_and_its_ram(tmp_path: Path, kind: str) -> None:
-    """Half of the job is left: it has the claim, the whole state, and a storage that waits for nobody."""
-    expected, fault = yardstick(kind, tmp_path), Fault(kind, {2: "gated", 3: "gated"})
+    """Half of the job is left: it has the claim, the whole state, and a storage that waits for
+    nobody.
+    """
+    expected = yardstick(kind, tmp_path)
+    fault = Fault(kind, {2: "gated", 3: "gated"})
     with stand_over(tmp_path) as stand:
         first = stand.nodes[0]
         with ranks_on(stand, fault, tmp_path) as ranks:
@@ -96,7 +104,9 @@ def test_the_node_with_the_active_coordinator_dies_and_the_other_half_saves(
 
 @pytest.mark.clause("T21", "T58")
 def test_fewer_than_half_whose_coordinator_died_with_the_others_end(tmp_path: Path) -> None:
-    """No majority, no half, no election: its own exception, after `command_s`, instead of waiting for ever; unless it had saved before."""
+    """No majority, no half, no election: its own exception, after `command_s`, instead of waiting
+    for ever; unless it had saved before.
+    """
     fault = Fault("ddp", {0: "gated", 1: "gated", 2: "gated"})
     with stand_over(tmp_path) as stand:
         with ranks_on(stand, fault, tmp_path, command_s=2.0) as ranks:
@@ -110,8 +120,11 @@ def test_fewer_than_half_whose_coordinator_died_with_the_others_end(tmp_path: Pa
 def test_a_publisher_dies_behind_the_rename_and_the_next_one_is_on_another_node(
     tmp_path: Path,
 ) -> None:
-    """The first node's ranks are gone, its mount is not: what was renamed there comes into the storage, and keeps the name."""
-    expected, fault = yardstick("hsdp", tmp_path), Fault("hsdp", {1: "gated", 0: "published"})
+    """The first node's ranks are gone, its mount is not: what was renamed there comes into the
+    storage, and keeps the name.
+    """
+    expected = yardstick("hsdp", tmp_path)
+    fault = Fault("hsdp", {1: "gated", 0: "published"})
     with stand_over(tmp_path) as stand:
         with ranks_on(stand, fault, tmp_path) as ranks:
             for rank in range(WORLD):

@@ -1,6 +1,7 @@
 """A storage that refuses what a survivor writes, or that stands still meanwhile.
 
-Who was refused is asked again, then another holder, and who was not is not to blame. Who waits for a storage is waited for.
+Who was refused is asked again, then another holder, and who was not is not to blame. Who waits for
+a storage is waited for.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_gasp, protected, yardstick
 from tests.training.ranks.jobs import JOBS
 
-DEAD, REFUSED, INNOCENT, OTHER = 1, 0, 3, 2
+DEAD = 1
+REFUSED = 0
+INNOCENT = 3
+OTHER = 2
 """`INNOCENT` alone has what the dead one had; `OTHER` has what the refused one has."""
 LARGEST_BYTES = 1024
-"""Of a file: the kernel refuses what is beyond it (EFBIG), as a full storage does. Logs are longer, so a rank says nothing meanwhile."""
+"""Of a file: the kernel refuses what is beyond it (EFBIG), as a full storage does.
+
+Logs are longer, so a rank says nothing meanwhile.
+"""
 HANGS_S = 75.0
 """More than any time-out of a minute."""
 DEPENDENCIES_PYTHON = os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.executable)
@@ -35,7 +42,8 @@ def trains(
     rank: int, directory: Path, store: Path, kind: str, refuses: Callable[[int], bool]
 ) -> None:
     """`refuses(n)`: whether the kernel refuses what `REFUSED` writes in its n-th try."""
-    fault, tries = Fault(kind, {DEAD: "backward"}), 0
+    fault = Fault(kind, {DEAD: "backward"})
+    tries = 0
     join_group(rank, WORLD, store)
     job = JOBS[kind]()
     protection = protect(
@@ -77,7 +85,8 @@ def troubles(directory: Path) -> list[int]:
 def test_who_was_refused_is_asked_again_and_then_another_holder(
     tmp_path: Path, yardsticks: Path, tries: int, writes: int
 ) -> None:
-    expected, directory = yardstick("zero", yardsticks), tmp_path / "run"
+    expected = yardstick("zero", yardsticks)
+    directory = tmp_path / "run"
     with Ranks(
         WORLD,
         tmp_path,
@@ -98,7 +107,8 @@ def test_a_storage_that_stands_still_for_one_saver_holds_the_others_up_and_no_mo
     tmp_path: Path, yardsticks: Path
 ) -> None:
     """The other one has written its part, and waits for it in the group of savers."""
-    expected, fault = yardstick("zero", yardsticks), Fault("zero", {DEAD: "backward"})
+    expected = yardstick("zero", yardsticks)
+    fault = Fault("zero", {DEAD: "backward"})
     with FaultFs(tmp_path / "source", tmp_path / "storage", python=DEPENDENCIES_PYTHON) as storage:
         storage.freeze(["write"], glob="__1_*")
         directory = storage.path / "run"
@@ -109,7 +119,8 @@ def test_a_storage_that_stands_still_for_one_saver_holds_the_others_up_and_no_mo
             threading.Event().wait(HANGS_S)
             storage.thaw()
             assert_gasp(fault, ranks, directory, expected)
-        # not the generation: under load a broken collective may be heard of before the exit that broke it, and there are two STOPs
+        # not the generation: under load a broken collective may be heard of before the exit that
+        # broke it, and there are two STOPs
         logs = [path.read_text() for path in directory.glob(".acpfs-job/*/logs/coordinator-*.log")]
         assert sum(text.count('"now": "saving"') for text in logs) == 1, logs
         assert troubles(directory) == []

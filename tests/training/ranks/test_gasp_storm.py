@@ -1,4 +1,7 @@
-"""Random kills: no wrong and no torn checkpoint, and at most one step lost. `tools/gasp-storm 1000` runs many."""
+"""Random kills: no wrong and no torn checkpoint, and at most one step lost.
+
+`tools/gasp-storm 1000` runs many.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ def _where() -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    return f"commit {commit or 'unknown'}, torch {torch.__version__}, {os.cpu_count()} processors, load {os.getloadavg()[2]:.0f}"
+    return (
+        f"commit {commit or 'unknown'}, torch {torch.__version__}, {os.cpu_count()} processors, "
+        f"load {os.getloadavg()[2]:.0f}"
+    )
 
 
 @pytest.mark.long

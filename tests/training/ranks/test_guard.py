@@ -1,4 +1,5 @@
-"""A fault of acpfs itself never ends training: whatever it calls in a loop raises once, and the loop does not notice.
+"""A fault of acpfs itself never ends training: whatever it calls in a loop raises once, and the
+loop does not notice.
 
 Nothing here lists hooks: functions of acpfs are found by running loops, by how they are reached.
 """
@@ -163,7 +164,8 @@ def values_of(
     made: Callable[[], Loop], directory: Path | None, seen: Seen
 ) -> tuple[list[Any], str]:
     """What a loop comes to, and what protection ended with."""
-    loop, why = made(), ""
+    loop = made()
+    why = ""
     with handled(loop.came):
         if directory is None:
             loop.run(None)
@@ -227,7 +229,8 @@ def test_in_a_job_whose_ranks_are_replaced_the_loop_ends_as_without(
                     raise InjectedError("a bug")
                 taking(host, step)
 
-            setattr(HostState, "take", take)  # noqa: B010  # to mypy a method is nothing that changes
+            # to mypy a method is nothing that changes
+            setattr(HostState, "take", take)  # noqa: B010
 
     counts = run_job(Plan("hsdp", enter=enter), tmp_path, yardsticks)
     assert set(counts.values()) == {1}

@@ -1,4 +1,6 @@
-"""Whatever fails in acpfs, a loop of accelerate and one of transformers' Trainer end as without it."""
+"""Whatever fails in acpfs, a loop of accelerate and one of transformers' Trainer end as without
+it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def with_accelerate(protected: bool) -> Trains:
 
         as_launched()
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
-        counter, plain = Counter(), network()
+        counter = Counter()
+        plain = network()
         made = torch.optim.Adam(plain.parameters(), lr=0.01)
         decay = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
         model, optimizer, scheduler = accelerator.prepare(plain, made, decay)

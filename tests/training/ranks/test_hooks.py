@@ -1,4 +1,6 @@
-"""Updates are seen through optimizers' hooks, behind a gate, and one that was not begun is done alone."""
+"""Updates are seen through optimizers' hooks, behind a gate, and one that was not begun is done
+alone.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def parameter(value: float = 1.0) -> Any:
 def hooked(
     optimizers: list[Any], gate: Any = None, update: Callable[[], None] | None = None
 ) -> tuple[UpdateHooks, Marks, list[int]]:
-    marks, ready = Marks(), list[int]()
+    marks = Marks()
+    ready = list[int]()
     hooks = UpdateHooks(optimizers, marks, gate or NoGate(), ready.append, update=update)
     hooks.install()
     return hooks, marks, ready
@@ -67,7 +70,8 @@ def test_steps_move_the_marks() -> None:
 @pytest.mark.parametrize("by", ["the loop", "settling", "the rest"])
 def test_a_signal_tears_no_update(by: str) -> None:
     """Its handler raises, as that of SIGINT does by default: behind the update, which is whole."""
-    first, last = torch.optim.SGD([parameter()], lr=1), torch.optim.SGD([parameter()], lr=1)
+    first = torch.optim.SGD([parameter()], lr=1)
+    last = torch.optim.SGD([parameter()], lr=1)
     hooks, marks, _ = hooked([first, last])
     last.register_step_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
     if by == "settling":
@@ -102,7 +106,8 @@ def test_behind_an_update_that_is_torn_handlers_are_as_before() -> None:
 
 @pytest.mark.clause("T40")
 def test_the_first_of_several_begins_and_the_last_ends() -> None:
-    dense, expert = torch.optim.SGD([parameter()], lr=1), torch.optim.SGD([parameter()], lr=1)
+    dense = torch.optim.SGD([parameter()], lr=1)
+    expert = torch.optim.SGD([parameter()], lr=1)
     _, marks, _ = hooked([dense, expert])
     dense.step()
     assert marks.now == Mark(0, 1, Phase.UPDATING)
@@ -171,12 +176,14 @@ class Doubling(torch.optim.AdamW):  # type: ignore[misc]  # torch is Any where t
 @pytest.mark.parametrize("with_closure", [False, True])
 def test_a_step_inside_a_step_is_one_update(with_closure: bool) -> None:
     torch.optim.AdamW([parameter()])  # so that torch has wrapped the step of the base class too
-    mine, other = Doubling([parameter()], lr=1), torch.optim.SGD([parameter()], lr=1)
+    mine = Doubling([parameter()], lr=1)
+    other = torch.optim.SGD([parameter()], lr=1)
     hooks, marks, ready = hooked([mine, other])
     seen: list[Mark] = []
     mine.seen = lambda: seen.append(marks.now)
     closure = [lambda: torch.zeros(())] if with_closure else []
-    # One with a closure begins the update. One without is the last here: its base class's step is not the end of it.
+    # One with a closure begins the update. One without is the last here: its base class's step is
+    # not the end of it.
     order = [partial(mine.step, *closure), other.step]
     for number in range(1, 3):
         first, second = order if with_closure else reversed(order)
@@ -228,7 +235,8 @@ def test_a_closure_inside_an_update_is_refused() -> None:
     hooked([twice])
     with pytest.raises(ConfigError, match="closure"):
         twice.step(lambda: torch.zeros(()))
-    dense, expert = torch.optim.SGD([parameter()]), torch.optim.SGD([parameter()])
+    dense = torch.optim.SGD([parameter()])
+    expert = torch.optim.SGD([parameter()])
     hooked([dense, expert])
     dense.step(lambda: torch.zeros(()))
     with pytest.raises(ConfigError, match="closure"):
@@ -237,8 +245,10 @@ def test_a_closure_inside_an_update_is_refused() -> None:
 
 @pytest.mark.clause("T41")
 def test_an_update_whose_gate_failed_is_done_alone() -> None:
-    alone, together = parameter(), parameter()
-    optimizer, yardstick = torch.optim.Adam([alone]), torch.optim.Adam([together])
+    alone = parameter()
+    together = parameter()
+    optimizer = torch.optim.Adam([alone])
+    yardstick = torch.optim.Adam([together])
     hooks, marks, _ = hooked([optimizer], Broken())
     with pytest.raises(RuntimeError):
         optimizer.step()
@@ -282,7 +292,8 @@ def _zero(rank: int, store: Path) -> None:
     group = join_group(rank, 2, store)
     optimizer = ZeroRedundancyOptimizer([parameter(), parameter()], torch.optim.Adam, lr=0.1)
     _, marks, _ = hooked([optimizer], ExplicitGate(dist.new_group()))
-    seen, sync = [], optimizer._sync_params
+    seen = []
+    sync = optimizer._sync_params
 
     def watched() -> None:
         seen.append(marks.now)

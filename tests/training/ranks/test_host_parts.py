@@ -1,4 +1,6 @@
-"""What torch adds to the host state: random numbers, averages, hyperparameters, scheduler and scaler."""
+"""What torch adds to the host state: random numbers, averages, hyperparameters, scheduler and
+scaler.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ def moved_by_data(value: Any) -> None:
 def test_a_parameter_that_no_optimizer_updates_and_that_moves_is_kept(
     move: Callable[[Any], None],
 ) -> None:
-    still, target = torch.zeros(9, 9), torch.zeros(9, 9)
+    still = torch.zeros(9, 9)
+    target = torch.zeros(9, 9)
     part = Frozen({"still": still, "target": target}, 1 << 20)
     move(target)
     first = part.take()
@@ -152,7 +155,8 @@ def test_more_than_is_kept_of_what_moves_is_refused_at_the_beginning() -> None:
 
 @pytest.mark.clause("T175")
 def test_a_parameter_group_that_was_added_since_is_not_in_what_comes_back() -> None:
-    weight, late = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    weight = torch.nn.Parameter(torch.zeros(1))
+    late = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.5)
     host = host_state([optimizer], {}, 1 << 20)
     host.begin(1)

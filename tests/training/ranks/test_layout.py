@@ -24,7 +24,8 @@ from acpfs.training.torch.writers import NotWrittenError, SingleWriter
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import JOBS, network
 
-WORLD, STEPS = 4, 3
+WORLD = 4
+STEPS = 3
 HOLDERS: dict[str, list[set[tuple[int, ...]]]] = {
     "ddp": [{(0, 1, 2, 3)}] * 4,
     "zero": [{(0, 2)}, {(1, 3)}] * 2,

@@ -1,4 +1,6 @@
-"""A loop with a collective of its own between gradients and update: no other gate, and its result reaches whom it did not let through."""
+"""A loop with a collective of its own between gradients and update: no other gate, and its result
+reaches whom it did not let through.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def gated() -> tuple[UpdateHooks, Marks, ImplicitGate, Any]:
     def clip(values: tuple[float, ...]) -> None:
         value.grad.div_(values[0])
 
-    optimizer, marks, gate = torch.optim.SGD([value], lr=1.0), Marks(), ImplicitGate(clip)
+    optimizer = torch.optim.SGD([value], lr=1.0)
+    marks = Marks()
+    gate = ImplicitGate(clip)
     hooks = UpdateHooks([optimizer], marks, gate, lambda step: None)
     hooks.install()
     return hooks, marks, gate, (value, optimizer)
@@ -93,7 +97,8 @@ def test_an_update_outside_of_the_block_is_refused() -> None:
 
 def _zero_alone(rank: int, store: Path) -> None:
     join_group(rank, 1, store)
-    alone, together = parameter(), parameter()
+    alone = parameter()
+    together = parameter()
     optimizer = ZeroRedundancyOptimizer([alone], torch.optim.Adam, lr=0.1)
     yardstick = ZeroRedundancyOptimizer([together], torch.optim.Adam, lr=0.1)
     hooks = UpdateHooks([optimizer], Marks(), ImplicitGate(lambda values: None), lambda step: None)

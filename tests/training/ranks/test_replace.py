@@ -1,4 +1,6 @@
-"""Ranks die and others take their places; at the end of the job everything is, bit for bit, as without a fault."""
+"""Ranks die and others take their places; at the end of the job everything is, bit for bit, as
+without a fault.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: 
 
 
 def stayed(counts: dict[int, int], directory: Path) -> dict[int, int]:
-    """Processes of each rank, without those that followed one that was stuck in a collective (T24)."""
+    """Processes of each rank, without those that followed one that was stuck in a collective
+    (T24).
+    """
     stuck = {
         rank: (directory / f"rank-{rank}.log").read_text().count("acpfs: the main thread is stuck")
         for rank in counts
@@ -65,7 +69,9 @@ def stayed(counts: dict[int, int], directory: Path) -> dict[int, int]:
 def test_a_second_and_a_third_fault_while_it_is_rebuilt(
     tmp_path: Path, yardsticks: Path, kind: str
 ) -> None:
-    """One process dies before it builds its model, the next one while it is given its state, and a survivor does then."""
+    """One process dies before it builds its model, the next one while it is given its state, and a
+    survivor does then.
+    """
     faults = {
         (1, 0, "gated", 5): die,
         (1, 1, "built", 0): die,
@@ -78,7 +84,9 @@ def test_a_second_and_a_third_fault_while_it_is_rebuilt(
 
 @clause("T77")
 def test_a_rank_dies_when_all_steps_are_done(tmp_path: Path, yardsticks: Path) -> None:
-    """It has said that its loop has ended, and does not live to leave: the process in its place hears that all is done."""
+    """It has said that its loop has ended, and does not live to leave: the process in its place
+    hears that all is done.
+    """
 
     def enter(run: Any) -> None:
         if run.rank == 1 and os.environ["ACPFS_GENERATION"] == "0":
@@ -180,8 +188,11 @@ def test_the_coordinator_dies_and_a_rank_with_it(tmp_path: Path, yardsticks: Pat
 def test_coordinators_die_while_a_group_is_built_and_that_is_no_failure_of_the_program(
     tmp_path: Path, yardsticks: Path
 ) -> None:
-    """Three times, which ends a job whose program fails: rank 1 is held before its group, the others wait in theirs for its address."""
-    times, held = range(3), 1
+    """Three times, which ends a job whose program fails: rank 1 is held before its group, the
+    others wait in theirs for its address.
+    """
+    times = range(3)
+    held = 1
     others = [rank for rank in range(WORLD) if rank != held]
 
     def hold(generation: int) -> None:
@@ -275,7 +286,9 @@ def test_the_example_of_the_documents_runs_as_it_stands(tmp_path: Path) -> None:
 def test_node_0_is_lost_with_all_that_it_has_and_another_takes_its_place(
     tmp_path: Path, yardsticks: Path
 ) -> None:
-    """Two nodes, so rank 0, the active coordinator, the meeting of launchers, and half of the ranks."""
+    """Two nodes, so rank 0, the active coordinator, the meeting of launchers, and half of the
+    ranks.
+    """
     expected = end_state("hsdp", yardsticks)
     port = free_port()
     launcher = [

@@ -1,4 +1,6 @@
-"""What a loop does to parameters beside its updates, where ranks are replaced: no rank is given it, or has it twice."""
+"""What a loop does to parameters beside its updates, where ranks are replaced: no rank is given it,
+or has it twice.
+"""
 
 from __future__ import annotations
 

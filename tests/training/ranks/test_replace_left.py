@@ -1,4 +1,6 @@
-"""A rank that nothing brings out of C has to end, and has the only copy of its shard: the process in its place has it, too."""
+"""A rank that nothing brings out of C has to end, and has the only copy of its shard: the process
+in its place has it, too.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from tests.training.ranks.replaced import STEPS, WORLD, Plan, die, end_state, ru
 from tests.training.ranks.test_stand_in import NUMBERS, stopped
 
 pytestmark = [pytest.mark.long, pytest.mark.clause("T79", "T159")]
-STUCK, DEAD = 1, 3
+STUCK = 1
+DEAD = 3
 """They hold the same."""
 LEFT = r"acpfs: the main thread is stuck \(it finds [1-9]\d* bytes of what this one holds\)"
 OTHERS = (0, 2)
@@ -30,7 +33,9 @@ AT = 5
 
 
 def sends_to_the_dead(rank: int, after: tuple[Path, ...], _: Job | None) -> None:
-    """Rank `DEAD` dies when a send to it is half-way, and behind `after`: who waits for that send waits for ever."""
+    """Rank `DEAD` dies when a send to it is half-way, and behind `after`: who waits for that send
+    waits for ever.
+    """
     numbers = torch.ones(NUMBERS)
     if rank == DEAD:
         receiving = dist.irecv(numbers, STUCK)
@@ -70,7 +75,8 @@ def stuck_with_the_only_copy(
 def test_the_only_copy_outlives_its_process(
     tmp_path: Path, yardsticks: Path, kind: str, point: str, dies_again: bool
 ) -> None:
-    """Before the update; and ready for it where others have done it, so that it has to be done in the next process.
+    """Before the update; and ready for it where others have done it, so that it has to be done in
+    the next process.
 
     `dies_again`: so does that one, before it has taken what was left.
     """
@@ -88,7 +94,9 @@ def test_the_only_copy_outlives_its_process(
 
 
 def test_under_acpfs_run(tmp_path: Path, yardsticks: Path) -> None:
-    """Its launcher kills what a rank leaves in its session, is the parent of whoever keeps its memory, and reaps it."""
+    """Its launcher kills what a rank leaves in its session, is the parent of whoever keeps its
+    memory, and reaps it.
+    """
     expected = end_state("hsdp", yardsticks)
     launcher = [
         os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"],

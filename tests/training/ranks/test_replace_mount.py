@@ -1,4 +1,6 @@
-"""Ranks are replaced over real mounts: the snapshot in RAM, then in the storage; two nodes, one of which dies; a network that is cut."""
+"""Ranks are replaced over real mounts: the snapshot in RAM, then in the storage; two nodes, one of
+which dies; a network that is cut.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_where_both_copies_are_lost_while_the_storage_stands_still_the_snapshot_
 def test_where_the_mount_is_dead_as_well_the_snapshot_comes_from_the_storage(
     tmp_path: Path, yardsticks: Path
 ) -> None:
-    """All of the daemon's processes are killed: the processes that take the dead ones' places find coordinators and state below it."""
+    """All of the daemon's processes are killed: the processes that take the dead ones' places find
+    coordinators and state below it.
+    """
     dead = tmp_path / "dead"
     plan = Plan("hsdp", {(1, 0, "backward", 5): lambda _: until(dead.exists)}, snapshot_at=2)
     with mounted(tmp_path / "backing", tmp_path / "mount") as mount:
@@ -137,7 +141,9 @@ def test_a_node_dies_with_ranks_coordinator_and_ram_and_another_takes_its_place(
         def turn(ranks: Replaced) -> None:
             if not lost.exists() and (tmp_path / "done-2-0-backward").exists():
                 for one in stand.nodes:
-                    one.wait_drained()  # else its part of the snapshot is lost with its RAM, and the pointer rightly withheld
+                    # else its part of the snapshot is lost with its RAM, and the pointer rightly
+                    # withheld
+                    one.wait_drained()
                 lost.touch()
                 for pid in coordinators(node).values():
                     os.kill(pid, signal.SIGKILL)
@@ -167,8 +173,12 @@ def test_a_node_dies_with_ranks_coordinator_and_ram_and_another_takes_its_place(
 def test_the_network_between_two_nodes_is_cut_for_a_while(
     tmp_path: Path, yardsticks: Path, seconds: float
 ) -> None:
-    """Shorter than a member may be silent: nothing happens. Longer: the half without the coordinator is replaced when it is back."""
-    times, cut = list[float](), tmp_path / "cut"
+    """Shorter than a member may be silent: nothing happens.
+
+    Longer: the half without the coordinator is replaced when it is back.
+    """
+    times = list[float]()
+    cut = tmp_path / "cut"
     with Networks(2) as cables, stand_over(tmp_path) as stand:
 
         def turn(_: Replaced) -> None:

@@ -16,7 +16,9 @@ import pytest
 from tests.training.ranks.replace_storm import ReplaceStorm, Scene
 
 FEW = 30
-"""As many as CI would have; all of it is long, since a job with six faults takes several seconds of two processors."""
+"""As many as CI would have; all of it is long, since a job with six faults takes several seconds of
+two processors.
+"""
 
 
 @pytest.mark.long

@@ -15,7 +15,9 @@ from acpfs.training.policy import Policy
 from acpfs.training.torch import snapshot
 from acpfs.training.torch.layout import Layout
 
-NAME, TRACKER, PATIENCE_S = "step-{step}", "latest", 0.5
+NAME = "step-{step}"
+TRACKER = "latest"
+PATIENCE_S = 0.5
 clause = pytest.mark.clause("T82")
 
 
@@ -45,7 +47,9 @@ def test_there_is_none(tmp_path: Path) -> None:
 
 @clause
 def test_a_place_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
-    """That it says nothing for a while is no sign that there is nothing: the job would begin again from its beginning."""
+    """That it says nothing for a while is no sign that there is nothing: the job would begin again
+    from its beginning.
+    """
     checkpoint(tmp_path, 4)
     (tmp_path / TRACKER).unlink()
     os.mkfifo(tmp_path / TRACKER)  # whoever opens it waits, as in a storage that hangs
@@ -105,9 +109,9 @@ def test_what_was_broken_off_goes_with_the_next_one(
     others = set(writer.written[:4])
     writer.fails = False
     path = save(tmp_path, 3, 5, writer)
-    assert (
-        unnamed(tmp_path) == others
-    )  # its name may have been given where this node cannot see it yet; of a later generation; of others
+    # its name may have been given where this node cannot see it yet; of a later generation; of
+    # others
+    assert unnamed(tmp_path) == others
     assert verify(path).step == 5
     assert (tmp_path / "latest").read_text() == "step-5\n"
 

@@ -1,4 +1,6 @@
-"""A main thread that waits in a collective with a stopped peer is out when its groups' connections are shut down; others stay."""
+"""A main thread that waits in a collective with a stopped peer is out when its groups' connections
+are shut down; others stay.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.training.ranks.forked import Ranks, join_group
 
 
 def _waiting(rank: int, directory: Path, *, learned: bool) -> None:
-    """Rank 0 stops; the others wait for it in an all-reduce, until a thread shuts their connections down."""
+    """Rank 0 stops; the others wait for it in an all-reduce, until a thread shuts their connections
+    down.
+    """
     join_group(rank, 3, directory / "store")
     groups = Groups()
     group = dist.group.WORLD
@@ -84,7 +88,9 @@ def test_a_number_that_is_another_sockets_now_is_left_alone() -> None:
 
 @pytest.mark.clause("T160")
 def test_one_that_is_stuck_while_it_makes_a_group_and_the_one_that_stands_in_for_it() -> None:
-    """What the first had opened is noted, and when it comes back it does not end what the second notes."""
+    """What the first had opened is noted, and when it comes back it does not end what the second
+    notes.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
     sockets = GroupSockets()
     with ExitStack() as stuck:

@@ -34,7 +34,8 @@ from tests.training.ranks.gasps import (
 )
 from tests.training.ranks.jobs import JOBS
 
-STUCK, DEAD = 0, 3
+STUCK = 0
+DEAD = 3
 NUMBERS = 8 << 20
 """More than the connection between two ranks takes when one of them reads nothing."""
 
@@ -44,7 +45,9 @@ def stopped(pid: int) -> bool:
 
 
 def sends_to_the_dead(rank: int) -> None:
-    """Rank `DEAD` dies when a send to it is half-way. gloo tells nobody: who waits for that send waits for ever."""
+    """Rank `DEAD` dies when a send to it is half-way. gloo tells nobody: who waits for that send
+    waits for ever.
+    """
     numbers = torch.ones(NUMBERS)
     if rank == DEAD:
         receiving = dist.irecv(
@@ -85,7 +88,8 @@ def trains(
 @pytest.mark.clause("T24")
 def test_a_send_that_nobody_will_ever_take(tmp_path: Path, yardsticks: Path) -> None:
     """What it left is the whole state, since nobody else has its shard."""
-    expected, directory = yardstick("zero", yardsticks), tmp_path / "run"
+    expected = yardstick("zero", yardsticks)
+    directory = tmp_path / "run"
 
     def main(rank: int) -> None:
         trains(rank, "zero", directory, tmp_path / "store", sends_to_the_dead, stuck_s=0.1)
@@ -100,7 +104,9 @@ def test_a_send_that_nobody_will_ever_take(tmp_path: Path, yardsticks: Path) -> 
 
 
 class LeavesAnAddress(LinkStore):
-    """A saver's way to the others: it dies when they know where it is, and before it has called anybody."""
+    """A saver's way to the others: it dies when they know where it is, and before it has called
+    anybody.
+    """
 
     def set(self, key: str, value: Any) -> None:
         super().set(key, value)
@@ -112,7 +118,8 @@ def test_a_saver_that_dies_while_the_others_wait_for_its_call(
     tmp_path: Path, yardsticks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have no connection to it that could be ended, so nothing brings their threads back."""
-    expected, directory = yardstick("tensor", yardsticks), tmp_path / "run"
+    expected = yardstick("tensor", yardsticks)
+    directory = tmp_path / "run"
 
     def main(rank: int) -> None:
         if rank == DEAD:
@@ -129,7 +136,9 @@ def test_a_saver_that_dies_while_the_others_wait_for_its_call(
 
 
 class Interrupting:
-    """A park that is interrupted between two of its lines, where it cannot know: before or behind its own loop."""
+    """A park that is interrupted between two of its lines, where it cannot know: before or behind
+    its own loop.
+    """
 
     def __init__(self) -> None:
         self.runs = 0
@@ -161,7 +170,9 @@ def test_an_interrupt_between_two_lines_of_the_handler_is_no_end(
 
 
 def waits_in_a_late_group(rank: int) -> None:
-    """A group that nobody knew when protection began: its connections stay, and so do those who wait in it."""
+    """A group that nobody knew when protection began: its connections stay, and so do those who
+    wait in it.
+    """
     late = dist.new_group()
     if rank == DEAD:
         raise ValueError("a bug in one rank")
@@ -171,7 +182,8 @@ def waits_in_a_late_group(rank: int) -> None:
 @pytest.mark.long  # four processes, for something that the test above has in another way
 @pytest.mark.clause("T24")
 def test_a_group_that_was_made_after_protection_began(tmp_path: Path, yardsticks: Path) -> None:
-    expected, directory = yardstick("ddp", yardsticks), tmp_path / "run"
+    expected = yardstick("ddp", yardsticks)
+    directory = tmp_path / "run"
 
     def main(rank: int) -> None:
         trains(rank, "ddp", directory, tmp_path / "store", waits_in_a_late_group, stuck_s=0.1)

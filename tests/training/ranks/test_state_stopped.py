@@ -1,4 +1,6 @@
-"""Where the state of a rank is that is stopped again while a generation is being rebuilt, in the middle of an update that it does alone."""
+"""Where the state of a rank is that is stopped again while a generation is being rebuilt, in the
+middle of an update that it does alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whose error it is: what gloo, torch's stores and the job's own store raise is a consequence; what a program says by itself is not."""
+"""Whose error it is: what gloo, torch's stores and the job's own store raise is a consequence; what
+a program says by itself is not.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from acpfs.training.torch.store import LinkStore
 from tests.training.ranks.forked import Ranks
 
 pytestmark = pytest.mark.clause("T154", "T162")
-WORLD, WAITS, DIES = 2, 0, 1
+WORLD = 2
+WAITS = 0
+DIES = 1
 
 
 def wrapped(error: BaseException, *, says_why: bool = True) -> BaseException:
@@ -66,10 +70,12 @@ def test_a_programs_own_error_is_its_own(error: BaseException) -> None:
     "error",
     [
         RuntimeError(
-            "[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:1"
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer "
+            "[127.0.0.1]:1"
         ),
         RuntimeError(
-            "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4"
+            "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] "
+            "op.preamble.length <= op.nbytes. 8 vs 4"
         ),
         dist.DistNetworkError("The client socket has timed out"),
         GenerationOverError("over"),
@@ -111,7 +117,9 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "ended", ["by the peer", "here", pytest.param("by the clock", marks=pytest.mark.long)]
 )
 def test_what_this_torch_raises(tmp_path: Path, ended: str) -> None:
-    """For each call, when the other rank dies in it, when its connections are shut down, and when nobody comes."""
+    """For each call, when the other rank dies in it, when its connections are shut down, and when
+    nobody comes.
+    """
 
     def main(rank: int) -> None:
         store = dist.FileStore(str(tmp_path / "store"), WORLD)

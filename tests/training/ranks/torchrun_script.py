@@ -1,4 +1,7 @@
-"""What a user's script is, started by torchrun, with a rank that kills itself. Arguments: directory, kind of job, rank, point."""
+"""What a user's script is, started by torchrun, with a rank that kills itself.
+
+Arguments: directory, kind of job, rank, point.
+"""
 
 import os
 import sys

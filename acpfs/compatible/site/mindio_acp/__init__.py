@@ -1,4 +1,7 @@
-"""MindIO ACP's names, on acpfs (docs/TRAINING.md, "The product's own scripts"). Switched on by `PYTHONPATH=$(acpfs mindio-path)`."""
+"""MindIO ACP's names, on acpfs (docs/TRAINING.md, "The product's own scripts").
+
+Switched on by `PYTHONPATH=$(acpfs mindio-path)`.
+"""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""MindIO TTP's names, on acpfs (docs/TRAINING.md, "The product's own scripts"). Switched on by `PYTHONPATH=$(acpfs mindio-path)`."""
+"""MindIO TTP's names, on acpfs (docs/TRAINING.md, "The product's own scripts").
+
+Switched on by `PYTHONPATH=$(acpfs mindio-path)`.
+"""
 
 import runpy
 from pathlib import Path
