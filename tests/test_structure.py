@@ -771,6 +771,21 @@ def test_a_word_means_one_thing() -> None:
     assert found == []
 
 
+def _several_assignments(node: ast.AST) -> bool:
+    """`a, b = x, y`, which is two lines; not an exchange, and not what takes a sequence apart."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
+        return False
+    values = node.value.elts
+    if any(isinstance(value, ast.Starred) for value in values):
+        return False
+    read = {ast.unparse(inner) for value in values for inner in ast.walk(value)}
+    return any(
+        isinstance(target, ast.Tuple)
+        and not any(ast.unparse(written) in read for written in target.elts)
+        for target in node.targets
+    )
+
+
 def _banned(path: Path, *, library: bool) -> Iterator[str]:
     for node in nodes_of(path):
         line = getattr(node, "lineno", 0)
@@ -778,6 +793,8 @@ def _banned(path: Path, *, library: bool) -> Iterator[str]:
             yield f"{line}: bare except"
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             yield f"{line}: star import"
+        if _several_assignments(node):
+            yield f"{line}: several assignments in one"
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called == "time.sleep" and not library:
