@@ -12,8 +12,8 @@ BUGS = [
         "restore-wrote",
         "a takeover forgets that an open file was written to",
         "filesystem/kept_handles.py",
-        "                bool(bits & _WROTE),",
-        "                False,",
+        "            handle.wrote = bool(bits & _WROTE)",
+        "            handle.wrote = False",
         profiles=("session",),
         equivalent=(
             "RELEASE freezes what is modified when the last handle goes (`OpenFiles.release`)"
@@ -23,7 +23,7 @@ BUGS = [
         "restore-tentative",
         "a takeover forgets that a close waits for its RELEASE",
         "filesystem/open_files.py",
-        "                handle.tentative, handle.closed_at = op, self._now()",
+        "                handle.tentative = op\n                handle.closed_at = self._now()",
         "                pass",
         profiles=("session",),
     ),
@@ -47,10 +47,11 @@ BUGS = [
         "stream-short",
         "a stream that began before the file grew keeps its old checksum",
         "writeback/streams/streams.py",
-        "            renewals, size = stream.version.renewals, stream.version.size",
+        "                size = stream.version.size\n            digest = self._copy_once(",
         (
-            "            renewals, size = stream.version.renewals, stream.version.size\n"
-            "                stream.version.digest = ''"
+            "                size = stream.version.size\n"
+            "                stream.version.digest = ''\n"
+            "            digest = self._copy_once("
         ),
     ),
     Bug(
@@ -171,8 +172,8 @@ BUGS = [
         "commit-not-recorded",
         "that a commit begins is not recorded before it does",
         "writeback/commits/commit.py",
-        ("            self._log.mark_begun(op)\n            self._state.must_commit()"),
-        "            self._log.mark_begun(op)",
+        "            self._state.must_commit()\n            return True\n\n    def _again(",
+        "            return True\n\n    def _again(",
     ),
     Bug(
         "begun-not-marked",
