@@ -30,7 +30,7 @@ WITHOUT_THE_LOCK: Place = (
 )
 UNDER_THE_LOCK: Place = (
     "acpfs/filesystem/names.py",
-    "        node.target, node.size = target, len(target)\n",
+    "        node.target = target\n        node.size = len(target)\n",
     "        hang_here()\n",
 )
 

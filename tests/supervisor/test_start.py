@@ -280,7 +280,7 @@ PLACES = {
     ),
     "reading the state in": (
         "acpfs/ram/state.py",
-        "        self.path, self.space = path, space\n",
+        "        self.path = path\n        self.space = space\n",
         "        hang_here()\n",
     ),
     "mounting on": (

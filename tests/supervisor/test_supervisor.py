@@ -353,8 +353,8 @@ DEATHS = {
     "on a bare directory": [
         (
             MOUNTS,
-            "_MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x200,",
-            "_MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x400,",
+            "_MOVE_MOUNT_BENEATH = 0x200",
+            "_MOVE_MOUNT_BENEATH = 0x400",
         ),
         (FALLTHROUGH, "    if not lies:\n", "    _dies_once()\n{}"),
     ],

@@ -282,7 +282,7 @@ def test_who_is_told_again_while_the_next_worker_starts_ends_at_once(
     """That worker hangs, so that it never comes to hear anything."""
     place = (
         "acpfs/ram/state.py",
-        "        self.path, self.space = path, space\n",
+        "        self.path = path\n        self.space = space\n",
         "        hang_here()\n",
     )
     with in_foreground(mount, *STALLED, code=code_that_hangs(tmp_path, place)) as daemon:

@@ -30,7 +30,12 @@ def test_verifications_that_hang_or_are_long_take_no_commits_thread() -> None:
     calls = CallPools.make(
         REAL, requests=4, streams=4, syncs=4
     )  # fewer threads each than verifications
-    parts = SimpleNamespace(calls=calls, verifier=Hanging(), given=REAL)
+    parts = SimpleNamespace(
+        calls=calls,
+        verifier=Hanging(),
+        given=REAL,
+        settings=SimpleNamespace(mountpoint="/mnt/acp"),
+    )
     subject = WorkerSubject(cast("Any", parts), cast("Any", None))
 
     async def tell(_verdict: object) -> None:
