@@ -165,21 +165,35 @@ class Reports:
 
     def operations(self, paths: Collection[bytes]) -> Iterator[Op]:
         """Pending operations on what lies at and below the paths; all where none is named."""
-        return (
-            op
-            for op in self._log
-            if not paths or any(below(self._op_path(op), path) for path in paths)
-        )
+        if not paths:
+            return iter(self._log)
+        # A file lies at each of its names; of each it is asked once, for it may have thousands.
+        lies_there: dict[Ino, bool] = {}
+        return (op for op in self._log if self._is_about(op, paths, lies_there))
 
-    def _op_path(self, op: Op) -> bytes:
-        if op.ino in self._table and self._table[op.ino].names:
-            return self._table.path(op.ino)
-        return self._paths.named(op)
+    def _is_about(self, op: Op, paths: Collection[bytes], lies_there: dict[Ino, bool]) -> bool:
+        """Whether it changes what lies at or below one of the paths: by any name of its file, or by
+        the one that it mentions, which may be another file's by now.
+        """
+        found = lies_there.get(op.ino)
+        if found is None:
+            node = self._table.get(op.ino)
+            found = node is not None and self._named_below(node, paths) is not None
+            lies_there[op.ino] = found
+        if found:
+            return True
+        mentioned = self._paths.named(op)
+        return any(below(mentioned, path) for path in paths)
+
+    def _lies_below(self, node: Node, prefix: bytes) -> bool:
+        if not node.names:
+            return below(self._table.path(node.ino), prefix)
+        return self._named_below(node, (prefix,)) is not None
 
     def interrupted(self, prefix: bytes) -> list[Node]:
         """Files whose writer was lost, and with which nobody goes on."""
         return [
             node
             for node in self._table.recorded()
-            if self._open.is_half(node) and below(self._table.path(node.ino), prefix)
+            if self._open.is_half(node) and self._lies_below(node, prefix)
         ]

@@ -100,9 +100,11 @@ class FileWriters:
             return handle.wrote_by != {process}
         return handle.process not in (0, process)
 
-    def has_anybody_written(self, node: Node) -> bool:
-        """The same of those alone whose writes are seen."""
-        return node.ino in self._opening or any(one.wrote or one.changing for one in self.of(node))
+    def has_anybody_written(self, node: Node, *, opening: bool = True) -> bool:
+        """The same of those alone whose writes are seen. `opening`: and of who is about to open."""
+        return (opening and node.ino in self._opening) or any(
+            one.wrote or one.changing for one in self.of(node)
+        )
 
     def at_it(self, node: Node) -> list[int]:
         """Processes of those who are at it, as far as they are known."""
@@ -110,11 +112,11 @@ class FileWriters:
         opening = (self._openers.process_of(one) or one for one in self._opening.get(node.ino, ()))
         return sorted({*handles, *opening} - {0})
 
-    def is_anybody_writing(self, node: Node) -> bool:
+    def is_anybody_writing(self, node: Node, *, opening: bool = True) -> bool:
         """The same without those who have closed it, of whom it is only not known whether that was
-        a copy.
+        a copy. `opening`: also who is about to open it.
         """
-        return node.ino in self._opening or any(
+        return (opening and node.ino in self._opening) or any(
             one.wrote or one.changing or (one.tentative is None and self.is_at_it(one))
             for one in self.of(node)
         )

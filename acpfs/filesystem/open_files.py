@@ -355,15 +355,16 @@ class OpenFiles:
         """Whether somebody else goes on with what a failed open has truncated.
 
         In the kernel that is who has written since then, or before and is not done. Who only has
-        the file open there has not, though it has changed: it was changed here.
+        the file open there has not, though it has changed: it was changed here. Who is about to
+        open it does not count: his open may fail as well, and if not, it ends the half.
         """
         if node.kernel_writers:
             self._contents.kernel.look(node)
             if not node.interrupted:
                 return True
-        if self._writers.has_anybody_written(node):
+        if self._writers.has_anybody_written(node, opening=False):
             return True
-        return opening.was_modified and self._writers.is_anybody_writing(node)
+        return opening.was_modified and self._writers.is_anybody_writing(node, opening=False)
 
     def _leave_half(self, node: Node) -> None:
         self._contents.interrupt(node)
@@ -702,6 +703,9 @@ class OpenFiles:
         """Fix the content as it is, whoever else is at it: somebody says that it is good
         (fsync).
         """
+        if handle.node.kernel_writers:
+            # also by somebody else's descriptor: what the kernel has written is not known yet
+            self._contents.kernel.look(handle.node)
         if not self._take_up(handle):
             return
         handle.wrote = False

@@ -172,3 +172,41 @@ def test_nor_is_what_was_changed_through_a_mapping_and_is_known_to_the_kernel_al
     client.wait_persisted(path, 60)
     stored = (mount.backing / "run/step-1/model.bin").read_bytes()
     assert stored == b"n" * 10 + b"o" * (SIZE - 10)
+
+
+@clause("S392", "S285")
+def test_a_file_is_asked_for_by_any_of_its_names(here: tuple[AcpfsMount, Path]) -> None:
+    """By one that it was given by a link, or that another file had before."""
+    mount, directory = here
+    first = directory / "model.pt"
+    second = directory.parent / "best.pt"
+    stored = mount.backing / "run" / "best.pt"
+    first.write_bytes(b"old")
+    mount.flush()
+    mount.ctl("set", "bandwidth=1")
+    (mount.path / "in_front").write_bytes(os.urandom(SIZE))
+    os.link(first, second)
+    assert asked(mount, "wait", str(second), "--timeout", "0")[0] == 4
+    assert client.durability(second) is Durability.RAM
+    second.write_bytes(b"new")
+    assert asked(mount, "wait", str(second.parent), "--timeout", "0")[0] == 4
+    assert asked(mount, "wait", str(second), "--timeout", "0")[0] == 4
+    assert client.durability(second) is Durability.RAM
+    mount.ctl("set", "bandwidth=0")
+    client.wait_persisted(second, 60)
+    assert stored.read_bytes() == b"new"
+
+
+@clause("S16", "S468")
+def test_a_sync_by_one_who_reads_fixes_what_others_wrote(here: tuple[AcpfsMount, Path]) -> None:
+    mount, directory = here
+    path = directory / "model.pt"
+    stored = mount.backing / "run" / "step-1" / "model.pt"
+    os.setxattr(directory, "user.acpfs.fsync", b"durable")
+    with path.open("wb", buffering=0) as file:
+        file.write(b"a" * SIZE)
+        os.fsync(file.fileno())
+        with path.open("rb") as reader:
+            file.write(b"b" * SIZE)
+            os.fsync(reader.fileno())
+            assert stored.read_bytes() == b"a" * SIZE + b"b" * SIZE

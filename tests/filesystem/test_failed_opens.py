@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from acpfs.filesystem.records import Lane, OpenFile
-from acpfs.filesystem.steps import settled
+from acpfs.filesystem.steps import settled, wait
 from acpfs.types import ROOT, Ino
 from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, run
@@ -174,3 +174,40 @@ def test_who_releases_a_file_without_a_descriptor_left_to_mark_it_is_at_it_no_mo
         assert (w.backing / "f.pt").read_bytes()[:5] == b"newer"
 
     run(tmp_path, scenario, passthrough=True)
+
+
+@pytest.mark.clause("S193", "S465")
+@pytest.mark.parametrize("first", [0, 1], ids=["in turn", "the other way round"])
+def test_two_opens_that_truncate_and_both_fail_publish_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """The second one began when the first had taken the bytes."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", WHOLE)
+        await w.drained()
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+        go_on: list[Future[None]] = []
+
+        async def held(_handle: object) -> None:
+            gate: Future[None] = Future()
+            go_on.append(gate)
+            await wait(gate)
+            no_descriptor()
+
+        monkeypatch.setattr(w.inner.open_files._lane_use, "take", held)
+        calls = [
+            w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER._replace(pid=pid)) for pid in (7, 8)
+        ]
+        futures = [w.fs.steps.step(call, None) for call in calls]
+        assert w.inner.table[ino].size == 0
+        for number in (first, 1 - first):
+            go_on[number].set_result(None)
+            await settled(futures[number])
+            with pytest.raises(OSError, match="Too many"):
+                w.fs.steps.step(calls[number], futures[number])
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == WHOLE
+        assert w.fs.statistics().interrupted_files == 1
+
+    run(tmp_path, scenario)
