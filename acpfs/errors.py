@@ -77,6 +77,18 @@ class MachineError(AcpfsError):
     exit_code = ExitCode.ENVIRONMENT
 
 
+def newer(what: str, found: int, known: int, way_out: str) -> str:
+    """Why something is not read whose form a newer acpfs made; "" where this one knows it.
+
+    `what`: whose form, with its place; `found`, `known`: versions of it (docs/FORMATS.md).
+    `way_out`: what a person can do, which never is to remove it. Whoever asks raises an error of
+    the kind that its callers know.
+    """
+    if found <= known:
+        return ""
+    return f"{what} has version {found}, this acpfs knows {known}: {way_out}"
+
+
 PERMANENT_ERRNOS = frozenset(
     {
         errno.EACCES,

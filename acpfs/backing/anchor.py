@@ -119,9 +119,20 @@ def volume_at(dir_fd: int) -> str:
     finally:
         os.close(own)
     try:
-        return os.read(fd, VOLUME_BYTES_MAX).decode("ascii", "replace").strip()
+        return volume_of(os.read(fd, VOLUME_BYTES_MAX))[0]
     finally:
         os.close(fd)
+
+
+def volume_of(text: bytes) -> tuple[str, int]:
+    """(volume id, version of all that lies below `.acpfs`) as the file `volume` has them: the id,
+    and from version 2 on a second line with the version.
+
+    The id is "" where there is none, and the version 0 where the second line is none.
+    """
+    lines = text.decode("ascii", "replace").split("\n")
+    version = lines[1].removeprefix("version ") if any(lines[1:]) else "1"
+    return lines[0].strip(), int(version) if version.isdecimal() else 0
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -17,12 +17,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from acpfs.backing.anchor import volume_of
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.leftovers import MachineId
-from acpfs.errors import RefusedError
+from acpfs.errors import RefusedError, newer
 from acpfs.lock_holders import holders
 from acpfs.runtime.chance import Chance
 
+VOLUME_VERSION = 1
+"""Of all that lies below `.acpfs`: names of directories, staging files, and how a later mount knows
+them. A mount refuses a newer one before it touches anything there; members that serve when it
+comes have looked already, and are told by node records instead.
+"""
 _VOLUME = (b"volume",)
 _HELPERS = ("hold_process.py",)
 """Of `transport.native`: it lives until the last worker has ended, or what is left of it."""
@@ -115,15 +121,18 @@ def claim(directory: BackingDirectory, runtime_dir: Path) -> Identity:
 def _volume_id(directory: BackingDirectory) -> str:
     for _attempt in range(2):
         with contextlib.suppress(FileNotFoundError):
-            found = directory.read_own(_VOLUME).decode("ascii", "replace").strip()
-            if re.fullmatch(r"[0-9a-f]{32}", found):
+            found, version = volume_of(directory.read_own(_VOLUME))
+            own = f"{directory.path}/.acpfs"
+            if why := newer(own, version, VOLUME_VERSION, "mount it with the newer acpfs"):
+                raise RefusedError(why)
+            if version and re.fullmatch(r"[0-9a-f]{32}", found):
                 return found
             raise RefusedError(
                 f"{directory.path}/.acpfs/volume does not hold a volume id: look at it, and "
                 "remove it if no RAM tier is left"
             )
         directory.create_own(_VOLUME, directory.chance.token(16).encode() + b"\n")
-    return directory.read_own(_VOLUME).decode("ascii").strip()
+    return volume_of(directory.read_own(_VOLUME))[0]
 
 
 def _lock(runtime_dir: Path, volume_id: str, node: str) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
-from acpfs.backing.member_records import NodeRecords, NodeState
+from acpfs.backing.member_records import RECORD_VERSION, NodeRecords, NodeState
 from acpfs.runtime.clock import Clock
 
 HARDWARE = Path("/sys/class/dmi/id/product_uuid")
@@ -128,7 +128,9 @@ def clear(directory: BackingDirectory, machine: MachineId, clock: Clock) -> list
 def _record(directory: BackingDirectory, node: bytes) -> dict[str, object]:
     with contextlib.suppress(FileNotFoundError, ValueError):
         found = json.loads(directory.read_own((b"nodes", node))[:RECORD_BYTES_MAX])
-        return found if isinstance(found, dict) else {}
+        # what a newer acpfs may mean otherwise proves nothing
+        if isinstance(found, dict) and found.get("record_version", 1) == RECORD_VERSION:
+            return found
     return {}
 
 

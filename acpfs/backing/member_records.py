@@ -24,8 +24,10 @@ from typing import Any
 import xxhash
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.errors import FULL_ERRNOS
+from acpfs.errors import FULL_ERRNOS, newer
 
+RECORD_VERSION = 1
+"""Of a record. New fields with a default do not count: whoever does not know them does without."""
 DIRECTORY = b"nodes"
 ANYTHING = "+"
 """In `NodeRecord.held` instead of keys, where they would be too many."""
@@ -123,6 +125,7 @@ class NodeRecord:
     this one has ended.
     """
     started_at: float = 0.0
+    record_version: int = RECORD_VERSION
 
     def to_bytes(self) -> bytes:
         """For the file: JSON, with a checksum of the rest in front, and blanks that make room for
@@ -138,7 +141,7 @@ class NodeRecord:
         """Inverse of `to_bytes`; unknown fields are a newer acpfs'.
 
         Raises:
-            ValueError: not a record, or not a whole one.
+            ValueError: not a record, or not a whole one, or one of a newer form.
         """
         summed = _SUMMED.match(content)
         if (
@@ -150,6 +153,11 @@ class NodeRecord:
         if not isinstance(found, dict) or not isinstance(found.get("node"), str):
             raise ValueError("not a node record")  # noqa: TRY004 - of content, not of a caller
         known: dict[str, Any] = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+        version = found.get("record_version", 1)
+        if _is_count(version) and (
+            why := newer("its record", version, RECORD_VERSION, "pointers wait until it is updated")
+        ):
+            raise ValueError(why)
         for name, (required, fits) in _FITS.items():
             if (required and name not in known) or (name in known and not fits(known[name])):
                 raise ValueError(f"a node record without {name}")
@@ -205,7 +213,10 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "heartbeat_s": (False, _is_number),
     "errors": (False, lambda value: isinstance(value, list) and all(map(_is_text, value))),
     "started_at": (False, _is_number),
-    **dict.fromkeys(("operations", "dirty_bytes", "withheld", "state_version"), (False, _is_count)),
+    **dict.fromkeys(
+        ("operations", "dirty_bytes", "withheld", "state_version", "record_version"),
+        (False, _is_count),
+    ),
     **dict.fromkeys(
         (
             "incarnation",

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import trio
 
+from acpfs import __version__
 from acpfs.control.request_slots import NoPlaceError, RequestSlots
 from acpfs.control.socket_messages import (
     REQUEST_BYTES_MAX,
@@ -234,7 +235,10 @@ class ControlServer:
         answer = self._answers.get(request.verb)
         try:
             if answer is None:
-                raise BadRequestError(f"no such verb: {request.verb[:100]!r}")
+                raise BadRequestError(
+                    f"no such verb: {request.verb[:100]!r} (acpfs {__version__} serves this mount)"
+                )
+            _check_arguments(request)
             return {"result": await answer(request, tell)}
         except AcpfsError as error:
             return error_message(error)
@@ -258,6 +262,22 @@ class ControlServer:
             gid == self._gid or self._gid in _peer_groups(connection)
         )
         return Rights.MEMBER if member else Rights.NONE
+
+
+def _check_arguments(request: ControlRequest) -> None:
+    """What a newer command asks for beside what this daemon knows is not left out silently: with
+    less than was asked for, more could be given up.
+
+    Raises:
+        BadRequestError: there is such a thing; nothing was done.
+    """
+    takes = VERBS[request.verb].takes if request.verb in VERBS else request.args
+    for name, value in request.args.items():
+        if name not in takes and value is not None and value is not False:
+            raise BadRequestError(
+                f"{request.verb} has no {name[:100]!r} in acpfs {__version__}, which serves this "
+                "mount: reload it with the newer acpfs"
+            )
 
 
 def _credentials(connection: trio.socket.SocketType) -> tuple[int, int, int]:

@@ -19,10 +19,12 @@ class Verb:
     `help`: its line in `acpfs-ctl --help`, for verbs that are a module of `acpfs.cli.verbs`.
     `usage`, `does`: its row in OPERATIONS, "Commands". `answer`: its row in "Other verbs".
     `lasting`: it may wait for something, perhaps for ever, and must not keep `status` and `unmount`
-    out. `owner_only`: it gives up data, changes what others share, or ends the mount; members of
-    the control group may do all but these.
+    out. `takes`: its arguments; another one that says something is a newer command's, and refused.
+    `owner_only`: it gives up data, changes what others share, or ends the mount; members of the
+    control group may do all but these.
     """
 
+    takes: tuple[str, ...] = ()
     help: str = ""
     usage: tuple[str, ...] = ()
     does: str = ""
@@ -57,6 +59,7 @@ VERBS: dict[str, Verb] = {
         answer="`ready`: whether it serves; `state` as in `status`",
     ),
     "flush": Verb(
+        takes=("paths", "timeout_s"),
         help="Wait until everything that is complete now is persisted.",
         usage=("flush [PATH…] [--timeout S]",),
         does=(
@@ -68,6 +71,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "wait": Verb(
+        takes=("paths", "timeout_s", "verified", "count"),
         help="Wait until these paths are persisted, or verified.",
         usage=("wait PATH… [--persisted|--verified] [--count N] [--timeout S]",),
         does=(
@@ -84,6 +88,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "checkpoints": Verb(
+        takes=("paths",),
         help="List checkpoints: when each was saved and persisted, and where it loads from.",
         usage=("checkpoints [PATH]",),
         does=(
@@ -159,6 +164,7 @@ VERBS: dict[str, Verb] = {
         has_handler=False,
     ),
     "ls": Verb(
+        takes=("paths",),
         help="List the files in the RAM tier and in the queue, with their state.",
         usage=("ls [PATH]",),
         does=(
@@ -174,6 +180,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "verify": Verb(
+        takes=("paths",),
         help="Read files back from the backing directory and compare them with their checksums.",
         usage=("verify [PATH…]",),
         does=(
@@ -188,6 +195,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "verify_ram": Verb(
+        takes=("paths",),
         usage=("verify --ram [PATH…]",),
         does=(
             "compare what RAM has of files with the recorded checksums; a bad copy of what is "
@@ -213,6 +221,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "retry": Verb(
+        takes=("paths",),
         help="Try failed operations again now.",
         usage=("retry PATH|--all",),
         does=(
@@ -231,6 +240,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "bypass": Verb(
+        takes=("reason",),
         help="Uncover the backing directory: new opens go to it directly.",
         usage=("bypass [--reason TEXT]",),
         does=(
@@ -241,6 +251,7 @@ VERBS: dict[str, Verb] = {
         owner_only=True,
     ),
     "repair": Verb(
+        takes=("paths", "timeout_s"),
         help="Write bad files again from RAM, if RAM still has them.",
         usage=("repair PATH… [--timeout S]",),
         does=(
@@ -255,6 +266,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "preload": Verb(
+        takes=("paths", "latest", "wait"),
         help="Load files or checkpoints into RAM before they are read.",
         usage=(
             "preload PATH… [--wait]",
@@ -274,6 +286,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "pin": Verb(
+        takes=("paths",),
         help="Keep files at and below these paths in RAM.",
         usage=("pin PATH…",),
         does=(
@@ -282,12 +295,14 @@ VERBS: dict[str, Verb] = {
         answer="`pinned_bytes`: what pins keep in RAM now",
     ),
     "unpin": Verb(
+        takes=("paths",),
         help="Remove pins.",
         usage=("unpin PATH…",),
         does="take off the pins at and below PATHs; exits 1 where there are none",
         answer="`pins`: how many were taken off",
     ),
     "urgent": Verb(
+        takes=("paths", "off", "for_s"),
         help="Let files use the RAM that is kept in reserve, for at most an hour.",
         usage=("urgent PATH [--for 1h] [--off]",),
         does=(
@@ -298,12 +313,14 @@ VERBS: dict[str, Verb] = {
         answer="`changed`: whether it is urgent now, or with `--off` was until now",
     ),
     "evict": Verb(
+        takes=("paths",),
         help="Evict clean files from RAM now.",
         usage=("evict PATH…",),
         does="let clean contents at and below PATHs leave RAM now, and say what stayed and why",
         answer="`files`, `bytes`: what left; `items`: what stayed, with `path`, `reason`, `size`",
     ),
     "release": Verb(
+        takes=("paths",),
         help="Carry out deletions of checkpoints that the guard holds back.",
         usage=(
             "release PATH…",
@@ -317,6 +334,7 @@ VERBS: dict[str, Verb] = {
         answer="`checkpoints`: of how many the deletion is carried out now",
     ),
     "discard": Verb(
+        takes=("paths",),
         help="Drop operations that the backing directory refused for good, with their data.",
         usage=("discard PATH",),
         does=(
@@ -354,6 +372,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "wait_nodes": Verb(
+        takes=("timeout_s",),
         usage=("nodes wait [--timeout S]",),
         does=(
             "return when what other live members had closed before is persisted and can be read "
@@ -364,6 +383,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "forget_node": Verb(
+        takes=("node",),
         usage=("nodes forget NODE",),
         does=(
             "go on without a member that is missing, or that a pointer names and nobody knows: "
@@ -379,6 +399,7 @@ VERBS: dict[str, Verb] = {
         answer="setting → value",
     ),
     "set": Verb(
+        takes=("key", "value"),
         help="Change settings until the mount ends; `set --help` lists them.",
         usage=("set KEY=VALUE…",),
         does=(
@@ -395,6 +416,7 @@ VERBS: dict[str, Verb] = {
         does="Prometheus metrics as text",
     ),
     "watch": Verb(
+        takes=("paths", "count", "settle_s", "after"),
         answer=(
             "(socket only, without end) an event `checkpoint` for each that becomes safe: "
             "`checkpoint` as above, `files` with "
@@ -403,6 +425,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "unmount": Verb(
+        takes=("leave", "timeout_s"),
         owner_only=True,
     ),
 }

@@ -48,7 +48,8 @@ def salvage(journal: Path, target: Path, size_of: Callable[[str], int]) -> Salva
     `size_of`: bytes of a copy in the spill directory, -1 when it is not there.
 
     Raises:
-        OSError, sqlite3.Error: the disk's; `target` is not there then.
+        RefusedError: a newer acpfs wrote the journal.
+        OSError, sqlite3.Error: the disk's. `target` is not there after any of them.
     """
     unfinished = target.with_suffix(".salvage")
     unfinished.unlink(missing_ok=True)
@@ -60,7 +61,7 @@ def salvage(journal: Path, target: Path, size_of: Callable[[str], int]) -> Salva
         source.backup(db)
         db.execute("PRAGMA journal_mode=DELETE")
         db.execute("BEGIN")
-        migrate(db)
+        migrate(db, STATE_VERSION, journal)
         found = _Salvage(db, size_of).run()
         db.execute(f"PRAGMA user_version={STATE_VERSION}")
         db.execute("COMMIT")

@@ -24,7 +24,7 @@ from acpfs.control.runtime import places_to_look
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.ram.migration import migrate
 from acpfs.ram.place import DATA, STATE_FILE
-from acpfs.ram.state import lost
+from acpfs.ram.state import STATE_VERSION, lost
 from acpfs.types import ROOT
 
 NAMED = "files"
@@ -72,7 +72,7 @@ def salvage(tier: Path, target: Path, *, everything: bool = False) -> list[Saved
 
     Raises:
         ConfigError: there is no RAM tier, or the target has something in it.
-        RefusedError: a mount uses the tier.
+        RefusedError: a mount uses the tier, or a newer acpfs wrote its state.
     """
     if not (tier / DATA).is_dir():
         raise ConfigError(f"{tier} is not a RAM tier: there is no directory {DATA} in it")
@@ -130,7 +130,7 @@ def _names(
                     shutil.copy(tier / name, copy.with_name(name))
             with contextlib.closing(sqlite3.connect(copy)) as db:
                 damage = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
-                migrate(db)
+                migrate(db, STATE_VERSION, tier)
                 why = why or ("" if damage == "ok" else damage)
                 return why, _claims(db, everything=everything or bool(why))
         except (OSError, sqlite3.Error, ValueError, TypeError) as error:

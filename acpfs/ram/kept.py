@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from acpfs.errors import RefusedError
+from acpfs.errors import RefusedError, newer
 from acpfs.ram.mapped_records import Slots
 
 KEPT_VERSION = 1
@@ -123,11 +123,10 @@ class Kept:
             return False
         if not session or facts.get("session") != session:
             return False
-        if facts["version"] > KEPT_VERSION:
-            raise RefusedError(
-                f"the session in {directory} has version {facts['version']}, this acpfs knows "
-                f"{KEPT_VERSION}"
-            )
+        if why := newer(
+            f"the session in {directory}", facts["version"], KEPT_VERSION, "keep the newer acpfs"
+        ):
+            raise RefusedError(why)
         self._facts = facts
         return True
 

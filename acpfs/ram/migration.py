@@ -1,14 +1,17 @@
 """Older formats of the state database become today's; the number of the format is
 `state.STATE_VERSION`.
 
-Knows columns, not what they mean to the layers that read them: their tables are as they were when
-the step was written, and stay so here. A step runs inside a transaction of its caller's, and a
-database that some of the tables never came to is brought up, too.
+One that a newer acpfs has written is refused, by whatever reads it: the mount, `salvage`, and the
+recovery of a mirror. Knows columns, not what they mean to the layers that read them: their tables
+are as they were when the step was written, and stay so here. A step runs inside a transaction of
+its caller's, and a database that some of the tables never came to is brought up, too.
 """
 
 from __future__ import annotations
 
 import sqlite3
+
+from acpfs.errors import RefusedError, newer
 
 _TO_2 = """
 CREATE TABLE IF NOT EXISTS node (
@@ -63,11 +66,25 @@ DROP TABLE IF EXISTS listed;
 _STEPS = {2: _TO_2, 3: _TO_3}
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring the tables to today's format; the caller has begun a transaction, and sets
-    `user_version` itself.
+def version_of(db: sqlite3.Connection, known: int, where: object) -> int:
+    """Of the format of a state database; 0: it has none yet.
+
+    `known`: today's. `where`: what to call it.
+
+    Raises:
+        RefusedError: a newer acpfs wrote it.
     """
     (found,) = db.execute("PRAGMA user_version").fetchone()
+    if why := newer(f"the state in {where}", found, known, "drain it with the newer acpfs"):
+        raise RefusedError(why)
+    return int(found)
+
+
+def migrate(db: sqlite3.Connection, known: int, where: object) -> None:
+    """Bring the tables to today's format, see `version_of`; the caller has begun a transaction, and
+    sets `user_version` itself.
+    """
+    found = version_of(db, known, where)
     for version, step in _STEPS.items():
         for statement in step.split(";") if 0 < found < version else ():
             db.execute(statement)

@@ -36,7 +36,7 @@ from typing import Any
 from acpfs.errors import AcpfsError, RefusedError
 from acpfs.logger import get_logger
 from acpfs.ram import wal
-from acpfs.ram.migration import migrate
+from acpfs.ram.migration import migrate, version_of
 from acpfs.ram.state_space import StateSpace
 from acpfs.runtime.given import Runtime
 
@@ -262,19 +262,14 @@ class StateDatabase:
         return copy
 
     def _check_version(self) -> None:
-        found: int = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found > STATE_VERSION:
-            raise RefusedError(
-                f"the state in {self.path} has version {found}, this acpfs knows "
-                f"{STATE_VERSION}: drain it with the newer acpfs"
-            )
+        found = version_of(self._db, STATE_VERSION, self.path)
         if (
             found != STATE_VERSION
         ):  # a worker that takes over must come to serve where nothing can be written
             if found:
                 self._begin()
                 self._is_trial = True
-                migrate(self._db)
+                migrate(self._db, STATE_VERSION, self.path)
             self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
 
     def accept(self) -> None:

@@ -21,7 +21,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -382,7 +382,10 @@ def beneath(runtime: Path, mountpoint: str) -> BypassedMount | None:
 
 
 def _read(file: Path) -> BypassedMount:
-    return BypassedMount(**json.loads(file.read_text())).as_it_lies()
+    """Fields that it has and this acpfs does not know are a newer one's."""
+    found = json.loads(file.read_text())
+    known = [field.name for field in fields(BypassedMount) if field.name in found]
+    return BypassedMount(**{name: found[name] for name in known}).as_it_lies()
 
 
 def bypassed() -> list[tuple[Path, BypassedMount]]:

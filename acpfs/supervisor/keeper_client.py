@@ -173,6 +173,14 @@ class Taken:
     kept: dict[str, list[int]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
 
+    def let_go(self) -> None:
+        """It stays with the keeper."""
+        for fd in (fd for fds in self.kept.values() for fd in fds):
+            os.close(fd)
+        self.kept.clear()
+        if self.end is not None:
+            self.end.close()
+
 
 def socket_of(settings: dict[str, Any]) -> Path:
     """Where the keeper of a mount with these settings listens."""
@@ -212,9 +220,7 @@ def take(settings: dict[str, Any], instance: str) -> Taken:
         taken.refused = f"the keeper does not answer: {error}"
     finally:
         os.close(pidfd)
-    end.close()
-    for fd in (fd for fds in taken.kept.values() for fd in fds):
-        os.close(fd)
+    taken.let_go()
     return Taken(taken.refused)
 
 

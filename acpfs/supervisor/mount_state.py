@@ -11,7 +11,23 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from acpfs.errors import newer
 from acpfs.supervisor.instances import next_generation
+
+RECORD_VERSION = 1
+"""Of what one supervisor leaves to the next. New fields do not count: who does not know them does
+without, and who misses them knows what an older acpfs did.
+"""
+
+
+def unknown(record: dict[str, Any]) -> str:
+    """Why a mount cannot be gone on with by what was left of it; "": it can."""
+    return newer(
+        "what its supervisor left",
+        int(record.get("version", 1)),
+        RECORD_VERSION,
+        "go on with it with the newer acpfs",
+    )
 
 
 @dataclass
@@ -39,6 +55,7 @@ class MountState:
             "facts": self.facts,
             "workers": self.workers,
             "settings": self.settings,
+            "version": RECORD_VERSION,
             **self.lineage,
         }
 
@@ -63,7 +80,8 @@ class MountState:
         self.lineage = self.lineage or next_generation({}, self.instance)
 
     def go_on_from(self, record: dict[str, Any], renewed: dict[str, Any], why: str) -> None:
-        """Take over from another supervisor; `renewed`: settings that hold from now on.
+        """Take over from another supervisor, whose record is not `unknown`; `renewed`: settings
+        that hold from now on.
 
         A record of an older acpfs may have no settings.
         """

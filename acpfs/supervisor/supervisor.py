@@ -43,7 +43,7 @@ from acpfs.supervisor.keeper_client import KEEPER, KeeperClient
 from acpfs.supervisor.kept_descriptors import KeptDescriptors
 from acpfs.supervisor.local_sockets import close
 from acpfs.supervisor.mount_answer import MountAnswer, settings_from_input
-from acpfs.supervisor.mount_state import MountState
+from acpfs.supervisor.mount_state import MountState, unknown
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import ALIVE, Service, inherited
 from acpfs.supervisor.stopping import Act, Owner, Stopping
@@ -111,17 +111,7 @@ class Supervisor:
             self._heed_signals()
         adopted = bool(self._kept)  # the worker that handed them over may be dead by now
         if not adopted:
-            found, state = inherited()
-            self._kept.update(found)
-            if state:
-                self._service.takes(self._kept)
-                self._mount.go_on_from(state, {}, "the supervisor was started again")
-                if "session" not in self._kept and not state["workers"]:
-                    self._mount.begin()
-            elif self._resume is not None:
-                self._take_from_keeper()
-            else:
-                self._mount.begin()
+            self._begin()
         self._templates.have()
         if not adopted and not self._ended and (self._take_over is None or self._mount.workers):
             self._start_worker()  # else when the template has loaded: the mount is served meanwhile
@@ -148,6 +138,24 @@ class Supervisor:
         return (
             resting.rest(self._mount.settings, self._look_once) if self._rests else self._exit_code
         )
+
+    def _begin(self) -> None:
+        """With what the service manager or a keeper holds of the mount, or anew."""
+        found, state = inherited()
+        if why := unknown(state):
+            # the manager has all of it still: nothing was stored here, so nothing is forgotten
+            self._refuse(why)
+            return
+        self._kept.update(found)
+        if state:
+            self._service.takes(self._kept)
+            self._mount.go_on_from(state, {}, "the supervisor was started again")
+            if "session" not in self._kept and not state["workers"]:
+                self._mount.begin()
+        elif self._resume is not None:
+            self._take_from_keeper()
+        else:
+            self._mount.begin()
 
     def _told_of(self, error: Exception) -> None:
         """Say it, but not five times a second for as long as the machine has no process left."""
@@ -553,6 +561,10 @@ class Supervisor:
         if taken.end is None:
             self._refuse(taken.refused)
             return
+        if why := unknown(taken.state):
+            taken.let_go()
+            self._refuse(why)
+            return
         self._kept.update(taken.kept)
         self._mount.go_on_from(
             taken.state,
@@ -593,6 +605,10 @@ class Supervisor:
 
     def _hear_predecessor(self, end: socket.socket) -> None:
         message, fds = channel.receive(end)
+        if message is not None and "kept" in message and (why := unknown(message)):
+            for fd in fds:
+                os.close(fd)
+            message = {"refused": why}
         if message is not None and "kept" in message:
             self._mount.go_on_from(
                 message, self._take_over or {}, "taken over by another supervisor"

@@ -7,9 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from acpfs.checksum import Checksum
-from acpfs.errors import AcpfsError
-from acpfs.training.messages import Manifest, SavedFile
-from acpfs.training.records import MalformedError, from_json, to_json
+from acpfs.errors import AcpfsError, ExitCode
+from acpfs.training.messages import GASP_VERSION, Manifest, SavedFile
+from acpfs.training.records import (
+    MalformedError,
+    NewerError,
+    from_json,
+    refuse_newer,
+    to_json,
+)
 
 NAME = "gasp.json"
 _BLOCK_BYTES = 1 << 20
@@ -17,6 +23,12 @@ _BLOCK_BYTES = 1 << 20
 
 class GaspError(AcpfsError):
     """A directory is not what its manifest says; the message names the file."""
+
+
+class NewerGaspError(GaspError):
+    """A newer acpfs wrote it: no sign that there is nothing to go on from."""
+
+    exit_code = ExitCode.REFUSED
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -30,10 +42,18 @@ def read_manifest(directory: Path) -> Manifest | None:
     """What a directory says of itself; None where it is no gasp.
 
     Raises:
+        NewerGaspError: it was written by a newer acpfs.
         GaspError: it says something that makes no sense.
     """
     try:
-        return from_json(Manifest, json.loads((directory / NAME).read_bytes()))
+        data = json.loads((directory / NAME).read_bytes())
+        if isinstance(data, dict):
+            refuse_newer(
+                str(directory / NAME), data, GASP_VERSION, "go on from it with the newer acpfs"
+            )
+        return from_json(Manifest, data)
+    except NewerError as error:
+        raise NewerGaspError(str(error)) from error
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, MalformedError) as error:

@@ -16,9 +16,15 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import TypeAlias
 
-from acpfs.training.records import Json, MalformedError, from_json, to_json
+from acpfs.training.records import Json, MalformedError, from_json, refuse_newer, to_json
 
 Shard: TypeAlias = str
+GASP_VERSION = 1
+"""Of `gasp.json`. Its reader refuses fields that it does not know, so each new one counts."""
+WIRE_VERSION = 1
+"""Of the messages here, for the same reason."""
+SENDER_CHARS_MAX = 40
+"""Of a sender that is named before its message is understood."""
 WORLD_MAX = 100_000
 _NAME = re.compile(r"[^/{}]*\{step(?::0(\d{1,2})d)?\}[^/{}]*")
 
@@ -466,6 +472,8 @@ class Manifest:
     """Nodes whose savers wrote files."""
     differing: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Shards whose holders had different digests: rank → digest."""
+    version: int = GASP_VERSION
+    """Of this form; 1 is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -607,6 +615,8 @@ class Header:
     term: int
     sender: str
     """`rank 3`, `coordinator 0`, `watcher node7`."""
+    version: int = WIRE_VERSION
+    """Of the messages that the sender knows; 1 is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -631,6 +641,7 @@ def decode(data: bytes | bytearray | memoryview) -> Sent:
     """The other way round.
 
     Raises:
+        NewerError: the sender's acpfs is a newer one.
         MalformedError: no JSON, an unknown kind, a field that makes no sense.
     """
     try:
@@ -639,6 +650,12 @@ def decode(data: bytes | bytearray | memoryview) -> Sent:
         raise MalformedError("a message that is not JSON") from error
     if not isinstance(parsed, dict):
         raise MalformedError("a message that is not an object")
+    refuse_newer(
+        f"what {str(parsed.get('sender'))[:SENDER_CHARS_MAX]} sends",
+        parsed,
+        WIRE_VERSION,
+        "all ranks and launchers of a job need one acpfs",
+    )
     kind = KINDS.get(str(parsed.pop("kind", None)))
     if kind is None:
         raise MalformedError("a message of no known kind")

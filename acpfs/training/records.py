@@ -16,7 +16,7 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from acpfs.errors import AcpfsError
+from acpfs.errors import AcpfsError, newer
 
 Json = dict[str, Any]
 Record = TypeVar("Record")
@@ -26,6 +26,21 @@ _SHOWN_CHARS_MAX = 60
 
 class MalformedError(AcpfsError):
     """What arrived is not what was agreed; the message names the field."""
+
+
+class NewerError(MalformedError):
+    """It is of a newer acpfs, and the message says so."""
+
+
+def refuse_newer(what: str, data: Json, known: int, way_out: str) -> None:
+    """Look at the version of a record's form before anything else of it; none is the first.
+
+    Raises:
+        NewerError: this acpfs does not know it.
+    """
+    version = data.get("version", 1)
+    if type(version) is int and (why := newer(what, version, known, way_out)):
+        raise NewerError(why)
 
 
 def to_json(record: object) -> Json:

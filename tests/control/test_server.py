@@ -189,6 +189,11 @@ def test_group_members_may_ask_by_their_supplementary_groups(
         (b'{"verb": "flush", "args": {"timeout_s": true}}\n', "number of seconds"),
         (b'{"verb": "set", "args": {"key": "streams"}}\n', "value must be a string"),
         (b'{"verb": "retry", "args": {"paths": []}}\n', "exactly one path"),
+        pytest.param(
+            b'{"verb": "discard", "args": {"paths": ["a"], "older_than_s": 60}}\n',
+            "has no 'older_than_s'",
+            marks=pytest.mark.clause("S527"),
+        ),
         (b"[" * 100_000 + b"\n", "not a line of JSON"),
         (b'{"verb": "status"', "ended before its line"),
         (b"x" * ((1 << 20) + 70_000), "at most"),

@@ -20,6 +20,7 @@ import pytest
 from acpfs.control import registry
 from acpfs.errors import ExitCode
 from acpfs.supervisor.handover import door_of, knock
+from acpfs.supervisor.mount_state import RECORD_VERSION
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, wait_gone
 from tests.rig.namespaces import namespace
 
@@ -154,6 +155,36 @@ def record_of(mount: AcpfsMount) -> registry.MountRecord:
 @pytest.mark.transports("native-passthrough")
 def test_open_files_go_on_with_the_other_version(mount: AcpfsMount) -> None:
     go_on_with(mount, [REPOSITORY])
+
+
+@pytest.mark.clause("S301", "S526")
+@pytest.mark.transports("native")
+def test_what_a_newer_supervisor_says_is_refused_and_that_one_goes_on(
+    tmp_path: Path, transport: str
+) -> None:
+    copy_package(tmp_path / "newer")
+    module = tmp_path / "newer/acpfs/supervisor/mount_state.py"
+    text = module.read_text()
+    ours = f"RECORD_VERSION = {RECORD_VERSION}"
+    module.write_text(text.replace(ours, f"RECORD_VERSION = {RECORD_VERSION + 1}"))
+    assert module.read_text() != text
+    (tmp_path / "backing").mkdir()
+    newer = {"PYTHONPATH": str(tmp_path / "newer")}
+    with AcpfsMount(
+        tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=newer
+    ) as mount:
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            supervisor = mount.supervisor
+            refused = take_over(mount, check=False)
+            assert refused.returncode == ExitCode.REFUSED
+            known = f"version {RECORD_VERSION + 1}, this acpfs knows {RECORD_VERSION}"
+            assert known in refused.stderr
+            assert "Traceback" not in refused.stderr
+            assert mount.supervisor == supervisor
+            file.write(b"two")
+        mount.umount()
+        assert (mount.backing / "f").read_bytes() == b"one two"
 
 
 @pytest.mark.long

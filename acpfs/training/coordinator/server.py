@@ -58,7 +58,7 @@ from acpfs.training.messages import (
     Watch,
     Welcome,
 )
-from acpfs.training.records import MalformedError, to_json
+from acpfs.training.records import MalformedError, NewerError, to_json
 from acpfs.training.wire import LinkClosedError, TrioLink
 
 _log = get_logger(__name__)
@@ -227,6 +227,9 @@ class Coordinator:
                 await self._admitted(connection, first, peer)
             except (LinkClosedError, trio.TooSlowError) as error:
                 self._refuse("silent", peer, str(error))
+            except NewerError as error:
+                self._refuse("newer", peer, str(error))
+                connection.post(self._connected.framed(Refused(str(error))))
             except MalformedError as error:
                 self._refuse("malformed", peer, str(error))
             connection.cut()

@@ -12,6 +12,7 @@ the main thread of the next process.
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from acpfs.errors import RefusedError
+from acpfs.logger import get_logger
 from acpfs.training.host_state import HostState, Taken
 from acpfs.training.marks import Marks
 from acpfs.training.memory_left import GoneError, Left, Span, leave
@@ -27,8 +29,15 @@ from acpfs.training.torch.end_mark import ChangedError, EndMark
 from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.transfer import Contents, Outline, Outlines, filled, flat, outline
 
+log = get_logger(__name__)
+
 if TYPE_CHECKING:
     from acpfs.training.torch.holding import Holding
+
+
+LEFT_VERSION = 1
+"""Of what is left. A pickle of classes is read by the same form alone, and no other is tried."""
+_VERSION = struct.Struct("<Q")
 
 
 @dataclass
@@ -145,15 +154,26 @@ def leave_state(
     outlines = {shard: outline(contents) for shard, contents in shards.items()}
     head = _Head(stopped, lineage, state.holders, host, dict(kept), outlines, outline(gradients))
     spans = [Span(one.data_ptr(), one.numel()) for one in held]
-    leave(name, pickle.dumps(head), spans)
+    leave(name, _VERSION.pack(LEFT_VERSION) + pickle.dumps(head), spans)
     return sum(span.size for span in spans)
 
 
 def left_state(name: str) -> LeftState | None:
-    """What the process before this one has left, if anything."""
+    """What the process before this one has left, if anything that can be read."""
     left = Left.ask(name)
+    if left is None:
+        return None
+    (version,) = _VERSION.unpack_from(left.head)
+    if version != LEFT_VERSION:
+        log.warning(
+            "what the process before this one has left is of another acpfs, and is not taken",
+            version=version,
+            known=LEFT_VERSION,
+        )
+        left.close()
+        return None
     # of this user's own process: `Left` has looked
-    return None if left is None else LeftState(left, pickle.loads(left.head))  # noqa: S301
+    return LeftState(left, pickle.loads(left.head[_VERSION.size :]))  # noqa: S301
 
 
 class LeftState:

@@ -18,7 +18,7 @@ from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.decision import Cover, NoCover, cover
 from acpfs.training.decision import Layout as Held
-from acpfs.training.manifest import GaspError, read_manifest
+from acpfs.training.manifest import GaspError, NewerGaspError, read_manifest
 from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, Shard, checkpoint_name
 from acpfs.training.mounted import PREFIX, node_name, places, readable
 from acpfs.training.naming import read_tracker, remove_begun
@@ -86,6 +86,8 @@ def _first(
                 looks[place].start()
             one = looks[place]
             has_ended = not looks[place].is_alive()
+            if one.answers(patience_s) and one.newer:
+                raise RefusedError(one.newer)
             if one.answers(patience_s) and (one.found is not None or readable(directory) == place):
                 return one.found
             if has_ended:
@@ -103,10 +105,14 @@ class _Look(threading.Thread, Generic[Found]):
         self._place = place
         self._answered = False
         self.found: Found | None = None
+        self.newer = ""
+        """Why what is there cannot be read by this acpfs; to begin without it would lose it."""
 
     def run(self) -> None:
         try:
             self.found = self._look(self._place)
+        except NewerGaspError as error:
+            self.newer = str(error)
         except (FileNotFoundError, NotADirectoryError, GaspError) as error:
             log.info("no checkpoint", place=str(self._place), error=str(error))
         except OSError as error:

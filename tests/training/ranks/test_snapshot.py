@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,15 @@ def test_there_is_none(tmp_path: Path) -> None:
     assert snapshot.newest(tmp_path, TRACKER, PATIENCE_S) is None
     (tmp_path / TRACKER).write_text("step-3\n")
     assert snapshot.newest(tmp_path, TRACKER, PATIENCE_S) is None
+
+
+@pytest.mark.clause("S526")
+def test_one_of_a_newer_acpfs_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 4)
+    manifest = tmp_path / "step-4" / "gasp.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 2, "news": 1}))
+    with pytest.raises(RefusedError, match=r"gasp\.json has version 2, this acpfs knows 1"):
+        snapshot.newest(tmp_path, TRACKER, PATIENCE_S)
 
 
 @clause

@@ -1,0 +1,84 @@
+"""docs/FORMATS.md has every form that the code reads or writes, with its version."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/FORMATS.md").read_text(encoding="utf-8")
+FORMS = {"json", "pickle", "sqlite3", "tomllib", "tomli"}
+"""Who imports one of them has a form."""
+MODULES = {
+    path.relative_to(ROOT / "acpfs").with_suffix("").as_posix().replace("/", "."): path
+    for path in sorted((ROOT / "acpfs").rglob("*.py"))
+}
+
+
+def versions(path: Path) -> dict[str, object]:
+    """Constants of a module that end in VERSION."""
+    found: dict[str, object] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            if not isinstance(node.value.value, int | float):
+                continue  # SAVE_VERSION is a statement
+            for target in node.targets:
+                if isinstance(target, ast.Name) and target.id.endswith("VERSION"):
+                    found[target.id] = node.value.value
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level names of what a module imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.clause("S528")
+def test_every_version_constant_is_on_the_page_with_its_value() -> None:
+    wanted = {
+        f"`{module}.{name}` = {value}"
+        for module, path in MODULES.items()
+        for name, value in versions(path).items()
+    }
+    assert len(wanted) > 5
+    assert sorted(text for text in wanted if text not in PAGE) == []
+    named = set(re.findall(r"`[\w.]+\.\w*VERSION` = [\d.]+\d|`[\w.]+\.\w*VERSION` = \d", PAGE))
+    assert sorted(named - wanted) == [], "named, and not in the code"
+
+
+@pytest.mark.clause("S528")
+def test_every_module_that_has_a_form_is_on_the_page() -> None:
+    named = {f"`{module}`" for module, path in MODULES.items() if imports(path) & FORMS}
+    assert len(named) > 40
+    assert sorted(module for module in named if module not in PAGE) == []
+
+
+def test_every_module_on_the_page_is_there() -> None:
+    rows = "\n".join(line for line in PAGE.splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", rows))
+    packages = {module.partition(".")[0] for module in MODULES}
+    files = {
+        "meta.json",
+        "facts.json",
+        "gasp.json",
+        "salvaged.json",
+        "faults.jsonl",
+        "state.sqlite",
+    }
+    strange = {
+        name
+        for name in named - files
+        if name.partition(".")[0] in packages
+        and name not in MODULES
+        and name.rpartition(".")[0] not in MODULES
+    }
+    assert strange == set()
