@@ -93,6 +93,7 @@ _CHUNKS = b"c"
 _GROUP = re.compile(rb"\(\?P<\w+>")
 _FLAGS = re.IGNORECASE | re.DOTALL
 _REMEMBERED_PATHS = 4096
+_REMEMBERED_PATTERNS = 256
 """Recognising takes up to 20 us, and is asked for several times in a file's life."""
 
 
@@ -275,6 +276,7 @@ def _checkpoint(save_dir: bytes, match: re.Match[bytes]) -> Checkpoint:
     )
 
 
+@lru_cache(_REMEMBERED_PATTERNS)
 def _shape(pattern: str) -> _Shape:
     directory = pattern.endswith("/")
     text = pattern.rstrip("/")

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
-import trio.testing
 
 from tests.sim.choices import Choices, Knobs, Profile
 from tests.sim.crew import Crew, SharedFile
 from tests.sim.kernel import WAIT_S, Process, Serving
-from tests.sim.life import Life
+from tests.sim.life import Life, new_clock
 from tests.sim.oracles import Told, judge_order, judge_shown
 from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable
@@ -120,7 +119,7 @@ class History(Serving):
     def run(self) -> Outcome:
         outcome = Outcome(self.choices, self.trace, counts=self.counts)
         try:
-            trio.run(self._main, clock=trio.testing.MockClock())
+            trio.run(self._main, clock=new_clock())
         except BaseException as failure:
             if isinstance(failure, KeyboardInterrupt):
                 raise

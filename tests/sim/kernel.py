@@ -75,28 +75,18 @@ class Serving:
         """The answer; None: the life has died before it could tell."""
         answer: list[T] = []
         most_s = STILL_CALL_MAX_S if self.knobs.stands_still else CALL_MAX_S
-        failure: BaseException | None = None  # told outside of the nursery, which would wrap it
-        async with trio.open_nursery() as nursery:
-
-            async def leave() -> None:
-                await life.died.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(leave)
+        failure: BaseException | None = None  # a dead life's is of no interest
+        with life.asked(most_s):
             try:
-                with trio.fail_after(most_s):
-                    answer.append(await life.fs.steps.drive(make(life.fs)))
-            except trio.TooSlowError:
-                failure = Finding(
-                    "LIVENESS", f"no answer within {most_s:.0f} s: {self.waits(life)}"
-                )
+                answer.append(await life.fs.steps.drive(make(life.fs)))
             except (Killed, OSError) as error:
                 failure = error
-            nursery.cancel_scope.cancel()
         if life.turns.is_over:
             return None
         if failure is not None:
             raise failure
+        if not answer:
+            raise Finding("LIVENESS", f"no answer within {most_s:.0f} s: {self.waits(life)}")
         life.answered += 1
         if life.answered >= life.death.calls:
             life.death.turn = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import trio
+import trio.testing
 
 from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
@@ -57,10 +59,15 @@ POOLS = ("requests", "streams", "commits", "syncs", "fills", "verifies")
 THREADS = 8
 TURNS_MAX = 60_000
 """Of one life: more than ten times what the longest ones take."""
-LAZY_ROUNDS = 4
-"""Rounds of trio in which nobody does anything, before time goes on."""
 JOIN_AGAIN_S = 1.0
+ROUNDS_MAX = 300
+"""Of tasks, at one moment; more than a write in the passthrough lane takes."""
 STEP_MIN_S = 0.0005
+TICK_S = 2.0**-20
+"""Time is a whole number of these: sums and differences of it are exact, and what is due is over.
+
+Else whoever waits for the rest of a time could ask for ever for less than the clock can tell.
+"""
 STEP_MAX_S = 5.0
 STEP_S = 0.05
 QUIET_CALLS = frozenset({"read", "xattrs", "note", "fstat", "lstat"})
@@ -234,6 +241,8 @@ class Life:
         self.left: Path | None = None
         """Its RAM tier as it was when it died."""
         self.died = trio.Event()
+        self._asked: set[trio.CancelScope] = set()
+        """Of programs that wait for its answers."""
         self.turns = Turns(choices.stream("turns", *streams), in_order=choices.in_order)
         self.timers = Timers()
         threads = NoThreads(self.turns, self.timers)
@@ -363,7 +372,7 @@ class Life:
         except BaseException as failure:
             if isinstance(failure, trio.Cancelled) or not self._is_of_death(failure):
                 raise
-            self.died.set()
+            self.has_died()
 
     def _is_of_death(self, failure: BaseException) -> bool:
         """Whatever the file system's code comes to is; what the simulation finds is not."""
@@ -441,17 +450,33 @@ class Life:
 
     async def _give_turns(self) -> None:
         """Threads take turns, tasks take turns, and time goes on when nobody can do anything."""
-        lazy_rounds = 0
+        idle = Idle()
         while not self.turns.is_over:
-            did = self.step()
-            await trio.lowlevel.checkpoint()
-            lazy_rounds = 0 if did or self.turns.is_anyone_ready else lazy_rounds + 1
-            if lazy_rounds > LAZY_ROUNDS:
+            if self.step() or self.turns.is_anyone_ready:
+                await trio.lowlevel.checkpoint()
+            elif await idle.is_reached([self.turns]):
                 let_time_pass([self])
-                lazy_rounds = 0
-        self.died.set()
+        self.has_died()
 
     # -- dying
+
+    @contextlib.contextmanager
+    def asked(self, most_s: float) -> Iterator[trio.CancelScope]:
+        """Whoever waits within is cancelled at its death, and when that time is over."""
+        with trio.CancelScope(deadline=trio.current_time() + most_s) as scope:
+            if self.died.is_set():
+                scope.cancel()
+            self._asked.add(scope)
+            try:
+                yield scope
+            finally:
+                self._asked.remove(scope)
+
+    def has_died(self) -> None:
+        """Called in a task: tell those who wait."""
+        self.died.set()
+        for scope in self._asked:
+            scope.cancel()
 
     def kill(self, where: str) -> None:
         """kill -9, here and now."""
@@ -465,7 +490,7 @@ class Life:
             self.state.is_abandoned = True  # steps of the dead end nowhere
             self._trace.note("world", f"KILL of {self.who}life {self.number}", (), where)
             if self.turns.is_main:
-                self.died.set()  # else `_give_turns` does so: trio's events are its thread's
+                self.has_died()  # else `_give_turns` does so: trio's events are its thread's
         raise Killed
 
     def discard_halves(self) -> None:
@@ -518,11 +543,49 @@ class Life:
                 os.close(node.body.fd)
 
 
+class Idle(trio.abc.Instrument):
+    """When nobody can do anything: no thread has a turn to come, and no task can go on."""
+
+    def __init__(self) -> None:
+        self._scope = trio.CancelScope()
+        self._rounds = 0
+        trio.lowlevel.add_instrument(self)
+
+    def _end(self) -> None:
+        self._scope.cancel()
+
+    def before_io_wait(self, timeout: float) -> None:
+        """A round of tasks: one that never waits makes time go on, too."""
+        self._rounds += 1
+        if self._rounds > ROUNDS_MAX:
+            self._scope.cancel()
+
+    async def is_reached(self, turns: Sequence[Turns]) -> bool:
+        """When every task waits; False, at once, where one has a thread do something.
+
+        `turns`: of the lives that are given theirs by who asks.
+        """
+        self._rounds = 0
+        for one in turns:
+            one.on_spawn = self._end
+        with trio.CancelScope() as self._scope:
+            await trio.testing.wait_all_tasks_blocked()
+        return not self._scope.cancelled_caught or self._rounds > ROUNDS_MAX
+
+
+def new_clock() -> trio.testing.MockClock:
+    """Trio's time is the machine's, to the last bit: a difference of them may be waited for."""
+    clock = trio.testing.MockClock()
+    clock.jump(MACHINE.moment_s)
+    return clock
+
+
 def let_time_pass(lives: Sequence[Life]) -> None:
     """Nobody can do anything before that: until a task, or a timer of one of them, is due."""
     tasks_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
     timers_s = [life.timers.next_s() for life in lives]
-    step_s = max(STEP_MIN_S, min([tasks_s, *timers_s, STEP_MAX_S]))
+    least_s = max(STEP_MIN_S, min([tasks_s, *timers_s, STEP_MAX_S]))
+    step_s = math.ceil(least_s / TICK_S) * TICK_S
     MACHINE.moment_s += step_s
     cast("trio.testing.MockClock", trio.lowlevel.current_clock()).jump(step_s)
 

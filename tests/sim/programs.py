@@ -55,7 +55,7 @@ DEATHS_IN_A_CALL_MAX = 3
 """That are carried through by walking a path again."""
 PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
 STILL = 0.1
-STILL_S = 900.0
+STILL_S = 200.0
 """Share of calls after which a program with open files does nothing for so long."""
 FORGETS = 0.3
 """Share of calls after which the kernel knows only of what is open."""

@@ -103,6 +103,8 @@ class Turns:
         """`in_order`: first come, first served, for a history that is being made shorter."""
         self.is_over = False
         self.count = 0
+        self.on_spawn: Callable[[], None] = lambda: None
+        """Whoever gives turns waits until there is one."""
         self._chance = chance
         self._in_order = in_order
         self._ready: list[_Job] = []
@@ -122,6 +124,8 @@ class Turns:
     def spawn(self, name: str, run: Callable[[], None]) -> None:
         """Have a thread do this."""
         self._ready.append(_Job(name, run))
+        if self._running is None:
+            self.on_spawn()
 
     def turn(self) -> bool:
         """Called by the main thread: let one of the others go on; whether one could."""

@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import trio
-import trio.testing
 
 from acpfs.writeback.members.cluster import Cluster
 from tests.sim.choices import Choices, Knobs
 from tests.sim.history import DRAIN_MAX_S, Outcome, worst
-from tests.sim.life import LAZY_ROUNDS, Life, let_time_pass
+from tests.sim.life import Idle, Life, let_time_pass, new_clock
 from tests.sim.members.job import Job
 from tests.sim.members.member import Member
 from tests.sim.members.oracles import Judge
@@ -59,7 +58,7 @@ class MembersHistory:
     def run(self) -> Outcome:
         outcome = Outcome(self.choices, self.trace)
         try:
-            trio.run(self._main, clock=trio.testing.MockClock())
+            trio.run(self._main, clock=new_clock())
         except BaseException as failure:
             if isinstance(failure, KeyboardInterrupt):
                 raise
@@ -100,22 +99,20 @@ class MembersHistory:
 
     async def _give_turns(self) -> None:
         """As `Life._give_turns`, for all of them: one may be slower than the others."""
-        lazy_rounds = 0
+        idle = Idle()
         while True:
             lives = [one.life for one in self.members if one.life is not None]
             did = False
             for life in lives:
                 if life.turns.is_over:
-                    life.died.set()
+                    life.has_died()
                 elif self._chance.random() < 0.9:
                     with contextlib.suppress(Killed):
                         did = life.step() or did
-            await trio.lowlevel.checkpoint()
-            is_ready = did or any(life.turns.is_anyone_ready for life in lives)
-            lazy_rounds = 0 if is_ready else lazy_rounds + 1
-            if lazy_rounds > LAZY_ROUNDS:
+            if did or any(life.turns.is_anyone_ready for life in lives):
+                await trio.lowlevel.checkpoint()
+            elif await idle.is_reached([life.turns for life in lives]):
                 let_time_pass(lives)
-                lazy_rounds = 0
 
     # -- the operator
 

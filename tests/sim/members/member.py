@@ -5,6 +5,7 @@ missing.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -163,16 +164,8 @@ class Member(Serving):
         assert life.cluster is not None
         cluster = life.cluster
         answer = [False]
-        async with trio.open_nursery() as nursery:
-
-            async def leave() -> None:
-                await life.died.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(leave)
-            with contextlib.suppress(OSError, Killed):
-                answer[0] = await act(cluster)
-            nursery.cancel_scope.cancel()
+        with life.asked(math.inf), contextlib.suppress(OSError, Killed):
+            answer[0] = await act(cluster)
         return answer[0] and not life.turns.is_over
 
     def count(self, life: Life) -> None:
