@@ -110,23 +110,27 @@ class Interrupter:
         after_s: float,
         every_s: float,
         stuck_s: float = 2.0,
+        *,
+        spins: bool = False,
     ) -> None:
         """`thread`: its identifier.
 
         `updating`: whether it is to be left alone; once false it stays false until `disarm`.
 
         `stuck_s`: turns that take so long or longer, without processor time for the thread, make it
-        stuck.
+        stuck. `spins`: a thread that waits for a device uses processor time: one that is at the
+        same instruction of Python all the while is stuck.
         """
+        self._spins = spins
         self._thread = thread
         self._updating = updating
         self._after_s = after_s
         self._every_s = every_s
         self._stuck_turns = max(1, round(stuck_s / LOOK_EVERY_S))
-        self._used = -1.0
+        self._used: object = None
         self._still = 0
         self._look_at = 0.0
-        """Its processor time, and for how many turns it has been that; when the next turn ends."""
+        """How far it is, and for how many turns it has been there; when the next turn ends."""
         self._sending = threading.Lock()
         self._due: float | None = None
         """When the next one is sent; None: not armed."""
@@ -156,9 +160,17 @@ class Interrupter:
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
-        used = time.clock_gettime(time.pthread_getcpuclockid(self._thread))
+        used = self._clock()
         self._still = self._still + 1 if used == self._used else 0
         self._used = used
+
+    def _clock(self) -> object:
+        """What differs when the thread has done anything: its processor time, or where it is."""
+        if not self._spins:
+            return time.clock_gettime(time.pthread_getcpuclockid(self._thread))
+        # there is no other way to see another thread's
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001
+        return None if frame is None else (id(frame), frame.f_lasti)
 
     @property
     def stuck(self) -> bool:
@@ -172,10 +184,7 @@ class Interrupter:
         when it is back.
         """
         with self._sending:
-            if (
-                not self.stuck
-                or time.clock_gettime(time.pthread_getcpuclockid(self._thread)) != self._used
-            ):
+            if not self.stuck or self._clock() != self._used:
                 return False
             stuck = self._thread
             self._thread = start()

@@ -84,6 +84,14 @@ class Policy:
     taken.
     """
 
+    untried_device: bool = False
+    """Whether a job with nccl or hccl is protected: doubles have shown that, and no device has."""
+    abort_s: float = 5.0
+    """Aborts of an accelerator's groups that take longer make this rank a lost one."""
+    update_s: float = 30.0
+    """So does an update that was launched, and is not done so long after a STOP."""
+    probe_s: float = 10.0
+    """And a device that does not answer for so long behind the aborts."""
     drill: str = ""
     """Who is to die where (`acpfs.training.drill`): for `acpfs-train drill`, which kills ranks on
     purpose.

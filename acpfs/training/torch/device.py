@@ -1,26 +1,69 @@
-"""A device whose memory is lost in part: how it says so, and what its process does before and
-after. Only processors were tried.
+"""A device: marks on its stream, how it is brought out of collectives, and how it says that memory
+is lost. Only processors were tried.
+
+An accelerator does what was launched when it comes to it: a call that returns says nothing. What
+waits for it asks an event, in Python, so that `Interrupted` reaches it.
 
 A processor's memory is never lost in part: `DeviceMemoryError` is raised by tests, and by scripts
 that find out by themselves. The NPU's calls are those that torch_npu documents, and what CUDA says
 are texts of its own errors; both run against doubles, and were not run on a device
-(`tools/train-accelerator-check` is for who has one). Main thread only.
+(`tools/train-accelerator-check` is for who has one). Main thread only, but for `end_collectives`,
+`enter_thread` and `probe`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from acpfs.errors import ConfigError
+
+PROBED_BYTES = 1024
 
 
 class DeviceMemoryError(RuntimeError):
     """What this rank's parameters and optimizer state were is gone; its process can go on."""
 
 
+class Event(Protocol):
+    """A mark on a stream."""
+
+    def query(self) -> bool:
+        """Whether the device has done all that was launched before it.
+
+        Raises:
+            RuntimeError: nothing works on the device any more in this process.
+        """
+
+
 class Device(Protocol):
     """Of one rank."""
+
+    is_behind: bool
+    """Whether what was launched is done later, behind the host's back."""
+    ends_everything: bool
+    """Whether `end_collectives` ends whatever runs on the device, of all groups, once."""
+
+    def record(self) -> Event:
+        """Behind whatever this thread has launched so far on its stream."""
+
+    def enter_thread(self) -> None:
+        """Called first in a thread that is to use the device."""
+
+    def end_collectives(self, group: Any) -> None:
+        """Of one process group. What is queued behind them runs then, with whatever they left.
+
+        Raises:
+            RuntimeError: they go on.
+        """
+
+    def probe(self, value: Any) -> None:
+        """All streams come to their end, and a tensor can be read. May never return.
+
+        Raises:
+            RuntimeError: nothing works on the device any more in this process.
+        """
 
     def lost_memory(self, error: BaseException) -> bool:
         """Whether an exception says that memory is lost, and the process can stay."""
@@ -41,8 +84,30 @@ class Device(Protocol):
         """It works again; what was in its memory may be anything."""
 
 
+class _Passed:
+    """The event of a device that does all at once."""
+
+    def query(self) -> bool:
+        return True
+
+
 class Processor:
     """The host's own."""
+
+    is_behind = False
+    ends_everything = False
+
+    def record(self) -> Event:
+        return _Passed()
+
+    def enter_thread(self) -> None:
+        """Nothing to do."""
+
+    def end_collectives(self, group: Any) -> None:
+        """They end with their connections (`sockets`)."""
+
+    def probe(self, value: Any) -> None:
+        """Nothing to do."""
 
     def lost_memory(self, error: BaseException) -> bool:
         return isinstance(error, DeviceMemoryError)
@@ -57,15 +122,40 @@ class Processor:
         """Nothing to do."""
 
 
-class Npu:
+class Accelerator:
+    """What `torch.cuda` and `torch_npu.npu` have in common. Not run on a device."""
+
+    is_behind = True
+    ends_everything = False
+
+    def __init__(self, calls: Any, number: int) -> None:
+        """`calls`: `torch.cuda`, or `torch_npu.npu`. `number`: of the device."""
+        self._calls = calls
+        self._number = number
+
+    def record(self) -> Event:
+        # `blocking`: a wait for it, which nobody here does, would not spin
+        event: Event = self._calls.Event(blocking=True)
+        event.record()  # type: ignore[attr-defined]  # of the current stream
+        return event
+
+    def enter_thread(self) -> None:
+        self._calls.set_device(self._number)  # of a new thread it is 0
+
+    def probe(self, value: Any) -> None:
+        self._calls.synchronize()
+        value.detach().reshape(-1)[: max(1, PROBED_BYTES // value.element_size())].to("cpu")
+        self._calls.synchronize()
+
+
+class Npu(Accelerator):
     """An Ascend device. Not run on a device."""
 
     WORDS = ("UCE ERROR", "HBM MULTI BIT ECC ERROR")
+    ends_everything = True
 
-    def __init__(self, calls: Any, number: int) -> None:
-        """`calls`: `torch_npu.npu`."""
-        self._calls = calls
-        self._number = number
+    def end_collectives(self, group: Any) -> None:
+        self.stop()
 
     def lost_memory(self, error: BaseException) -> bool:
         return isinstance(error, DeviceMemoryError) or (
@@ -83,7 +173,7 @@ class Npu:
         self._calls.restart_device(self._number)
 
 
-class Cuda(Processor):
+class Cuda(Accelerator):
     """A device of NVIDIA's. Not run on a device.
 
     An error of these poisons the context: every later call fails, so the process goes.
@@ -105,6 +195,20 @@ class Cuda(Processor):
             "unknown error",
         ),
     )
+
+    def lost_memory(self, error: BaseException) -> bool:
+        return isinstance(error, DeviceMemoryError)
+
+    def end_collectives(self, group: Any) -> None:
+        """The group's own call: torch's `_abort_process_group` also forgets who is who in it."""
+        torch: Any = sys.modules["torch"]
+        group._get_backend(torch.device("cuda")).abort()  # noqa: SLF001  # it has no public name
+
+    def stop(self) -> None:
+        """Nothing to do."""
+
+    def restart(self) -> None:
+        """Nothing to do."""
 
     def ends_process(self, error: BaseException) -> bool:
         said = str(error)
@@ -130,7 +234,22 @@ def device_named(name: str) -> Device:
         return Npu(calls, int(calls.current_device()))
     if name == "auto":
         torch: Any = sys.modules.get("torch")
-        return Cuda() if torch is not None and torch.cuda.is_available() else Processor()
+        return _cuda() if torch is not None and torch.cuda.is_available() else Processor()
     if name not in ("cpu", "cuda"):
         raise ConfigError(f"device = {name!r}: auto, cpu, cuda or npu")
-    return Cuda() if name == "cuda" else Processor()
+    return _cuda() if name == "cuda" else Processor()
+
+
+def _cuda() -> Cuda:
+    """The device that the script has chosen; its number is asked for where there is one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return Cuda(None, 0)
+    return Cuda(torch.cuda, int(torch.cuda.current_device()))
+
+
+BACKENDS: dict[str, Callable[[], Device]] = {
+    "nccl": _cuda,
+    "hccl": lambda: device_named("npu"),
+}
+"""Of process groups → the device whose collectives it does. gloo is the host's."""

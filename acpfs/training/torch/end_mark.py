@@ -149,9 +149,20 @@ class EndDigest:
 class EndMark:
     """Of one rank."""
 
-    def __init__(self, live: Callable[[], Live], bytes_max: int, *, is_told: bool = False) -> None:
-        """`bytes_max`: of a copy. `is_told`: whether the loop has said what follows an update."""
+    def __init__(
+        self,
+        live: Callable[[], Live],
+        bytes_max: int,
+        *,
+        is_told: bool = False,
+        is_done: Callable[[], object] | None = None,
+    ) -> None:
+        """`bytes_max`: of a copy. `is_told`: whether the loop has said what follows an update.
+
+        `is_done`: returns when the last update is, on a device that is behind; None: it always is.
+        """
         self._live = live
+        self._is_done = is_done
         self._bytes_max = bytes_max
         self._is_told = is_told
         self._traces: dict[tuple[Shard, str, str], object] = {}
@@ -209,7 +220,7 @@ class EndMark:
                 for shard, parameters in self._live().items()
                 for name, values in parameters.items()
                 if (found := self._traces.get((shard, name, ""))) is not None
-                and found != trace(values[""])
+                and found != self._trace(values[""])
             }
         now = self._traced()
         known = {key[:2] for key in self._traces}
@@ -259,12 +270,21 @@ class EndMark:
 
     def _traced(self) -> dict[tuple[Shard, str, str], object]:
         return {
-            (shard, name, key): writes(value) if key else trace(value)
+            (shard, name, key): writes(value) if key else self._trace(value)
             for shard, name, key, value in self._each()
         }
 
+    def _trace(self, value: Any) -> object:
+        """Of a parameter. Bytes of a device are what it has done, not what it was told."""
+        return trace(value) if self._is_done is None else writes(value)
+
+    def _wait(self) -> None:
+        if self._is_done is not None:
+            self._is_done()
+
     def _digested(self) -> dict[Shard, str]:
         """Of parameters: an optimizer's state is its own."""
+        self._wait()
         return {
             shard: digest_of({name: local(values[""]) for name, values in parameters.items()})
             for shard, parameters in self._live().items()
@@ -280,6 +300,7 @@ class EndMark:
                 most=self._bytes_max,
             )
             return
+        self._wait()
         try:
             self._copies = {name: value.clone() for name, value in parameters.items()}
         except RuntimeError as error:  # no memory: training goes on without

@@ -1,16 +1,21 @@
 """Process groups of a protected rank: making some, ending all, and the group of those who save.
-gloo only, until another was tried.
+
+What acpfs says itself goes over gloo, whatever the job's own groups are: those may be an
+accelerator's, whose collectives are ended by aborts. Out of gloo's a rank comes by its sockets.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from acpfs.errors import ConfigError
+from acpfs.training.torch.device import BACKENDS, Device, Processor
 from acpfs.training.torch.sockets import GroupSockets, connections
 
 SAVERS_TIMEOUT_S = 86_400.0
@@ -19,19 +24,75 @@ for, and ends the group's connections.
 """
 
 
+NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+"""Else torch's own watchdog ends the process when it sees an abort, or a long save."""
+_BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+
+
+def _backends(config: object) -> set[str]:
+    """Of torch's "cpu:gloo,cuda:nccl"."""
+    return {part.rpartition(":")[2] for part in str(config).split(",")}
+
+
 def refuse_other_backends() -> None:
     """Of the default group, which has to be there.
 
     Raises:
-        ConfigError: a backend whose collectives nobody has tried to leave.
+        ConfigError: another than gloo.
     """
     # As torch has resolved it: "cpu:gloo" also where init_process_group was given none.
-    backend = str(dist.get_backend_config())
-    if {part.rpartition(":")[2] for part in backend.split(",")} != {"gloo"}:
+    backend = dist.get_backend_config()
+    if _backends(backend) != {"gloo"}:
         raise ConfigError(
-            f"backend {backend}: acpfs.training gets ranks out of gloo's collectives only; "
-            "others were not tried on a device"
+            f"backend {backend}: ranks are replaced in jobs with gloo only; with an accelerator's "
+            "use acpfs.training.protect"
         )
+
+
+def device_of_groups(untried: bool) -> Device:
+    """Whose collectives the default group does.
+
+    `untried`: whether the user wants what was run with doubles only.
+
+    Raises:
+        ConfigError: a backend that nobody can be got out of; or one that no device has seen.
+    """
+    backend = dist.get_backend_config()
+    found = _backends(backend) - {"gloo"}
+    if not found:
+        return Processor()
+    if len(found) > 1 or not found <= BACKENDS.keys():
+        raise ConfigError(
+            f"backend {backend}: acpfs.training gets ranks out of the collectives of gloo, or of "
+            f"gloo and one of {', '.join(sorted(BACKENDS))}"
+        )
+    (name,) = found
+    if name == "nccl":
+        _refuse_watchdog()
+    if name in UNTRIED and not untried:
+        raise ConfigError(
+            f"backend {backend}: acpfs.training was not run on a device; untried_device = on "
+            "(ACPFS_TRAIN_UNTRIED_DEVICE=1) has it all the same, docs/TRAINING.md says what was "
+            "tried"
+        )
+    return BACKENDS[name]()
+
+
+UNTRIED = {"nccl", "hccl"}
+"""Run with doubles only, by the rule of this project: until a run on a device is recorded."""
+
+
+def _refuse_watchdog() -> None:
+    wrong = {name for name, value in NCCL_SETTINGS.items() if os.environ.get(name) != value}
+    if wrong:
+        raise ConfigError(
+            "NCCL would end this process at a fault: export "
+            + " ".join(f"{name}={value}" for name, value in NCCL_SETTINGS.items())
+            + " before init_process_group"
+        )
+    for name in _BLOCKING:
+        if os.environ.get(name, "0") not in ("0", ""):
+            raise ConfigError(f"{name}: each wait would keep the main thread in C; unset it")
 
 
 class Groups:
@@ -40,16 +101,20 @@ class Groups:
     `abort` may be called from any thread; the rest belongs to the main thread, of all ranks alike.
     """
 
-    def __init__(self) -> None:
-        """Begin.
+    def __init__(self, *, untried: bool = False) -> None:
+        """Begin; a collective where the job's groups are an accelerator's.
+
+        `untried`: as for `device_of_groups`.
 
         Raises:
-            ConfigError: a backend whose collectives nobody has tried to leave.
+            ConfigError: a backend whose collectives nobody can be got out of.
         """
         if not dist.is_initialized():
             raise ConfigError("protect comes after torch.distributed.init_process_group")
-        refuse_other_backends()
+        self.device = device_of_groups(untried)
         self._sockets = GroupSockets()
+        self._control = self.make() if self.device.is_behind else None
+        """What acpfs says itself goes over it; None: the default group is gloo's."""
         self._left: list[Any] = []
         """Groups that were destroyed: the end of such an object would wait for collectives that may
         never end.
@@ -65,8 +130,33 @@ class Groups:
     def gathered(self, value: Any) -> list[Any]:
         """Everybody's value, by rank; a collective."""
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self._control)
         return found
+
+    def of_device(self) -> dict[Any, Any]:
+        """Groups whose collectives the accelerator does → torch's device of these."""
+        if not self.device.is_behind:
+            return {}
+        # torch offers no list of groups
+        configs = dict(dist.distributed_c10d._world.pg_backend_config)  # noqa: SLF001
+        found = {}
+        for group, config in configs.items():
+            for part in str(config).split(","):
+                kind, _, backend = part.rpartition(":")
+                if backend != "gloo":
+                    found[group] = torch.device(kind or "cpu")
+        return found
+
+    def have_failed(self) -> bool:
+        """Whether a group of the accelerator says so, where its backend can."""
+        for group, kind in self.of_device().items():
+            try:
+                error = group._get_backend(kind).get_error()  # noqa: SLF001  # no public name
+            except (RuntimeError, AttributeError, NotImplementedError):  # it cannot
+                continue
+            if getattr(error, "name", "SUCCESS") != "SUCCESS":
+                return True
+        return False
 
     def make(self) -> Any:
         """A group of all ranks."""
@@ -97,7 +187,7 @@ class Groups:
         return found
 
     def abort(self) -> int:
-        """End all collectives; who waits in one gets an error.
+        """End all of gloo's collectives; who waits in one gets an error.
 
         The number of connections that were ended.
         """
@@ -111,7 +201,11 @@ class Groups:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         # torch offers no list of groups
         self._left.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
-        dist.destroy_process_group()
+        if self.device.is_behind:
+            # forgets them; the end of an accelerator's group would wait for its device
+            dist.distributed_c10d._abort_process_group()  # noqa: SLF001
+        else:
+            dist.destroy_process_group()
         with self._sockets.noting():
             dist.init_process_group(
                 "gloo",

@@ -24,6 +24,7 @@ from acpfs.training.guard import Guard
 from acpfs.training.held_signals import HeldSignals
 from acpfs.training.marks import Marks
 from acpfs.training.torch.gate import Gate, ImplicitGate, Passage
+from acpfs.training.torch.progress import Progress, at_once
 
 
 def local_optimizer(optimizer: Any) -> Any:
@@ -58,6 +59,7 @@ class UpdateHooks:
         meet: Callable[[int], object] = int,
         update: Callable[[], None] | None = None,
         guard: Guard | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """`at_ready`: called with an update's number when its gradients are complete, before the
         mark says so.
@@ -65,7 +67,7 @@ class UpdateHooks:
         `at_end`: called when an update is complete, before the mark says so.
         `meet`: what all ranks do together before the gate, whether they are protected or not.
         `at`: called at points by name. `update`: does an update that is ready and was not begun;
-        None: the optimizers' steps do.
+        None: the optimizers' steps do. `progress`: of the device; None: it does all at once.
         """
         self._optimizers = [local_optimizer(optimizer) for optimizer in optimizers]
         self._whole = optimizers
@@ -75,6 +77,9 @@ class UpdateHooks:
         self._at_end = at_end
         self._meet = meet
         self._guard = guard or Guard()
+        self._progress = progress or at_once(marks)
+        self._is_skipped = False
+        """Whether the step that is under way changes nothing."""
         self._passed = marks.now.done
         """The update whose gate was passed last, also where no mark moves any more."""
         self._under_way = False
@@ -125,7 +130,8 @@ class UpdateHooks:
             return None  # nobody waits for this rank
         # the wrapper around `step` hands on the optimizer itself as the first argument
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if _has_overflowed(optimizer):
+        self._is_skipped = self._has_overflowed(optimizer)
+        if self._is_skipped:
             # the scaler lets a fused optimizer see the overflow itself: nothing is changed
             return None
         is_under_way = self._alone or self._under_way
@@ -155,7 +161,7 @@ class UpdateHooks:
     def _after(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if self._guard.is_off and self._gate.kind is messages.Gate.NONE:
             return
-        if _has_overflowed(optimizer):
+        if self._is_skipped:
             return
         self._depth -= 1
         if self._depth > 0:
@@ -178,7 +184,22 @@ class UpdateHooks:
         self._gate.wait(step)
         self._begin(step)
 
+    def _has_overflowed(self, optimizer: Any) -> bool:
+        """Whether a loss scaler has told a fused optimizer that this step is to change nothing.
+
+        `torch.amp.GradScaler.step` sets `found_inf` on optimizers with
+        `_step_supports_amp_scaling`, and calls their step in any case; all ranks have the same,
+        since gradients are reduced before. On a device it is there when the gradients are.
+        """
+        found = getattr(optimizer, "found_inf", None)
+        if found is None:
+            return False
+        if not self._alone:  # behind an abort all has ended
+            self._guard.ours(self._progress.read)
+        return bool(found)
+
     def _make_ready(self, step: int) -> None:
+        self._progress.gradients(step)
         self._at_ready(step)
         self._marks.ready()
         self._at("ready")
@@ -273,6 +294,7 @@ class UpdateHooks:
             self._signals.drop()
 
     def _end(self) -> None:
+        self._progress.launched()
         self._at_end()
         self._marks.end()
 
@@ -325,17 +347,6 @@ class _Gradients:
         self._begin()
         self._was_called = True
         return result
-
-
-def _has_overflowed(optimizer: Any) -> bool:
-    """Whether a loss scaler has told a fused optimizer that this step is to change nothing.
-
-    `torch.amp.GradScaler.step` sets `found_inf` on optimizers with `_step_supports_amp_scaling`,
-    and calls their step in any case; all ranks have the same, since gradients are reduced before.
-    On a device this waits for the gradients.
-    """
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
 
 
 def _refuse_needed_closure(optimizer: Any) -> None:

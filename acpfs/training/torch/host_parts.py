@@ -19,16 +19,19 @@ log = get_logger(__name__)
 
 
 class TorchRandom:
-    """Of the host, and of devices in use."""
+    """Of the host, and of this rank's device where it is in use."""
 
     def take(self) -> Any:
-        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        # of the others nothing: a rank has one, and each would be asked at each step
+        devices = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
         return {"cpu": torch.get_rng_state(), "cuda": devices}
 
     def give(self, value: Any) -> None:
         torch.set_rng_state(value["cpu"])
-        if value["cuda"]:
+        if len(value["cuda"]) > 1:  # an older acpfs took those of all devices
             torch.cuda.set_rng_state_all(value["cuda"])
+        elif value["cuda"]:
+            torch.cuda.set_rng_state(value["cuda"][0])
 
 
 class Buffers:

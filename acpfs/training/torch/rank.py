@@ -5,16 +5,20 @@ Main thread only, but for `abort`.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from acpfs.errors import ConfigError
+from acpfs.logger import get_logger
 from acpfs.training import messages
 from acpfs.training.drill import Points
 from acpfs.training.guard import Guard
@@ -24,16 +28,19 @@ from acpfs.training.member import GenerationOverError
 from acpfs.training.memory_left import GoneError
 from acpfs.training.messages import Ask, GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
-from acpfs.training.torch.end_mark import ChangedError, EndDigest, EndMark, Live
+from acpfs.training.torch.aborts import Aborts
+from acpfs.training.torch.end_mark import ChangedError, EndDigest, EndMark, Live, local
 from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
 from acpfs.training.torch.host_parts import host_state
 from acpfs.training.torch.layout import Copies, Layout, everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState, OwnState
+from acpfs.training.torch.progress import LostError, Progress, SuspectError
 from acpfs.training.torch.store import LinkStore
 from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer, own_failures
 
+log = get_logger(__name__)
 _OF_OTHERS = re.compile(
     # "[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "[enforce fail at
     # …/gloo/…cc:12]"
@@ -42,6 +49,7 @@ _OF_OTHERS = re.compile(
     r"|(timed out in|failed to pass) monitoredBarrier"
     r"|^Operation timed out!"
     rf"|\b{GenerationOverError.__name__}\b"
+    r"|NCCL communicator was aborted|\bnccl(Remote|System|Internal)Error\b|^FORCE STOP\b"
 )
 """Nothing that a program says by itself: "connection lost to the database" is its own error."""
 
@@ -98,7 +106,16 @@ class TorchRank:
         """
         if update is None:
             refuse_several_with_scaler(optimizers, scaler)
-        self.groups = Groups()
+        self.groups = Groups(untried=policy.untried_device)
+        self._policy = policy
+        self.marks = Marks(begun)
+        self._progress = Progress(
+            *(self.groups.device, self.marks, self.groups.have_failed, policy.update_s)
+        )
+        self._aborts = Aborts(
+            *(self.groups.device, self.groups.of_device, self._may_end_everything),
+            policy.update_s,
+        )
         self.number = dist.get_rank()
         self.world = dist.get_world_size()
         self.layout = (
@@ -132,8 +149,8 @@ class TorchRank:
             further=further,
             after_update=after_update,
         )
+        self._refuse_several_devices()
         self._writer = self._made_writer(save)
-        self.marks = Marks(begun)
         self.groups.learn()
         self._gate = self._made_gate(use)
         self.points = Points()
@@ -147,18 +164,44 @@ class TorchRank:
             at_end=self._end.note,
             update=update,
             guard=self.guard,
+            progress=self._progress,
         )
         self.guard.at_end.append(lambda _: self.hooks.switch_off())
         self._by_hand = update is not None
 
+    def _refuse_several_devices(self) -> None:
+        """One rank's events are those of one device."""
+        if not self.groups.device.is_behind or isinstance(self._state, OwnState):
+            return
+        found = {
+            str(local(values[""]).device)
+            for parameters in self._state.live().values()
+            for values in parameters.values()
+        }
+        if len(found) > 1:
+            raise ConfigError(
+                f"this rank's parameters are on {', '.join(sorted(found))}: acpfs.training knows "
+                "what one device has done"
+            )
+
     def _made_end(self, policy: Policy) -> EndMark | EndDigest:
         state = self._state
+        is_done = self._progress.wait_updated if self.groups.device.is_behind else None
         if not isinstance(state, OwnState):
-            return EndMark(state.live, policy.copies_bytes_max, is_told=self._follows)
+            return EndMark(
+                *(state.live, policy.copies_bytes_max), is_told=self._follows, is_done=is_done
+            )
         (shard,) = self.layout.holders
         if state.is_live:
             return EndMark(
-                lambda: state.live(shard), policy.copies_bytes_max, is_told=self._follows
+                *(lambda: state.live(shard), policy.copies_bytes_max),
+                is_told=self._follows,
+                is_done=is_done,
+            )
+        if is_done is not None:
+            raise ConfigError(
+                "state= gives copies, which are compared behind each update: that would wait for "
+                "the device each time; have state= give the tensors themselves"
             )
         if self._follows:
             raise ConfigError(
@@ -196,8 +239,9 @@ class TorchRank:
         self.hooks.remove()
 
     def abort(self) -> int:
-        """End all collectives; from any thread."""
-        return self.groups.abort()
+        """End all collectives; from any thread. How many connections and groups that were."""
+        # the accelerator's first: each in a thread of its own, so that none holds up another
+        return self._aborts.begin() + self.groups.abort()
 
     @property
     def gate_result(self) -> GateResult | None:
@@ -206,10 +250,45 @@ class TorchRank:
     def finish(self, gate: GateResult | None) -> None:
         """The update that is ready, alone."""
         self.hooks.finish_alone(None if gate is None else gate.values)
+        self._settle()
 
     def finish_begun(self) -> None:
-        """The rest of an update that was left between two optimizers."""
+        """The rest of an update that was left between two optimizers; what was launched is done.
+
+        Ends this process where its device does not answer: then it holds nothing, and the others
+        count it as dead.
+        """
+        self._settle()
         self.hooks.finish_begun()
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self.groups.device.is_behind:
+            return
+        policy = self._policy
+        try:
+            self.groups.device.enter_thread()
+            if not self._aborts.over(policy.abort_s):
+                raise LostError(f"an abort has not come back in {policy.abort_s:g} s")
+            self._progress.settle(self._any_tensor, policy.probe_s)
+        except Exception as error:  # noqa: BLE001  # whatever it is, nothing can be read here
+            log.error("this rank's state is lost: others may hold it", why=str(error))
+            sys.stderr.write(f"acpfs: this rank's state is lost: {error}\n")
+            sys.stderr.flush()
+            os._exit(messages.ExitStatus.TAKEN_FOR_LOST)
+
+    def _any_tensor(self) -> Any:
+        """One that is read to see whether any can be."""
+        (shard, *_) = self.layout.holders
+        live = self._state.live(shard) if isinstance(self._state, OwnState) else self._state.live()
+        for parameters in live.values():
+            for values in parameters.values():
+                if isinstance(values[""], torch.Tensor):
+                    return local(values[""])
+        raise LostError("it has no tensors")
+
+    def _may_end_everything(self) -> bool:
+        return not self.marks.updating and self._progress.has_updated()
 
     def _ready(self, step: int) -> None:
         if isinstance(self._state, LocalState):
@@ -276,4 +355,6 @@ def _is_of_others(error: BaseException) -> bool:
     in Python that was called from C++.
     """
     said = type(error) is RuntimeError and _OF_OTHERS.search(str(error)) is not None
-    return said or isinstance(error, dist.DistError | GenerationOverError | GoneError)
+    return said or isinstance(
+        error, dist.DistError | GenerationOverError | GoneError | SuspectError
+    )

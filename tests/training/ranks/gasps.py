@@ -60,7 +60,11 @@ def train(rank: int, fault: Fault, directory: Path, **settings: Any) -> None:
     """A rank as a script is: three lines more. `settings`: of `protect`."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    job = KINDS[fault.kind]()
+    train_job(rank, KINDS[fault.kind](), fault, directory, **settings)
+
+
+def train_job(rank: int, job: Job, fault: Fault, directory: Path, **settings: Any) -> None:
+    """The same with a job that is made."""
     if isinstance(job, Clipped):
         settings["gate"] = job.clip
     protection = protect(
@@ -119,22 +123,28 @@ def assert_gasp(fault: Fault, ranks: Ranks, directory: Path, yardsticks: Path) -
 
 def assert_same_as_without(fault: Fault, directory: Path, yardsticks: Path) -> Manifest:
     """Bit for bit."""
+    manifest = verify(directory / (directory / "latest").read_text().strip())
+    assert manifest.step in (DIES - 1, DIES)
+    return assert_is_its_step(fault.kind, directory, yardsticks)
+
+
+def assert_is_its_step(kind: str, directory: Path, yardsticks: Path) -> Manifest:
+    """What was left is what a job of this kind has at that step without a fault, bit for bit."""
     name = (directory / "latest").read_text().strip()
     manifest = verify(directory / name)
     assert name == f"step-{manifest.step}"
-    assert manifest.step in (DIES - 1, DIES)
     assert not manifest.differing
     path = yardsticks / f"found-{name}.pt"
     dcp_to_torch_save(directory / name, path)
     found = torch.load(path, weights_only=True)
-    expected = torch.load(yardsticks / f"{fault.kind}-{manifest.step}.pt", weights_only=True)
+    expected = torch.load(yardsticks / f"{kind}-{manifest.step}.pt", weights_only=True)
     for state in (found, expected):  # of ranks with different parameters any may name its own first
         for group in state["optim"]["param_groups"]:
             group["params"].sort()
     assert_same(found, expected)
     for saver in set(manifest.cover.values()):
         host = torch.load(directory / name / "host_state" / f"rank-{saver}.pt", weights_only=True)
-        own = torch.load(yardsticks / f"{fault.kind}-{manifest.step}-{saver}.pt", weights_only=True)
+        own = torch.load(yardsticks / f"{kind}-{manifest.step}-{saver}.pt", weights_only=True)
         assert host["step"] == manifest.step
         assert_same({"random": host["torch"]["cpu"], "scheduler": host["scheduler"]}, own)
     return manifest

@@ -1,0 +1,93 @@
+"""Brings a device out of the collectives of its process groups, each by a thread of its own: an
+abort may take long, or never return, and another group's must not wait for it.
+
+`begin` may be called from any thread, at any time, again and again. The hold comes before it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from acpfs.logger import get_logger
+from acpfs.training.stacks import all_stacks
+from acpfs.training.torch.device import Device
+
+log = get_logger(__name__)
+LOOK_S = 0.001
+
+
+class Aborts:
+    """Of one rank."""
+
+    def __init__(
+        self,
+        device: Device,
+        groups: Callable[[], Iterable[Any]],
+        may_end_everything: Callable[[], bool] = lambda: True,
+        update_s: float = 30.0,
+    ) -> None:
+        """`groups`: those whose collectives the device does, and that there are right now.
+
+        `may_end_everything`: no update is under way; waited for, `update_s` at most, where the
+        device knows no other way than to end all that runs on it.
+        """
+        self._device = device
+        self._groups = groups
+        self._may_end_everything = may_end_everything
+        self._update_s = update_s
+        self._threads: dict[int, threading.Thread] = {}
+        """By group."""
+        self._kept: list[Any] = []
+        """Groups that were ended: no other one gets their number."""
+        self._beginning = threading.Lock()
+        self._is_stopped = False
+        """Whether the device was, and was not started again."""
+
+    def begin(self) -> int:
+        """End them, unless that has begun; how many were begun by this call."""
+        begun = 0
+        with self._beginning:
+            for group in self._groups():
+                number = 0 if self._device.ends_everything else id(group)
+                if number in self._threads:
+                    continue
+                thread = threading.Thread(
+                    target=self._end, args=(group,), name="acpfs-abort", daemon=True
+                )
+                self._threads[number] = thread
+                self._kept.append(group)
+                thread.start()
+                begun += 1
+        return begun
+
+    def _end(self, group: Any) -> None:
+        try:
+            self._device.enter_thread()
+            if self._device.ends_everything:
+                until = time.monotonic() + self._update_s
+                while not self._may_end_everything() and time.monotonic() < until:
+                    time.sleep(LOOK_S)
+                self._is_stopped = True
+            self._device.end_collectives(group)
+        except Exception:
+            log.exception("collectives could not be aborted", group=_name(group))
+
+    def over(self, within_s: float) -> bool:
+        """Whether all that were begun are; waits for them. Not in a thread that aborts."""
+        until = time.monotonic() + within_s
+        for thread in list(self._threads.values()):
+            thread.join(max(0.0, until - time.monotonic()))
+        late = [thread for thread in self._threads.values() if thread.is_alive()]
+        if late:
+            log.error("an abort does not end", aborts=len(late), stacks=all_stacks())
+        elif self._is_stopped:
+            self._is_stopped = False
+            self._device.restart()
+        return not late
+
+
+def _name(group: Any) -> str:
+    return str(getattr(group, "group_name", group))

@@ -1,0 +1,361 @@
+"""A device that runs behind its host, for processors: a stream (a thread, first in first out), its
+events, and a process group whose collectives are queued on it.
+
+As on a GPU: a work's `wait` does not stop the host; a collective whose peer is dead spins for ever;
+an abort ends it and leaves anything in its buffers; and what is queued behind it *runs*. Between
+ranks is one file in memory: a death breaks nothing, and no socket ends anything.
+
+What a GPU would order on its stream, and the host does here, waits for the stream: a forward pass
+reads what the update writes, and an all-gather's result is read at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import queue
+import struct
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
+from torch.optim._functional import adam
+
+from acpfs.training.torch import device as devices
+from acpfs.training.torch.device import Processor
+
+BACKEND = "asynchronous"
+SLOT_BYTES = 1 << 20
+"""Room of one rank for one tensor; pages that nobody touches take nothing."""
+_NUMBERS_BYTES = 4096
+SPINS_S = 200e-6
+_LIBC = ctypes.CDLL(None)
+_LOCK_BYTES = 64
+
+
+class Event:
+    """A mark on a stream. Whoever synchronizes with it spins in C, as in CUDA."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._is_done = False
+        self._lock = ctypes.create_string_buffer(_LOCK_BYTES)
+        _LIBC.pthread_spin_init(self._lock, 0)
+        _LIBC.pthread_spin_lock(self._lock)
+
+    def reach(self) -> None:
+        """On the stream."""
+        self._is_done = True
+        _LIBC.pthread_spin_unlock(self._lock)
+
+    def query(self) -> bool:
+        self._stream.look_whether_broken()
+        return self._is_done
+
+    def synchronize(self) -> None:
+        """No exception of another thread gets through to who is in here."""
+        _LIBC.pthread_spin_lock(self._lock)
+        _LIBC.pthread_spin_unlock(self._lock)
+        self._stream.look_whether_broken()
+
+
+class Stream:
+    """The only one of a device."""
+
+    def __init__(self, lag_s: float = 0.0) -> None:
+        """`lag_s`: so long each piece of work takes more."""
+        self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._lag_s = lag_s
+        self.is_broken = False
+        """An error that sticks: every call fails from then on, in this process."""
+        threading.Thread(target=self._run, name="stream", daemon=True).start()
+
+    def _run(self) -> None:
+        with torch.no_grad():
+            while True:
+                work = self._queue.get()
+                if self._lag_s:
+                    threading.Event().wait(self._lag_s)
+                try:
+                    work()
+                except Exception:  # noqa: BLE001  # whatever it is: else all would wait for ever
+                    traceback.print_exc()
+                    self.is_broken = True
+
+    def look_whether_broken(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    def launch(self, work: Callable[[], object]) -> None:
+        """The host goes on."""
+        self.look_whether_broken()
+        self._queue.put(work)
+
+    def record(self) -> Event:
+        event = Event(self)
+        self.launch(event.reach)
+        return event
+
+    def synchronize(self) -> None:
+        self.record().synchronize()
+
+
+class Double(Processor):
+    """What acpfs knows of the device."""
+
+    is_behind = True
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def record(self) -> Event:
+        return self._stream.record()
+
+    def end_collectives(self, group: Any) -> None:
+        group.abort()
+
+    def probe(self, value: Any) -> None:
+        self._stream.synchronize()
+        value.detach().reshape(-1)[:8].clone()
+        self._stream.look_whether_broken()
+
+
+class AbortedError(RuntimeError):
+    """Of a collective that spins."""
+
+
+class _Work(dist._Work):  # type: ignore[misc]  # torch is not there where types are checked
+    """The host does not wait for it."""
+
+    def __init__(self, found: Any, event: Event) -> None:
+        super().__init__()
+        self._event = event
+        self._future = Future()
+        self._future.set_result(found)  # who uses it is on the stream as well
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return self._event.query()
+
+    def get_future(self) -> Any:
+        return self._future
+
+
+class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """Of one rank."""
+
+    def __init__(self, store: Any, rank: int, world: int, stream: Stream, directory: Path) -> None:
+        super().__init__(rank, world)
+        self._rank = rank
+        self._world = world
+        self._stream = stream
+        self._begun = 0
+        self._aborted = threading.Event()
+        if rank == 0:
+            store.set("memory", str(directory / f"memory-{uuid.uuid4().hex}"))
+        path = store.get("memory").decode()
+        size = _NUMBERS_BYTES + 2 * world * SLOT_BYTES
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(descriptor, size)
+        self._memory = mmap.mmap(descriptor, size)
+        os.close(descriptor)
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
+        return BACKEND
+
+    def abort(self) -> None:
+        """What spins ends, with anything in its buffers; what is queued behind it runs."""
+        self._aborted.set()
+
+    # -- on the stream
+
+    def _exchanged(self, number: int, data: bytes) -> list[bytes]:
+        """Everybody's; spins until all are there.
+
+        Two halves in turns: who is two collectives ahead knows that all have read this one.
+        """
+        assert len(data) <= SLOT_BYTES
+        half = _NUMBERS_BYTES + (number % 2) * self._world * SLOT_BYTES
+        own = half + self._rank * SLOT_BYTES
+        self._memory[own : own + len(data)] = data
+        struct.pack_into("<Q", self._memory, 8 * self._rank, number)
+        for rank in range(self._world):
+            while struct.unpack_from("<Q", self._memory, 8 * rank)[0] < number:
+                if self._aborted.wait(SPINS_S):
+                    raise AbortedError
+        places = [half + rank * SLOT_BYTES for rank in range(self._world)]
+        return [self._memory[place : place + len(data)] for place in places]
+
+    def _go(
+        self,
+        sent: Sequence[Any],
+        take: Callable[[int, list[Any]], object],
+        written: Sequence[Any] | None = None,
+        *,
+        is_read_at_once: bool = False,
+    ) -> _Work:
+        """`take(number, everybody's)`: what becomes of the tensor with that number.
+
+        `written`: what it writes into; None: what is sent. `is_read_at_once`: by the host.
+        """
+        self._begun += len(sent)
+        first = self._begun - len(sent) + 1
+
+        def work() -> None:
+            for number, one in enumerate(sent):
+                flat = one.detach().contiguous().reshape(-1).view(torch.uint8)
+                try:
+                    found = self._exchanged(first + number, flat.numpy().tobytes())
+                    take(
+                        number,
+                        [
+                            torch.frombuffer(bytearray(data), dtype=one.dtype).view(one.shape)
+                            for data in found
+                        ],
+                    )
+                except AbortedError:
+                    for left in sent if written is None else written:
+                        left.copy_(torch.randn(left.shape).to(left.dtype))
+
+        self._stream.launch(work)
+        event = self._stream.record()
+        if is_read_at_once:
+            event.synchronize()
+        return _Work(list(sent if written is None else written), event)
+
+    # -- what torch calls
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> _Work:
+        reduced = _reducing(opts)
+        return self._go(tensors, lambda number, all_: tensors[number].copy_(reduced(all_)))
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> _Work:
+        root = getattr(opts, "rootRank", 0)
+        return self._go(
+            tensors,
+            lambda number, all_: tensors[number].copy_(all_[root]),
+            is_read_at_once=True,
+        )
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
+        def take(number: int, all_: list[Any]) -> None:
+            for room, one in zip(outputs[number], all_, strict=True):
+                room.copy_(one)
+
+        written = [room for rooms in outputs for room in rooms]
+        return self._go(inputs, take, written, is_read_at_once=True)
+
+    def _allgather_base(self, output: Any, source: Any, opts: Any = None) -> _Work:
+        return self._go(
+            [source],
+            lambda _, all_: output.copy_(torch.cat([one.reshape(-1) for one in all_])),
+            [output],
+            is_read_at_once=True,
+        )
+
+    def _reduce_scatter_base(self, output: Any, source: Any, opts: Any = None) -> _Work:
+        reduced = _reducing(opts)
+
+        def take(_: int, all_: list[Any]) -> None:
+            output.copy_(reduced(all_).reshape(-1).chunk(self._world)[self._rank].view_as(output))
+
+        return self._go([source], take, [output])
+
+    def barrier(self, opts: Any = None) -> _Work:
+        return self._go([torch.zeros(1)], lambda *_: None, is_read_at_once=True)
+
+
+def _reducing(opts: Any) -> Callable[[list[Any]], Any]:
+    operation = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+    if operation == dist.ReduceOp.AVG:
+        return lambda all_: torch.stack(all_).sum(0) / len(all_)
+    if operation == dist.ReduceOp.MAX:
+        return lambda all_: torch.stack(all_).amax(0)
+    assert operation == dist.ReduceOp.SUM, operation
+    return lambda all_: torch.stack(all_).sum(0)
+
+
+class AsynchronousAdam(torch.optim.Adam):  # type: ignore[misc]
+    """Queues its update, in several pieces, and returns: its hooks run when it is launched.
+
+    As on a device: hyperparameters and gradients' places are those of the launch, state is made
+    there, and torch's counts of writes are those of the launch as well.
+    """
+
+    PIECES = 4
+
+    def __init__(self, parameters: Any, stream: Stream, **settings: Any) -> None:
+        super().__init__(parameters, **settings)
+        self.stream = stream
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            self._launch(group)
+
+    def _launch(self, group: dict[str, Any]) -> None:
+        lists: list[list[Any]] = [[], [], [], [], [], []]
+        self._init_group(group, *lists)
+        parameters, gradients, firsts, seconds, _, steps = (
+            [_alias(value) for value in values] for values in lists
+        )
+        for written in (lists[0], lists[2], lists[3], lists[5]):
+            for value in written:
+                torch.autograd.graph.increment_version(_own(value))
+        settings = {
+            "lr": float(group["lr"]),
+            "beta1": group["betas"][0],
+            "beta2": group["betas"][1],
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+        }
+
+        def piece(number: int) -> Callable[[], None]:
+            def work() -> None:
+                adam(
+                    *(
+                        values[number :: self.PIECES]
+                        for values in (parameters, gradients, firsts, seconds)
+                    ),
+                    [],
+                    steps[number :: self.PIECES],
+                    foreach=False,
+                    amsgrad=False,
+                    maximize=False,
+                    **settings,
+                )
+
+            return work
+
+        for number in range(self.PIECES):
+            self.stream.launch(piece(number))
+
+
+def _own(value: Any) -> Any:
+    """This rank's part."""
+    return value._local_tensor if isinstance(value, DTensor) else value
+
+
+def _alias(value: Any) -> Any:
+    """The same memory, with a count of writes of its own."""
+    return _own(value).data
+
+
+def install(stream: Stream, directory: Path) -> None:
+    """In this process: torch has the backend, and acpfs knows the device behind it."""
+
+    def make(store: Any, rank: int, world: int, _: timedelta) -> AsynchronousGroup:
+        return AsynchronousGroup(store, rank, world, stream, directory)
+
+    dist.Backend.register_backend(BACKEND, make, devices=["cpu"])
+    devices.BACKENDS[BACKEND] = lambda: Double(stream)

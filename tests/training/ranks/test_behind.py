@@ -1,0 +1,50 @@
+"""Ranks that train on a device which runs behind its host: what is queued behind an aborted
+collective is in no checkpoint.
+
+Only a double is here. Where the gate is missing it corrupts, and that is tested as well.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.training.ranks.behind import WRONG, Moment, drawn, verdict
+
+KILLS = 20
+
+
+@pytest.mark.clause("T197")
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.long)])
+def test_a_rank_dies_in_its_backward_pass(tmp_path: Path, yardsticks: Path, kind: str) -> None:
+    fault = Moment(kind, {1: "backward"}, number=5)
+    assert verdict(fault, tmp_path, yardsticks) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.clause("T197")
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_ranks_die_at_any_moment(tmp_path: Path, yardsticks: Path, kind: str, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(KILLS):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        assert verdict(drawn(kind, chance), directory, yardsticks) in ("right", "too late")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("gate", sorted(WRONG))
+def test_each_wrong_gate_is_found(tmp_path: Path, yardsticks: Path, gate: str, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(KILLS):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        found = verdict(drawn("ddp", chance, gate), directory, yardsticks)
+        if found.startswith("corrupted"):
+            print(gate, "found by kill", number + 1)
+            return
+    pytest.fail(f"{gate} was not found in {KILLS} kills")
