@@ -156,6 +156,7 @@ TAKES_AN_INODE_LOCK = {
 OUR_INODE_LOCKS = {"fallocate", "punch_hole", "mark_file", "write_all", "set_atime", "set_mtime"}
 INODE_LOCKS_OF = {
     "no file of the kernel's lane: a new one, or one of our own": {
+        "filesystem/content/contents.py: _rehouse",
         "filesystem/content/fill.py: *",
         "filesystem/content/warming.py: *",
         "filesystem/content/whole_reads.py: *",
@@ -164,7 +165,7 @@ INODE_LOCKS_OF = {
         "ram/prefault.py: *",
         "ram/spill_directory.py: *",
         "ram/state_space.py: *",
-        "ram/tier.py: _try_mapping, copy",
+        "ram/tier.py: _copy_all, _copy_data, _try_mapping, copy",
         "writeback/sources/spill.py: *",
     },
     "a staging file, in threads that may wait for the backing directory": {

@@ -273,7 +273,13 @@ class FileSystemParts:
         self.invariants = Invariants(self.table, log, tier, runtime.clock)
         self.reports = Reports(self.table, log, self.open_files, op_paths, runtime.clock)
         self.interrupted = InterruptedFiles(
-            state, self.table, self.reports, self.changes, self.closes, self.finish_outgrown
+            state,
+            self.table,
+            self.reports,
+            self.changes,
+            self.closes,
+            self.finish_outgrown,
+            self.contents.earlier.may_write,
         )
         self.space = BackingSpace(
             lower, calls, self.lock, self.files.learn_capacity, self.files.owed_bytes

@@ -140,11 +140,19 @@ class FileSystem:
         self._view.ahead.taken_over()
         self._open.restore()
         self._directories.restore()
+        earlier = self._parts.contents.earlier
+        earlier.find(
+            [
+                *self._parts.contents.kernel.left_open(),
+                *self._parts.kept_handles.former_targets(),
+            ]
+        )
         for node in self._table:
             node.lookups = max(node.lookups, self._parts.kept.references_of(node.ino))
         for node in self._table:
             if node.ino in self._table:  # else it has gone with one that it was kept for
                 self._take_over(node)
+        await earlier.settle()
         return self._parts.space.now()
 
     def _take_over(self, node: Node) -> None:
@@ -163,7 +171,7 @@ class FileSystem:
             else:
                 self._parts.contents.interrupt(node)
         self._parts.ahead.found(node)
-        if not node.kernel_writers:
+        if not (node.kernel_writers or self._parts.contents.earlier.may_write(node.body.tier)):
             self._parts.contents.kernel_ended(node)
         if not node.body.is_cold:
             self._parts.contents.retention.settle(node)
@@ -523,9 +531,12 @@ class FileSystem:
             return self._files.freeze_the_closed()
 
     async def settle_closes(self) -> None:
-        """Find out which closes were the close of their file; before `freeze_old`."""
+        """Find out which closes were the close of their file, and who of an earlier session can
+        write no more; before `freeze_old`.
+        """
         await self._open.settle_mappings()
         await self._open.settle_closes()
+        await self._parts.contents.earlier.settle()
 
     def freeze_old(self) -> int:
         """Commit long-open logs as of now (S12); under the lock; returns how many.

@@ -9,6 +9,7 @@ from acpfs.filesystem.doubtful_closes import DoubtfulCloses
 from acpfs.filesystem.file_reports import Reports
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.state import StateDatabase
+from acpfs.types import TierId
 
 
 class InterruptedFiles:
@@ -22,18 +23,28 @@ class InterruptedFiles:
         changes: Changes,
         closes: DoubtfulCloses,
         finish: Callable[[Node], None],
+        is_kept_back: Callable[[TierId], bool],
     ) -> None:
-        """`finish`: has what did not fit into RAM follow in the background."""
+        """`finish`: has what did not fit into RAM follow in the background. `is_kept_back`: whether
+        processes of an earlier mount can still write a tier file.
+        """
         self._state = state
         self._table = table
         self._reports = reports
         self._changes = changes
         self._closes = closes
         self._finish = finish
+        self._is_kept_back = is_kept_back
 
     def store(self, path: bytes) -> int:
-        """Store those below a path as they are; returns how many."""
-        nodes = self._reports.interrupted(path)
+        """Store those below a path as they are, but for what others can still write; returns how
+        many.
+        """
+        nodes = [
+            node
+            for node in self._reports.interrupted(path)
+            if not self._is_kept_back(node.body.tier)
+        ]
         with self._state.step():
             for node in nodes:
                 node.body.failed = node.body.failed_at = 0  # as it is

@@ -288,6 +288,17 @@ class KeptHandles:
                     words[_TENTATIVE],
                 )
 
+    def former_targets(self) -> Iterator[tuple[Ino, TierId]]:
+        """Nodes that somebody had open to write in the kernel when the session before ended, with
+        the tier files.
+        """
+        for words in self._former:
+            flags = words[_FLAGS]
+            is_writable = flags & os.O_ACCMODE != os.O_RDONLY
+            in_kernel = _LANES[words[_LANE]] is Lane.PASSTHROUGH or words[_BITS] & _UNSEEN
+            if is_writable and in_kernel and words[_TARGET]:
+                yield Ino(words[_INO]), TierId(words[_TARGET])
+
     def restore(self, table: NodeTable) -> Iterator[tuple[Handle, int]]:
         """Open files of the last worker, and the number from which on a STORE of theirs is
         tentative (0: none is).

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, UNREAD_NS, Tier, set_atime, set_mtime
 from acpfs.runtime.clock import Clock
-from acpfs.types import TierId, VersionId
+from acpfs.types import Ino, TierId, VersionId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Version
 
@@ -314,6 +314,15 @@ class KernelWrites:
         if node.interrupted:
             self.note_as_is(node)  # what is written from now on shows that somebody goes on with it
         self._fullness.judge_found(node, moment, written=written)
+
+    def left_open(self) -> Iterator[tuple[Ino, TierId]]:
+        """Nodes, with their tier files, that somebody could write unseen when the last worker
+        ended, and of whom this one knows nothing.
+        """
+        for ino in self._marks:
+            node = self._table.get(ino)
+            if node is not None and not node.kernel_writers and node.body.tier:
+                yield ino, node.body.tier
 
     def watch_again(self, versions: Iterable[Version]) -> None:
         """The kernel has been writing all the time.

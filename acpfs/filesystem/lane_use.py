@@ -91,6 +91,8 @@ class LaneUse:
             lane = (
                 self._lanes.daemon_lane
             )  # bytes that versions need are copied aside only where they are really changed
+        elif self._contents.earlier.may_write(node.body.tier):
+            lane = self._lanes.daemon_lane
         else:
             lane = self._choose(handle)
         if lane is Lane.PASSTHROUGH and node.body.is_cold and not node.size and not node.in_kernel:

@@ -8,6 +8,8 @@ more than its node says. Used under the file system's lock; rows are written at 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from acpfs.filesystem.content.body import UNSEEN
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
@@ -31,6 +33,9 @@ class Marks:
 
     def __contains__(self, ino: Ino) -> bool:
         return ino in self._marks
+
+    def __iter__(self) -> Iterator[Ino]:
+        return iter(self._marks)
 
     def get(self, ino: Ino) -> tuple[int, int] | None:
         """The mark of the node's tier file; None: nobody writes to it unseen."""

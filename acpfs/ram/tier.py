@@ -98,6 +98,7 @@ class Tier:
         self._lost: set[TierId] = set()
         self._readers: Counter[TierId] = Counter()
         self._leaving: dict[TierId, int] = {}
+        self._kept_back: dict[TierId, int] = {}
         self._turns = Turns(runtime.clock)
         self._peak_bytes = 0
         self._last_id = 0
@@ -296,6 +297,22 @@ class Tier:
                 self.used_bytes -= self._leaving.pop(tier_id)
                 self._wake()
 
+    def keep_back(self, tier_id: TierId) -> None:
+        """Processes that nobody tells of can write the file, and may have its inode lock for as
+        long as they like: its bytes count, and no version's are read, until `bring_back`.
+        """
+        self._kept_back[tier_id] = self.read_long(tier_id)
+        self.calls.hand_over(tier_id)
+
+    def bring_back(self, tier_id: TierId) -> None:
+        """They cannot any more."""
+        self.read_done(tier_id, self._kept_back.pop(tier_id))
+        self.calls.take_back(tier_id)
+
+    def is_kept_back(self, tier_id: TierId) -> bool:
+        """Whether processes that nobody tells of can write the file."""
+        return tier_id in self._kept_back
+
     def _unlink(self, tier_id: TierId) -> None:
         self.look_full()
         with suppress(FileNotFoundError):
@@ -304,18 +321,15 @@ class Tier:
     def copy(self, source: TierId, target: TierId, size: int) -> None:
         """Copy the first `size` bytes; slow, thread-safe; the caller has reserved the bytes and
         settles afterwards.
+
+        Nobody who writes to the source holds that up. Holes stay holes.
         """
         read_fd = self.open_to_read(source)
         write_fd = self.open(target)
         try:
-            done = 0
-            while done < size:
-                count = os.copy_file_range(
-                    read_fd, write_fd, min(COPY_CHUNK_BYTES, size - done), done, done
-                )
-                if count == 0:
-                    break
-                done += count
+            is_sparse = os.fstat(read_fd).st_blocks * BLOCK_BYTES < size
+            copy = _copy_data if is_sparse else _copy_all
+            copy(read_fd, write_fd, size)
             os.ftruncate(write_fd, size)
         finally:
             os.close(read_fd)
@@ -515,6 +529,29 @@ class Tier:
     def close(self) -> None:
         """Let go of the directory; the files stay."""
         os.close(self._dir_fd)
+
+
+def _copy_all(read_fd: int, write_fd: int, size: int) -> None:
+    done = 0
+    while done < size:
+        count = os.copy_file_range(
+            read_fd, write_fd, min(COPY_CHUNK_BYTES, size - done), done, done
+        )
+        if count == 0:
+            break
+        done += count
+
+
+def _copy_data(read_fd: int, write_fd: int, size: int) -> None:
+    """But what is zeros: to ask for holes (SEEK_DATA) takes the inode lock, which a writer may
+    keep.
+    """
+    zeros = bytes(HUGE_PAGE_BYTES)
+    piece = memoryview(bytearray(HUGE_PAGE_BYTES))
+    for start in range(0, size, HUGE_PAGE_BYTES):
+        count = os.preadv(read_fd, [piece[: size - start]], start)
+        if piece[:count] != zeros[:count]:
+            os.pwrite(write_fd, piece[:count], start)
 
 
 FALLOC_KEEP_SIZE = 1

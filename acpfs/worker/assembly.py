@@ -120,6 +120,7 @@ class Parts:
             *self.state.warnings(),
             *self.place.warnings,
             *self.inner.missing.warnings(),
+            *self.inner.contents.earlier.warnings(),
             *self.scrubbing.warnings(),
         ]
         return [

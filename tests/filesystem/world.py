@@ -270,7 +270,7 @@ def _let_go(w: World) -> None:
         patience -= 1
         Event().wait(0.002)
     for node in w.inner.table:
-        if node.body.is_whole_in_ram and node.body.fd >= 0:
+        if node.body.tier and node.body.fd >= 0:
             os.close(node.body.fd)
     kept = w.inner.kept
     for slots in (kept.handles, kept.directories, kept.references, kept.backings, kept.calls):

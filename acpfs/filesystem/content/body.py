@@ -1,10 +1,10 @@
 """Where the bytes of a regular file are, and in which state: one `Body` for each file.
 
-Some bytes are `here`, in a tier file in RAM, and all others at one other place, `rest`. Four verbs
-change that, and nothing else does: `fetch`, `move_out`, `cut`, `rebind`. A row that says that less
-is here is committed before the tier file's bytes go, one that says that more is here follows them:
-so a crash leaves more than the row says, never less. Knows neither nodes nor how bytes are copied.
-Used under the file system's lock.
+Some bytes are `here`, in a tier file in RAM, and all others at one other place, `rest`. Five verbs
+change that, and nothing else does: `fetch`, `move_out`, `cut`, `rebind`, `rehouse`. A row that says
+that less is here is committed before the tier file's bytes go, one that says that more is here
+follows them: so a crash leaves more than the row says, never less. Knows neither nodes nor how
+bytes are copied. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -298,6 +298,12 @@ class Body:
         self.here = Runs.first(size)
         self.writing = self.last_writing = Writing.APPENDING
         self._check()
+
+    def rehouse(self, tier: TierId) -> None:
+        """What is here is in another tier file by now."""
+        assert self.tier, self.rest
+        self.tier = tier
+        self.seen = UNSEEN
 
     def rebind(self, place: Staging) -> None:
         """What has the rest is another file by now."""

@@ -28,6 +28,7 @@ from acpfs.filesystem.content.body import (
     overflowed,
 )
 from acpfs.filesystem.content.copy_aside import CopyAside
+from acpfs.filesystem.content.earlier_writers import EarlierWriters
 from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Coming, Fills
 from acpfs.filesystem.content.overflow import LOOK_AGAIN_S, Overflow
@@ -45,6 +46,7 @@ from acpfs.ram.tier import (
     FALLOC_ZERO_RANGE,
     Tier,
     fallocate,
+    set_mtime,
 )
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, Ino, TierId
@@ -116,6 +118,16 @@ class Contents:
         self._aside = CopyAside(tier, versions, room, copies)
         self.kernel = KernelWrites(
             tier, log, table, self._opened_to_look, marks, versions.tell_renewed, copies.clock
+        )
+        self.earlier = EarlierWriters(
+            tier,
+            table,
+            versions,
+            copies,
+            self._has_writers,
+            self.go_back,
+            self._rehouse,
+            self.kernel_ended,
         )
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
         self._read_on: dict[Ino, tuple[TierId, int]] = {}
@@ -241,6 +253,8 @@ class Contents:
         node.body = body
         self._table.changed(node)
         self.retention.forget(node)
+        if self.earlier.may_write(before.tier) and body.tier != before.tier:
+            self.kernel.ended(node, ())  # its mark was of what they write
         if before.is_overflowed:
             self._overflow.let_go(before, remove=not before.sealed)
             return
@@ -291,9 +305,12 @@ class Contents:
         machine has nothing left to look with: then it is said to be so.
         """
         tier_id = node.kernel_target
-        body = node.body
         if not tier_id or self._tier.is_lost(tier_id):
             return False
+        return self._has_writers(tier_id, node.body)
+
+    def _has_writers(self, tier_id: TierId, body: Body) -> bool:
+        """Whether somebody else may write to a tier file, which may be a content's."""
         is_own = body.tier == tier_id and body.fd >= 0
         if is_own and body.in_flight:
             return True
@@ -310,6 +327,22 @@ class Contents:
                 raise
             return True
         return has_writers
+
+    def _rehouse(self, node: Node, tier_id: TierId) -> None:
+        """The node's bytes have a copy in another tier file."""
+        body = node.body
+        fd = self._tier.open(tier_id)
+        set_mtime(fd, node.mtime_ns)
+        self._versions.use(tier_id)
+        before = body.tier
+        body.rehouse(tier_id)
+        if body.fd >= 0:
+            self._reopen(body, fd)
+            body.is_fd_to_read = False
+        else:
+            os.close(fd)
+        self._table.changed(node)
+        self._versions.unuse(before)
 
     def open_kernel_target(self, node: Node) -> int:
         """A descriptor that only reads of the tier file that the kernel has for the node; the
@@ -958,6 +991,8 @@ class Contents:
         """The content, once no version needs its bytes from `start` on: they have a copy, or,
         without room for one, the file moves.
         """
+        if self.earlier.may_write(node.body.tier) and not await self.earlier.leave(node.body.tier):
+            self.earlier.demand(node)
         while (body := await self._aside.free(node, start)) is None:
             await self._to_overflow(node)
         return body

@@ -96,6 +96,12 @@ class Source:
         self._open_spilled()
 
     def _open_file(self, size: int) -> None:
+        if self._tier.is_kept_back(self._tier_id):
+            raise OSError(
+                errno.EBUSY,
+                "processes of an earlier mount can still write to it, and RAM has no room for a "
+                "copy",
+            )
         self._fd = self._tier.read_long(self._tier_id)
         st = os.fstat(self._fd)
         if st.st_size < size:
