@@ -91,6 +91,7 @@ def test_what_can_be_changed_in_use_is_named_where_users_look() -> None:
 OPTIONAL = {
     "pyfuse3",
     "torch",
+    "isal",
     "matplotlib",
     "textual",
     "accelerate",

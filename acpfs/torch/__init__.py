@@ -1,0 +1,17 @@
+"""`torch.save` and `torch.load` at the speed of the mount: the same files, and the same objects.
+
+    import acpfs.torch
+
+    acpfs.torch.save(state, "/mnt/acp/run1/model.pt")  # byte for byte what torch.save writes
+    state = acpfs.torch.load("/mnt/acp/run1/model.pt")
+    acpfs.torch.install()  # or: from here on torch.save and torch.load are these
+
+Whatever lies in no mount, or is unusual, is torch's own call (docs/TRAINING.md, T216 to T225).
+Together with `acpfs.training` the only package that imports torch; no mount needs it.
+"""
+
+from acpfs.torch.installing import install, uninstall
+from acpfs.torch.loading import load
+from acpfs.torch.saving import ArchiveWriteError, save
+
+__all__ = ["ArchiveWriteError", "install", "load", "save", "uninstall"]
