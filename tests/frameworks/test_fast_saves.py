@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.frameworks.conftest import Place
 from tests.training.test_ranks import LIBRARIES, REPOSITORY
 
+clause = pytest.mark.clause
 SAVES = Path(__file__).parent / "saves"
 TIMEOUT_S = 900
 
@@ -33,4 +35,46 @@ def test_with_torch(place: Place, torch_python: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-4000:]}"
+    place.settle()
+
+
+SCRIPT = """
+import sys
+assert "torch" not in sys.modules or "spares" in sys.argv
+import os
+import torch
+assert __name__ == "__main__" and sys.argv[0].endswith("train.py"), sys.argv
+assert torch.__spec__.loader is torch.__loader__
+saved = os.path.join(sys.argv[1], f"model-{os.environ['RANK']}.pt")
+torch.save({"weight": torch.arange(5_000_000)}, saved)
+assert torch.load(saved)["weight"][-1] == 4_999_999
+print(torch.save.__module__, torch.load.__module__)
+"""
+
+
+@clause("T223")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--fast-saves", "acpfs.torch.saving acpfs.torch.loading"),
+        ("--fast-saves --spares 1", "acpfs.torch.saving acpfs.torch.loading"),
+        ("", "torch.serialization torch.serialization"),
+    ],
+)
+def test_a_script_that_nobody_may_touch(
+    options: str, expected: str, place: Place, torch_python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    words = [sys.executable, "-m", "acpfs.cli.run", *options.split(), str(tmp_path / "train.py")]
+    words += [str(place.directory), *options.removeprefix("--fast-saves --").split()]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHON_EXEC": torch_python},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
     place.settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from acpfs.training.launcher import fast_saves
 from acpfs.training.launcher.options import Options
 from acpfs.training.messages import Start
 
@@ -51,6 +52,8 @@ def variables(
         "ACPFS_GENERATION": seat.generation,
         "ACPFS_ON_FAULT": "replace" if options.replaces else "restart",
     }
+    if options.has_fast_saves:
+        found[fast_saves.VARIABLE] = 1
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if options.per_node > 1:
         defaults["OMP_NUM_THREADS"] = (

@@ -82,6 +82,8 @@ class Options:
     replaces: bool = False
     """Whether a rank that dies gets a process anew, and the others go on."""
     cache: Path | None = None
+    has_fast_saves: bool = False
+    """Whether ranks have `acpfs.torch` in the place of torch's save and load."""
     save_directory: Path | None = None
 
 
@@ -130,6 +132,8 @@ def _options(given: argparse.Namespace) -> Options:
         raise ConfigError(
             "--spares and --template-import fork from Python; --no-python is something else"
         )
+    if given.no_python and given.fast_saves:
+        raise ConfigError("--fast-saves is for a program of Python's, and --no-python is none")
     several = nodes_max > 1
     if several and not (given.rdzv_endpoint or given.master_addr):
         raise ConfigError(
@@ -161,6 +165,7 @@ def _options(given: argparse.Namespace) -> Options:
         spare_bytes=_spare_bytes(given.spare_memory),
         replaces=given.on_fault == "replace",
         cache=None if given.cache is None else Path(given.cache).absolute(),
+        has_fast_saves=bool(given.fast_saves),
         save_directory=None if given.save_dir is None else Path(given.save_dir).absolute(),
     )
 
@@ -266,6 +271,11 @@ def command_line() -> argparse.ArgumentParser:
         "--cache",
         metavar="DIR",
         help="compile and kernel caches, in the mount, where they stay in RAM",
+    )
+    own.add_argument(
+        "--fast-saves",
+        action="store_true",
+        help="torch.save and torch.load in a mount by several threads, with the same files",
     )
     own.add_argument(
         "--save-dir",

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from acpfs.training.launcher import fast_saves
 from acpfs.training.launcher.environment import Seat
 from acpfs.training.launcher.options import Options
 from acpfs.training.launcher.rank_logs import RankLog, Shown
@@ -48,6 +49,8 @@ def command_of(options: Options) -> list[str]:
     if options.no_python:
         return list(options.program)
     python = [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]
+    if options.has_fast_saves:
+        python += ["-m", fast_saves.__name__]
     return [*python, *(["-m"] if options.is_module else []), *options.program]
 
 

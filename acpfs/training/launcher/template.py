@@ -117,6 +117,8 @@ def run(order: dict[str, Any]) -> None:
     """The program, as the interpreter would have it."""
     gc.unfreeze()
     program = order["program"]
+    if os.environ.get("ACPFS_FAST_SAVES"):
+        importlib.import_module("acpfs.training.launcher.fast_saves").arrange()
     sys.argv = list(program)
     if order["module"]:
         sys.path.insert(0, str(Path.cwd()))
