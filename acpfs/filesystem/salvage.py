@@ -222,20 +222,29 @@ class _Salvage:
         size = node["size"]
         mtime_ns = node["mtime_ns"]
         stored = self._rows(
-            "SELECT version.*, op.meta FROM op JOIN version USING (vid) WHERE op.ino = ? ORDER "
-            "BY seq DESC LIMIT 1",
+            "SELECT version.*, op.meta, op.seq FROM op JOIN version USING (vid) WHERE op.ino = ? "
+            "ORDER BY seq DESC LIMIT 1",
             ino,
         )
         if stored:
             version = stored[0]
             size = version["size"]
-            mtime_ns = json.loads(version["meta"])[4] or mtime_ns
+            mtime_ns = _mtime_ns(version["meta"], mtime_ns)
             if links:
                 staging, spilled = (
                     ("", version["vid"]) if version["spilled"] else (version["staging_name"], 0)
                 )
         elif node["identity"] and not is_dir:
             _lower_ino, size, mtime_ns, _ctime_ns = json.loads(node["identity"])
+        # What utime set behind the last close is not on the backing directory yet, either.
+        since = stored[0]["seq"] if stored else 0
+        for op in self._rows(
+            "SELECT meta FROM op WHERE ino = ? AND kind = ? AND seq > ? ORDER BY seq",
+            ino,
+            OpKind.SETATTR.value,
+            since,
+        ):
+            mtime_ns = _mtime_ns(op["meta"], mtime_ns)
         self._db.execute(
             """UPDATE node SET tier_id = 0, head = 0, staging = ?, gone = '', spilled = ?,
               unlogged = 0,
@@ -244,3 +253,9 @@ class _Salvage:
               nlink = ?, size = ?, mtime_ns = ? WHERE ino = ?""",
             (staging, spilled, nlink, size, mtime_ns, ino),
         )
+
+
+def _mtime_ns(meta: str, otherwise: int) -> int:
+    """That an operation gives a node."""
+    found = json.loads(meta)[4]
+    return otherwise if found is None else int(found)
