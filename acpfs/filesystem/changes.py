@@ -144,12 +144,15 @@ class Changes:
         """Fix the file's content as it is now in the order of operations; None when there is
         nothing to fix.
 
+        What the kernel has written until now is a part of it, whoever asked for it to be fixed.
         A half (`interrupted`, or with a write that failed) is not fixed by anything but a decision,
         whatever is done to its names. Where somebody may have the file open, and says that it is
         good, `DoubtfulCloses.fix` calls it: who wrote is at the file no more then. `quiet`: the
         kernel holds the inode's lock until the call is answered, so that nobody is writing in the
         passthrough lane.
         """
+        if node.kernel_writers:
+            self._contents.kernel.look(node)
         body = node.body
         if not body.modified or body.failed or body.interrupted or not node.names:
             return None

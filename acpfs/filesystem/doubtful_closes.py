@@ -71,9 +71,8 @@ class DoubtfulCloses:
         which is seen (`FileWriters`). Not so who is in a call that changes the file: of that
         nothing is told yet. `quiet`: as `Changes.freeze` has it.
         """
-        op = None
+        op = self._changes.freeze(node, quiet=quiet)
         if not node.interrupted:
-            op = self._changes.freeze(node, quiet=quiet)
             self._changes.rely_on(node)
         if node.modified:
             return op  # a half: no version has what was written
@@ -81,6 +80,7 @@ class DoubtfulCloses:
             if not handle.changing:
                 handle.wrote = False
                 handle.waits = False
+                handle.killed = False
                 handle.is_fixed()
                 self._kept.changed(handle)
         return op

@@ -13,12 +13,37 @@ from __future__ import annotations
 
 import mmap
 from collections import defaultdict
+from dataclasses import dataclass
 
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.kernel_writes import KernelWrites
 from acpfs.filesystem.last_close import Openers
 from acpfs.filesystem.nodes import Node
 from acpfs.types import Ino
+
+
+@dataclass(slots=True, eq=False)
+class Opening:
+    """An open that is under way, and what held when it began."""
+
+    at: float
+    """Monotonic time, seconds."""
+    pid: int
+    """The thread that opens; 0: not known."""
+    size: int = -1
+    """Of the file; -1: it is made."""
+    place: str = ""
+    """Where its bytes were, which opening it may change."""
+    was_modified: bool = False
+    """Before it took any, somebody had written to it what is in no version."""
+    found_half: bool = False
+    """The file was a half then, or became one meanwhile by somebody else: that is not for this open
+    to end, but by succeeding.
+    """
+    has_truncated: bool = False
+    """It has taken bytes from the file, or those that a half had left: the file is a half from then
+    until this has its handle.
+    """
 
 
 class FileWriters:
@@ -29,8 +54,8 @@ class FileWriters:
         self._kernel = kernel
         self._openers = openers
         self._by_node: defaultdict[Ino, list[Handle]] = defaultdict(list)
-        self._opening: defaultdict[Ino, list[int]] = defaultdict(list)
-        """Threads whose opens make the file or truncate it, and are under way; 0: not known."""
+        self._opening: defaultdict[Ino, list[Opening]] = defaultdict(list)
+        """Those that make the file or truncate it."""
 
     def add(self, handle: Handle) -> None:
         """It may write from now on."""
@@ -43,24 +68,28 @@ class FileWriters:
         if not self._by_node[ino]:
             del self._by_node[ino]
 
-    def begins(self, node: Node, pid: int) -> None:
+    def begins(self, node: Node, opening: Opening) -> None:
         """An open that makes the file or truncates it is at it from before that on: it is about to
         write.
 
         Whoever calls this says `has_opened`, and where the open failed, sees to those who waited
         for it.
         """
-        self._opening[node.ino].append(pid)
+        self._opening[node.ino].append(opening)
 
-    def has_opened(self, node: Node, pid: int) -> None:
+    def has_opened(self, node: Node, opening: Opening) -> None:
         """That open has ended: its handle is at the file now, or nobody is."""
-        self._opening[node.ino].remove(pid)
+        self._opening[node.ino].remove(opening)
         if not self._opening[node.ino]:
             del self._opening[node.ino]
 
     def is_opening(self, node: Node) -> bool:
         """Whether an open that makes or truncates the file is under way."""
         return node.ino in self._opening
+
+    def opening(self, node: Node) -> list[Opening]:
+        """Such opens."""
+        return list(self._opening.get(node.ino, ()))
 
     def of(self, node: Node) -> list[Handle]:
         """All of a file."""
@@ -86,7 +115,7 @@ class FileWriters:
         process = self._openers.process_of(pid)
         if not process:
             return False
-        if any(self._openers.process_of(one) not in (0, process) for one in opening):
+        if any(self._openers.process_of(one.pid) not in (0, process) for one in opening):
             return True
         others = (one for one in self.of(node) if self.is_of_another(one, process))
         return any(one.waits or self.is_at_it(one) for one in others)
@@ -109,7 +138,7 @@ class FileWriters:
     def at_it(self, node: Node) -> list[int]:
         """Processes of those who are at it, as far as they are known."""
         handles = (one.process or one.pid for one in self.of(node) if self.is_at_it(one))
-        opening = (self._openers.process_of(one) or one for one in self._opening.get(node.ino, ()))
+        opening = (self._openers.process_of(one.pid) or one.pid for one in self.opening(node))
         return sorted({*handles, *opening} - {0})
 
     def is_anybody_writing(self, node: Node, *, opening: bool = True) -> bool:

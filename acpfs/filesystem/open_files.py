@@ -13,7 +13,6 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from acpfs.backing.calls import CallPool
@@ -28,7 +27,7 @@ from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.doubtful_closes import DoubtfulCloses
 from acpfs.filesystem.durations import Durations
-from acpfs.filesystem.file_writers import FileWriters
+from acpfs.filesystem.file_writers import FileWriters, Opening
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
@@ -59,24 +58,6 @@ moment after it has sent that.
 """
 TURN_OPS_MAX = 1024
 """So far it is looked which closes hold up the order."""
-
-
-@dataclass(slots=True)
-class Opening:
-    """An open that is under way, and what held when it began."""
-
-    at: float
-    """Monotonic time, seconds."""
-    size: int = -1
-    """Of the file; -1: it is made."""
-    place: str = ""
-    """Where its bytes were, which opening it may change."""
-    was_modified: bool = False
-    """Before it took any, somebody had written to it what is in no version."""
-    was_half: bool = False
-    """And it was a half then."""
-    has_truncated: bool = False
-    """It has taken bytes from the file, which is a half from then until it has its handle."""
 
 
 class OpenFiles:
@@ -214,7 +195,7 @@ class OpenFiles:
         request comes again; it may not, where its caller is gone.
         """
         node = self._names.node(ino)
-        opening = Opening(self._now())
+        opening = Opening(self._now(), caller.pid)
         if self._unanswered:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
@@ -223,16 +204,16 @@ class OpenFiles:
         node.handles += 1
         truncates = bool(flags & os.O_TRUNC)
         if truncates:
-            self._writers.begins(node, caller.pid)
+            self._writers.begins(node, opening)
         try:
             opened = await self._open_ready(node, flags, caller, opening)
         except BaseException as error:
             if truncates:
-                self._writers.has_opened(node, caller.pid)
+                self._writers.has_opened(node, opening)
             await self._not_opened(node, opening, error)
             raise
         if truncates:
-            self._writers.has_opened(node, caller.pid)
+            self._writers.has_opened(node, opening)
         return opened
 
     async def _open_ready(
@@ -248,9 +229,9 @@ class OpenFiles:
             # what cannot be opened is not truncated
             await self._outgrown.closed_in_the_kernel(node)
             opening.was_modified = node.modified and not node.interrupted
-            opening.was_half = node.interrupted
-            await self._writable.truncate(node, 0, opens=True)
-            if opening.size > 0:
+            opening.found_half = node.interrupted
+            has_taken = await self._writable.truncate(node, 0, opens=True)
+            if has_taken or opening.found_half:
                 opening.has_truncated = True
                 self._leave_half(node)
         elif flags & os.O_ACCMODE != os.O_RDONLY:
@@ -258,7 +239,8 @@ class OpenFiles:
         else:
             await self._warming.before_reading(node)
         opened = await self._opened(node, flags, caller, opening, wrote=bool(flags & os.O_TRUNC))
-        if opening.has_truncated:
+        if flags & os.O_TRUNC:
+            # it is this one's from now on, whoever had left a half of it meanwhile
             self._contents.go_on(node)
         return opened
 
@@ -320,15 +302,15 @@ class OpenFiles:
 
     async def _open_new(self, node: Node, flags: int, caller: Caller) -> OpenFile:
         """Open a file that the call has made."""
-        opening = Opening(self._now())
-        self._writers.begins(node, caller.pid)
+        opening = Opening(self._now(), caller.pid)
+        self._writers.begins(node, opening)
         try:
             opened = await self._opened(node, flags, caller, opening, wrote=True, created=True)
         except BaseException as error:
-            self._writers.has_opened(node, caller.pid)
+            self._writers.has_opened(node, opening)
             await self._not_opened(node, opening, error)
             raise
-        self._writers.has_opened(node, caller.pid)
+        self._writers.has_opened(node, opening)
         return opened
 
     async def _not_opened(self, node: Node, opening: Opening, error: BaseException) -> None:
@@ -337,13 +319,13 @@ class OpenFiles:
         What it has truncated is nobody's finished work: where nobody writes to the file who goes on
         with it, it replaces nothing.
         """
-        if opening.has_truncated and node.modified:
-            if self._is_written_on(node, opening):
-                self._contents.go_on(node)
-            else:
-                self._leave_half(node)
-        elif isinstance(error, OSError) and node.modified:  # else the worker is about to end
-            if not opening.was_half:
+        is_lost = opening.has_truncated and not self._is_written_on(node, opening)
+        if not node.modified:
+            pass  # all of it is in a version that counts: somebody has synced it
+        elif is_lost:
+            self._leave_half(node)
+        elif isinstance(error, OSError):  # else the worker is about to end
+            if opening.has_truncated or not opening.found_half:
                 self._contents.go_on(node)
             if not self._writers.is_anybody_at_it(node):
                 await self._mark(node)
@@ -352,21 +334,30 @@ class OpenFiles:
         self.closed(node)
 
     def _is_written_on(self, node: Node, opening: Opening) -> bool:
-        """Whether somebody else goes on with what a failed open has truncated.
+        """Whether somebody else goes on with what a failed open has truncated, or has done so and
+        closed it.
 
-        In the kernel that is who has written since then, or before and is not done. Who only has
-        the file open there has not, though it has changed: it was changed here. Who is about to
-        open it does not count: his open may fail as well, and if not, it ends the half.
+        That is who has written since then: what is written to a half makes it none. Or who has
+        written before, and is not done: in the kernel, too, where who only has the file open has
+        not, though it has changed: it was changed here. Who is about to open it does not count: his
+        open may fail as well, and if not, it ends the half.
         """
         if node.kernel_writers:
             self._contents.kernel.look(node)
-            if not node.interrupted:
-                return True
-        if self._writers.has_anybody_written(node, opening=False):
+        if not node.interrupted or self._writers.has_anybody_written(node, opening=False):
             return True
         return opening.was_modified and self._writers.is_anybody_writing(node, opening=False)
 
     def _leave_half(self, node: Node) -> None:
+        """What the file has is nobody's finished work: no open that is under way, and no copy of a
+        descriptor whose writer left an earlier half, ends this one by failing, or being closed.
+        """
+        for opening in self._writers.opening(node):
+            opening.found_half = True
+        for handle in self._writers.of(node):
+            if handle.killed:
+                handle.killed = False
+                self._kept.changed(handle)
         self._contents.interrupt(node)
         if node.kernel_writers:  # what others write from now on shows that somebody goes on
             self._contents.kernel.note_as_is(node)
@@ -703,9 +694,6 @@ class OpenFiles:
         """Fix the content as it is, whoever else is at it: somebody says that it is good
         (fsync).
         """
-        if handle.node.kernel_writers:
-            # also by somebody else's descriptor: what the kernel has written is not known yet
-            self._contents.kernel.look(handle.node)
         if not self._take_up(handle):
             return
         handle.wrote = False

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import trio
 
+from acpfs.filesystem.closing import Closing
+from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.filesystem.steps import settled, wait
 from acpfs.types import ROOT, Ino
@@ -26,6 +28,11 @@ WHOLE = SYNCED + b"w" * MIB
 """In larger pieces than those of a log, which is good at any moment."""
 OPENER = CALLER._replace(pid=7)
 STRANGER = 9
+KILLED = 11
+
+
+def closing(pid: int) -> Closing:
+    return Closing.KILL if pid == KILLED else Closing.CALL
 
 
 def no_room(*_arguments: object) -> None:
@@ -81,7 +88,7 @@ def while_a_writer_is_at_it(base: Path, then: Scenario) -> None:
         await then(w, ino, writer)
         await w.close(keeper)
 
-    run(base, scenario)
+    run(base, scenario, closing=closing)
 
 
 @pytest.mark.clause("S476")
@@ -176,6 +183,52 @@ def test_who_releases_a_file_without_a_descriptor_left_to_mark_it_is_at_it_no_mo
     run(tmp_path, scenario, passthrough=True)
 
 
+class HeldOpens:
+    """Opens that truncate a file, and stand still before they get their lanes."""
+
+    def __init__(self, w: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._w = w
+        self._gates: list[Future[bool]] = []
+        self._take = w.inner.open_files._lane_use.take
+        self._calls: list[Any] = []
+        self._futures: list[Future[Any]] = []
+        self._patch = monkeypatch
+
+    async def begin(self, ino: Ino, pid: int) -> None:
+        """Returns when it has truncated the file."""
+        with self._patch.context() as patch:
+            patch.setattr(self._w.inner.open_files._lane_use, "take", self._held)
+            caller = CALLER._replace(pid=pid, unique=pid)
+            call = self._w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, caller)
+            future: Future[Any] = self._w.fs.steps.step(call, None)
+            while len(self._gates) == len(self._calls):
+                await settled(future)
+                future = self._w.fs.steps.step(call, future)
+        self._calls.append(call)
+        self._futures.append(future)
+
+    async def _held(self, handle: Handle) -> int:
+        gate: Future[bool] = Future()
+        self._gates.append(gate)
+        if not await wait(gate):
+            no_descriptor()
+        return await self._take(handle)
+
+    async def fails(self, number: int) -> None:
+        self._gates[number].set_result(False)
+        await settled(self._futures[number])
+        with pytest.raises(OSError, match="Too many"):
+            self._w.fs.steps.step(self._calls[number], self._futures[number])
+
+    async def succeeds(self, number: int) -> OpenFile:
+        self._gates[number].set_result(True)
+        await settled(self._futures[number])
+        with pytest.raises(StopIteration) as ended:
+            self._w.fs.steps.step(self._calls[number], self._futures[number])
+        opened: OpenFile = ended.value.value
+        return opened
+
+
 @pytest.mark.clause("S193", "S465")
 @pytest.mark.parametrize("first", [0, 1], ids=["in turn", "the other way round"])
 def test_two_opens_that_truncate_and_both_fail_publish_nothing(
@@ -187,27 +240,125 @@ def test_two_opens_that_truncate_and_both_fail_publish_nothing(
         ino = await w.write(b"f", WHOLE)
         await w.drained()
         w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
-        go_on: list[Future[None]] = []
-
-        async def held(_handle: object) -> None:
-            gate: Future[None] = Future()
-            go_on.append(gate)
-            await wait(gate)
-            no_descriptor()
-
-        monkeypatch.setattr(w.inner.open_files._lane_use, "take", held)
-        calls = [
-            w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER._replace(pid=pid)) for pid in (7, 8)
-        ]
-        futures = [w.fs.steps.step(call, None) for call in calls]
+        opens = HeldOpens(w, monkeypatch)
+        await opens.begin(ino, 7)
+        await opens.begin(ino, 8)
         assert w.inner.table[ino].size == 0
         for number in (first, 1 - first):
-            go_on[number].set_result(None)
-            await settled(futures[number])
-            with pytest.raises(OSError, match="Too many"):
-                w.fs.steps.step(calls[number], futures[number])
+            await opens.fails(number)
         await w.drained()
         assert (w.backing / "f").read_bytes() == WHOLE
         assert w.fs.statistics().interrupted_files == 1
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S465", "S514")
+@pytest.mark.parametrize("passthrough", [False, True], ids=["direct", "passthrough"])
+def test_the_second_of_them_that_succeeds_ends_what_the_first_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, passthrough: bool
+) -> None:
+    """It found no bytes to take, and writes none."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", WHOLE)
+        await w.drained()
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=passthrough)
+        opens = HeldOpens(w, monkeypatch)
+        await opens.begin(ino, 7)
+        await opens.begin(ino, 8)
+        await opens.fails(0)
+        await w.close(await opens.succeeds(1))
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == b""
+        assert w.fs.statistics().interrupted_files == 0
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S465", "S476", "S514")
+@pytest.mark.parametrize("released", ["before", "after"])
+@pytest.mark.parametrize("passthrough", [False, True], ids=["direct", "passthrough"])
+def test_what_is_written_and_closed_between_the_cut_and_the_failure_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, passthrough: bool, released: str
+) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", SYNCED)
+        await w.drained()
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=passthrough)
+        writer = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        keeper = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+        opens = HeldOpens(w, monkeypatch)
+        await opens.begin(ino, OPENER.pid)
+        assert w.inner.table[ino].size == 0
+        if passthrough:
+            assert os.pwrite(writer.backing_fd, WHOLE, 0) == len(WHOLE)
+        else:
+            await w.do(w.fs.write(writer.handle, 0, WHOLE))
+        await w.do(w.fs.flush(writer.handle, CALLER.pid))
+        if released == "before":
+            await w.do(w.fs.release(writer.handle))
+        await opens.fails(0)
+        if released == "after":
+            await w.do(w.fs.release(writer.handle))
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == WHOLE
+        assert w.fs.statistics().interrupted_files == 0
+        await w.close(keeper)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S181", "S193", "S514")
+def test_one_that_fails_before_it_takes_anything_ends_nobodys_half(tmp_path: Path) -> None:
+    """Who wrote to the file is killed while it waits."""
+
+    async def then(w: World, ino: Ino, writer: OpenFile) -> None:
+        truncation = Truncation(w, ino, no_room)
+        await truncation.has_begun()
+        await w.close(writer, KILLED)
+        await truncation.fails()
+        await w.drained()
+        assert w.fs.statistics().interrupted_files == 1
+
+    while_a_writer_is_at_it(tmp_path, then)
+    assert (tmp_path / "backing" / "f").read_bytes() == SYNCED
+
+
+@pytest.mark.clause("S193", "S464", "S514")
+@pytest.mark.parametrize("how", ["retry", "another one syncs"])
+def test_whose_half_was_ended_ends_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A copy of the descriptor through which a process wrote that was killed is synced when an open
+    has failed that had truncated the file.
+    """
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"older")
+        await w.drained()
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+        copied = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        await w.do(w.fs.write(copied.handle, 0, WHOLE))
+        await w.do(w.fs.flush(copied.handle, KILLED))
+        assert w.fs.statistics().interrupted_files == 1
+        if how == "retry":
+            with w.fs.lock:
+                assert w.inner.interrupted.store(b"f") == 1
+        else:
+            other = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER._replace(pid=STRANGER)))
+            await w.do(w.fs.write(other.handle, 0, b"s"))
+            await w.do(w.fs.fsync(other.handle, datasync=False))
+            await w.close(other)
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == WHOLE
+        opens = HeldOpens(w, monkeypatch)
+        await opens.begin(ino, OPENER.pid)
+        await opens.fails(0)
+        await w.do(w.fs.fsync(copied.handle, datasync=False))
+        await w.close(copied, CALLER.pid)
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == WHOLE
+        assert w.fs.statistics().interrupted_files == 1
+
+    run(tmp_path, scenario, closing=closing)

@@ -641,11 +641,13 @@ class Contents:
         node.blocks = -(-size // BLOCK_BYTES)
         self._table.changed(node)
 
-    async def truncate(self, node: Node, size: int, *, opens: bool = False) -> None:
-        """Change the length of a file whose content is in RAM; `opens`: as `empty` has it."""
+    async def truncate(self, node: Node, size: int, *, opens: bool = False) -> bool:
+        """Change the length of a file whose content is in RAM; `opens`: as `empty` has it. Whether
+        that took bytes from it.
+        """
         if size == 0:
-            await self.empty(node, opens=opens)
-            return
+            return await self.empty(node, opens=opens)
+        has_taken = size < node.size
         body = await self._before_change(
             node,
             min(size, node.size),
@@ -661,10 +663,11 @@ class Contents:
         self._modified(node, body)
         if size <= body.failed_at:
             self._mended(node, body)
+        return has_taken
 
-    async def empty(self, node: Node, *, opens: bool = False) -> None:
+    async def empty(self, node: Node, *, opens: bool = False) -> bool:
         """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so
-        that nothing is copied.
+        that nothing is copied. Whether there was anything.
 
         `opens`: for somebody who opens the file, and is not known to the next worker before he has
         it. The kernel's handles stay on their tier file, so there the bytes go before that. Then it
@@ -674,8 +677,7 @@ class Contents:
         body = node.body
         if body.busy is not None:
             await wait(body.busy)
-            await self.empty(node, opens=opens)
-            return
+            return await self.empty(node, opens=opens)
         if node.in_kernel:
             half = Half.YES if opens and node.size else Half.AS_BEFORE
             writing = Writing.WHOLE if node.size else Writing.APPENDING
@@ -683,12 +685,14 @@ class Contents:
             if node.kernel_writers:
                 # What is taken from the file is seen meanwhile, and nobody who goes on with a half.
                 self.kernel.note(node, UNSEEN)
+        # not before: while this waited, somebody may have written to it
+        has_taken = node.size > 0
         if body.is_overflowed and not body.sealed and self._log.unsealed_of(node.ino):
             await self._overflow.truncate(body, node.size, 0)  # its place in the order has this one
             self._resized(node, 0)
             self._mended(node, body)
             self._modified(node, body)
-            return
+            return has_taken
         held_elsewhere = not body.is_whole_in_ram or self._tier.is_lost(body.tier)
         is_found = not body.modified or (body.interrupted and not node.in_kernel)
         if held_elsewhere or is_found or self._versions.frozen_bytes(body.tier) > 0:
@@ -701,6 +705,7 @@ class Contents:
             self._settle(node, body)
         self._mended(node, node.body)
         self._modified(node, node.body)
+        return has_taken
 
     async def allocate(
         self, node: Node, mode: int, offset: int, length: int, *, keep_size: bool

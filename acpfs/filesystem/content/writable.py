@@ -192,19 +192,20 @@ class Writable:
         elif copy is not None:
             self._overflow.let_go(copy, remove=True)
 
-    async def truncate(self, node: Node, size: int, *, opens: bool = False) -> None:
+    async def truncate(self, node: Node, size: int, *, opens: bool = False) -> bool:
         """Change the file's length, whether the content is in RAM or not; `opens`: as
-        `Contents.empty` has it.
+        `Contents.empty` has it. Whether that took bytes from the file.
         """
         if not node.in_kernel:
             await self._outgrown.whole(node, size)
         if size == 0 and node.body.is_cold:
+            has_taken = node.size > 0
             self._contents.create(node)
             self._table.touch(node)
-            return
+            return has_taken
         if size:
             await self.ensure(node, size)
-        await self._contents.truncate(node, size, opens=opens)
+        return await self._contents.truncate(node, size, opens=opens)
 
     async def persisted(self, node: Node) -> None:
         """Wait until all that was logged about the node is persisted."""
