@@ -45,6 +45,11 @@ is.
 """
 _UID_SHIFT = 32
 """The user stands above the bits; in the records of an earlier acpfs that is 0."""
+_CLOSED_SHIFT = 32
+"""The time of its latest close stands above the flags, in units of `_CLOSED_UNIT_S`; 0: none was
+seen, or by an earlier acpfs.
+"""
+_CLOSED_UNIT_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +86,7 @@ class Handle:
     """The STORE of its latest close, as long as it is not known to be the last one."""
     closed_at: float = 0.0
     """Monotonic time, seconds, of its latest close (of a copy of it, since it is still there); 0:
-    this worker has seen none.
+    none was seen. In its record: what is asked after a while is not put off by a new worker.
     """
     by_opener: bool = False
     """The process that opened it has closed a descriptor since the last write, and not only others
@@ -207,13 +212,17 @@ class KeptHandles:
             handle.number,
             handle.unique,
             handle.node.ino,
-            handle.flags,
+            self._flags(handle),
             _LANES.index(handle.lane),
             handle.pid | handle.process << _PROCESS_SHIFT,
             0 if target is None else target,
             self._bits(handle),
             0,
         )
+
+    @staticmethod
+    def _flags(handle: Handle) -> int:
+        return handle.flags | round(handle.closed_at / _CLOSED_UNIT_S) << _CLOSED_SHIFT
 
     @staticmethod
     def _bits(handle: Handle) -> int:
@@ -232,7 +241,7 @@ class KeptHandles:
         return bits | handle.uid << _UID_SHIFT
 
     def changed(self, handle: Handle) -> None:
-        """Its lane, or whether it wrote, or its tentative close changed."""
+        """Its lane, or whether it wrote, or what is known of its closes changed."""
         if handle.slot == NO_SLOT:
             return
         slots = self._slots
@@ -241,6 +250,7 @@ class KeptHandles:
         tentative = self._tentative(handle)
         late_bits = slots.get(slot, _BITS) & ~bits & _WROTE
         late_tentative = slots.get(slot, _TENTATIVE)
+        slots.set(slot, _FLAGS, self._flags(handle))
         slots.set(slot, _LANE, _LANES.index(handle.lane))
         slots.set(slot, _BITS, bits | late_bits)
         slots.set(slot, _TENTATIVE, late_tentative or tentative)
@@ -315,11 +325,12 @@ class KeptHandles:
             handle = Handle(
                 HandleId(words[_NUMBER]),
                 node,
-                words[_FLAGS],
+                words[_FLAGS] & (1 << _CLOSED_SHIFT) - 1,
                 lane=_LANES[words[_LANE]],
                 pid=words[_PID] & (1 << _PROCESS_SHIFT) - 1,
                 process=words[_PID] >> _PROCESS_SHIFT,
             )
+            handle.closed_at = (words[_FLAGS] >> _CLOSED_SHIFT) * _CLOSED_UNIT_S
             handle.unique = words[_UNIQUE]
             handle.slot = slot
             handle.uid = bits >> _UID_SHIFT

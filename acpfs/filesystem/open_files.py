@@ -477,11 +477,10 @@ class OpenFiles:
         is_by_opener = closer > 0 and closer == handle.process
         if op is not None:
             handle.by_opener = is_by_opener
-            self._kept.changed(handle)
-        elif is_by_opener and not handle.by_opener:
-            handle.by_opener = True
-            self._kept.changed(handle)
+        else:
+            handle.by_opener = handle.by_opener or is_by_opener
         if handle.writable:
+            self._kept.changed(handle)
             self.report_refusal(handle.node)
 
     async def _is_half(self, handle: Handle, pid: int, closer: int) -> bool:
@@ -873,7 +872,8 @@ class OpenFiles:
             if op is not None and self._is_closed_since(op, tentative):
                 op.take(Step.CLOSED)
                 handle.tentative = op
-                handle.closed_at = self._now()
+                # 0: an earlier acpfs has recorded it
+                handle.closed_at = handle.closed_at or self._now()
         for former, seq in self._kept.former():
             self._settle_former(former, Seq(seq))
 

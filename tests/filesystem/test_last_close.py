@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from acpfs.filesystem.last_close import Copies, Left
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import Ino
 from tests.filesystem.world import CALLER, KnownOpeners, World, world
+from tests.rig.runtime import runtime_of
 
 OPENER = CALLER.pid
 OTHER = 7
@@ -321,5 +324,41 @@ def test_a_copy_that_is_closed_makes_nothing_whole_that_a_killed_writer_left(
             await w.drained()
             assert (w.backing / "f").read_bytes() == OLD
             assert w.fs.statistics().interrupted_files == 1
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S390", "S515")
+def test_a_close_in_doubt_is_asked_about_in_time_however_many_workers_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six seconds after it a child still has a copy, and each second another worker came."""
+    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 5.0)
+    began = time.monotonic()
+    now = [began]
+    made = partial(
+        world,
+        tmp_path,
+        session="s",
+        max_dirty_age_s=0,
+        runtime=runtime_of(lambda: now[0] + time.monotonic() - began),
+    )
+
+    async def main() -> None:
+        async with made() as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+            ino = await w.write(b"f", OLD)
+            await w.drained()
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, WRITER))
+            await w.do(w.fs.write(opened.handle, 0, HALF))
+            await w.do(w.fs.flush(opened.handle, OPENER))
+        for _worker in range(6):
+            now[0] += 1
+            async with made() as w:
+                pass
+        async with made() as w:
+            await w.do(w.fs.settle_closes())
+            assert not any(op.tentative for op in w.log)
+            assert await asked(w) == HALF
 
     trio.run(main)
