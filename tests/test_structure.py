@@ -896,6 +896,7 @@ TAKES_OF_THE_MACHINE = {
 TOUCHES_THE_KERNEL = {
     "transport/invalidations.py": "a thread that waits in the kernel for locks of requests",
     "transport/libfuse.py": "unmounts in a thread",
+    "transport/request_turns.py": "how long a read of /dev/fuse may wait",
     "transport/native/continuations.py": (
         "how long callers have been waiting, and which died, by /proc"
     ),

@@ -30,9 +30,12 @@ from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino
 
 WORKERS_MIN = 8
-WORKERS_MAX = 256
-"""Requests under way at once: one that waits for the backing directory takes a task and nothing
-else.
+WORKERS_MAX = (1 << 31) - 1
+"""No limit: as many requests are under way as applications have threads in calls.
+
+Whoever would be the first too many might be one that need not wait, or `unlink`, for which the
+others do. One that waits takes a task, and what it brought along twice: some KiB, a write 2 MiB at
+the most.
 """
 BLOCK_BYTES = 4096
 KIND = "fuse.acpfs"

@@ -5,14 +5,16 @@ pyfuse3 has each request waited for by another task: a lock that is handed on in
 registration with epoll and two rounds of trio's loop, which cost more than half of a write of 4
 KiB. It takes all of these from the module that it knows as `trio`, and has that exchanged for
 asyncio; here it is exchanged for trio with another lock and another way to wait. Whatever pyfuse3
-does not take from there stays as it is. Trio's thread only.
+does not take from there stays as it is. Trio's thread only, which has to be the main one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +30,8 @@ BURST_MAX = 16
 
 About a millisecond of small ones.
 """
+READ_LIMIT_S = 0.2
+"""So long, and at most twice, a read of /dev/fuse may wait with the interpreter."""
 _TAKER: Any = pyfuse3
 """Its stubs do not tell of `trio`."""
 
@@ -41,7 +45,9 @@ class RequestTurns:
     on reading. So one that waits keeps nobody from being served.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_read: Callable[[], None]) -> None:
+        """`before_read`: called each time, with nothing between it and the read that may wait."""
+        self._before_read = before_read
         self._taken = False
         self._called = False
         """Somebody was called and did not run yet: nobody else need be."""
@@ -72,9 +78,10 @@ class RequestTurns:
         """
         if self._burst < BURST_MAX and self._is_anybody_left() and self._is_readable_soon(fd):
             self._burst += 1
-            return
-        self._burst = 0
-        await trio.lowlevel.wait_readable(fd)
+        else:
+            self._burst = 0
+            await trio.lowlevel.wait_readable(fd)
+        self._before_read()
 
     def _is_anybody_left(self) -> bool:
         """Where nobody is, pyfuse3 has just started a task, or is about to: that has to run to
@@ -90,6 +97,58 @@ class RequestTurns:
         return any(poll.poll(0) for _ in range(PATIENCE))
 
 
+class ReadAlarm:
+    """Gets pyfuse3 out of a read that finds no request.
+
+    There was one a moment before; but whose caller is killed before it is read, the kernel takes
+    away. pyfuse3 reads with the interpreter held, so then all of the worker would stand still until
+    anybody calls: control, the drain, and what tells the supervisor that it lives. Only a signal
+    ends such a read (pyfuse3 goes on after EINTR), and only the kernel's timer can send it. (A
+    descriptor that does not block would have pyfuse3 raise EAGAIN out of its task, whose buffer of
+    a megabyte nobody could free.)
+    """
+
+    def __init__(self, token: trio.lowlevel.TrioToken) -> None:
+        self._token = token
+        self._renew_at = 0.0
+        """Monotonic time, seconds: until then the timer will go off late enough."""
+        self._before: Any = None
+
+    def __enter__(self) -> ReadAlarm:
+        self._before = signal.signal(signal.SIGALRM, self._rang)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+    def set(self) -> None:
+        """A read comes. Costs a look at the clock, but for once in half of READ_LIMIT_S.
+
+        While requests come it never goes off.
+        """
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + READ_LIMIT_S / 2
+            # again and again: a signal that comes just before the read does not end it
+            signal.setitimer(signal.ITIMER_REAL, READ_LIMIT_S, READ_LIMIT_S)
+
+    def _rang(self, _number: int, _frame: object) -> None:
+        """Between `set` and the read, or anywhere else: only trio's loop knows that there is no
+        read.
+        """
+        self._token.run_sync_soon(self._put_off, idempotent=True)
+
+    def _put_off(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._renew_at = 0.0
+
+
 class _Instead:
     """A module with some names of our own."""
 
@@ -103,12 +162,13 @@ class _Instead:
 
 @contextlib.contextmanager
 def taken_in_turns() -> Iterator[RequestTurns]:
-    """Have pyfuse3 take its requests so, from before its main loop begins."""
-    turns = RequestTurns()
-    before = _TAKER.trio
-    lowlevel = _Instead(trio.lowlevel, wait_readable=turns.wait_readable)
-    _TAKER.trio = _Instead(trio, lowlevel=lowlevel, Lock=lambda: turns)
-    try:
-        yield turns
-    finally:
-        _TAKER.trio = before
+    """Have pyfuse3 take its requests so, from before its main loop begins; within trio's run."""
+    with ReadAlarm(trio.lowlevel.current_trio_token()) as alarm:
+        turns = RequestTurns(alarm.set)
+        before = _TAKER.trio
+        lowlevel = _Instead(trio.lowlevel, wait_readable=turns.wait_readable)
+        _TAKER.trio = _Instead(trio, lowlevel=lowlevel, Lock=lambda: turns)
+        try:
+            yield turns
+        finally:
+            _TAKER.trio = before

@@ -4,7 +4,10 @@ keeps requests apart.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 import trio
 import trio.testing
 
-from acpfs.transport.request_turns import BURST_MAX, RequestTurns, taken_in_turns
+from acpfs.transport.request_turns import BURST_MAX, ReadAlarm, RequestTurns, taken_in_turns
 
 WAITS = b"waits"
 ENDS = b"ends"
@@ -26,7 +29,7 @@ class Kernel:
     """
 
     def __init__(self) -> None:
-        self.turns = RequestTurns()
+        self.turns = RequestTurns(lambda: None)
         self._sending, self._taking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.served: list[tuple[int, bytes]] = []
         self.go_on = trio.Event()
@@ -146,10 +149,44 @@ def test_who_is_cancelled_while_he_stands_by_leaves_the_others_theirs(kernel: Ke
 
 def test_pyfuse3_has_all_else_from_trio_and_gets_that_back() -> None:
     taker: Any = pyfuse3
-    assert taker.trio is trio
-    with taken_in_turns() as turns:
-        assert taker.trio.Lock() is turns
-        assert taker.trio.lowlevel.wait_readable == turns.wait_readable
-        assert taker.trio.lowlevel.current_task is trio.lowlevel.current_task
-        assert taker.trio.open_nursery is trio.open_nursery
-    assert taker.trio is trio
+
+    async def look() -> None:
+        assert taker.trio is trio
+        with taken_in_turns() as turns:
+            assert taker.trio.Lock() is turns
+            assert taker.trio.lowlevel.wait_readable == turns.wait_readable
+            assert taker.trio.lowlevel.current_task is trio.lowlevel.current_task
+            assert taker.trio.open_nursery is trio.open_nursery
+        assert taker.trio is trio
+
+    trio.run(look)
+
+
+@pytest.mark.clause("S510")
+def test_a_read_that_finds_nothing_ends_and_the_alarm_is_put_off() -> None:
+    taking, sending = os.pipe()
+
+    async def look() -> None:
+        before = signal.getsignal(signal.SIGALRM)
+        with ReadAlarm(trio.lowlevel.current_trio_token()) as alarm:
+            for _ in range(2):
+                alarm.set()
+                with pytest.raises(InterruptedError):
+                    read_as_c_does(taking)
+                while signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0):
+                    await trio.lowlevel.checkpoint()
+            alarm.set()
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) is before
+
+    trio.run(look)
+    os.close(taking)
+    os.close(sending)
+
+
+def read_as_c_does(fd: int) -> None:
+    """With the interpreter, and not again after a signal."""
+    libc = ctypes.PyDLL(None, use_errno=True)
+    if libc.read(fd, ctypes.create_string_buffer(1), 1) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

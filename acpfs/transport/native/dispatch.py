@@ -101,8 +101,11 @@ class Dispatch:
         except BaseException as error:  # noqa: BLE001 - _fail logs what is not an errno
             self._fail(request, error)
         else:
+            keeps = bool(request.opcode == _WRITE)
+            if keeps:
+                buffers.give_back_rest(length)
             self.continuations.suspend(operation, request, call, future)
-            return bool(request.opcode == _WRITE)
+            return keeps
         return False
 
     def _call_of(self, operation: Operation, request: Request) -> Call[Any] | None:

@@ -8,6 +8,7 @@ them to a request that is answered later.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 
@@ -52,16 +53,27 @@ class RequestBuffers:
 
     def renew(self) -> None:
         """New ones: the view of the old payload now belongs to a WRITE that is answered later."""
-        whole = memoryview(
-            mmap.mmap(
-                -1, mmap.PAGESIZE + self._payload_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
-            )
+        self._mapping = mmap.mmap(
+            -1, mmap.PAGESIZE + self._payload_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
         )
+        whole = memoryview(self._mapping)
         self.header = whole[:HEADER_BYTES]
         self.payload = whole[mmap.PAGESIZE :]
         self.vector = (self.header, self.payload)
         self.words = self.header.cast("Q")
         """The header in words, of which `UNIQUE_WORD` is the number of the request."""
+
+    def give_back_rest(self, length: int) -> None:
+        """Before `renew`: memory behind a request of `length` bytes, which nothing is read into any
+        more.
+
+        A thousand writes of 64 KiB that wait for room would have a GiB otherwise.
+        """
+        used = mmap.PAGESIZE + max(0, length - HEADER_BYTES)
+        used += -used % mmap.PAGESIZE
+        if used < len(self._mapping):
+            with contextlib.suppress(OSError):  # memory that somebody has locked stays
+                self._mapping.madvise(mmap.MADV_REMOVE, used)
 
 
 class Request:
