@@ -17,6 +17,7 @@ from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.lanes import Lanes
+from acpfs.filesystem.lower_reads import came_to_ram
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.pages_ahead import PagesAhead
 from acpfs.filesystem.records import Lane
@@ -104,7 +105,11 @@ class LaneUse:
                 "comes to RAM, and the kernel caches nothing of the backing directory"
             )
         if lane is Lane.PASSTHROUGH and node.body.is_cold:
-            await self._view.reads.ready(handle)
+            try:
+                await self._view.reads.ready(handle)
+            except OSError as error:
+                if not came_to_ram(node, error):
+                    raise
             # much may have happened meanwhile (S335): a writer may have brought the file up, or
             # opened it
             lane = self._choose(handle)

@@ -20,6 +20,13 @@ from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.runtime.clock import Clock
 
 
+def came_to_ram(node: Node, error: OSError) -> bool:
+    """Whether another file was found in the place of one that was only on the backing directory
+    because somebody here had it in RAM meanwhile, as who writes it anew: there its bytes are.
+    """
+    return error.errno == errno.ESTALE and not node.body.is_cold
+
+
 class LowerReads:
     """Descriptors of handles, and reads through them."""
 

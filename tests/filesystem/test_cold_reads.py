@@ -23,8 +23,9 @@ from acpfs.backing.health import STUCK_AFTER_S
 from acpfs.backing.lower import LowerPath, Note
 from acpfs.config import WarmReads
 from acpfs.filesystem.content import whole_reads
-from acpfs.filesystem.records import AttributeChange
+from acpfs.filesystem.records import AttributeChange, Lane
 from acpfs.types import ROOT, Ino
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, run, world
 
 MIB = 1 << 20
@@ -568,3 +569,37 @@ def test_a_writer_gets_a_cold_file_whose_attributes_are_drained_meanwhile(
         assert (w.backing / "f").read_bytes() == b"content, more"
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S516")
+@pytest.mark.parametrize("call", ["read", "open"])
+def test_who_looks_for_a_file_that_comes_to_ram_meanwhile_finds_it_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """On the backing directory another file lies in its place when the look ends."""
+    data = os.urandom(2 * MIB)
+    found: list[bytes] = []
+
+    async def scenario(w: World) -> None:
+        ino = await cold(w, bytes(2 * MIB))
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=call == "open")
+        held = HeldCall(w.lower.open_read)
+
+        async def read() -> None:
+            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            found.append(await w.do(w.fs.read(opened.handle, 0, 2 * MIB)))
+            await w.close(opened)
+
+        monkeypatch.setattr(w.lower, "open_read", held)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            assert await trio.to_thread.run_sync(held.began.wait, 60)
+            writer = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+            await w.do(w.fs.write(writer.handle, 0, data))
+            (tmp_path / "another").write_bytes(bytes(2 * MIB))
+            os.rename(tmp_path / "another", w.backing / "cold")
+            held.go_on.set()
+        await w.close(writer)
+
+    run(tmp_path, scenario, warm_reads=WarmReads.OFF)
+    assert found == [data]

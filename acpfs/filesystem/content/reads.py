@@ -17,7 +17,7 @@ from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.warming import Warming
-from acpfs.filesystem.lower_reads import LowerReads
+from acpfs.filesystem.lower_reads import LowerReads, came_to_ram
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked, wait
@@ -48,6 +48,15 @@ class Reads:
 
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
         """Bytes of an open file; shorter at its end."""
+        while True:
+            was_cold = handle.node.body.is_cold
+            try:
+                return await self._read(handle, offset, size)
+            except OSError as error:
+                if not (was_cold and came_to_ram(handle.node, error)):
+                    raise
+
+    async def _read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
         node = handle.node
         if node.body.is_cold:
             self._warming.check(node)
