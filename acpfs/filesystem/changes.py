@@ -508,6 +508,12 @@ class Changes:
     def still_frozen(self, version: Version) -> bool:
         return self._contents.still_frozen(version)
 
+    def is_changing(self, version: Version) -> bool:
+        return self._contents.kernel.is_changing(version)
+
+    def may_be_mapped(self, version: Version) -> bool:
+        return version.is_local and self._contents.kernel.may_have_stored(version)
+
     def restaged(self, version: Version, before: str) -> None:
         self._contents.restaged(version, before)
 

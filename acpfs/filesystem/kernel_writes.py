@@ -99,6 +99,10 @@ class KernelWrites:
         self._marks = marks
         self._fullness = Fullness(tier, table, clock)
         self._guards: dict[VersionId, WriteGuard] = {}
+        self._mappable: set[VersionId] = set()
+        """Versions that share, or have shared, their bytes with a file that could be mapped to
+        write.
+        """
 
     def look(self, node: Node) -> bool:
         """Take over what the kernel wrote to the tier file since it was marked; whether it wrote
@@ -324,19 +328,24 @@ class KernelWrites:
             if node is not None and not node.kernel_writers and node.body.tier:
                 yield ino, node.body.tier
 
-    def watch_again(self, versions: Iterable[Version]) -> None:
+    def watch_again(self, versions: Iterable[Version], *, mappable: bool) -> None:
         """The kernel has been writing all the time.
 
-        What the versions looked like is not known any more: they are streamed again.
+        What the versions looked like is not known any more: they are streamed again. `mappable`:
+        somebody may have their file mapped.
         """
         for version in versions:
             self._guards[version.vid] = WriteGuard(UNSEEN)
+            if mappable:
+                self._mappable.add(version.vid)
 
     # -- versions that it may still change
 
     def guard(self, version: Version, node: Node) -> None:
         """The version shares its bytes with a file that the kernel may go on writing to."""
         self._guards[version.vid] = WriteGuard(node.body.seen, appended=not node.kernel_rewriters)
+        if node.kernel_mappers or node.bound_handles:
+            self._mappable.add(version.vid)
 
     def only_appended(self, version: Version) -> bool:
         guard = self._guards.get(version.vid)
@@ -345,6 +354,18 @@ class KernelWrites:
     def forget(self, version: Version) -> None:
         """Nobody needs the version any more."""
         self._guards.pop(version.vid, None)
+        self._mappable.discard(version.vid)
+
+    def is_changing(self, version: Version) -> bool:
+        """Whether its file is being marked behind a write that is under way."""
+        guard = self._guards.get(version.vid)
+        return guard is not None and guard.marking is not None and not guard.marking.done()
+
+    def may_have_stored(self, version: Version) -> bool:
+        """Whether somebody may have stored to the version's bytes through a mapping; also when
+        nobody has the file open any more.
+        """
+        return version.vid in self._mappable and self._has_trace(self._tier.stat(version.tier_id))
 
     def still_frozen(self, version: Version) -> bool:
         """Whether the version's bytes are what they were.
@@ -379,4 +400,4 @@ class KernelWrites:
         self._fullness.ended(node.ino)
         for version in versions:
             self.still_frozen(version)
-            self.forget(version)
+            self._guards.pop(version.vid, None)

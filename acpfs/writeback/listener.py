@@ -84,6 +84,18 @@ class Listener(Protocol):
         """
         ...
 
+    def is_changing(self, version: Version) -> bool:
+        """Whether a write to its file is under way, so that no copy that is begun now is the
+        version, as `still_frozen` would say in the end. An application may hold that up for ever.
+        """
+        ...
+
+    def may_be_mapped(self, version: Version) -> bool:
+        """Whether something may have been stored to its bytes through a mapping, which leaves no
+        trace: what an earlier stream read is no proof of what they are.
+        """
+        ...
+
     def restaged(self, version: Version, before: str) -> None:
         """The bytes are in another staging file now, `version.staging_name`, and the one called
         `before` goes. Under the lock.

@@ -7,14 +7,19 @@ The test is the kernel: it writes to the descriptor that an open in the passthro
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
 from acpfs.filesystem.records import Lane
-from tests.filesystem.world import world
+from acpfs.writeback.streams.streams import Stream
+from tests.filesystem.held_call import HeldCall
+from tests.filesystem.world import World, run, world
 
 SMALL = COPY_AT_FREEZE_BYTES_MAX
 LARGE = COPY_AT_FREEZE_BYTES_MAX + 1
@@ -44,3 +49,105 @@ def test_a_version_has_what_was_synced_and_a_large_one_perhaps_later_writes(
             assert (w.backing / "f").read_bytes() == b"later" + synced[5:]
 
     trio.run(main)
+
+
+class Counted:
+    """Stands in for a method: says when it was called so often."""
+
+    def __init__(self, method: Callable[..., Any], enough: threading.Event, number: int) -> None:
+        self._method = method
+        self._enough = enough
+        self._number = number
+        self.calls = 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls += 1
+        if self.calls >= self._number:
+            self._enough.set()
+        return self._method(*arguments, **named)
+
+
+@pytest.mark.clause("S517")
+def test_a_version_is_not_copied_again_while_a_write_to_its_file_is_held_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = b"s" * LARGE
+
+    async def scenario(w: World) -> None:
+        opened, attributes = await w.create(b"f")
+        assert opened.lane is Lane.PASSTHROUGH
+        os.pwrite(opened.backing_fd, synced, 0)
+        await w.do(w.fs.fsync(opened.handle, False))
+        os.pwrite(opened.backing_fd, b"later", 0)
+        held = HeldCall(int)  # who has the lock of the file's inode
+        w.tier.calls.submit(w.inner.table[attributes.ino].body.tier, held)
+        enough = threading.Event()
+        copies = Counted(w.engine._streamer._copy_once, enough, 4)
+        looks = Counted(w.inner.contents.kernel.is_changing, enough, 4)
+        monkeypatch.setattr(w.engine._streamer, "_copy_once", copies)
+        monkeypatch.setattr(w.inner.contents.kernel, "is_changing", looks)
+        w.engine.hold(False)
+        assert await trio.to_thread.run_sync(enough.wait, 60)
+        assert copies.calls == 1
+        held.go_on.set()
+        await w.drained()
+        assert copies.calls == 2
+        assert (w.backing / "f").read_bytes() == b"later" + synced[5:]
+        await w.close(opened)
+
+    run(
+        tmp_path,
+        scenario,
+        passthrough=True,
+        unknown_bytes=1 << 20,
+        budget_bytes=128 << 20,
+        max_dirty_age_s=0,
+    )
+
+
+def store_through_a_mapping(fd: int, data: bytes) -> None:
+    """As on a tmpfs: the file's mtime stays as it is, and mmap has set the atime."""
+    st = os.fstat(fd)
+    os.pwrite(fd, data, 0)
+    os.utime(fd, ns=(st.st_mtime_ns, st.st_mtime_ns))
+
+
+@pytest.mark.clause("S517")
+def test_what_is_stored_through_a_mapping_is_no_damage_where_the_stream_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = b"s" * LARGE
+
+    async def scenario(w: World) -> None:
+        monkeypatch.setattr(w.tier, "tells_of_mappings", lambda: True)  # as a tmpfs does
+        with w.fs.lock, w.state.step():
+            w.inner.expectations.learn(b"f", LARGE)
+            w.inner.expectations.learn_use(b"f", only_written=True)
+        opened, _attributes = await w.create(b"f", flags=os.O_RDWR)
+        assert opened.lane is Lane.PASSTHROUGH
+        os.pwrite(opened.backing_fd, synced, 0)
+        await w.do(w.fs.fsync(opened.handle, False))
+        staged = w.engine._streamer._staged
+        lost: list[str] = []
+
+        def loses_the_first(stream: Stream, name: str, *rest: Any) -> None:
+            staged(stream, name, *rest)
+            if not lost:
+                lost.append(name)
+                os.unlink(next(w.backing.rglob(os.path.basename(name))))
+                store_through_a_mapping(opened.backing_fd, b"later")
+
+        monkeypatch.setattr(w.engine._streamer, "_staged", loses_the_first)
+        await w.drained()
+        assert lost
+        assert (w.backing / "f").read_bytes() == b"later" + synced[5:]
+        await w.close(opened)
+
+    run(
+        tmp_path,
+        scenario,
+        passthrough=True,
+        unknown_bytes=1 << 20,
+        budget_bytes=128 << 20,
+        max_dirty_age_s=0,
+    )

@@ -122,6 +122,12 @@ class ListenerDouble:
     def still_frozen(self, version: Version) -> bool:
         return True
 
+    def is_changing(self, version: Version) -> bool:
+        return False
+
+    def may_be_mapped(self, version: Version) -> bool:
+        return False
+
     def restaged(self, version: Version, before: str) -> None:
         pass
 

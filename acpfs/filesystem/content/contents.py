@@ -1012,7 +1012,9 @@ class Contents:
         `versions_too`: not only behind their ends.
         """
         if versions_too and not node.body.is_cold:
-            self.kernel.watch_again(self._versions.on(node.body.tier))
+            versions = self._versions.on(node.body.tier)
+            mappable = node.kernel_mappers > 0 or node.bound_handles > 0
+            self.kernel.watch_again(versions, mappable=mappable)
 
     def kernel_ended(self, node: Node) -> None:
         """Nobody writes in passthrough any more: what versions see now stays as it is."""

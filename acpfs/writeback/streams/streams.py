@@ -38,6 +38,10 @@ a time.
 """
 
 
+CHANGING_LOOK_S = 0.02
+"""So often it is looked whether a write is over behind which a file is marked."""
+
+
 class Stream:
     """One attempt to stage one version."""
 
@@ -102,6 +106,7 @@ class Streamer:
         self._state = parts.state
         self._lock = parts.lock
         self._now = parts.runtime.clock.now
+        self._pause = parts.runtime.threads.event()
         self._chance = parts.runtime.chance
         self._bucket = bucket
         self._discard = discard
@@ -362,6 +367,9 @@ class Streamer:
                 another try gets what is there.
         """
         differed = False
+        with self._lock:
+            if self._listener.may_be_mapped(stream.version):
+                stream.version.digest = ""
         while True:
             with self._lock:
                 renewals = stream.version.renewals
@@ -387,8 +395,25 @@ class Streamer:
                         )
                     differed = True
                 self.counters.restarted_streams += 1
+            self._await_writes(stream)
             if fd is not None:
                 self._lower.truncate(fd, growth.kept_bytes)
+
+    def _await_writes(self, stream: Stream) -> None:
+        """Copy nothing while a write to the file is under way that its application holds up: it
+        would be copied again and again, for as long as that takes.
+        """
+        stream.pause()
+        while True:
+            with self._lock, self._state.step():
+                if stream.abandoned:
+                    raise AbandonedError
+                if not self._listener.is_changing(stream.version):
+                    # what is copied from here on is of after the mark
+                    self._listener.still_frozen(stream.version)
+                    break
+            self._pause.wait(CHANGING_LOOK_S)
+        stream.progress()
 
     def _has_only_grown(self, stream: Stream, size: int, digest: str) -> bool:
         """Whether those who write to the file unseen have left alone what was copied of it; then
