@@ -28,7 +28,8 @@ class Garbage:
         self._lower = lower
         self._pool = pool
         self._lock = threading.Lock()
-        self._left: set[str] = set()
+        self._left: dict[str, None] = {}
+        """In the order in which they failed."""
         self._under_way = self._sweeps = 0
         self._sweep_at = math.inf
 
@@ -50,7 +51,7 @@ class Garbage:
             self._lower.remove_staging(name)
         except OSError:
             with self._lock:
-                self._left.add(name)
+                self._left[name] = None
 
     @property
     def is_settled(self) -> bool:
@@ -73,7 +74,7 @@ class Garbage:
             if now < self._sweep_at:
                 return self._sweep_at
             names = self._left
-            self._left = set()
+            self._left = {}
             self._sweeps = self._sweeps + 1
             self._sweep_at = math.inf
         for name in names:

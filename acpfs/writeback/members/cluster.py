@@ -474,7 +474,7 @@ class Cluster:
                     one.listed_at = listed_at
                     self._gate.asks(one, required, self._who.node)
                 to_read = self._to_read(gated)
-        await self._read(to_read)
+        await self._read(sorted(to_read))
         await self._read_standing(gated)
         return len(to_read)
 
