@@ -46,6 +46,8 @@ NOT_IN_LANE = ("link", "delete open")
 
 What was deleted is for `SHORT`.
 """
+SOUND = 0.5
+"""Share of histories of the passthrough lane in which the storage does not fail."""
 EVERYTHING = 0.4
 """Share of histories in which each kind of call comes as often as `KINDS` says."""
 
@@ -114,6 +116,12 @@ def _ram_bytes(choices: Choices, chance: random.Random) -> int:
     if choices.profile is Profile.LANE:
         return chance.choice((512, 768, 2048)) << 10
     return 8 << 20
+
+
+def _when_full(chance: random.Random, *, waits: bool) -> WhenFull:
+    """`waits`: what an application asked to have past RAM fails with the storage."""
+    drawn = chance.choice((WhenFull.WAIT, WhenFull.NATIVE))
+    return WhenFull.WAIT if waits else drawn
 
 
 def _kinds(choices: Choices) -> tuple[float, ...]:
@@ -188,13 +196,14 @@ class Knobs:
         profile = choices.profile
         is_short = profile is Profile.SHORT
         is_lane = profile is Profile.LANE
-        faulty = not (choices.without_faults or is_short or is_lane)
+        spares_lane = is_lane and choices.stream("storage of the lane").random() < SOUND
+        faulty = not (choices.without_faults or is_short or spares_lane)
         lives = chance.randrange(1, LIVES_MAX + 1)
         return cls(
             programs=chance.choice((1, 1, 2, 3)),
             lives=min(choices.lives_max, lives),
             calls=chance.randrange(4, 14 * lives + 4),
-            error_rate=chance.choice((0.0, 0.03, 0.1, 0.3)) * faulty,
+            error_rate=chance.choice((0.0, 0.03, 0.1, 0.1 if is_lane else 0.3)) * faulty,
             hang_rate=chance.choice((0.01, 0.1)) * (faulty and profile is Profile.HANG),
             free_bytes=(
                 chance.randrange(1, 500_000) if faulty and profile is Profile.FULL else None
@@ -202,7 +211,7 @@ class Knobs:
             full_s=chance.choice((1.0, 20.0, 100.0)),
             fsync=FsyncMode.DURABLE if profile is Profile.DURABLE else FsyncMode.ORDERED,
             looks_for_power_loss=profile in (Profile.POWER, Profile.DURABLE),
-            when_full=chance.choice((WhenFull.WAIT, WhenFull.NATIVE)),
+            when_full=_when_full(chance, waits=is_lane and faulty),
             ram_bytes=_ram_bytes(choices, chance),
             keeps_session=profile in (Profile.SESSION, Profile.SHARED)
             or (profile in MAY_KEEP and chance.random() < 0.5),

@@ -70,6 +70,8 @@ Else whoever waits for the rest of a time could ask for ever for less than the c
 """
 STEP_MAX_S = 5.0
 STEP_S = 0.05
+OUTGROWN = "outgrown"
+"""In the names of those threads' jobs."""
 QUIET_CALLS = frozenset({"read", "xattrs", "note", "fstat", "lstat"})
 """Not in the trace when they succeed."""
 
@@ -145,8 +147,9 @@ class MortalTier(Tier):
 class StorageCaller:
     """What one life notices of the storage."""
 
-    def __init__(self, life: Life, faults: Faults, trace: Trace) -> None:
+    def __init__(self, life: Life, faults: Faults, trace: Trace, storage: Storage) -> None:
         self._life = life
+        self._storage = storage
         self._faults = faults
         self._trace = trace
 
@@ -159,6 +162,8 @@ class StorageCaller:
         if self._life.fs.lock._is_owned():  # type: ignore[attr-defined]
             raise Finding("LOCK", f"{turns.name} has the lock and calls the storage: {label}")
         turns.point()
+        if self._is_spared(arguments):
+            return False
         fault = self._faults.next(changes=changes)
         if fault is FaultKind.HANG:
             self._hang(label, arguments)
@@ -166,6 +171,15 @@ class StorageCaller:
             self._tell(label, arguments, "fails, not done")
             raise error(errno.EIO)
         return fault is FaultKind.AFTER
+
+    def _is_spared(self, arguments: Sequence[object]) -> bool:
+        """Whether a failure would be told to an application, or park the only bytes (S53): these
+        histories have no application that tries again.
+
+        Files that outgrow RAM are moved by threads that try again themselves.
+        """
+        what = arguments[0] if arguments else None
+        return self._storage.is_only_copy(what) and OUTGROWN not in self._life.turns.name
 
     def ends(
         self, label: str, arguments: Sequence[object], failure: OSError | None, *, is_lost: bool
@@ -252,7 +266,10 @@ class Life:
         rates = (0.0, 0.0) if is_last else (knobs.error_rate, knobs.hang_rate)
         outage_s = 0.0 if is_last else knobs.outage_s
         faults = Faults(choices, streams, *rates, MACHINE.moment_s + outage_s)
-        storage.caller = (seat.caller if seat else StorageCaller)(self, faults, trace)
+        if seat is None:
+            storage.caller = StorageCaller(self, faults, trace, storage)
+        else:
+            storage.caller = seat.caller(self, faults, trace)
         self.state.life = self
 
     @staticmethod

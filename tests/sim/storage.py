@@ -93,6 +93,8 @@ class Inode:
     nlink: int = 1
     safe: bytes | None = None
     """The content as it was when it was last flushed."""
+    is_only_copy: bool = False
+    """It was made for bytes that RAM has no room for."""
     _as_bytes: bytes | None = b""
 
     @property
@@ -610,6 +612,7 @@ class Storage:
         if self._is_there(self.staging_path(name)):
             self._remove(self.staging_path(name))
         inode = self._inode(stat.S_IFREG | 0o600)
+        inode.is_only_copy = name.startswith(OVERFLOW_PREFIX)
         self._place(self.staging_path(name), inode)
         return self._descriptor(inode)
 
@@ -645,6 +648,15 @@ class Storage:
         return [name.decode() for name in self._find(self._staging).children]
 
     # -- descriptors
+
+    def is_only_copy(self, what: object) -> bool:
+        """Whether a descriptor's bytes, or those that a staging file is made for, may be nowhere
+        else.
+        """
+        if isinstance(what, str):
+            return what.startswith(OVERFLOW_PREFIX)
+        inode = self.descriptors.get(what) if isinstance(what, int) else None
+        return inode is not None and inode.is_only_copy
 
     def _open(self, fd: int) -> Inode:
         try:

@@ -113,7 +113,7 @@ class MemberCaller(StorageCaller):
     """Calls on records fail while the member is parted from the others."""
 
     def __init__(self, life: Life, faults: Faults, trace: Trace, view: MemberStorage) -> None:
-        super().__init__(life, faults, trace)
+        super().__init__(life, faults, trace, view)
         self._view = view
 
     def begins(self, label: str, arguments: Sequence[object], *, changes: bool) -> bool:
