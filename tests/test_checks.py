@@ -6,6 +6,7 @@ documents, package, the demonstration.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,14 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 PYTHON = sys.executable
-SCRIPTS = ("tools/test", "tools/quickstart", "tools/bundle", "tools/environment.sh", ".ci/run")
+SCRIPTS = (
+    "tools/test",
+    "tools/quickstart",
+    "tools/bundle",
+    "tools/release",
+    "tools/environment.sh",
+    ".ci/run",
+)
 DEMONSTRATION_BYTES = 128 << 20
 TIMEOUT_S = 1500
 CHECKS = {
@@ -26,9 +34,9 @@ CHECKS = {
 }
 
 
-def ended(command: list[str], **environment: str) -> str:
+def ended(command: list[str], cwd: str = str(REPOSITORY), **environment: str) -> str:
     """What a command says that must succeed."""
-    words = {"cwd": REPOSITORY, "env": {**os.environ, **environment}, "stdin": subprocess.DEVNULL}
+    words = {"cwd": cwd, "env": {**os.environ, **environment}, "stdin": subprocess.DEVNULL}
     done = subprocess.run(
         command, **words, timeout=TIMEOUT_S, capture_output=True, text=True, check=False
     )  # type: ignore[call-overload]
@@ -52,8 +60,49 @@ def test_shell(script: str) -> None:
 @pytest.mark.check
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.clause("S532")
 def test_package(tmp_path: Path) -> None:
-    ended([PYTHON, "tools/check_package.py", str(tmp_path / "wheel")])
+    """A release but for its tag and bundle: builds are equal, the wheel is whole and mounts."""
+    said = ended([PYTHON, "tools/release.py", "--rehearsal", str(tmp_path / "out")])
+    assert "two builds are equal" in said
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    endings = [".cdx.json", "-man.tar.gz", "-py3-none-any.whl", ".tar.gz", "SHA256SUMS"]
+    assert all(any(name.endswith(ending) for name in names) for ending in endings), names
+    ended(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=str(tmp_path / "out"))
+    (bill,) = (tmp_path / "out").glob("*.cdx.json")
+    found = json.loads(bill.read_text())
+    assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.5")
+    assert {"attrs", "trio", "xxhash"} <= {one["name"] for one in found["components"]}
+    refs = {one["ref"] for one in found["dependencies"]}
+    assert all(set(one["dependsOn"]) <= refs for one in found["dependencies"])
+
+
+@pytest.mark.check
+@pytest.mark.clause("S532")
+def test_a_release_needs_its_tag(tmp_path: Path) -> None:
+    """In a clone, so that this checkout may be as it is."""
+    clone = tmp_path / "clone"
+    ended(["git", "clone", "-q", "--no-local", "--depth", "1", f"file://{REPOSITORY}", str(clone)])
+    for spoil, why in (
+        (lambda: None, "has no tag v"),
+        (lambda: (clone / "README.md").write_text("other"), "is not clean"),
+    ):
+        spoil()
+        done = subprocess.run(
+            [PYTHON, "tools/release.py"], cwd=clone, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert why in done.stderr
+        assert not (clone / "dist").exists()
+
+
+@pytest.mark.check
+def test_hooks_are_the_checks() -> None:
+    """Whoever commits is told what CI would say."""
+    hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    for command in CHECKS.values():
+        words = [word for word in command if word not in (PYTHON, "-m")]
+        assert " ".join(words) in hooks
 
 
 @pytest.mark.check

@@ -16,6 +16,7 @@ COMMANDS = {
     ),
     "umount": ("acpfs.cli.umount", "Drain, then unmount."),
     "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
+    "demo": ("acpfs.cli.demo", "See what a mount does, in less than a minute."),
     "mindio-path": (
         "acpfs.cli.mindio_path",
         "Where the packages are that scripts of MindIO import.",

@@ -1,6 +1,6 @@
 """What programs and people rely on from version to version, as it is in this checkout.
 
-python -m tests.formats.contract        after something was added: notes it in contract.json
+`python -m tests.formats.contract`, at each release, notes in contract.json what was added.
 """
 
 from __future__ import annotations

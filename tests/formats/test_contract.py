@@ -14,9 +14,3 @@ def test_nothing_that_was_there_is_gone(kind: str) -> None:
     of OPERATIONS, "What changes from version to version".
     """
     assert sorted(set(noted()[kind]) - set(contract()[kind])) == []
-
-
-@pytest.mark.parametrize("kind", noted())
-def test_what_was_added_is_noted(kind: str) -> None:
-    """If not: `python -m tests.formats.contract`."""
-    assert sorted(set(contract()[kind]) - set(noted()[kind])) == []

@@ -1,0 +1,314 @@
+"""Makes all files of a release: sdist, wheel, man pages, bundle, SBOM, checksums.
+
+    tools/release                     from a clean tag vVERSION; to dist/VERSION
+    tools/release --rehearsal DIR     from the working tree as it is, without the bundle
+
+The version is the one in `acpfs/__init__.py`, and the tag, the changelog's section and the names of
+the files must agree with it. Everything is built twice, in two places and at two times, and must be
+equal byte by byte; times in archives are the commit's. The wheel is installed with each Python of
+`PYTHONS` that is there, and mounts. What is needed from a package index (the builder, dependencies)
+pip gets as it is told to: with PIP_NO_INDEX and PIP_FIND_LINKS nothing comes over a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from check_package import problems_of
+
+ROOT = Path(__file__).parents[1]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+BUILDER = "hatchling>=1.24"
+TIMEOUT_S = 900
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1"
+}
+"""Without PYTHONPATH: it would have this checkout looked at in place of what was installed."""
+INVENTORY = """
+import importlib.metadata, json
+print(json.dumps([[d.metadata["Name"], d.version,
+    d.metadata.get("License-Expression") or d.metadata.get("License") or "", d.requires or []]
+    for d in importlib.metadata.distributions()]))
+"""
+"""What is installed, with licences and what each requires."""
+MOUNTS = """
+set -e
+"$1" mount "$2/backing" "$2/mnt" --ram 32M
+trap '"$1" umount "$2/mnt"' EXIT
+echo content >"$2/mnt/file"
+"$1-ctl" "$2/mnt" flush >/dev/null
+[ "$(cat "$2/backing/file")" = content ]
+"""
+
+
+class ReleaseError(Exception):
+    """No release, for a reason that a person can act on."""
+
+
+def run(*words: str | Path, cwd: Path = ROOT, **environment: str) -> str:
+    """What a command says that must succeed.
+
+    Raises:
+        ReleaseError: it does not.
+    """
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env={**ENVIRONMENT, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ReleaseError(f"{' '.join(map(str, words))}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def version_of(tree: Path) -> str:
+    """As the package says it, which is the only place."""
+    for node in ast.parse((tree / "acpfs/__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            return str(node.value.value)
+    raise ReleaseError("acpfs/__init__.py has no version")
+
+
+def check_tag(version: str) -> None:
+    """That what is here is what the tag names, and that the changelog knows it.
+
+    Raises:
+        ReleaseError: it is not.
+    """
+    if run("git", "status", "--porcelain"):
+        raise ReleaseError("the working tree is not clean")
+    if f"v{version}" not in run("git", "tag", "--points-at", "HEAD").split():
+        raise ReleaseError(f"HEAD has no tag v{version}, and acpfs/__init__.py says {version}")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    if not re.search(rf"^## {re.escape(version)}\b", changelog, re.MULTILINE):
+        raise ReleaseError(f"CHANGELOG.md has no section {version}")
+
+
+def copy_tree(target: Path) -> None:
+    """What git has or would add, and nothing that lies about."""
+    names = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in filter(None, names.split("\0")):
+        source = ROOT / name
+        if source.is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target / name)
+
+
+def pack_man_pages(tree: Path, target: Path, epoch: int) -> None:
+    """The manual, for distributions: the same bytes whenever it is packed."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for page in sorted((tree / "docs/man").glob("*.1")):
+            info = tarfile.TarInfo(f"man1/{page.name}")
+            info.size = page.stat().st_size
+            info.mtime = epoch
+            archive.addfile(info, io.BytesIO(page.read_bytes()))
+    with target.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=epoch) as zipped:
+        zipped.write(packed.getvalue())
+
+
+def build(builder: Path, target: Path, epoch: int) -> None:
+    """sdist, wheel and manual, from a copy of the tree in a place of its own."""
+    target.mkdir()
+    with tempfile.TemporaryDirectory() as place:
+        tree = Path(place)
+        copy_tree(tree)
+        words = ("-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", target)
+        run(builder, *words, cwd=tree, SOURCE_DATE_EPOCH=str(epoch))
+        pack_man_pages(tree, target / f"acpfs-{version_of(tree)}-man.tar.gz", epoch)
+
+
+def digest(file: Path) -> str:
+    """SHA-256."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def check_equal(first: Path, second: Path) -> None:
+    """That two builds have the same files.
+
+    Raises:
+        ReleaseError: one differs.
+    """
+    found = [
+        {path.name: digest(path) for path in sorted(directory.iterdir())}
+        for directory in (first, second)
+    ]
+    if found[0] != found[1]:
+        names = [name for name in found[0] if found[0][name] != found[1].get(name)]
+        raise ReleaseError(f"two builds differ: {', '.join(names) or 'not the same files'}")
+
+
+def make_environment(python: str | Path, target: Path, *words: str | Path) -> Path:
+    """A virtual environment with something in it; its interpreter."""
+    run(python, "-m", "venv", target)
+    made = target / "bin/python"
+    run(made, "-m", "pip", "install", "--quiet", *words)
+    return made
+
+
+def check_wheel(python: str | Path, wheel: Path, version: str, target: Path) -> str:
+    """Install it and mount; what was seen. The environment stays for the SBOM."""
+    made = make_environment(python, target, wheel)
+    said = run(target / "bin/acpfs", "--version", cwd=target).strip()
+    if not said.endswith(version):
+        raise ReleaseError(f"acpfs --version says {said!r}, not {version}")
+    name = run(made, "-c", "import platform; print(platform.python_version())").strip()
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        return f"Python {name}: installs (not mounted: needs root and /dev/fuse)"
+    with tempfile.TemporaryDirectory() as place:
+        for directory in ("backing", "mnt"):
+            (Path(place) / directory).mkdir()
+        words = ("sh", "-c", MOUNTS, "mounts", target / "bin/acpfs", place)
+        run(*words, cwd=target, ACPFS_RUNTIME_DIR=f"{place}/run")
+    return f"Python {name}: installs, mounts, drains"
+
+
+def sbom(python: Path, wheel: Path, version: str, epoch: int) -> dict[str, Any]:
+    """CycloneDX 1.5: acpfs, and what was installed with its wheel. The same for the same wheel and
+    the same versions beneath.
+    """
+    installed = [
+        one
+        for one in json.loads(run(python, "-c", INVENTORY))
+        if one[0] not in ("pip", "setuptools")
+    ]
+    components = []
+    for name, found, licence, _requires in sorted(installed):
+        if name == "acpfs":
+            continue
+        one = {
+            "type": "library",
+            "bom-ref": f"pkg:pypi/{_normal(name)}@{found}",
+            "name": name,
+            "version": found,
+            "purl": f"pkg:pypi/{_normal(name)}@{found}",
+        }
+        short = licence.splitlines()[0] if licence else ""
+        components.append(one | ({"licenses": [{"license": {"name": short}}]} if short else {}))
+    refs = {_normal(name): f"pkg:pypi/{_normal(name)}@{found}" for name, found, _, _ in installed}
+    needs = {
+        refs[_normal(name)]: sorted({refs[need] for need in map(_needed, requires) if need in refs})
+        for name, _, _, requires in installed
+    }
+    own = refs["acpfs"]
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, digest(wheel))}",
+        "version": 1,
+        "metadata": {
+            "timestamp": datetime.fromtimestamp(epoch, timezone.utc).isoformat(),
+            "component": {
+                "type": "application",
+                "bom-ref": own,
+                "name": "acpfs",
+                "version": version,
+                "purl": own,
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+                "hashes": [{"alg": "SHA-256", "content": digest(wheel)}],
+            },
+        },
+        "components": components,
+        "dependencies": [
+            {"ref": ref, "dependsOn": needed} for ref, needed in sorted(needs.items())
+        ],
+    }
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _needed(requirement: str) -> str:
+    """The name in a requirement; "" where an extra wants it, which is not installed."""
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return "" if found is None or "extra ==" in requirement else _normal(found[0])
+
+
+def pythons() -> list[tuple[str, str | None]]:
+    """Versions that are supported or tried, and the interpreter of each that is here."""
+    found: list[tuple[str, str | None]] = []
+    for version in PYTHONS:
+        path = shutil.which(f"python{version}")
+        try:
+            real = path and run(path, "-c", "import sys; print(sys.executable)").strip()
+        except ReleaseError:  # a version switcher's stand-in for one that is not there
+            real = None
+        found.append((version, real or None))
+    return found
+
+
+def main() -> int:
+    """Make it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rehearsal", metavar="DIRECTORY", type=Path, help="no tag is needed")
+    given = parser.parse_args()
+    version = version_of(ROOT)
+    out = given.rehearsal or ROOT / "dist" / version
+    if out.exists() and any(out.iterdir()):
+        raise ReleaseError(f"{out} is not empty")
+    if given.rehearsal is None:
+        check_tag(version)
+    epoch = int(run("git", "log", "-1", "--format=%ct"))
+    with tempfile.TemporaryDirectory() as place:
+        scratch = Path(place)
+        builder = make_environment(sys.executable, scratch / "builder", BUILDER)
+        for name in ("first", "second"):
+            build(builder, scratch / name, epoch)
+        check_equal(scratch / "first", scratch / "second")
+        (wheel,) = (scratch / "first").glob("*.whl")
+        if wrong := problems_of(wheel):
+            raise ReleaseError("\n".join(wrong))
+        here = [("", sys.executable)] if given.rehearsal else pythons()
+        seen = [
+            f"Python {name}: not here"
+            if python is None
+            else check_wheel(python, wheel, version, scratch / f"with{name}")
+            for name, python in here
+        ]
+        installed = next(scratch / f"with{name}" for name, python in here if python)
+        bom = sbom(installed / "bin/python", wheel, version, epoch)
+        (scratch / f"first/acpfs-{version}.cdx.json").write_text(json.dumps(bom, indent=1) + "\n")
+        if given.rehearsal is None:
+            name = f"acpfs-{version}-linux-{os.uname().machine}.run"
+            run(
+                "bash",
+                "tools/bundle",
+                scratch / "first" / name,
+                ACPFS_BUNDLE_WHEEL=str(wheel),
+                SOURCE_DATE_EPOCH=str(epoch),
+            )
+        files = sorted((scratch / "first").iterdir())
+        sums = "".join(f"{digest(file)}  {file.name}\n" for file in files)
+        (scratch / "first/SHA256SUMS").write_text(sums, encoding="ascii")
+        shutil.copytree(scratch / "first", out, dirs_exist_ok=True)
+    print(sums + "\n".join(["two builds are equal", *seen]))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ReleaseError as error:
+        sys.exit(f"no release: {error}")
