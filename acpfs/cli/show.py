@@ -133,8 +133,9 @@ def _long_table(
     def line(row: Sequence[str]) -> str:
         cells = []
         for cell, width, right in zip(row, widths, is_right, strict=True):
-            space = " " * (width - cell_len(cell))
-            cells.append(space + cell if right else cell + space)
+            shown = cell.rstrip() if right else cell  # as rich has it
+            space = " " * (width - cell_len(shown))
+            cells.append(space + shown if right else shown + space)
         return f" {between.join(cells)} "
 
     with console_.capture() as captured:

@@ -3,7 +3,7 @@ its caller is.
 
 A write of 4 KiB to a staging file takes some microseconds. Handed to a thread of a pool, with its
 answer to another one, it took 570 us of processor time: each of them has to be woken, and to wait
-for the interpreter (four writers of 4 KiB: 5 instead of 42 MB/s).
+for the interpreter (four writers of 4 KiB: 5 instead of 24 MB/s).
 
 Owns which thread is one, which only that thread asks. Does not know what is called, nor how many
 may be held up at a time: whoever gives a thread away is asked before each call, and sees to it that

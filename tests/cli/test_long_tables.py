@@ -17,7 +17,10 @@ def rows(chance: random.Random, count: int, longest: int) -> list[tuple[str, str
     def word() -> str:
         return "".join(chance.choice(letters) for _ in range(chance.randrange(longest)))
 
-    return [(word(), str(chance.randrange(10**6)), word()) for _ in range(count)]
+    def number() -> str:
+        return str(chance.randrange(10**6)) + chance.choice(["", "", " ", "  "])
+
+    return [(word(), number(), word()) for _ in range(count)]
 
 
 @pytest.mark.parametrize("columns", ["240", "60", "20"])
