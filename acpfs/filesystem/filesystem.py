@@ -174,7 +174,7 @@ class FileSystem:
         if not (node.kernel_writers or self._parts.contents.earlier.may_write(node.body.tier)):
             self._parts.contents.kernel_ended(node)
         if not node.body.is_cold:
-            self._parts.contents.retention.settle(node)
+            self._parts.contents.retention.settle_again(node)
         self._parts.finish_outgrown(node)
         self._view.reap(node)
 

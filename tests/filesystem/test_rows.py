@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from acpfs.filesystem.nodes import _INSERT_NODE, _UPDATE_NODE, _row_values
+from acpfs.filesystem.nodes import _INSERT_NODE, _UPDATE_NODE, _as_written, _row_values
 from acpfs.filesystem.records import AttributeChange
 from acpfs.filesystem.steps import Steps
 from acpfs.ram.state import StateDatabase, storable
@@ -35,7 +35,7 @@ def check_rows(w: World) -> None:
         rows = {row[0]: row[1:] for row in w.state.rows(f"SELECT ino, {COLUMNS} FROM node")}
         for node in w.inner.table.recorded():
             seldom, often = _row_values(node)
-            expected = tuple(storable((*seldom, *often)))[: len(COLUMNS.split(", "))]
+            expected = tuple(storable((*_as_written(seldom), *often)))[: len(COLUMNS.split(", "))]
             found = rows.pop(node.ino)
             if (
                 found[XATTRS] is None

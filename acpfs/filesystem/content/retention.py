@@ -75,6 +75,11 @@ class Retention:
         else:
             self.forget(node)
 
+    def settle_again(self, node: Node) -> None:
+        """The same where it may have changed since, and nobody has used it."""
+        if self.may_leave(node) is not (node.ino in self.order):
+            self.settle(node)
+
     def may_leave(self, node: Node) -> bool:
         """Whether the node's content is in RAM only for those who will read it."""
         body = node.body

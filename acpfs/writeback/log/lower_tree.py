@@ -34,8 +34,10 @@ class LowerTree:
         """Load what the last worker left."""
         self._state = state
         self._nodes: dict[Place, Ino] = {}
-        self._places: dict[Ino, dict[Place, None]] = {}
-        """The first comes first.
+        self._places: dict[Ino, Place] = {}
+        """The first one."""
+        self._further: dict[Ino, dict[Place, None]] = {}
+        """All others of the few that have any, the oldest first.
 
         A file may have as many as its file system takes links (ext4: 65,000), and loses one at a
         time.
@@ -51,7 +53,26 @@ class LowerTree:
 
     def _insert(self, place: Place, ino: Ino) -> None:
         self._nodes[place] = ino
-        self._places.setdefault(ino, {})[place] = None
+        if self._places.setdefault(ino, place) != place:
+            self._further.setdefault(ino, {})[place] = None
+
+    def _take_out(self, place: Place, ino: Ino) -> None:
+        further = self._further.get(ino)
+        if self._places[ino] != place:
+            assert further is not None, place
+            del further[place]
+        elif further:
+            self._places[ino] = first = next(iter(further))
+            del further[first]
+        else:
+            del self._places[ino]
+        if further is not None and not further:
+            del self._further[ino]
+
+    def _each(self, ino: Ino) -> Iterator[Place]:
+        if ino in self._places:
+            yield self._places[ino]
+            yield from self._further.get(ino, ())
 
     def __contains__(self, ino: Ino) -> bool:
         """Whether the node is on the backing directory."""
@@ -67,11 +88,11 @@ class LowerTree:
 
     def places(self, ino: Ino) -> list[Place]:
         """All places of a node; [] when it is not on the backing directory."""
-        return list(self._places.get(ino, ()))
+        return list(self._each(ino))
 
     def first_places(self, ino: Ino, count: int) -> list[Place]:
         """At most so many."""
-        return list(itertools.islice(self._places.get(ino, ()), count))
+        return list(itertools.islice(self._each(ino), count))
 
     def at(self, path: LowerPath) -> Ino | None:
         """The node known to lie at a path, if any."""
@@ -82,7 +103,7 @@ class LowerTree:
 
     def places_count(self, ino: Ino) -> int:
         """How many."""
-        return len(self._places.get(ino, ()))
+        return (ino in self._places) + len(self._further.get(ino, ()))
 
     def path(self, ino: Ino) -> LowerPath | None:
         """Path of a node by its first place that is still there; None when it is not on the backing
@@ -93,7 +114,7 @@ class LowerTree:
         """
         if ino == ROOT:
             return ()
-        for parent, name in self._places.get(ino, ()):
+        for parent, name in self._each(ino):
             base = self._directory_path(parent)
             if base is not None:
                 return (*base, name)
@@ -102,21 +123,17 @@ class LowerTree:
     def place(self, ino: Ino) -> Place | None:
         """The place that `path` goes by."""
         return next(
-            (
-                place
-                for place in self._places.get(ino, ())
-                if self._directory_path(place[0]) is not None
-            ),
+            (place for place in self._each(ino) if self._directory_path(place[0]) is not None),
             None,
         )
 
     def _directory_path(self, ino: Ino) -> LowerPath | None:
         names: list[bytes] = []
         while ino != ROOT:
-            places = self._places.get(ino)
-            if not places:
+            place = self._places.get(ino)
+            if place is None:
                 return None
-            ino, name = next(iter(places))
+            ino, name = place
             names.append(name)
         return tuple(reversed(names))
 
@@ -142,7 +159,7 @@ class LowerTree:
         self._unrecorded.add(ino)
         place = (parent, name)
         self._nodes[place] = ino
-        self._places[ino] = {place: None}
+        self._places[ino] = place
 
     def _save(self, place: Place, ino: Ino) -> None:
         self._state.change("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", (*place, ino))
@@ -170,10 +187,7 @@ class LowerTree:
         ino = self._nodes.pop(place, None)
         if ino is None:
             return None
-        places = self._places[ino]
-        del places[place]
-        if not places:
-            del self._places[ino]
+        self._take_out(place, ino)
         if ino not in self._unrecorded:
             self._unsave(place)
         return ino
