@@ -31,6 +31,10 @@ CALL_MAX_S = 600.0
 """Virtual time in which each call is answered, where no storage hangs for good."""
 STILL_CALL_MAX_S = 60.0
 """The same, where the storage does not fail and programs may stand still."""
+HANGING_CALL_MAX_S = 4 * CALL_MAX_S
+"""The same, where calls of the storage are out for up to 40 s each: who waits for all that is
+logged waits for dozens of them, one after the other, and for what is repeated as others fail.
+"""
 WAIT_S = 0.02
 
 
@@ -71,10 +75,15 @@ class Serving:
         self._requests += 1
         return Caller(0, 0, 1, 0, self._requests)
 
+    def _most_s(self) -> float:
+        if self.knobs.stands_still:
+            return STILL_CALL_MAX_S
+        return HANGING_CALL_MAX_S if self.knobs.hang_rate else CALL_MAX_S
+
     async def ask(self, life: Life, make: Callable[[FileSystem], Call[T]]) -> tuple[T] | None:
         """The answer; None: the life has died before it could tell."""
         answer: list[T] = []
-        most_s = STILL_CALL_MAX_S if self.knobs.stands_still else CALL_MAX_S
+        most_s = self._most_s()
         failure: BaseException | None = None  # a dead life's is of no interest
         with life.asked(most_s):
             try:
