@@ -222,6 +222,8 @@ def test_a_mount_that_a_container_has_is_not_waited_for(
     assert mount.leaks() == []
 
 
+@pytest.mark.clause("S442")
+@pytest.mark.transports("native", "libfuse")
 def test_a_mount_that_an_overlay_shows_is_in_use(
     make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path
 ) -> None:
