@@ -91,7 +91,9 @@ class Archive:
         self._identity = identity
         self.parts = self._parted(fd)
         self.tail = bytearray(_read(fd, self._tail_at, self._size - self._tail_at))
-        self._check(fd)
+        behind = identity.end - self._tail_at
+        if self.tail[behind : behind + len(DESCRIPTOR)] != DESCRIPTOR:
+            raise UnknownLayoutError
 
     @property
     def tail_at(self) -> int:
@@ -153,30 +155,25 @@ class Archive:
         return found
 
     def _parted(self, fd: int) -> list[Part]:
-        parts = []
+        parts = list[Part]()
         begin = 0
         for key, record in self._storages.items():
             if record.data_at < begin or record.end > self._tail_at:
                 raise UnknownLayoutError
             if not record.size:
                 continue
-            text = bytearray(_read(fd, begin, record.data_at - begin))
-            parts.append(Part(begin, record.data_at, "", text))
+            parts.append(self._text(fd, begin, record.data_at, parts))
             parts.append(Part(record.data_at, record.end, key, bytearray()))
             begin = record.end
-        text = bytearray(_read(fd, begin, self._tail_at - begin))
-        parts.append(Part(begin, self._tail_at, "", text))
+        parts.append(self._text(fd, begin, self._tail_at, parts))
         return parts
 
-    def _check(self, fd: int) -> None:
-        """Each checksum that is to be filled in has its place, and stands nowhere else."""
-        for record in self._records:
-            (local,) = struct.unpack("<I", _read(fd, record.header_at + 14, CRC_BYTES))
-            if local:
-                raise UnknownLayoutError
-        for record in (*self._storages.values(), self._identity):
-            if record.size and _read(fd, record.end, len(DESCRIPTOR)) != DESCRIPTOR:
-                raise UnknownLayoutError
+    def _text(self, fd: int, begin: int, end: int, parts: list[Part]) -> Part:
+        """What the skeleton has there; behind a storage it begins with a place for its checksum."""
+        text = bytearray(_read(fd, begin, end - begin))
+        if parts and text[: len(DESCRIPTOR)] != DESCRIPTOR:
+            raise UnknownLayoutError
+        return Part(begin, end, "", text)
 
 
 def _read(fd: int, at: int, length: int) -> bytes:
@@ -240,11 +237,12 @@ def _record(fd: int, directory: bytes, at: int, begin: int) -> tuple[Record, int
     size, packed, header_at = _numbers((size, packed, header_at), extra)
     if method or packed != size or (size and not flags & FLAG_DESCRIPTOR):
         raise UnknownLayoutError
-    local = struct.unpack("<HH", _read(fd, header_at + 26, 4))
+    local = _read(fd, header_at, LOCAL_BYTES)
+    if local[14 : 14 + CRC_BYTES] != bytes(CRC_BYTES):
+        raise UnknownLayoutError  # its checksum stands behind its bytes, and nowhere else
     name = directory[names_at : names_at + name_bytes].decode()
-    record = Record(
-        name, header_at, header_at + LOCAL_BYTES + sum(local), size, crc, begin + at + 16
-    )
+    data_at = header_at + LOCAL_BYTES + sum(struct.unpack_from("<HH", local, 26))
+    record = Record(name, header_at, data_at, size, crc, begin + at + 16)
     return record, ENTRY_BYTES + name_bytes + extra_bytes + comment_bytes
 
 

@@ -27,7 +27,8 @@ def joined(pieces: Iterable[tuple[int, int]]) -> int:
     """CRC32 of all bytes, from (CRC32, bytes) of their pieces in order."""
     total = 0
     for crc, length in pieces:
-        total = _times(_appending_zeros(length), total) ^ crc
+        # of most storages there is one piece: no matrix is made for those
+        total = crc if not total else _times(_appending_zeros(length), total) ^ crc
     return total
 
 

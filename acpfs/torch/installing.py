@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from acpfs.torch.loading import load
@@ -14,6 +18,9 @@ def install() -> None:
 
     Who has taken them from torch before, by `from torch import save`, keeps torch's own.
     """
+    for own, torchs in ((save, original_save), (load, original_load)):
+        # libraries look there for what this torch can do, such as `weights_only`
+        vars(own)["__signature__"] = inspect.signature(torchs)
     _put(save, load)
 
 
@@ -22,7 +29,7 @@ def uninstall() -> None:
     _put(original_save, original_load)
 
 
-def _put(saving: object, loading: object) -> None:
+def _put(saving: Callable[..., Any], loading: Callable[..., Any]) -> None:
     for module in (torch, torch.serialization):
         setattr(module, "save", saving)  # noqa: B010 - a type checker knows torch's own
         setattr(module, "load", loading)  # noqa: B010

@@ -19,7 +19,7 @@ from acpfs.torch.side_by_side import side_by_side, usable_threads
 
 LARGE_BYTES = 4 << 20
 """Of a read; below that dividing it costs more than it brings."""
-PIECE_BYTES = 2 << 20
+PIECE_BYTES = 4 << 20
 HUGE_BYTES = 2 << 20
 MADV_HUGEPAGE = 14
 LOCAL_HEADER = b"PK\3\4"
@@ -107,7 +107,7 @@ def _read_piece(fd: int, target: memoryview, begin: int, start: int) -> None:
 
 
 def _ask_for_huge_pages(target: memoryview) -> None:
-    """New memory costs a fault for each of its pages, which can be half of a load."""
+    """New memory costs a fault for each of its pages, which is half of a load's processor time."""
     if len(target) < HUGE_BYTES:
         return
     address = ctypes.addressof(ctypes.c_char.from_buffer(target))

@@ -32,8 +32,8 @@ WINDOW_BYTES = 2 << 20
 """What is hashed is written while it is in the processor's cache; also a huge page."""
 DEVICE_WINDOW_BYTES = 16 << 20
 """Smaller copies from a device pay more for their beginning than for their bytes."""
-PIECES_MAX = 1000
-"""Of one pwritev(2); the kernel takes 1,024."""
+PIECES_MAX = 16
+"""Of one pwritev(2): many small ones cost more there than to be put together first."""
 POSITIONAL = ("pickle_module", "pickle_protocol", "_use_new_zipfile_serialization")
 
 
@@ -197,11 +197,12 @@ def _torch_makes_sums() -> bool:
 
 def _write_all(fd: int, views: list[memoryview], at: int) -> None:
     """pwritev(2) until nothing is left."""
-    left = [view for view in views if len(view)]
+    left = views if len(views) <= PIECES_MAX else [memoryview(b"".join(views))]
     while left:
-        count = os.pwritev(fd, left[:PIECES_MAX], at)
+        count = os.pwritev(fd, left, at)
         at += count
         while left and count >= len(left[0]):
-            count -= len(left.pop(0))
+            count -= len(left[0])
+            left = left[1:]
         if count:
-            left[0] = left[0][count:]
+            left = [left[0][count:], *left[1:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from acpfs.torch import install, load, save, uninstall
 from acpfs.torch.originals import original_load, original_save
 from tests.frameworks.saves.corpus import NAMED
-from tests.frameworks.saves.test_same_bytes import counted, pickled
+from tests.frameworks.saves.test_same_bytes import counted, pickled, same_bytes
 
 clause = pytest.mark.clause
 
@@ -30,6 +31,8 @@ def test_torch_has_them_until_they_are_taken_out() -> None:
     install()
     assert (torch.save, torch.load) == (save, load)
     assert (torch.serialization.save, torch.serialization.load) == (save, load)
+    for own, torchs in ((save, original_save), (load, original_load)):
+        assert inspect.signature(own) == inspect.signature(torchs)
     uninstall()
     assert (torch.save, torch.load) == (original_save, original_load)
     assert (torch.serialization.save, torch.serialization.load) == (original_save, original_load)
@@ -45,7 +48,7 @@ def test_a_program_that_calls_torch(
     torch.save(value, mounted / "model.pt")
     torch.save(value, tmp_path / "model.pt")
     assert found == ["model.pt"]
-    assert (mounted / "model.pt").read_bytes() == (tmp_path / "model.pt").read_bytes()
+    assert same_bytes(mounted / "model.pt", tmp_path / "model.pt")
     assert pickled(torch.load(mounted / "model.pt")) == pickled(torch.load(tmp_path / "model.pt"))
 
 

@@ -16,7 +16,7 @@ import torch
 
 from acpfs.torch import load, save
 from acpfs.torch.originals import original_load, original_save
-from tests.frameworks.saves.test_same_bytes import counted
+from tests.frameworks.saves.test_same_bytes import counted, same_bytes
 
 clause = pytest.mark.clause
 
@@ -85,7 +85,7 @@ def test_names_for_which_torch_has_another_archive(
     save(torch.ones(5), mounted / name)
     original_save(torch.ones(5), tmp_path / name)
     assert found == []
-    assert (mounted / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert same_bytes(mounted / name, tmp_path / name)
 
 
 @clause("T218")
@@ -192,5 +192,5 @@ def test_a_torch_that_lays_archives_out_otherwise(
     monkeypatch.setattr(skeleton, "original_save", other)
     save(torch.ones(3), mounted / "model.pt")
     original_save(torch.ones(3), tmp_path / "model.pt")
-    assert (mounted / "model.pt").read_bytes() == (tmp_path / "model.pt").read_bytes()
+    assert same_bytes(mounted / "model.pt", tmp_path / "model.pt")
     assert found == []
