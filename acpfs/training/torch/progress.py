@@ -75,7 +75,7 @@ class Progress:
         """
         if not self.device.is_behind:
             return
-        self._wait(self.device.record(), f"gradients of update {step} are not known to be complete")
+        self._wait(self._recorded(), f"gradients of update {step} are not known to be complete")
         if self._has_failed():
             raise SuspectError(f"a process group has failed before update {step}")
 
@@ -87,7 +87,7 @@ class Progress:
             DeviceFailedError: nothing works on the device any more.
         """
         if self.device.is_behind:
-            self._wait(self.device.record(), "what was launched may be anything")
+            self._wait(self._recorded(), "what was launched may be anything")
 
     def _wait(self, event: Event, why: str) -> None:
         looks = 0
@@ -100,6 +100,12 @@ class Progress:
         if self._marks.held:
             raise Interrupted(why)
 
+    def _recorded(self) -> Event:
+        try:
+            return self.device.record()
+        except RuntimeError as error:
+            raise DeviceFailedError(str(error)) from error
+
     def _has_passed(self, event: Event) -> bool:
         try:
             return event.query()
@@ -107,9 +113,13 @@ class Progress:
             raise DeviceFailedError(str(error)) from error
 
     def launched(self) -> None:
-        """The local update is; its mark says next that it is done."""
+        """The local update is; its mark says next that it is done.
+
+        Raises:
+            DeviceFailedError: nothing works on the device any more.
+        """
         if self.device.is_behind:
-            self._updated = self.device.record()
+            self._updated = self._recorded()
 
     def wait_updated(self) -> None:
         """Returns when the update that was launched last has ended: it waits for nobody else.

@@ -85,6 +85,8 @@ class Stream:
                 work = self._queue.get()
                 if self._lag_s:
                     threading.Event().wait(self._lag_s)
+                if self.is_broken:
+                    continue
                 try:
                     work()
                 except Exception:  # noqa: BLE001  # whatever it is: else all would wait for ever
@@ -173,6 +175,11 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return BACKEND
+
+    @property
+    def group_name(self) -> str:
+        """As torch has it; what is written in C++ does not know that of a group in Python."""
+        return str(dist.distributed_c10d._world.pg_names[self])
 
     def abort(self) -> None:
         """What spins ends, with anything in its buffers; what is queued behind it runs."""
@@ -272,6 +279,10 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         return self._go([source], take, [output])
 
+    # torch's newer names of the two
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+
     def barrier(self, opts: Any = None) -> _Work:
         return self._go([torch.zeros(1)], lambda *_: None, is_read_at_once=True)
 
@@ -349,6 +360,28 @@ def _own(value: Any) -> Any:
 def _alias(value: Any) -> Any:
     """The same memory, with a count of writes of its own."""
     return _own(value).data
+
+
+class DeviceMemory:
+    """Of a model's parameters, which nobody can read any more when that is said: who does dies."""
+
+    def __init__(self, model: Any) -> None:
+        own = [_own(value) for value in model.parameters()]
+        self._size = sum(value.numel() * value.element_size() for value in own)
+        self._memory = mmap.mmap(-1, self._size)
+        place = 0
+        for value in own:
+            size = value.numel() * value.element_size()
+            room = torch.frombuffer(
+                self._memory, dtype=value.dtype, count=value.numel(), offset=place
+            ).view(value.shape)
+            room.copy_(value.detach())
+            value.data = room
+            place += size
+
+    def lose(self) -> None:
+        page = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        assert _LIBC.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(self._size), 0) == 0
 
 
 def install(stream: Stream, directory: Path) -> None:

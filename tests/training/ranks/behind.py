@@ -25,7 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 from acpfs.training.manifest import verify
 from acpfs.training.messages import ExitStatus
 from acpfs.training.torch.progress import Progress
-from tests.training.ranks.asynchronous import BACKEND, AsynchronousAdam, Event, Stream, install
+from tests.training.ranks.asynchronous import (
+    BACKEND,
+    AsynchronousAdam,
+    DeviceMemory,
+    Event,
+    Stream,
+    install,
+)
 from tests.training.ranks.forked import Ranks
 from tests.training.ranks.gasps import STEPS, WORLD, Fault, assert_is_its_step, state_of, train_job
 from tests.training.ranks.jobs import BATCH, WIDTH, Job, decay, network
@@ -119,6 +126,39 @@ class Moment(Fault):
             threading.Timer(self.delay_s, os.kill, kill).start()
 
 
+@dataclass(frozen=True)
+class Fails(Moment):
+    """Rank 2's device fails, in update 5."""
+
+    never: bool = False
+    """Whether it does not answer any more; else it says so, and no memory of it can be read."""
+
+    def at_work(self, rank: int, number: int, stream: Stream, memory: DeviceMemory) -> None:
+        if (rank, number) != (2, self.number):
+            return
+        if self.never:
+            stream.launch(threading.Event().wait)
+            return
+        stream.is_broken = True
+        memory.lose()
+
+
+@dataclass
+class Failing(Behind):
+    """A loop whose device fails behind the backward pass."""
+
+    fault: Fails = field(kw_only=True)
+    memory: DeviceMemory = field(kw_only=True)
+
+    def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
+        def reached(point: str) -> None:
+            if point == "reduce":
+                self.fault.at_work(dist.get_rank(), number, self.stream, self.memory)
+            at(point)
+
+        super().step(number, reached)
+
+
 def drawn(kind: str, chance: random.Random, gate: str = "", first: int = 3) -> Moment:
     """`first`: the update from which on; in DDP's first two the host reads what the device sends
     round, and a rank may end by that, which is one more fault.
@@ -145,6 +185,13 @@ def protected(rank: int, fault: Moment, directory: Path, **settings: Any) -> Non
     """A rank that was forked. `settings`: of `protect`."""
     stream = joined(rank, directory)
     job = LAYOUTS[fault.kind](stream)
+    if isinstance(fault, Fails):
+        job = Failing(
+            *(job.model, job.optimizer, job.scheduler),
+            stream=stream,
+            fault=fault,
+            memory=DeviceMemory(job.model),
+        )
     if fault.gate:
         setattr(Progress, "gradients", WRONG[fault.gate])  # noqa: B010  # to mypy it never changes
         job.model.register_forward_hook(lambda *_: EARLY.append(stream.record()))
@@ -186,11 +233,15 @@ def yardstick(kind: str, directory: Path) -> Path:
     return found
 
 
-def verdict(fault: Moment, directory: Path, yardsticks: Path, within_s: float = 240.0) -> str:
-    """What a job with this fault leaves: "right", "corrupted", or that nothing was left."""
+def verdict(fault: Moment, directory: Path, yardsticks: Path, **settings: Any) -> str:
+    """What a job with this fault leaves: "right", "corrupted", "too late", or that nothing was
+    left. `settings`: of `protect`.
+    """
     expected = yardstick(fault.kind, yardsticks)
-    with Ranks(WORLD, directory, lambda rank: protected(rank, fault, directory)) as ranks:
-        statuses = [ranks.status(rank, within_s) for rank in range(WORLD)]
+    with Ranks(
+        WORLD, directory, lambda rank: protected(rank, fault, directory, **settings)
+    ) as ranks:
+        statuses = ranks.statuses()
         said = ranks.said()
     if all(status == 0 for rank, status in enumerate(statuses) if rank not in fault.ranks):
         return "too late"
@@ -199,7 +250,12 @@ def verdict(fault: Moment, directory: Path, yardsticks: Path, within_s: float = 
         return f"nothing was left: {statuses}\n{said}"
     manifest = verify(directory / "run" / latest.read_text().strip())
     try:
-        assert not set(statuses) - {-signal.SIGKILL, ExitStatus.SAVED}, said
+        for rank, status in enumerate(statuses):
+            lost = isinstance(fault, Fails) and rank == 2
+            assert status in (
+                ({-signal.SIGKILL, ExitStatus.SAVED} if rank in fault.ranks else set())
+                | {ExitStatus.TAKEN_FOR_LOST if lost else ExitStatus.SAVED}
+            ), said
         assert_is_its_step(fault.kind, directory / "run", expected)
     except AssertionError as error:
         return f"corrupted at step {manifest.step}, {fault}, {statuses}: {str(error)[:2000]}"

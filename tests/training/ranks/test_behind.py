@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.ranks.behind import WRONG, Moment, drawn, verdict
+from tests.training.ranks.behind import WRONG, Fails, Moment, drawn, verdict
 
 KILLS = 20
 
@@ -21,6 +21,19 @@ KILLS = 20
 def test_a_rank_dies_in_its_backward_pass(tmp_path: Path, yardsticks: Path, kind: str) -> None:
     fault = Moment(kind, {1: "backward"}, number=5)
     assert verdict(fault, tmp_path, yardsticks) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.clause("T199", "T202")
+@pytest.mark.parametrize("never", [False, True])
+def test_a_rank_whose_device_fails_counts_as_dead(
+    tmp_path: Path, yardsticks: Path, *, never: bool
+) -> None:
+    """It says so, and none of its memory is read: that would end the process by a signal. Or it
+    never answers, and the main thread may be in C for good.
+    """
+    fault = Fails("ddp", {1: "backward"} if never else {}, number=5, never=never)
+    assert verdict(fault, tmp_path, yardsticks, probe_s=1.0) == "right"
 
 
 @pytest.mark.long

@@ -180,8 +180,9 @@ def test_a_device_that_works_no_more_is_said_by_the_gate_and_by_the_probe(tmp_pa
     loop = Loop(tmp_path)
     loop.stream.synchronize()
     loop.stream.is_broken = True
-    with pytest.raises(DeviceFailedError, match="uncorrectable ECC"):
-        loop.progress.wait_updated()
+    for call in (loop.progress.wait_updated, loop.progress.launched, loop.optimizer.step):
+        with pytest.raises(DeviceFailedError, match="uncorrectable ECC"):
+            call()
     with pytest.raises(LostError, match="uncorrectable ECC"):
         loop.progress.settle(lambda: loop.parameter, 60.0)
 
