@@ -1,16 +1,18 @@
 """Tries what `acpfs.training` takes for granted of an accelerator: `tools/train-accelerator-check`
 says how it is called.
 
-Each check says what it saw in one line; none of them needs acpfs, a mount, or more than two
-devices. Nobody has run it on a device yet: on a processor it does what can be done there, and says
-what is missing.
+Each check says what it saw in one line; none of them needs a mount, or more than two devices, and
+only the last ones need acpfs: four ranks that share one GPU, or a double of a device. Nobody has
+run it on a device yet: on a processor it does what can be done there, and says what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
+import subprocess
 import sys
 import threading
 import time
@@ -46,6 +48,13 @@ class Found:
             seen = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             verdict = "NO"
             self.failed = True
+        self.lines.append((what, verdict, seen))
+        print(f"{verdict:>3}  {what}: {seen}", flush=True)
+
+    def add(self, what: str, *, holds: bool, seen: str) -> None:
+        """A row that another process has tried."""
+        self.failed = self.failed or not holds
+        verdict = "yes" if holds else "NO"
         self.lines.append((what, verdict, seen))
         print(f"{verdict:>3}  {what}: {seen}", flush=True)
 
@@ -189,6 +198,27 @@ def together(torch: Any, kind: str) -> str:
     return told.read_text(encoding="utf-8")
 
 
+def ranks(found: Found, given: argparse.Namespace) -> None:
+    """Four ranks on one device: in a process of its own, which nothing was done on a device in."""
+    words = ["--kills", str(given.kills), "--seconds", str(given.seconds)]
+    for name in ("seed", "libraries"):
+        if (value := getattr(given, name)) is not None:
+            words += [f"--{name}", str(value)]
+    command = [sys.executable, "-m", "tests.training.ranks.accelerator", *words]
+    if given.double:
+        command.append("--double")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            try:
+                row = json.loads(line)
+            except ValueError:  # what a rank says
+                continue
+            found.add(row["what"], holds=row["holds"], seen=row["seen"])
+    if running.returncode not in (0, 1):
+        found.add("four ranks on one device", holds=False, seen=f"status {running.returncode}")
+
+
 def _torch(kind: str) -> Any:
     import torch  # in a process of its own as well
 
@@ -208,13 +238,24 @@ def kind_here(torch: Any) -> str:
     return "npu"
 
 
-def main() -> int:
-    """Entry point."""
+def _given() -> argparse.Namespace:
+    """What the command was called with."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cuda", "npu", "cpu"))
-    given = parser.parse_args()
+    parser.add_argument("--double", action="store_true", help="four ranks on a double of a device")
+    parser.add_argument("--kills", type=int, default=20, help="of ranks; 20")
+    parser.add_argument("--seconds", type=float, default=240.0, help="for these, at most; 240")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--libraries", help="where what acpfs depends on is, if not here")
+    parser.add_argument("--record", type=Path, help="file that gets what is to be pasted")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Entry point."""
+    given = _given()
     try:
         import torch
     except ImportError:
@@ -224,6 +265,10 @@ def main() -> int:
     _torch(kind)
     device = Device(torch, kind)
     found = Found()
+    if given.double or kind == "cuda":
+        ranks(found, given)
+    else:
+        found.leave("four ranks on one device", "a GPU is needed, or --double")
     found.check("memory is read by the host", device.copies)
     found.check("how far the host is ahead of the device", device.runs_behind)
     if kind == "cpu":
@@ -251,6 +296,10 @@ def main() -> int:
         f"{platform.system()} {platform.release()}"
     )
     print(f"\nPaste this:\n\n{found.page(head)}")
+    if given.record is not None:
+        given.record.write_text(found.page(head), encoding="utf-8")
+    if given.double:
+        return int(found.failed)
     if kind == "cpu":
         print(
             "No accelerator was found: torch.cuda.is_available() is false, and torch_npu cannot "

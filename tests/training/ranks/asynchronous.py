@@ -75,6 +75,8 @@ class Stream:
         """`lag_s`: so long each piece of work takes more."""
         self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lag_s = lag_s
+        self.slow_s = 0.0
+        """A collective takes so long from what this rank sends to what it gets."""
         self.is_broken = False
         """An error that sticks: every call fails from then on, in this process."""
         threading.Thread(target=self._run, name="stream", daemon=True).start()
@@ -197,6 +199,8 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
         own = half + self._rank * SLOT_BYTES
         self._memory[own : own + len(data)] = data
         struct.pack_into("<Q", self._memory, 8 * self._rank, number)
+        if self._aborted.wait(self._stream.slow_s):  # also one that begins behind an abort
+            raise AbortedError
         for rank in range(self._world):
             while struct.unpack_from("<Q", self._memory, 8 * rank)[0] < number:
                 if self._aborted.wait(SPINS_S):

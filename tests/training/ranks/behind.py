@@ -1,5 +1,5 @@
-"""Jobs on the double of a device that runs behind its host, whose ranks are killed at any moment;
-and the gates that are wrong.
+"""Jobs on a device that runs behind its host, or on the double of one, whose ranks are killed at
+any moment; and the gates that are wrong.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from acpfs.training.manifest import verify
+from acpfs.training.marks import Marks
 from acpfs.training.messages import ExitStatus
+from acpfs.training.torch.groups import NCCL_SETTINGS
 from acpfs.training.torch.progress import Progress
 from tests.training.ranks.asynchronous import (
     BACKEND,
@@ -40,46 +43,159 @@ from tests.training.ranks.jobs import BATCH, WIDTH, Job, decay, network
 LAG_S = 0.0005
 MOMENT_S = 0.05
 """A rank is killed so long after a point at most; a step takes about a third of it."""
+MANY = 10_000
+SLOW_S = 1.0
+AHEAD = 0.4
+"""In so many of the faults some ranks have the gradients, and another one has not, when a third
+dies.
+"""
+LAST = STEPS - 2
+"""Nobody is killed in the last updates: ranks that have ended are in no gasp."""
 POINTS = ("forward", "backward", "reduce", "ready", "gated", "updating", "updated", "sent_round")
+
+
+class Place(Protocol):
+    """Where a rank's tensors are."""
+
+    name: str
+    mesh: str
+    """torch's kind of device."""
+
+    def join(self, rank: int, directory: Path) -> None:
+        """Begin as a rank."""
+
+    def put(self, value: Any) -> Any:
+        """A module or a tensor, there."""
+
+    def adam(self, parameters: Any) -> Any: ...
+
+    def order(self) -> None:
+        """What comes next is behind what was launched."""
+
+    def record(self) -> Any:
+        """An event."""
+
+    def wait(self) -> None:
+        """All that was launched is done."""
+
+
+class OnDouble:
+    """Of this process."""
+
+    name = "the double"
+    mesh = "cpu"
+    stream: Stream
+
+    def join(self, rank: int, directory: Path) -> None:
+        self.stream = Stream(LAG_S)
+        install(self.stream, directory)
+        store = dist.FileStore(str(directory / "store"), WORLD)
+        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=WORLD)
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def adam(self, parameters: Any) -> Any:
+        return AsynchronousAdam(parameters, self.stream, lr=0.01)
+
+    def order(self) -> None:
+        """The host computes: it has to wait where a stream would have order."""
+        self.stream.synchronize()
+
+    def record(self) -> Any:
+        return self.stream.record()
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+
+class OnOneGpu:
+    """All ranks share one: NCCL takes them for as many hosts, by `NCCL_HOSTID`.
+
+    Not run yet.
+    """
+
+    name = "one GPU"
+    mesh = "cuda"
+
+    def join(self, rank: int, directory: Path) -> None:
+        os.environ.update(
+            NCCL_SETTINGS,
+            NCCL_HOSTID=f"rank-{rank}",
+            NCCL_P2P_DISABLE="1",
+            NCCL_SHM_DISABLE="1",
+            NCCL_IB_DISABLE="1",
+            NCCL_NET="Socket",
+            NCCL_SOCKET_IFNAME="lo",
+            ACPFS_TRAIN_UNTRIED_DEVICE="1",
+        )
+        torch.cuda.set_device(0)
+        store = dist.FileStore(str(directory / "store"), WORLD)
+        dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=WORLD)
+
+    def put(self, value: Any) -> Any:
+        return value.to("cuda")
+
+    def adam(self, parameters: Any) -> Any:
+        return torch.optim.Adam(parameters, lr=0.01)
+
+    def order(self) -> None:
+        """The stream has it."""
+
+    def record(self) -> Any:
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
 
 
 @dataclass
 class Behind(Job):
     """A loop as on a device, but that it waits where a device's stream would have order."""
 
-    stream: Stream = field(kw_only=True)
+    place: Place = field(kw_only=True)
+    memory: DeviceMemory | None = None
+    """Where its parameters are, if that can be lost."""
+    at_work: Callable[[str, int, Behind], None] = lambda point, number, job: None
+    """Called at points by name: what its device does to it."""
 
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
         torch.manual_seed(1000 * number + dist.get_rank())
-        batch = torch.randn(BATCH, WIDTH)
+        batch = self.place.put(torch.randn(BATCH, WIDTH))
         at("forward")
-        self.stream.synchronize()  # the update is before the forward pass
+        self.place.order()  # the forward pass is behind the update
         loss = (self.model(batch) - batch).square().mean()
         at("backward")
+        self.at_work("backward", number, self)
         self.optimizer.zero_grad()
         loss.backward()
+        self.at_work("reduce", number, self)
         at("reduce")
         self.optimizer.step()
         at("sent_round")
         self.scheduler.step()
 
 
-def ddp(stream: Stream) -> Behind:
-    # without views the reducer copies on the host, before the device has reduced anything
-    model = DistributedDataParallel(network(), gradient_as_bucket_view=True, bucket_cap_mb=0.001)
-    optimizer = AsynchronousAdam(model.parameters(), stream, lr=0.01)
-    return Behind(model, optimizer, decay(optimizer), stream=stream)
+def ddp(place: Place) -> Behind:
+    # without views the reducer of the double copies on the host, before anything is reduced
+    model = DistributedDataParallel(
+        place.put(network()), gradient_as_bucket_view=True, bucket_cap_mb=0.001
+    )
+    optimizer = place.adam(model.parameters())
+    return Behind(model, optimizer, decay(optimizer), place=place)
 
 
-def hsdp(stream: Stream) -> Behind:
-    mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("replicate", "shard"))
-    model = network()
+def hsdp(place: Place) -> Behind:
+    mesh = init_device_mesh(place.mesh, (2, WORLD // 2), mesh_dim_names=("replicate", "shard"))
+    model = place.put(network())
     fully_shard(model, mesh=mesh)
-    optimizer = AsynchronousAdam(model.parameters(), stream, lr=0.01)
-    return Behind(model, optimizer, decay(optimizer), stream=stream)
+    optimizer = place.adam(model.parameters())
+    return Behind(model, optimizer, decay(optimizer), place=place)
 
 
-LAYOUTS: dict[str, Callable[[Stream], Behind]] = {"ddp": ddp, "hsdp": hsdp}
+LAYOUTS: dict[str, Callable[[Place], Behind]] = {"ddp": ddp, "hsdp": hsdp}
 
 
 # -- gates that are wrong: each is put into a rank in place of the right one
@@ -104,9 +220,10 @@ def _event_too_early(progress: Progress, step: int) -> None:
     EARLY[-1].synchronize()
 
 
+FLAG = "flag not looked at"
 WRONG: dict[str, Callable[[Progress, int], None]] = {
     "none": _none,
-    "flag not looked at": _flag_not_looked_at,
+    FLAG: _flag_not_looked_at,
     "event too early": _event_too_early,
 }
 
@@ -119,6 +236,15 @@ class Moment(Fault):
     delay_s: float = 0.0
     gate: str = ""
     """Which one is wrong; empty: none."""
+    slow: frozenset[int] = frozenset()
+    """Ranks whose collectives take longer in that update: others are ahead when they are
+    aborted.
+    """
+
+    def at_work(self, rank: int, point: str, number: int, job: Behind) -> None:
+        """A rank is at a point, and its device does something to it."""
+        if rank in self.slow and isinstance(job.place, OnDouble) and number >= self.number:
+            job.place.stream.slow_s = SLOW_S
 
     def reached(self, rank: int, point: str, number: int) -> None:
         if self.ranks.get(rank) == point and number == self.number:
@@ -133,85 +259,64 @@ class Fails(Moment):
     never: bool = False
     """Whether it does not answer any more; else it says so, and no memory of it can be read."""
 
-    def at_work(self, rank: int, number: int, stream: Stream, memory: DeviceMemory) -> None:
-        if (rank, number) != (2, self.number):
+    def at_work(self, rank: int, point: str, number: int, job: Behind) -> None:
+        if (rank, point, number) != (2, "reduce", self.number):
             return
+        assert isinstance(job.place, OnDouble)
         if self.never:
-            stream.launch(threading.Event().wait)
+            job.place.stream.launch(threading.Event().wait)
             return
-        stream.is_broken = True
-        memory.lose()
-
-
-@dataclass
-class Failing(Behind):
-    """A loop whose device fails behind the backward pass."""
-
-    fault: Fails = field(kw_only=True)
-    memory: DeviceMemory = field(kw_only=True)
-
-    def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
-        def reached(point: str) -> None:
-            if point == "reduce":
-                self.fault.at_work(dist.get_rank(), number, self.stream, self.memory)
-            at(point)
-
-        super().step(number, reached)
+        assert job.memory is not None
+        job.place.stream.is_broken = True
+        job.memory.lose()
 
 
 def drawn(kind: str, chance: random.Random, gate: str = "", first: int = 3) -> Moment:
     """`first`: the update from which on; in DDP's first two the host reads what the device sends
     round, and a rank may end by that, which is one more fault.
     """
+    dies, slow = chance.sample(range(WORLD), 2)
+    is_ahead = chance.random() < AHEAD
     return Moment(
         kind,
-        {chance.randrange(WORLD): chance.choice(POINTS)},
-        number=chance.randrange(first, STEPS),
-        delay_s=chance.random() * MOMENT_S,
+        {dies: "gated" if is_ahead else chance.choice(POINTS)},
+        number=chance.randrange(first, LAST),
+        delay_s=chance.random() * (0.0 if is_ahead else MOMENT_S),
         gate=gate,
+        slow=frozenset({slow} if is_ahead else ()),
     )
 
 
-def joined(rank: int, directory: Path) -> Stream:
-    """Begin as a rank on a device of its own."""
-    stream = Stream(LAG_S)
-    install(stream, directory)
-    store = dist.FileStore(str(directory / "store"), WORLD)
-    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=WORLD)
-    return stream
-
-
-def protected(rank: int, fault: Moment, directory: Path, **settings: Any) -> None:
+def protected(rank: int, fault: Moment, directory: Path, place: Place, **settings: Any) -> None:
     """A rank that was forked. `settings`: of `protect`."""
-    stream = joined(rank, directory)
-    job = LAYOUTS[fault.kind](stream)
+    place.join(rank, directory)
+    job = LAYOUTS[fault.kind](place)
+    job.at_work = partial(fault.at_work, rank)
     if isinstance(fault, Fails):
-        job = Failing(
-            *(job.model, job.optimizer, job.scheduler),
-            stream=stream,
-            fault=fault,
-            memory=DeviceMemory(job.model),
-        )
+        job.memory = DeviceMemory(job.model)
     if fault.gate:
         setattr(Progress, "gradients", WRONG[fault.gate])  # noqa: B010  # to mypy it never changes
-        job.model.register_forward_hook(lambda *_: EARLY.append(stream.record()))
+        if fault.gate == FLAG:  # `Marks.begin` looks once more
+            setattr(Marks, "hold", lambda marks: None)  # noqa: B010  # as above
+        job.model.register_forward_hook(lambda *_: EARLY.append(place.record()))
         # on a machine that is busy the exception would come before the wrong gate is passed
-        settings["interrupt_after_s"] = 5.0
+        settings["interrupt_after_s"] = 2.0
+        settings["steps"] = MANY  # garbage ends no loop
     train_job(rank, job, fault, directory / "run", **settings)
-    stream.synchronize()
+    place.wait()
 
 
 # -- the yardstick
 
 
-def without_fault(rank: int, kind: str, directory: Path) -> None:
+def without_fault(rank: int, kind: str, directory: Path, place: Place) -> None:
     """State at the end of each step, put together over gloo."""
-    stream = joined(rank, directory)
+    place.join(rank, directory)
     group = dist.new_group(backend="gloo")
-    job = LAYOUTS[kind](stream)
+    job = LAYOUTS[kind](place)
     for number in range(1, STEPS + 1):
         job.step(number)
-        stream.synchronize()
+        place.wait()
         torch.save(state_of(job), directory / f"{kind}-{number}-{rank}.pt")
         model, optim = get_state_dict(job.model, job.optimizer)
         checkpoint.save(
@@ -223,32 +328,37 @@ def without_fault(rank: int, kind: str, directory: Path) -> None:
             dcp_to_torch_save(directory / f"{kind}-{number}", directory / f"{kind}-{number}.pt")
 
 
-def yardstick(kind: str, directory: Path) -> Path:
+def yardstick(kind: str, directory: Path, place: Place) -> Path:
     """Where it is; made once."""
     found = directory / f"behind-{kind}"
     if not (found / f"{kind}-{STEPS}.pt").exists():
         found.mkdir()
-        with Ranks(WORLD, found, lambda rank: without_fault(rank, kind, found)) as ranks:
+        with Ranks(WORLD, found, lambda rank: without_fault(rank, kind, found, place)) as ranks:
             assert ranks.statuses(600) == [0] * WORLD, ranks.said()
     return found
 
 
-def verdict(fault: Moment, directory: Path, yardsticks: Path, **settings: Any) -> str:
+def verdict(
+    fault: Moment, directory: Path, yardsticks: Path, place: Place | None = None, **settings: Any
+) -> str:
     """What a job with this fault leaves: "right", "corrupted", "too late", or that nothing was
     left. `settings`: of `protect`.
     """
-    expected = yardstick(fault.kind, yardsticks)
+    place = place or OnDouble()
+    expected = yardstick(fault.kind, yardsticks, place)
     with Ranks(
-        WORLD, directory, lambda rank: protected(rank, fault, directory, **settings)
+        WORLD, directory, lambda rank: protected(rank, fault, directory, place, **settings)
     ) as ranks:
         statuses = ranks.statuses()
         said = ranks.said()
-    if all(status == 0 for rank, status in enumerate(statuses) if rank not in fault.ranks):
+    if 0 in statuses:  # its loop has ended
         return "too late"
     latest = directory / "run" / "latest"
     if not latest.exists():
         return f"nothing was left: {statuses}\n{said}"
     manifest = verify(directory / "run" / latest.read_text().strip())
+    if manifest.step > STEPS:  # nobody could go on without the dead
+        return f"corrupted at step {manifest.step}, {fault}"
     try:
         for rank, status in enumerate(statuses):
             lost = isinstance(fault, Fails) and rank == 2

@@ -63,7 +63,9 @@ def train(rank: int, fault: Fault, directory: Path, **settings: Any) -> None:
     train_job(rank, KINDS[fault.kind](), fault, directory, **settings)
 
 
-def train_job(rank: int, job: Job, fault: Fault, directory: Path, **settings: Any) -> None:
+def train_job(
+    rank: int, job: Job, fault: Fault, directory: Path, steps: int = STEPS, **settings: Any
+) -> None:
     """The same with a job that is made."""
     if isinstance(job, Clipped):
         settings["gate"] = job.clip
@@ -84,7 +86,7 @@ def train_job(rank: int, job: Job, fault: Fault, directory: Path, **settings: An
 
     with protection:
         protection.at(at)
-        for number in range(1, STEPS + 1):  # `at` looks at it
+        for number in range(1, steps + 1):  # `at` looks at it
             job.step(number, at)
 
 

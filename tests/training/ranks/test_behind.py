@@ -24,6 +24,14 @@ def test_a_rank_dies_in_its_backward_pass(tmp_path: Path, yardsticks: Path, kind
 
 
 @pytest.mark.long
+@pytest.mark.clause("T197")
+def test_others_are_ahead_when_a_collective_is_aborted(tmp_path: Path, yardsticks: Path) -> None:
+    """They have done the update, and what this rank has is garbage: it stays where it was."""
+    fault = Moment("ddp", {1: "gated"}, number=5, slow=frozenset({2}))
+    assert verdict(fault, tmp_path, yardsticks) == "right"
+
+
+@pytest.mark.long
 @pytest.mark.clause("T199", "T202")
 @pytest.mark.parametrize("never", [False, True])
 def test_a_rank_whose_device_fails_counts_as_dead(
@@ -38,7 +46,7 @@ def test_a_rank_whose_device_fails_counts_as_dead(
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-@pytest.mark.clause("T197")
+@pytest.mark.clause("T197", "T203")
 @pytest.mark.parametrize("kind", ["ddp", "hsdp"])
 def test_ranks_die_at_any_moment(tmp_path: Path, yardsticks: Path, kind: str, seed: int) -> None:
     chance = random.Random(seed)
@@ -50,6 +58,7 @@ def test_ranks_die_at_any_moment(tmp_path: Path, yardsticks: Path, kind: str, se
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
+@pytest.mark.clause("T203")
 @pytest.mark.parametrize("gate", sorted(WRONG))
 def test_each_wrong_gate_is_found(tmp_path: Path, yardsticks: Path, gate: str, seed: int) -> None:
     chance = random.Random(seed)

