@@ -122,6 +122,12 @@ class EndDigest:
             of=round(trained_s, 3),
         )
 
+    def skipping(self) -> None:
+        """A step that changes nothing changes no digest."""
+
+    def skipped(self) -> None:
+        """Nor has it."""
+
     def look(self) -> None:
         """What has changed since is a part of what the next update begins with."""
 
@@ -166,6 +172,8 @@ class EndMark:
         self._bytes_max = bytes_max
         self._is_told = is_told
         self._traces: dict[tuple[Shard, str, str], object] = {}
+        self._changed_before: set[tuple[Shard, str, str]] = set()
+        """When the step that is skipped began."""
         self._copies: dict[str, Any] = {}
         """Of all parameters of all shards, or of none."""
         self._digests: dict[Shard, str] = {}
@@ -186,6 +194,21 @@ class EndMark:
             self._kept_for = max(0, self._kept_for - 1)
             self._copy()
         self._digests = self._digested() if 0 < self._updates <= LOOKED_AT else {}
+
+    def skipping(self) -> None:
+        """A step begins that changes nothing, but counts as a write of everything: a fused
+        optimizer's, which a loss scaler has told of an overflow.
+        """
+        now = self._traced()
+        self._changed_before = {key for key, found in now.items() if self._traces.get(key) != found}
+
+    def skipped(self) -> None:
+        """It has ended: what was changed before it still is; a state that it has made is as it
+        was.
+        """
+        changed = self._changed_before
+        now = self._traced()
+        self._traces |= {key: found for key, found in now.items() if key not in changed}
 
     def look(self) -> None:
         """Gradients of the next update are complete: what has changed since the last one?"""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from acpfs.errors import ConfigError
 from acpfs.training import messages
@@ -44,6 +44,29 @@ def local_optimizer(optimizer: Any) -> Any:
     )
 
 
+class UpdateEnd(Protocol):
+    """Knows what an update has left (`end_mark`)."""
+
+    def note(self) -> None:
+        """An update is complete, and its mark does not say so yet."""
+
+    def skipping(self) -> None:
+        """A step begins that changes nothing."""
+
+    def skipped(self) -> None:
+        """It has ended."""
+
+
+class _NobodyAsks:
+    """Where nothing is compared with the end of an update."""
+
+    def note(self) -> None:
+        """Nothing to do."""
+
+    skipping = note
+    skipped = note
+
+
 class UpdateHooks:
     """The hooks of one rank's optimizers."""
 
@@ -55,7 +78,7 @@ class UpdateHooks:
         at_ready: Callable[[int], None],
         *,
         at: Callable[[str], object] = str,
-        at_end: Callable[[], None] = lambda: None,
+        end: UpdateEnd | None = None,
         meet: Callable[[int], object] = int,
         update: Callable[[], None] | None = None,
         guard: Guard | None = None,
@@ -64,7 +87,8 @@ class UpdateHooks:
         """`at_ready`: called with an update's number when its gradients are complete, before the
         mark says so.
 
-        `at_end`: called when an update is complete, before the mark says so.
+        `end`: told when an update is complete, before the mark says so, and of steps that an
+        overflow has emptied.
         `meet`: what all ranks do together before the gate, whether they are protected or not.
         `at`: called at points by name. `update`: does an update that is ready and was not begun;
         None: the optimizers' steps do. `progress`: of the device; None: it does all at once.
@@ -74,7 +98,7 @@ class UpdateHooks:
         self._marks = marks
         self._gate = gate
         self._at_ready = at_ready
-        self._at_end = at_end
+        self._end_mark = end or _NobodyAsks()
         self._meet = meet
         self._guard = guard or Guard()
         self._progress = progress or at_once(marks)
@@ -132,7 +156,9 @@ class UpdateHooks:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self._is_skipped = self._has_overflowed(optimizer)
         if self._is_skipped:
-            # the scaler lets a fused optimizer see the overflow itself: nothing is changed
+            # the scaler lets a fused optimizer see the overflow itself: nothing is changed, and yet
+            # torch counts a write of each parameter
+            self._guard.ours(self._end_mark.skipping)
             return None
         is_under_way = self._alone or self._under_way
         if isinstance(closure, _Gradients) or (is_under_way and self._current == id(optimizer)):
@@ -162,6 +188,7 @@ class UpdateHooks:
         if self._guard.is_off and self._gate.kind is messages.Gate.NONE:
             return
         if self._is_skipped:
+            self._guard.ours(self._end_mark.skipped)
             return
         self._depth -= 1
         if self._depth > 0:
@@ -295,7 +322,7 @@ class UpdateHooks:
 
     def _end(self) -> None:
         self._progress.launched()
-        self._at_end()
+        self._end_mark.note()
         self._marks.end()
 
     @contextmanager

@@ -161,7 +161,7 @@ class TorchRank:
             self._gate,
             self._ready,
             at=self.points,
-            at_end=self._end.note,
+            end=self._end,
             update=update,
             guard=self.guard,
             progress=self._progress,

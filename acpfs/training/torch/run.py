@@ -152,7 +152,7 @@ class Run:
                 ExplicitGate(group),
                 self._ready(held, host, end),
                 at=self._at,
-                at_end=end.note,
+                end=end,
                 meet=self._meet,
                 guard=self.guard,
             ),

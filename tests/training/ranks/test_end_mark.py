@@ -13,8 +13,11 @@ import torch
 
 from acpfs.errors import ConfigError
 from acpfs.training import protect
+from acpfs.training.marks import Marks
 from acpfs.training.torch import end_mark
 from acpfs.training.torch.end_mark import KEPT_UPDATES, ChangedError, EndDigest, EndMark
+from acpfs.training.torch.gate import NoGate
+from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.local_state import OwnState
 from tests.training.ranks.forked import Ranks, join_group
 
@@ -122,6 +125,38 @@ def test_what_is_kept_for_an_evaluation_comes_back_however_it_was_changed() -> N
     loop.mark.keep()
     loop.mark.bring()
     assert torch.equal(loop.weight, before)
+
+
+class Fused(Loop):
+    """With a fused optimizer, which a scaler tells of overflows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.Adam([self.weight], fused=True)
+        hooks = UpdateHooks([self.optimizer], Marks(), NoGate(), self.ready, end=self.mark)
+        hooks.install()
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        self.scaler.scale(torch.zeros(1))  # it makes its state with the first loss
+
+    def ready(self, _step: int) -> None:
+        self.mark.look()
+
+    def step(self, gradient: float) -> None:
+        self.weight.grad = torch.full((100,), gradient)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+@pytest.mark.clause("T190")
+def test_an_overflow_leaves_what_the_update_before_has_left() -> None:
+    loop = Fused()
+    for updates in range(2):
+        loop.step(float("inf"))
+        assert loop.mark.torn() == (), f"after {updates} updates"
+        loop.step(1.0)
+    in_place(loop.weight)
+    loop.step(float("inf"))
+    assert loop.mark.torn() == ("all",)
 
 
 def test_an_optimizers_state_that_is_changed_is_in_no_checkpoint() -> None:

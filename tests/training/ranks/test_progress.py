@@ -67,7 +67,7 @@ class Loop:
         )
         self.hooks = UpdateHooks(
             *([self.optimizer], self.marks, NoGate(), lambda step: self.end.look()),
-            at_end=self.end.note,
+            end=self.end,
             progress=self.progress,
         )
         self.end.note()

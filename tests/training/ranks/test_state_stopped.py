@@ -40,7 +40,7 @@ class Stopping:
             self.marks,
             NoGate(),
             lambda step: None,
-            at_end=end.note,
+            end=end,
             update=self._update,
         )
         self.state = State(cast("Any", None), HostState({}, lambda: None), hooks, end)
