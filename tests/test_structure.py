@@ -725,6 +725,48 @@ def test_transactions_end_with_steps() -> None:
     assert wrong == []
 
 
+def _no_answers() -> set[str]:
+    """Errors of the package that `state.is_answer` takes for bugs."""
+    bases = {
+        node.name: {ast.unparse(base) for base in node.bases}
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+    }
+    answers = {"OSError", "AcpfsError", "CancelledError"}
+    while more := {name for name, found in bases.items() if found & answers} - answers:
+        answers |= more
+    errors = {"Exception", "BaseException", "RuntimeError", "ValueError", "LookupError", "KeyError"}
+    while more := {name for name, found in bases.items() if found & errors} - errors - answers:
+        errors |= more
+    return errors
+
+
+def _is_step(item: ast.withitem) -> bool:
+    call = item.context_expr
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "step"
+    )
+
+
+def test_a_step_ends_with_an_answer() -> None:
+    """Anything else abandons the state, and ends the worker (S412)."""
+    no_answers = _no_answers()
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in SOURCES
+        for block in ast.walk(tree_of(path))
+        if isinstance(block, ast.With) and any(_is_step(item) for item in block.items)
+        for node in ast.walk(block)
+        if isinstance(node, ast.Raise)
+        and node.exc is not None
+        and ast.unparse(node.exc).partition("(")[0] in no_answers
+    ]
+    assert wrong == []
+
+
 def test_what_has_happened_to_an_operation_is_said_once() -> None:
     """`let_go` and `delayed` are no states: one place says each, and nobody takes the first one
     back.

@@ -92,6 +92,8 @@ class Serving:
                 failure = error
         if life.turns.is_over:
             return None
+        if (bug := life.state.bug) is not None:
+            raise Finding("BUG", f"a step ended with {bug!r}") from bug
         if failure is not None:
             raise failure
         if not answer:

@@ -80,6 +80,14 @@ class MortalState(StateDatabase):
     """Kills its life before or after a commit, and commits nothing of a dead one."""
 
     life: Life | None = None
+    bug: BaseException | None = None
+    """For which a step was abandoned: a daemon ends by it."""
+
+    def abandon(self, error: BaseException) -> None:
+        life = self.life
+        if life is None or not life.turns.is_over:
+            self.bug = error
+        super().abandon(error)
 
     def commit(self) -> bool:
         life = self.life

@@ -404,16 +404,20 @@ class Streamer:
         would be copied again and again, for as long as that takes.
         """
         stream.pause()
-        while True:
-            with self._lock, self._state.step():
-                if stream.abandoned:
-                    raise AbandonedError
-                if not self._listener.is_changing(stream.version):
-                    # what is copied from here on is of after the mark
-                    self._listener.still_frozen(stream.version)
-                    break
+        while self._is_changing(stream):
             self._pause.wait(CHANGING_LOOK_S)
         stream.progress()
+
+    def _is_changing(self, stream: Stream) -> bool:
+        with self._lock:
+            if stream.abandoned:
+                raise AbandonedError  # before the step: what ends one is an answer, or a bug
+            with self._state.step():
+                if self._listener.is_changing(stream.version):
+                    return True
+                # what is copied from here on is of after the mark
+                self._listener.still_frozen(stream.version)
+                return False
 
     def _has_only_grown(self, stream: Stream, size: int, digest: str) -> bool:
         """Whether those who write to the file unseen have left alone what was copied of it; then
