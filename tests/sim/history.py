@@ -299,7 +299,8 @@ class History(Serving):
                 life.death.turn = 0  # what it leaves is all that there is
             if life.number == self.knobs.lives - 1:
                 began_s = min(began_s, MACHINE.moment_s)
-                life.engine.retry()
+                if life.log.parked_count:  # else it has to go on by itself
+                    life.engine.retry()
             if MACHINE.moment_s - began_s > DRAIN_MAX_S:
                 kinds = [op.kind.name for op in life.log][:3]
                 raise Finding(
