@@ -6,7 +6,7 @@
     state = acpfs.torch.load("/mnt/acp/run1/model.pt")
     acpfs.torch.install()  # or: from here on torch.save and torch.load are these
 
-Whatever lies in no mount, or is unusual, is torch's own call (docs/TRAINING.md, T216 to T225).
+Whatever lies in no mount, or is unusual, is torch's own call (docs/TRAINING.md, T216 to T223).
 Together with `acpfs.training` the only package that imports torch; no mount needs it.
 """
 
