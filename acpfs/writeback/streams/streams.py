@@ -367,11 +367,10 @@ class Streamer:
                 another try gets what is there.
         """
         differed = False
-        with self._lock:
-            if self._listener.may_be_mapped(stream.version):
-                stream.version.digest = ""
         while True:
-            with self._lock:
+            with self._lock:  # once, for small files stand in line here
+                if self._listener.may_be_mapped(stream.version):
+                    stream.version.digest = ""
                 renewals = stream.version.renewals
                 size = stream.version.size
             digest = self._copy_once(stream, fd, growth)
