@@ -31,7 +31,7 @@ from acpfs.filesystem.ahead import ListingsAhead
 from acpfs.filesystem.beneath import Beneath
 from acpfs.filesystem.bursts import Bursts
 from acpfs.filesystem.content.contents import Contents
-from acpfs.filesystem.content.whole_reads import WholeReads
+from acpfs.filesystem.content.whole_reads import There, WholeReads
 from acpfs.filesystem.first_sight import FirstSight
 from acpfs.filesystem.known_names import Inquiry, KnownName
 from acpfs.filesystem.lower_reads import LowerReads
@@ -110,7 +110,7 @@ class LowerView:
         self.whole = WholeReads(lower, self._there, tier, self.read_rate, runtime.clock)
         self.notices = Notices()
         self.nameless = Nameless(
-            self.open_lower, self.close_later, settings.patience_s, self.notices, runtime
+            self.open_bytes, self.close_later, settings.patience_s, self.notices, runtime
         )
         self.reads = LowerReads(
             self.questions.call,
@@ -558,6 +558,22 @@ class LowerView:
                 node
             )  # another file lies there by now: ESTALE, and the kernel looks the name up again
 
+    async def open_bytes(self, node: Node) -> int:
+        """A descriptor of what has the node's bytes on the backing directory: its file, or a
+        staging file.
+        """
+        former = ""
+        while node.body.is_overflowed:
+            name = node.body.staging
+            try:
+                return await self.questions.call("open staging", self.lower.open_staging, name)
+            except FileNotFoundError:
+                if name == former:
+                    raise
+            former = name
+            await self.questions.at_rest(known=False)  # it is being put into place
+        return await self.open_lower(node)
+
     async def _open_lower(self, node: Node, path: LowerPath) -> int:
         future = self._calls.submit("open", self._open_and_look, path)
         try:
@@ -588,7 +604,7 @@ class LowerView:
         """Close a descriptor of the backing directory; close may hang too."""
         self._calls.close_later(fd)
 
-    async def read_up(self, path: LowerPath, size: int) -> tuple[TierId, LowerStat]:
+    async def read_up(self, path: There, size: int) -> tuple[TierId, LowerStat]:
         """Copy the first `size` bytes of a file, which the caller has reserved, into a new tier
         file; and the entry as it was meanwhile.
         """

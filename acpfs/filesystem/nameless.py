@@ -2,10 +2,11 @@
 of each.
 
 A handle opens its file on the backing directory at its first read, by name; so before the last name
-goes, a descriptor is taken from which later readers copy theirs. The supervisor is handed it as
-well (`Notices.keep`), for the next worker of the session. Who deletes a file on the backing
-directory itself asks nobody: of that one nothing is had (exception X8). Used under the file
-system's lock.
+goes, a descriptor is taken from which later readers copy theirs, and from which the bytes come when
+they are to be changed. So it is with a staging file: what it has is stored under the name that
+goes, and deleted with it. The supervisor is handed it as well (`Notices.keep`), for the next worker
+of the session. Who deletes a file on the backing directory itself asks nobody: of that one nothing
+is had (exception X8). Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from acpfs.filesystem.steps import wait
 from acpfs.runtime.given import Runtime
 from acpfs.types import Ino
 
+Source = tuple[Identity | None, str]
+"""Of which file a descriptor is: what the backing directory has, and a staging file beside it."""
 KEPT_MAX = 32
 """The supervisor hands over 64 descriptors at most; of deleted files beyond these the next worker
 has none.
@@ -33,18 +36,20 @@ class Nameless:
 
     def __init__(
         self,
-        open_lower: Callable[[Node], Awaitable[int]],
+        open_bytes: Callable[[Node], Awaitable[int]],
         close_later: Callable[[int], None],
         patience_s: float,
         notices: Notices,
         runtime: Runtime,
     ) -> None:
-        """`patience_s`: for so long a removal waits for the supervisor."""
-        self._open_lower = open_lower
+        """`open_bytes`: opens what has a node's bytes on the backing directory. `patience_s`: for
+        so long a removal waits for the supervisor.
+        """
+        self._open_bytes = open_bytes
         self._close_later = close_later
         self._patience_s = patience_s
         self._notices = notices
-        self._fds: dict[Ino, tuple[int, Identity | None]] = {}
+        self._fds: dict[Ino, tuple[int, Source]] = {}
         self._handed_over: set[Ino] = set()
         self._calls = CallPool(
             "keep", 1, runtime
@@ -56,14 +61,14 @@ class Nameless:
         """
         if (
             not node.handles
-            or not node.body.is_cold
+            or not (node.body.is_cold or node.body.is_overflowed)
             or not stat.S_ISREG(node.mode)
             or len(node.names) > 1
             or self._has(node)
         ):
             return
         try:
-            fd = await self._open_lower(node)
+            fd = await self._open_bytes(node)
         except InterruptedError:
             raise  # whoever removes it was killed while it waited, and those who read it keep it
         except OSError:
@@ -72,15 +77,15 @@ class Nameless:
             self._close_later(fd)
             return
         self._drop(node.ino)
-        self._fds[node.ino] = (fd, node.identity)
-        if len(self._handed_over) < KEPT_MAX:
+        self._fds[node.ino] = (fd, _source(node))
+        if self._notices.keeps and len(self._handed_over) < KEPT_MAX:
             await self._hand_over(node, fd)
 
     def _has(self, node: Node) -> bool:
         """Of the file as it is; one that was taken for a removal that did not come about is
         outdated when the file was written anew.
         """
-        return node.ino in self._fds and self._fds[node.ino][1] == node.identity
+        return node.ino in self._fds and self._fds[node.ino][1] == _source(node)
 
     async def _hand_over(self, node: Node, fd: int) -> None:
         self._handed_over.add(node.ino)
@@ -104,7 +109,7 @@ class Nameless:
     def _drop(self, ino: Ino) -> None:
         if ino not in self._fds:
             return
-        fd, _identity = self._fds.pop(ino)
+        fd, _of = self._fds.pop(ino)
         if ino in self._handed_over:
             self._handed_over.remove(ino)
             self.give_back(ino, fd)
@@ -128,5 +133,9 @@ class Nameless:
         if not node.handles or node.names:
             self.give_back(node.ino, fd)
             return
-        self._fds[node.ino] = (fd, node.identity)
+        self._fds[node.ino] = (fd, _source(node))
         self._handed_over.add(node.ino)
+
+
+def _source(node: Node) -> Source:
+    return node.identity, node.body.staging

@@ -41,6 +41,11 @@ class Notices:
         """To this one, from now on."""
         self._mapped.append(mapped)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anybody keeps descriptors for the next worker."""
+        return bool(self._keep)
+
     def changed(self, ino: Ino) -> None:
         """Others changed a node that the kernel knows, or its bytes are not what they were."""
         for tell in self._changed:

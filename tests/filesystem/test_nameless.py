@@ -15,11 +15,17 @@ from acpfs.config import WarmReads
 from acpfs.types import ROOT, HandleId, Ino
 from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, world
+from tests.rig.mounts import staging_files
 
 pytestmark = pytest.mark.clause("S81")
 
 OLD = b"old content"
 NEW = b"the new content"
+MORE = b"more"
+MIB = 1 << 20
+SMALL_BYTES = 3 * MIB
+SIZE = 5 * MIB
+"""More than such a RAM tier holds."""
 
 
 class Keeper:
@@ -137,5 +143,50 @@ def test_a_removal_whose_caller_is_killed_removes_nothing(tmp_path: Path) -> Non
             assert await w.names() == [b"f"]
             assert await w.do(w.fs.read(handle, 0, 100)) == OLD
             await w.do(w.fs.release(handle))
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S39", "S507")
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("budget_bytes", [SMALL_BYTES, 4 * SIZE])
+def test_what_was_stored_from_its_staging_file_is_written_to_without_a_name(
+    tmp_path: Path, late: bool, budget_bytes: int
+) -> None:
+    """`late`: its name goes while it is being stored, which comes first all the same."""
+    data = bytearray(os.urandom(SIZE))
+
+    async def scenario() -> None:
+        async with world(tmp_path, budget_bytes=SMALL_BYTES, warm_reads=WarmReads.OFF) as w:
+            opened, attributes = await w.create(b"f", flags=os.O_RDWR)
+            for start in range(0, SIZE, MIB):
+                await w.do(w.fs.write(opened.handle, start, bytes(data[start : start + MIB])))
+            assert w.inner.table[attributes.ino].body.is_overflowed
+            await w.do(w.fs.fsync(opened.handle, datasync=False))
+            if late:
+                w.lower.rename = held = HeldCall(w.lower.rename)  # type: ignore[assignment, method-assign]
+                w.engine.hold(False)
+                assert await trio.to_thread.run_sync(held.began.wait, 60)
+                await w.do(w.fs.unlink(ROOT, b"f"))
+                held.go_on.set()
+            else:
+                await w.drained()
+                await w.do(w.fs.unlink(ROOT, b"f"))
+            await w.drained()
+            assert await w.names() == []
+            assert os.listdir(w.backing) == [".acpfs"]
+            with w.fs.lock:
+                w.tier.change_budget(budget_bytes)
+            assert await w.do(w.fs.read(opened.handle, MIB, 100)) == data[MIB : MIB + 100]
+            await w.do(w.fs.write(opened.handle, 10, MORE))
+            data[10 : 10 + len(MORE)] = MORE
+            for start in range(0, SIZE, MIB):
+                assert await w.do(w.fs.read(opened.handle, start, MIB)) == data[start : start + MIB]
+            await w.close(opened)
+            await w.drained()
+            assert os.listdir(w.backing) == [".acpfs"]
+            with trio.fail_after(60):
+                while staging_files(w.backing):  # noqa: ASYNC110  # a thread removes it
+                    await trio.sleep(0.001)
 
     trio.run(scenario)

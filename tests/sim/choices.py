@@ -41,11 +41,8 @@ KINDS = {
     "close": 1,
 }
 """How often each comes; a history may draw others (`Knobs.kinds`)."""
-NOT_IN_LANE = ("link", "delete open")
-"""Of files with several names others see later writes of the kernel one by one.
-
-What was deleted is for `SHORT`.
-"""
+NOT_IN_LANE = ("link",)
+"""Of files with several names others see later writes of the kernel one by one."""
 SOUND = 0.5
 """Share of histories of the passthrough lane in which the storage does not fail."""
 EVERYTHING = 0.4

@@ -432,7 +432,8 @@ class Program:
             kind = "write on"  # at once into what was just frozen
         self._has_frozen = False
         if kind == "wait until persisted" and (
-            self._knobs.stands_still or any(file.in_kernel for file in self.open.values())
+            self._knobs.stands_still
+            or any(file.in_kernel for file in (*self.open.values(), *self.nameless))
         ):
             kind = "save"  # it may wait for an open file of another one (S18), or for its own close
         if kind in WITH_OPEN_FILE and not self.open:

@@ -23,6 +23,8 @@ from acpfs.runtime.clock import Clock
 from acpfs.types import TierId
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 
+There = LowerPath | int
+"""A file on the backing directory: its path, or, of one that is deleted there, a descriptor."""
 CHUNK_BYTES = 8 << 20
 READS_MAX = 3
 """Of a file that is another one after each: its mode may be changed, or a name be added, by what
@@ -64,7 +66,7 @@ class WholeReads:
         self.mismatches = 0
         """Files that were found damaged."""
 
-    def bring(self, path: LowerPath, tier_id: TierId, size: int, progress: Progress) -> LowerStat:
+    def bring(self, path: There, tier_id: TierId, size: int, progress: Progress) -> LowerStat:
         """`copy` to a tier file, which gets the times too."""
         target_fd = self._tier.open(tier_id)
         began = self._now()
@@ -76,7 +78,7 @@ class WholeReads:
         finally:
             os.close(target_fd)
 
-    def copy(self, path: LowerPath, target_fd: int, size: int, progress: Progress) -> LowerStat:
+    def copy(self, path: There, target_fd: int, size: int, progress: Progress) -> LowerStat:
         """Copy the first `size` bytes to an open file; returns the entry as it was meanwhile.
 
         Raises:
@@ -88,7 +90,7 @@ class WholeReads:
                 return self._copy(path, target_fd, size, progress)
         return self._copy(path, target_fd, size, progress)
 
-    def _copy(self, path: LowerPath, target_fd: int, size: int, progress: Progress) -> LowerStat:
+    def _copy(self, path: There, target_fd: int, size: int, progress: Progress) -> LowerStat:
         progress.begin()
         before, differs = self._copy_once(path, target_fd, size, progress)
         if differs is not None:
@@ -100,14 +102,14 @@ class WholeReads:
 
     def _copy_once(
         self,
-        path: LowerPath,
+        path: There,
         target_fd: int,
         size: int,
         progress: Progress,
         *,
         past_cache: bool = False,
     ) -> tuple[LowerStat, Differs | None]:
-        before = self._there.lstat(path)
+        before = self._look(path)
         source = self._opened(path, past_cache=past_cache)
         hasher = Checksum()
         done = 0
@@ -119,7 +121,7 @@ class WholeReads:
             note = self._lower.noted(source) if done == before.size else None
         finally:
             os.close(source)
-        if done < size or self._there.lstat(path).identity() != before.identity():
+        if done < size or self._look(path).identity() != before.identity():
             raise _ChangedError(
                 errno.EIO, "the file changed on the backing directory while it was read"
             )
@@ -170,8 +172,11 @@ class WholeReads:
             os.close(source)
         return before, self.compared(before, note, hasher.hexdigest())[1]
 
-    def _opened(self, path: LowerPath, *, past_cache: bool) -> int:
-        source = self._there.open_read(path)
+    def _look(self, path: There) -> LowerStat:
+        return self._lower.stat_fd(path) if isinstance(path, int) else self._there.lstat(path)
+
+    def _opened(self, path: There, *, past_cache: bool) -> int:
+        source = os.dup(path) if isinstance(path, int) else self._there.open_read(path)
         if past_cache:
             with contextlib.suppress(OSError):  # a file system that keeps pages all the same
                 os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -185,12 +190,14 @@ class WholeReads:
             return False, None
         return True, None if found == note.digest else Differs(note.digest, found)
 
-    def _tell_misread(self, path: LowerPath, differs: Differs) -> None:
-        name = os.fsdecode(b"/".join(path))
-        log.warning(MISREAD, path=name, expected=differs.expected, found=differs.found)
+    def _tell_misread(self, path: There, differs: Differs) -> None:
+        log.warning(MISREAD, path=_shown(path), expected=differs.expected, found=differs.found)
 
-    def _condemned(self, path: LowerPath, differs: Differs) -> DamagedFileError:
-        name = os.fsdecode(b"/".join(path))
+    def _condemned(self, path: There, differs: Differs) -> DamagedFileError:
         self.mismatches += 1
-        log.error(DAMAGED, path=name, expected=differs.expected, found=differs.found)
+        log.error(DAMAGED, path=_shown(path), expected=differs.expected, found=differs.found)
         return DamagedFileError(errno.EIO, DAMAGED)
+
+
+def _shown(path: There) -> str:
+    return "?" if isinstance(path, int) else os.fsdecode(b"/".join(path))

@@ -8,13 +8,15 @@ system's lock between its waits.
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
-from acpfs.backing.lower import LowerPath, LowerStat
+from acpfs.backing.lower import LowerStat
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.content.contents import Contents
@@ -23,6 +25,7 @@ from acpfs.filesystem.content.outlook import DrainOutlook
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.content.warming import Warming
+from acpfs.filesystem.content.whole_reads import There
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import wait
@@ -30,6 +33,19 @@ from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
 from acpfs.types import Seq
 from acpfs.writeback.log.log import OperationLog
+
+T = TypeVar("T")
+
+
+class Known(enum.Enum):
+    """How it is known whether what was read is the node's file."""
+
+    SURELY = "surely"
+    BY_IDENTITY = "by identity"
+    OVERTAKEN = "overtaken"
+    """A commit moved things meanwhile. What was read may be another file's, which lies at this
+    one's former place: of that nothing is learnt.
+    """
 
 
 class Writable:
@@ -81,32 +97,41 @@ class Writable:
             if not await self._room.reserve(wanted, node, Purpose.BRING_UP):
                 await self._bring_beside(node, wanted)
                 continue
-            moves = self._view.questions.moves
             try:
-                tier_id, st = await self._view.questions.at_place(
-                    node, self._view.read_up, wanted, again=False
-                )
+                (tier_id, st), known = await self._read(node, self._view.read_up, wanted)
             finally:
                 self._tier.release(wanted)
-            overtaken = self._view.questions.overtaken(moves)
             take = partial(self._contents.adopt, node, tier_id)
-            if not self._adopt(node, st, wanted, take, overtaken=overtaken):
+            if not self._adopt(node, st, wanted, take, known):
                 self._tier.remove(tier_id)
-                if overtaken:
+                if known is Known.OVERTAKEN:
                     await self._look_again(node)
 
     async def _bring_beside(self, node: Node, size: int) -> None:
         """Copy the content to a staging file: RAM has no room for it."""
-        moves = self._view.questions.moves
-        body, st = await self._view.questions.at_place(node, self._copy_beside, size, again=False)
-        overtaken = self._view.questions.overtaken(moves)
+        (body, st), known = await self._read(node, self._copy_beside, size)
         take = partial(self._contents.adopt_overflow, node, body)
-        if not self._adopt(node, st, size, take, overtaken=overtaken):
+        if not self._adopt(node, st, size, take, known):
             self._overflow.let_go(body, remove=True)
-            if overtaken:
+            if known is Known.OVERTAKEN:
                 await self._look_again(node)
 
-    async def _copy_beside(self, path: LowerPath, size: int) -> tuple[Body, LowerStat]:
+    async def _read(
+        self, node: Node, copy: Callable[[There, int], Awaitable[T]], size: int
+    ) -> tuple[T, Known]:
+        """Have the backing directory's file copied: what is deleted by its descriptor."""
+        fd = self._view.nameless.copy(node)
+        if fd >= 0:
+            try:
+                return await copy(fd, size), Known.SURELY
+            finally:
+                self._view.close_later(fd)
+        moves = self._view.questions.moves
+        answer = await self._view.questions.at_place(node, copy, size, again=False)
+        overtaken = self._view.questions.overtaken(moves)
+        return answer, Known.OVERTAKEN if overtaken else Known.BY_IDENTITY
+
+    async def _copy_beside(self, path: There, size: int) -> tuple[Body, LowerStat]:
         progress = Progress()
         found = []
         body = await self._overflow.filled(
@@ -115,17 +140,15 @@ class Writable:
         return body, found[0]
 
     def _adopt(
-        self, node: Node, st: LowerStat, size: int, take: Callable[[], None], *, overtaken: bool
+        self, node: Node, st: LowerStat, size: int, take: Callable[[], None], known: Known
     ) -> bool:
         """Take over a content that was read, unless another caller was quicker (and may have
         written) or the file is another one by now.
-
-        `overtaken`: a commit moved things meanwhile. Then what was read may be another file's,
-        which lies at this one's former place: of that nothing is learnt.
         """
         if not node.body.is_cold:
             return False
-        if st.identity() != node.identity and (overtaken or not self._learn(node, st)):
+        is_same = known is Known.SURELY or st.identity() == node.identity
+        if not is_same and (known is Known.OVERTAKEN or not self._learn(node, st)):
             return False
         node.size = size
         take()
