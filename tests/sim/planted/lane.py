@@ -91,7 +91,7 @@ LANE_BUGS = [
         "overtaken-adopted",
         "what was read while a commit moved things is taken for the file that it was asked of",
         "filesystem/content/writable.py",
-        "(overtaken or not self._learn(node, st))",
+        "(known is Known.OVERTAKEN or not self._learn(node, st))",
         "not self._learn(node, st)",
         ONLY_LANE,
     ),
