@@ -3,9 +3,10 @@
 In passthrough the kernel writes a tier file for whoever has the mount's file open or mapped, with
 no daemon, and goes on when that one and its session are gone (all of acpfs was killed, the session
 was aborted). What is written then belongs to no mount any more: its fsync and close fail. So the
-next mount takes of such a file what it has at one moment, and gives its content and versions a tier
-file of their own. Where RAM has no room for that, the file is kept back as it is: it takes no
-change, and nothing of it is stored, until there is room or nobody can write it any more.
+next mount gives its content and versions a tier file of their own, a copy of what is there as it
+starts; what is written meanwhile may be in it in parts. Where RAM has no room for that, the file is
+kept back as it is: it takes no change, and nothing of it is stored, until there is room or nobody
+can write it any more.
 
 Owns which tier files these are. Used under the file system's lock between waits; nothing here
 asks the backing directory.
