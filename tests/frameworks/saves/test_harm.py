@@ -52,6 +52,51 @@ def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     subprocess.run(["umount", path], check=True)
 
 
+class InterruptError(Exception):
+    """What a signal's handler raises."""
+
+
+@clause("T219")
+@pytest.mark.parametrize("begins", ["at once", "behind the call"])
+def test_a_thread_whose_start_is_interrupted_writes_nothing_later(
+    begins: str, full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Thread.start` had a thread that nobody knew of: it wrote to whatever had got the number of
+    the descriptor.
+    """
+    started = list[threading.Thread]()
+    go = threading.Event()
+    start = threading.Thread.start
+    run = threading.Thread.run
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise InterruptError
+
+    def held(thread: threading.Thread) -> None:
+        go.wait()
+        run(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    if begins == "behind the call":
+        monkeypatch.setattr(threading.Thread, "run", held)
+    monkeypatch.setattr(saving, "usable_threads", lambda: 2)
+    path = full / "model.pt"
+    before = descriptors()
+    with pytest.raises(InterruptError):
+        save({"w": torch.randn(7 << 18)}, path)  # four windows: two threads
+    assert descriptors() == before
+    with open(full / "another", "wb", buffering=0) as another:  # gets the number
+        another.write(b"mine")
+        go.set()
+        for thread in started:
+            thread.join()
+    assert (full / "another").read_bytes() == b"mine"
+    assert path.stat().st_size == 0
+    assert len(started) == 1
+
+
 @clause("T219")
 def test_no_room(full: Path) -> None:
     """An error with its number, that who expects torch's catches as well."""
