@@ -222,7 +222,8 @@ class KeptHandles:
 
     @staticmethod
     def _flags(handle: Handle) -> int:
-        return handle.flags | round(handle.closed_at / _CLOSED_UNIT_S) << _CLOSED_SHIFT
+        # Rounded down: to the next worker, too, no close may lie in the future.
+        return handle.flags | int(handle.closed_at / _CLOSED_UNIT_S) << _CLOSED_SHIFT
 
     @staticmethod
     def _bits(handle: Handle) -> int:

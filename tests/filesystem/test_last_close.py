@@ -362,3 +362,23 @@ def test_a_close_in_doubt_is_asked_about_in_time_however_many_workers_come(
             assert await asked(w) == HALF
 
     trio.run(main)
+
+
+@pytest.mark.clause("S390", "S515")
+def test_a_close_does_not_lie_in_the_future_of_the_next_worker(tmp_path: Path) -> None:
+    """Its time is kept in tenths of a second, and the clock stands between two of them."""
+    made = partial(
+        world, tmp_path, session="s", max_dirty_age_s=0, runtime=runtime_of(lambda: 1000.07)
+    )
+
+    async def main() -> None:
+        async with made() as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+            _ino, opened = await half_written(w)
+            await w.do(w.fs.flush(opened.handle, OPENER))
+        async with made() as w:
+            assert 999.9 < w.inner.open_files.handle(opened.handle).closed_at <= 1000.07
+            await w.do(w.fs.settle_closes())
+            assert not any(op.tentative for op in w.log)
+
+    trio.run(main)
