@@ -2,7 +2,7 @@
 withdrawn, or counts.
 
 The kernel tells at once of a close, and of the last one (RELEASE) a moment later; in between, a
-version that the close made is in doubt (`Handle.tentative`). Whatever relies on it meanwhile
+version that the close made is in doubt (`Handle.store`). Whatever relies on it meanwhile
 decides here what it was: a write through the same descriptor, the last close, what /proc tells, or
 somebody who is about to do something to the file's names.
 
@@ -16,6 +16,7 @@ Used under the file system's lock; the coroutine waits as described in `steps`.
 from __future__ import annotations
 
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.close_states import CloseEvent
 from acpfs.filesystem.file_writers import FileWriters
 from acpfs.filesystem.kept_handles import UNTOLD, Handle, KeptHandles
 from acpfs.filesystem.last_close import Left, Openers
@@ -36,31 +37,40 @@ class DoubtfulCloses:
         self._kept = kept
         self._openers = openers
 
-    def settle(self, handle: Handle, *, written: bool) -> None:
-        """The descriptor's first close was followed by a write, or by its last close.
+    def went_on(self, handle: Handle) -> None:
+        """The close that made its version, if one did, was that of a copy: it was written through
+        it since, or somebody else has one.
 
-        Others may have closed the file before, and have what they wrote in the same version: of
-        that all must be known.
+        Others may have closed the file before, and have what they wrote in that version.
         """
-        op = handle.tentative
-        handle.tentative = None
+        op = handle.store
         if op is None:
             return
-        others = [one for one in self._writers.beside(handle) if one.tentative is op]
-        if written:
-            self._changes.withdraw(op)
-            handle.wrote = True
-            handle.by_opener = False
-            handle.is_closed = False
-            for one in others:
-                one.tentative = None
-                one.waits = True
-                self._kept.changed(one)
-        else:
-            handle.is_fixed()
-            if not others:
-                self._changes.confirm(op)
+        others = self._of_same_version(handle, op)
+        handle.take(CloseEvent.WENT_ON)
+        self._changes.withdraw(op)
+        handle.by_opener = False
+        for one in others:
+            one.take(CloseEvent.OTHER_WENT_ON)
+            self._kept.changed(one)
         self._kept.changed(handle)
+
+    def ended(self, handle: Handle) -> None:
+        """The close that made its version, if one did, was that of the file: the version counts
+        when that is known of all whose closes made it.
+        """
+        op = handle.store
+        if op is None:
+            return
+        others = self._of_same_version(handle, op)
+        handle.take(CloseEvent.ENDED)
+        handle.is_fixed()
+        if not others:
+            self._changes.confirm(op)
+        self._kept.changed(handle)
+
+    def _of_same_version(self, handle: Handle, op: Op) -> list[Handle]:
+        return [one for one in self._writers.beside(handle) if one.store is op]
 
     def fix(self, node: Node, *, quiet: bool = False) -> Op | None:
         """Fix the content as it is, whoever else is at it: somebody says that it is good, or it is
@@ -78,8 +88,7 @@ class DoubtfulCloses:
             return op  # a half: no version has what was written
         for handle in self._writers.of(node):
             if not handle.changing:
-                handle.wrote = False
-                handle.waits = False
+                handle.take(CloseEvent.FIXED)
                 handle.killed = False
                 handle.is_fixed()
                 self._kept.changed(handle)
@@ -98,12 +107,12 @@ class DoubtfulCloses:
         if pid and not self._writers.is_another_at_it(node, pid):
             return
         for handle in self._writers.of(node):
-            op = handle.tentative
+            op = handle.store
             if op is None or not op.tentative or not handle.process:
                 continue
-            if await self._is_held(handle, pid) and handle.tentative is op:
+            if await self._is_held(handle, pid) and handle.store is op:
                 handle.has_copies = True
-                self.settle(handle, written=True)
+                self.went_on(handle)
 
     async def _is_held(self, handle: Handle, pid: int) -> bool:
         """Whether who opened the file has it open still, or somebody who wrote through a copy."""

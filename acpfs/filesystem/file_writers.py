@@ -15,6 +15,7 @@ import mmap
 from collections import defaultdict
 from dataclasses import dataclass
 
+from acpfs.filesystem.close_states import CloseState
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.kernel_writes import KernelWrites
 from acpfs.filesystem.last_close import Openers
@@ -118,7 +119,7 @@ class FileWriters:
         if any(self._openers.process_of(one.pid) not in (0, process) for one in opening):
             return True
         others = (one for one in self.of(node) if self.is_of_another(one, process))
-        return any(one.waits or self.is_at_it(one) for one in others)
+        return any(one.state is CloseState.WAITING or self.is_at_it(one) for one in others)
 
     @staticmethod
     def is_of_another(handle: Handle, process: int) -> bool:
@@ -129,11 +130,9 @@ class FileWriters:
             return handle.wrote_by != {process}
         return handle.process not in (0, process)
 
-    def has_anybody_written(self, node: Node, *, opening: bool = True) -> bool:
-        """The same of those alone whose writes are seen. `opening`: and of who is about to open."""
-        return (opening and node.ino in self._opening) or any(
-            one.wrote or one.changing for one in self.of(node)
-        )
+    def has_anybody_written(self, node: Node) -> bool:
+        """Whether somebody who has the file open is at it, of those alone whose writes are seen."""
+        return any(one.wrote or one.changing for one in self.of(node))
 
     def at_it(self, node: Node) -> list[int]:
         """Processes of those who are at it, as far as they are known."""
@@ -141,12 +140,12 @@ class FileWriters:
         opening = (self._openers.process_of(one.pid) or one.pid for one in self.opening(node))
         return sorted({*handles, *opening} - {0})
 
-    def is_anybody_writing(self, node: Node, *, opening: bool = True) -> bool:
-        """The same without those who have closed it, of whom it is only not known whether that was
-        a copy. `opening`: also who is about to open it.
+    def is_anybody_writing(self, node: Node) -> bool:
+        """Whether somebody who has the file open is at it, but for those who have closed it, of
+        whom it is only not known whether that was a copy.
         """
-        return (opening and node.ino in self._opening) or any(
-            one.wrote or one.changing or (one.tentative is None and self.is_at_it(one))
+        return any(
+            one.wrote or one.changing or (one.store is None and self.is_at_it(one))
             for one in self.of(node)
         )
 
@@ -159,15 +158,15 @@ class FileWriters:
         """
         if handle.wrote or handle.changing:
             return True
-        if handle.tentative is not None:
-            return handle.tentative.tentative
-        return not (handle.waits or handle.is_closed) and self.may_have_written(handle)
+        if handle.store is not None:
+            return handle.store.tentative
+        return handle.state is CloseState.CLEAN and self.may_have_written(handle)
 
     def is_version_in_doubt(self, node: Node) -> bool:
         """Whether the last version may have to be withdrawn, as the close that made it may have
         been that of a copy.
         """
-        return any(one.tentative is not None and one.tentative.tentative for one in self.of(node))
+        return any(one.is_in_doubt for one in self.of(node))
 
     def may_have_written(self, handle: Handle) -> bool:
         """Whether the kernel may have written for it what is in no version; it does not tell for

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from acpfs.backing.lower import SpaceInfo
 from acpfs.config import FsyncMode
 from acpfs.filesystem.attribute_calls import AttributeCalls
+from acpfs.filesystem.close_states import CloseEvent
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.reads import Reads
@@ -84,7 +85,7 @@ class Files:
         await self._outgrown.check(handle.node)
         # not before: who only syncs, and is told that it failed, has written nothing, and keeps
         # nothing back
-        handle.wrote = True
+        handle.take(CloseEvent.WROTE)
         self._open.goes_on(handle)
         self._open.fix(handle)
         self._open.report_refusal(handle.node)

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from acpfs.filesystem.close_states import CloseEvent, CloseState, next_state
 from acpfs.filesystem.last_close import Close
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Lane
@@ -82,8 +83,12 @@ class Handle:
     """In the daemon's lane, opened while the kernel had a file for the node: mappings through it
     are of that file.
     """
-    tentative: Op | None = None
-    """The STORE of its latest close, as long as it is not known to be the last one."""
+    state: CloseState = CloseState.CLEAN
+    """Only `take` changes it."""
+    store: Op | None = None
+    """The STORE of its latest close, as long as that is not known to be the last one: while it is
+    LOGGED or OVERTAKEN, and no longer.
+    """
     closed_at: float = 0.0
     """Monotonic time, seconds, of its latest close (of a copy of it, since it is still there); 0:
     none was seen. In its record: what is asked after a while is not put off by a new worker.
@@ -102,10 +107,6 @@ class Handle:
     """
     has_copies: bool = False
     """A close of it turned out to be that of a copy."""
-    is_closed: bool = False
-    """What /proc tells: its close was that of the file, and who has a copy does not write."""
-    wrote: bool = False
-    """It changed the content since the last FLUSH, or is about to."""
     changing: int = 0
     """Calls through it that change the content and are under way."""
     begun_as: bytes = b""
@@ -116,10 +117,6 @@ class Handle:
     """Nobody was seen to read through it, nor to map it."""
     is_released: bool = False
     """The kernel has sent RELEASE; it goes on as long as a mapping that was made through it."""
-    waits: bool = False
-    """It was closed, and what was written through it is in no version yet, as others are at the
-    file.
-    """
     killed: bool = False
     """Who wrote through it was killed before it closed it, and left a half; copies of the
     descriptor may still be open.
@@ -150,6 +147,28 @@ class Handle:
         self.writable = access != os.O_RDONLY
         self.may_map = access != os.O_WRONLY
         self.synchronous = bool(self.flags & os.O_DSYNC)
+
+    def take(self, event: CloseEvent, store: Op | None = None) -> None:
+        """Go on. `store`: of its close, where that has a version now.
+
+        Raises:
+            IllegalCloseError: that does not lead anywhere from here.
+        """
+        self.state = next_state(self.state, event)
+        if self.state is not CloseState.LOGGED and self.state is not CloseState.OVERTAKEN:
+            self.store = None
+        elif store is not None:
+            self.store = store
+
+    @property
+    def wrote(self) -> bool:
+        """Whether it changed the content since its last close, or is about to."""
+        return self.state is CloseState.WRITTEN or self.state is CloseState.OVERTAKEN
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether its close has a version that may have to be withdrawn."""
+        return self.store is not None and self.store.tentative
 
     def is_fixed(self) -> None:
         """All that was written through it counts: who writes from now on is seen anew."""
@@ -235,8 +254,8 @@ class KeptHandles:
             | _KILLED * handle.killed
             | _OTHERS * handle.others_wrote
             | _BY_OPENER * handle.by_opener
-            | _WAITS * handle.waits
-            | _CLOSED * handle.is_closed
+            | _WAITS * (handle.state is CloseState.WAITING)
+            | _CLOSED * (handle.state is CloseState.OVER)
             | _RELEASED * handle.is_released
         )
         return bits | handle.uid << _UID_SHIFT
@@ -265,7 +284,18 @@ class KeptHandles:
 
     @staticmethod
     def _tentative(handle: Handle) -> int:
-        return handle.tentative.seq if handle.tentative is not None else 0
+        return handle.store.seq if handle.store is not None else 0
+
+    @staticmethod
+    def _state(bits: int) -> CloseState:
+        """As recorded, but for a version that is in doubt; what was written goes before all else,
+        as it is in a record until it is committed that it is in a version.
+        """
+        if bits & _WROTE:
+            return CloseState.WRITTEN
+        if bits & _WAITS:
+            return CloseState.WAITING
+        return CloseState.OVER if bits & _CLOSED else CloseState.CLEAN
 
     def closed(self, handle: Handle) -> None:
         """It is gone, once the step is committed: a RELEASE that comes again finds it."""
@@ -335,7 +365,7 @@ class KeptHandles:
             handle.unique = words[_UNIQUE]
             handle.slot = slot
             handle.uid = bits >> _UID_SHIFT
-            handle.wrote = bool(bits & _WROTE)
+            handle.state = self._state(bits)
             handle.unseen = bool(bits & _UNSEEN)
             handle.created = bool(bits & _CREATED)
             handle.bound = bool(bits & _BOUND)
@@ -344,8 +374,6 @@ class KeptHandles:
             if handle.others_wrote:
                 handle.wrote_by.add(UNTOLD)
             handle.by_opener = bool(bits & _BY_OPENER)
-            handle.waits = bool(bits & _WAITS)
-            handle.is_closed = bool(bits & _CLOSED)
             handle.is_released = bool(bits & _RELEASED)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])

@@ -12,6 +12,7 @@ import os
 
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attribute_calls import AttributeCalls
+from acpfs.filesystem.close_states import CloseEvent
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
 from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.hold import Hold
@@ -203,8 +204,7 @@ class LaneUse:
         if handle.maps_unseen and self._contents.kernel.may_be_mapped(handle.node):
             handle.unseen = True
         # a stat meanwhile may have looked before: then the content is modified, by whichever handle
-        body = handle.node.body
-        handle.wrote = handle.wrote or body.modified
+        if handle.unseen or handle.node.body.modified:
+            handle.take(CloseEvent.WROTE)
         if handle.unseen:
-            handle.wrote = True
             self._contents.kernel.assume_changed(handle.node)

@@ -19,6 +19,7 @@ from acpfs.backing.calls import CallPool
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.close_states import CloseEvent, CloseState
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.body import UNSEEN, Writing
 from acpfs.filesystem.content.contents import Contents
@@ -120,6 +121,10 @@ class OpenFiles:
         self._of_users: Counter[int] = Counter()
         """User → how many they have open."""
         self._last_handle = kept.first_number
+        self._closed_at_the_end = set[HandleId]()
+        """Those whose latest close was that of their file, as it was told when nobody could write
+        any more (`settle_at_the_end`), whatever they have written since.
+        """
         self._mapped: dict[HandleId, Handle] = {}
         """Those that were released, and may be written to through a mapping."""
         self._unanswered: dict[int, Handle] = {}
@@ -266,9 +271,10 @@ class OpenFiles:
             if flags & os.O_ACCMODE == os.O_RDONLY
             else self._openers.process_of(caller.pid),
             uid=caller.uid,
-            wrote=wrote,
             unique=caller.unique,
         )
+        if wrote:
+            handle.take(CloseEvent.WROTE)
         handle.created = created
         handle.former_bytes = opening.size
         handle.opened_at = opening.at
@@ -344,9 +350,9 @@ class OpenFiles:
         """
         if node.kernel_writers:
             self._contents.kernel.look(node)
-        if not node.interrupted or self._writers.has_anybody_written(node, opening=False):
+        if not node.interrupted or self._writers.has_anybody_written(node):
             return True
-        return opening.was_modified and self._writers.is_anybody_writing(node, opening=False)
+        return opening.was_modified and self._writers.is_anybody_writing(node)
 
     def _leave_half(self, node: Node) -> None:
         """What the file has is nobody's finished work: no open that is under way, and no copy of a
@@ -472,7 +478,7 @@ class OpenFiles:
         op = self.complete(handle)
         if op is not None and handle.opened_at and not handle.closed_at:
             self._durations.save.observe(self._now() - handle.opened_at)
-        if op is not None or handle.tentative is None:
+        if op is not None or handle.store is None:
             handle.closed_at = self._now()
         is_by_opener = closer > 0 and closer == handle.process
         if op is not None:
@@ -498,7 +504,7 @@ class OpenFiles:
         if closing is Closing.KILL and not node.interrupted and self._may_be_half(handle, closer):
             if await self._opener_has_it(handle, closer):
                 return False  # who was killed had a copy by chance
-            self._closes.settle(handle, written=True)  # so what it closed before was a copy
+            self._closes.went_on(handle)  # so what it closed before was a copy
             log.warning(
                 "its writer was killed: not published, until it is written anew or `acpfs-ctl "
                 "retry`",
@@ -519,11 +525,10 @@ class OpenFiles:
         """
         node = handle.node
         may_be_its = handle.may_be_writer(closer)
-        if node.modified and (handle.wrote or (handle.waits and may_be_its)):
+        waits_for_its = handle.state is CloseState.WAITING and may_be_its
+        if node.modified and (handle.wrote or waits_for_its):
             return not self.is_log(node)
-        if handle.tentative is None or not handle.tentative.tentative:
-            return False
-        return may_be_its and not self._was_log(node)
+        return handle.is_in_doubt and may_be_its and not self._was_log(node)
 
     async def _opener_has_it(self, handle: Handle, closer: int) -> bool:
         """Whether somebody else closes than who opened the file, and that one has a descriptor of
@@ -583,28 +588,36 @@ class OpenFiles:
             if self._is_in_doubt(handle) and handle.closed_at <= closed_before
         ]
         for handle in doubtful:
-            op = handle.tentative
+            op = handle.store
             close = self._close(handle)
             counts = await wait(self._threads.submit("closes", self._openers.counts, close))
-            if handle.tentative is not op or handle.number not in self._handles:
+            if handle.store is not op or handle.number not in self._handles:
                 continue  # written to meanwhile, or released
             if self._close(handle) != close or not self._is_in_doubt(handle):
                 continue  # closed once more, by somebody else: asked anew
             if counts:
-                handle.is_closed = True
-                self._closes.settle(handle, written=self._wrote_unseen(handle))
-                self._kept.changed(handle)
+                self._has_ended(handle)
                 self.publish_if_done(handle.node)
                 self._outgrown.seal_taken_up(handle.node)
             elif op is not None and op.seq in self._in_the_way():
                 handle.has_copies = True
-                self._closes.settle(handle, written=True)
+                self._closes.went_on(handle)
+
+    def _has_ended(self, handle: Handle) -> None:
+        """Its close was that of the file, as far as /proc tells."""
+        if handle.store is None:
+            handle.take(CloseEvent.ENDED)
+        elif self._wrote_unseen(handle):
+            self._closes.went_on(handle)
+        else:
+            self._closes.ended(handle)
+        self._kept.changed(handle)
 
     def _is_in_doubt(self, handle: Handle) -> bool:
         """Whether a close of it was heard, and something depends on whether that was the last
         one.
         """
-        if handle.tentative is not None:
+        if handle.store is not None:
             return True
         if not handle.closed_at or handle.node.open_writers < 2 or not handle.writes_unseen:
             return False
@@ -615,11 +628,21 @@ class OpenFiles:
         of their file count, and no other.
         """
         for handle in self._handles.values():
+            counts = handle.state is CloseState.OVER
             if handle.writable and handle.closed_at:
-                handle.is_closed = self._openers.counts(self._close(handle, ended=True))
-            if handle.tentative is not None:
-                written = not handle.is_closed or self._wrote_unseen(handle)
-                self._closes.settle(handle, written=written)
+                counts = self._openers.counts(self._close(handle, ended=True))
+            if handle.store is not None:
+                counts = counts and not self._wrote_unseen(handle)
+                if counts:
+                    self._closes.ended(handle)
+                else:
+                    self._closes.went_on(handle)
+            elif handle.state is CloseState.CLEAN and counts:
+                handle.take(CloseEvent.ENDED)
+            elif handle.state is CloseState.OVER and not counts:
+                handle.take(CloseEvent.WENT_ON)
+            if counts:
+                self._closed_at_the_end.add(handle.number)
 
     def _close(self, handle: Handle, *, ended: bool = False) -> Close:
         """What is known of its close."""
@@ -633,17 +656,15 @@ class OpenFiles:
         )
 
     def _wrote_unseen(self, handle: Handle) -> bool:
-        """Whether the kernel wrote since the close: no part of its version (interleaving 10).
+        """Of one of which /proc shows that who opened it has closed it: whether the kernel wrote
+        for it since then, which is no part of its version (interleaving 10).
 
-        Nobody has said so in passthrough.
-
-        Where /proc shows that who opened the file has closed it, and others write to it in the
-        kernel, these did.
+        Nobody has said so in passthrough. Where others write to the file in the kernel, these did.
         """
         if not self._writers.may_have_written(handle):
             return False
         others = any(self._writers.is_at_it(one) for one in self._writers.beside(handle))
-        return handle.unseen or not (handle.is_closed and others)
+        return handle.unseen or not others
 
     def _in_the_way(self) -> set[Seq]:
         """Closes of which something waits to be known more: what stands behind them in the order,
@@ -661,8 +682,8 @@ class OpenFiles:
         """A call through the handle is about to change the content; `changed` says that it has
         ended.
         """
-        if handle.tentative is not None:
-            self._closes.settle(handle, written=True)
+        if handle.store is not None:
+            self._closes.went_on(handle)
         handle.changing += 1
         self._wrote(handle)
 
@@ -678,15 +699,13 @@ class OpenFiles:
         handle.only_written = False
         for one in self._writers.mapped_beside(handle, offset, size):
             one.only_written = False
-            if one.tentative is not None:
-                self._closes.settle(one, written=True)
+            if one.store is not None:
+                self._closes.went_on(one)
             self._wrote(one)
 
     def _wrote(self, handle: Handle) -> None:
         if not handle.wrote:
-            handle.wrote = True
-            handle.waits = False
-            handle.is_closed = False
+            handle.take(CloseEvent.WROTE)
             self._kept.changed(handle)
 
     def fix(self, handle: Handle) -> None:
@@ -695,8 +714,7 @@ class OpenFiles:
         """
         if not self._take_up(handle):
             return
-        handle.wrote = False
-        handle.waits = False
+        handle.take(CloseEvent.FIXED)
         self._kept.changed(handle)
         self._closes.fix(handle.node, quiet=True)
 
@@ -706,8 +724,7 @@ class OpenFiles:
         """
         if not self._take_up(handle):
             return None
-        handle.wrote = False
-        handle.waits = True
+        handle.take(CloseEvent.CLOSED)
         self._kept.changed(handle)
         return self.publish_if_done(handle.node)
 
@@ -716,7 +733,7 @@ class OpenFiles:
         if handle.writes_unseen:
             self._lane_use.look(handle)
         if handle.wrote:
-            self._closes.settle(handle, written=True)  # the kernel wrote after the first close
+            self._closes.went_on(handle)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
             self._learn_use(handle)
         return handle.wrote
@@ -750,17 +767,21 @@ class OpenFiles:
         `is_still`: nobody was at it before the call, and until that is answered the kernel holds
         back who writes: what is new is the caller's.
         """
-        at_it = self._writers.has_anybody_written if is_still else self._writers.is_anybody_at_it
-        if node.interrupted or (at_it(node) and not self.is_log(node)):
+        if is_still:
+            at_it = self._writers.is_opening(node) or self._writers.has_anybody_written(node)
+        else:
+            at_it = self._writers.is_anybody_at_it(node)
+        if node.interrupted or (at_it and not self.is_log(node)):
             return None
         op = self._changes.freeze(node, quiet=is_still)
         for one in self._writers.of(node):
-            if not one.waits:
+            if one.state is not CloseState.WAITING:
                 continue
-            one.waits = False
-            if op is not None:
+            if op is None:
+                one.take(CloseEvent.UNCHANGED)
+            else:
                 op.take(Step.CLOSED)
-                one.tentative = op
+                one.take(CloseEvent.PUBLISHED, op)
             self._kept.changed(one)
         return op
 
@@ -833,7 +854,10 @@ class OpenFiles:
         self._learn_use(handle)
         self._count(handle, -1)  # not before: until here it is one of those who may have written
         self._lane_use.leave(handle)
-        self._closes.settle(handle, written=handle.wrote)
+        if handle.wrote:
+            self._closes.went_on(handle)
+        else:
+            self._closes.ended(handle)
         self._kept.closed(handle)
         self._view.reads.left(handle)
         node = handle.node
@@ -871,7 +895,7 @@ class OpenFiles:
             op = self._log.last_of(node.ino) if tentative else None
             if op is not None and self._is_closed_since(op, tentative):
                 op.take(Step.CLOSED)
-                handle.tentative = op
+                handle.take(CloseEvent.FOUND, op)
                 # 0: an earlier acpfs has recorded it
                 handle.closed_at = handle.closed_at or self._now()
         for former, seq in self._kept.former():
@@ -914,9 +938,8 @@ class OpenFiles:
         has closed it, and nobody is at it.
         """
         writers = self._writers.of(node)
-        return any(one.is_closed for one in writers) and not any(
-            self._writers.is_at_it(one) for one in writers if not one.is_closed
-        )
+        others = [one for one in writers if one.number not in self._closed_at_the_end]
+        return len(others) < len(writers) and not any(map(self._writers.is_at_it, others))
 
     def comes_again(self, unique: int) -> bool:
         """Whether the last worker opened something for that request, and did not answer it."""

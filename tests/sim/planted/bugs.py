@@ -12,8 +12,8 @@ BUGS = [
         "restore-wrote",
         "a takeover forgets that an open file was written to",
         "filesystem/kept_handles.py",
-        "            handle.wrote = bool(bits & _WROTE)",
-        "            handle.wrote = False",
+        "        if bits & _WROTE:\n",
+        "        if False:\n",
         profiles=("session",),
         equivalent=(
             "RELEASE freezes what is modified when the last handle goes (`OpenFiles.release`)"
@@ -24,7 +24,7 @@ BUGS = [
         "a takeover forgets that a close waits for its RELEASE",
         "filesystem/open_files.py",
         (
-            "                handle.tentative = op\n"
+            "                handle.take(CloseEvent.FOUND, op)\n"
             "                # 0: an earlier acpfs has recorded it\n"
             "                handle.closed_at = handle.closed_at or self._now()"
         ),

@@ -39,7 +39,7 @@ SHARED_BUGS = [
         "writers-not-counted",
         "a close publishes while another open is being written",
         OPEN_FILES,
-        "        if node.interrupted or (at_it(node) and not self.is_log(node)):",
+        "        if node.interrupted or (at_it and not self.is_log(node)):",
         "        if node.interrupted:",
         ONLY_SHARED,
     ),
