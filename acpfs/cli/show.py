@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 PIPE_COLUMNS = 240
+LINE_MAX = 100_000
+"""Columns: more than any table has."""
 WITHHELD = "EHOSTDOWN"
 """Error of what waits for a node that is missing."""
 LONG_ROWS = 50
@@ -62,7 +64,8 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else int(os.environ.get("COLUMNS", PIPE_COLUMNS))
+    named = os.environ.get("COLUMNS", "")
+    width = None if stream.isatty() else int(named) if named.isdecimal() else PIPE_COLUMNS
     return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
 
 
@@ -78,9 +81,23 @@ def table(
     all_rows = [tuple(row) for row in rows]
     long = _long_table(console_, headings, all_rows, numbers) if len(all_rows) > LONG_ROWS else None
     if long is None:
-        console_.print(_drawn(headings, all_rows, numbers))
+        drawn = _drawn(headings, all_rows, numbers)
+        console_.width = wide_enough(console_, drawn)
+        console_.print(drawn)
     else:
         click.echo(long, err=stderr)
+
+
+def wide_enough(console_: Console, drawn: Table) -> int:
+    """Columns for a table: those of a terminal, which folds cells; in a pipe at least as many as
+    the table has, where rich would leave nothing but dots of it.
+    """
+    from rich.measure import Measurement
+
+    if not console_.soft_wrap:
+        return console_.width
+    wanted = Measurement.get(console_, console_.options.update(width=LINE_MAX), drawn)
+    return max(console_.width, wanted.maximum)
 
 
 def _drawn(

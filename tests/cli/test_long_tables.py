@@ -36,7 +36,10 @@ def test_a_long_table_is_what_rich_draws(
         many = rows(chance, show.LONG_ROWS + 20, longest)
         show.table(HEADINGS, many, numbers=("size",))
         ours = capsys.readouterr().out
-        show.console().print(show._drawn(HEADINGS, many, ("size",)))
+        console = show.console()
+        drawn = show._drawn(HEADINGS, many, ("size",))
+        console.width = show.wide_enough(console, drawn)
+        console.print(drawn)
         assert ours == capsys.readouterr().out
 
 
@@ -50,3 +53,17 @@ def test_the_rows_of_a_long_table_are_not_left_to_rich(
     assert show._long_table(show.console(), HEADINGS, many, ("size",)) is None, "it is folded"
     many[7] = ("a\tb", "1", "")
     assert show._long_table(show.console(), HEADINGS, many, ("size",)) is None
+
+
+@pytest.mark.parametrize("columns", ["80", "20", ""])
+def test_a_table_fits_a_pipe_however_narrow_the_terminal_is(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who pipes into grep has COLUMNS of his terminal, and wants whole lines."""
+    monkeypatch.setenv("COLUMNS", columns)
+    headings = tuple("abcdefghi")
+    many = [("word " * 9,) * len(headings)]
+    show.table(headings, many)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("word" in line for line in lines) == 1
+    assert next(line for line in lines if "word" in line).count("word") == 9 * len(headings)
