@@ -349,28 +349,36 @@ class Settings:
     ram: RamSize = "25%"
     """Budget of the RAM tier: bytes, or percent of what the machine or cgroup has."""
     numa: Annotated[str, Check(_text, matches_re(_NUMA))] = "default"
-    """Memory nodes of the RAM tier: default, local, interleave, interleave:NODES, bind:NODES or
-    prefer:NODE; NODES as 0-3 or 0,2.
+    """NUMA nodes of the RAM tier: default, local, interleave, interleave:NODES, bind:NODES or
+    prefer:NODE; NODES as 0-3 or 0,2 (in mount options, where commas divide, only 0-3).
+
+    Another policy holds for files written from then on.
     """
     spill: Path | None = None
     """A directory on a local disk for complete files that wait for the drain and have no room in
     RAM, or are to survive a reboot.
+
+    Must exist, apart from backing directory and mount point; acpfs makes `acpfs-<volume>-<node id>`
+    (0700) in it.
     """
     spill_budget: Share = "80%"
-    """Most bytes that acpfs takes there: bytes, or percent of what is free there at the mount."""
+    """Most bytes that acpfs takes there: bytes, or percent of what is free there at the mount (or
+    when it is `set`), and what acpfs has there.
+    """
     spill_mode: SpillMode = SpillMode.MOVE
     """move: files go there when RAM is short; mirror: each is copied there at once, and survives a
-    reboot of the node.
+    reboot of the machine.
     """
     prefault: PrefaultSize = AUTO
     """Memory to get ready before a save needs it, while nobody writes: bytes, or percent of the
-    budget; 0: none.
-
-    auto: a quarter of the budget on a virtual machine, of memory that nobody uses; none elsewhere.
+    budget; 0: none; `auto`: a quarter of the budget, or what the largest save that is known needs,
+    up to half, on a virtual machine where the daemon's control group has no limit; none elsewhere.
     """
     reserve: Reserve = 0
     """The last part of the budget, only for files below paths that were declared urgent: bytes, or
-    percent of the budget; 0: none.
+    percent of the budget, three quarters of it at most; 0: none.
+
+    All other files have only the rest of the budget.
     """
     transport: Transport = Transport.AUTO
     """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the
@@ -379,8 +387,8 @@ class Settings:
     fsync: FsyncMode = FsyncMode.ORDERED
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
     locks: LockMode = LockMode.LOCAL
-    """flock and fcntl locks: local (they keep out programs of this mount only, no other node's) or
-    refuse (ENOLCK; native transport).
+    """flock and fcntl locks: local (they keep out programs of this mount only, and other nodes
+    grant them at the same time, S456) or refuse (ENOLCK to all, S460; native transport only).
     """
     node_id: Annotated[
         str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))
@@ -397,28 +405,38 @@ class Settings:
     new_volume: bool = False
     """Take what lies there now for the volume from now on: another one, an empty directory, or
     another file system.
+
+    For one mount: left in a configuration file it takes anything, always.
     """
     nested: bool = False
     """Mount also where a directory above is the backing directory of other mounts: there is no
-    order between the two.
+    order between the two (S457).
     """
     streams: Annotated[int, Check(_whole, and_(ge(1), le(256)))] = 8
     """Files copied to the backing directory at the same time."""
     bandwidth: Size = 0
     """Most bytes per second that streams may write together; 0: no limit."""
     stagger_s: Seconds = 0.0
-    """Nodes of one backing directory begin to drain a save one after the other, the last one at
-    most so much later; 0: all at once.
+    """Members begin to drain a save one after the other, the last one at most so much later; 0: all
+    at once.
+
+    For storage that is slower with many clients at a time.
     """
     when_full: WhenFull = WhenFull.WAIT
-    """What a writer meets when the RAM tier is full of dirty bytes."""
+    """What a writer meets when the RAM tier is full of dirty bytes: `wait` for its turn, `native`
+    (this file goes straight to its staging file on the backing directory, at its speed), or `error`
+    (ENOSPC; the half that a writer leaves keeps its room in RAM until it is removed, or `retry` or
+    `discard` decides).
+
+    Clean files leave first, whatever it is. A change holds also for those who wait.
+    """
     when_killed: WhenKilled = WhenKilled.KEEP
-    """What becomes of a file whose writer is killed in the middle: keep (not published before
-    someone decides), or publish (as it is).
+    """What becomes of a file whose writer is killed in the middle (S181): keep (not published
+    before someone decides; its bytes stay in RAM), or publish (as it is).
     """
     warm_reads: WarmReads = WarmReads.AUTO
     """Whether a file that is read from the backing directory comes to RAM: auto (where RAM is
-    free), on (clean files make room), off.
+    free), on (clean files that no checkpoint and no pin keeps make room), off.
     """
     verify_reads: bool = False
     """Also large files are compared with their checksum before an open for reading returns."""
@@ -442,7 +460,7 @@ class Settings:
     """Read every stream back and compare checksums before it counts as done."""
     scrub_ram_s: Seconds = 43200.0
     """What RAM has of files is compared with their checksums about once in so long, in the
-    background; 0: never.
+    background (S235), at 256 MiB/s at most; 0: never.
     """
     attr_timeout_s: Seconds = 1.0
     """How old knowledge about the backing directory may be."""
@@ -451,7 +469,10 @@ class Settings:
     with.
     """
     backing_timeout_s: Annotated[float, Check(_number, gt(0))] = 120.0
-    """How long a request waits for the backing directory when there is not; then EIO."""
+    """How long a request waits for the backing directory when there is not; then EIO.
+
+    Of a file that is read whole (to be changed, or compared): so long without one more byte.
+    """
     drain_timeout_s: Seconds = 600.0
     """How long SIGTERM and a umount(8) drain before they give up and keep the rest."""
     retry_delay_min_s: Annotated[float, Check(_number, gt(0))] = 0.2
@@ -463,30 +484,27 @@ class Settings:
     flushed. In options: a:b:c.
     """
     cluster_order: ClusterOrder = ClusterOrder.POINTERS
-    """What waits until all other nodes have persisted what they had closed before: pointers (files
-    and directories), all, or off.
+    """What waits until all other members have persisted what they had closed before: `pointers`
+    (files and renamed directories), `all` or `off`.
     """
     heartbeat_s: Annotated[float, Check(_number, and_(ge(0.1), le(60)))] = 2.0
-    """How often this node tells the others how far it is; at most two small writes in that time.
+    """How often this member tells the others how far it is; a pointer waits for one heartbeat and
+    the clock bound at most, beyond what other members need to drain.
 
-    Longer with more than 1,024 nodes.
+    Longer by itself with more than 1,024 members.
     """
     clock_bound_s: Seconds = 0.5
-    """The most that clocks of two nodes differ by.
-
-    It is checked all the time; where a larger difference was measured, that counts.
+    """The most that clocks of two machines differ by; it is checked, and where more was measured,
+    that counts.
     """
     node_timeout_s: Annotated[float, Check(_number, ge(1))] = 30.0
-    """A node that was not heard for so long is missing: pointers that wait for it are withheld, and
-    said to be.
+    """A member that was not heard for so long is missing: pointers that wait for it are withheld.
     """
     node_forget_after_s: Seconds = 0.0
-    """A missing node is forgotten after so long, and pointers do not wait for it any more; 0: only
-    an operator forgets.
-    """
+    """A missing member is forgotten after so long; 0: only an operator forgets."""
     wait_for_peers_s: Annotated[float, Check(_number, and_(ge(0), le(3600)))] = 0.0
-    """How long an open waits for a file that is not there yet, but that another node has closed and
-    is draining; 0: ENOENT at once.
+    """How long an open waits for a file that is not there yet, but that another member has closed
+    and is draining; 0: ENOENT at once.
     """
     keep_checkpoints: Annotated[int, Check(_whole, ge(0))] = 2
     """Newest checkpoints of each save_dir that stay in RAM as long as there is room without
@@ -500,6 +518,8 @@ class Settings:
     keep_last_persisted: bool = True
     """Leave a deleted checkpoint on the backing directory while no newer one of its save_dir is
     persisted; see SEMANTICS.md.
+
+    `--no-keep-last-persisted` switches it off.
     """
     guard_time_s: Seconds = 1800.0
     """… but at most for so long after its deletion."""
@@ -520,8 +540,10 @@ class Settings:
     metrics_port: Annotated[int, Check(_whole, and_(ge(0), le(65535)))] = 0
     """Serve Prometheus metrics over HTTP on this port; 0: only through `acpfs-ctl metrics`."""
     metrics_address: Annotated[str, Check(_address)] = LOOPBACK
-    """The address of this machine at which it does: 127.0.0.1, a pod's own, or 0.0.0.0 or :: for
-    all; whoever reaches it may read them.
+    """The address of this machine at which it does (S303): 127.0.0.1, a pod's own, or 0.0.0.0 or ::
+    for all.
+
+    There is no password: whoever reaches it may read the numbers.
     """
     metrics_file: Path | None = None
     """Write Prometheus metrics into this file every 15 s, for a node exporter's textfile

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from acpfs import __version__  # noqa: E402
-from acpfs.cli import ctl, main, train  # noqa: E402
+from acpfs.cli import ctl, main, mount, train  # noqa: E402
 from acpfs.training.launcher import options  # noqa: E402
 
 PAGES = ROOT / "docs/man"
@@ -101,6 +101,8 @@ def _of(context: click.Context) -> Iterator[tuple[str, str]]:
         if isinstance(command, click.Group)
         else {}
     )
+    if isinstance(command, mount.DescribedCommand):
+        command.describe()
     # the date of a page is that of its release, or each day would make other files
     text = generate_man_page(context, version=__version__, date=f"acpfs {__version__}")
     text = re.sub(r"\x08\n((?:.+\n?)+)", r".nf\n\1.fi\n", text)  # what click is told not to wrap

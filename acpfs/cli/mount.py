@@ -4,6 +4,7 @@ process.
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from acpfs.cli.file_names import FILE_PATH
-from acpfs.config import FIELDS, descriptions, load_settings, option_name
+from acpfs.config import FIELDS, Settings, descriptions, load_settings, option_name
+from acpfs.errors import AcpfsError
 
 if TYPE_CHECKING:
     from attrs import Attribute
 
 ARGUMENTS = ("backing", "mountpoint")
+SLOWER = (
+    "the daemon moves their bytes, and large writes take up to 7 times as long as in passthrough, "
+    "which root has from Linux 6.9 on; `acpfs doctor` says more"
+)
+"""What it costs where the kernel does not write into RAM by itself."""
 
 
 def setting_options() -> list[click.Option]:
@@ -35,11 +42,16 @@ class DescribedCommand(click.Command):
     """Says what its options are when it is asked: the text is looked up only then."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.describe()
+        super().format_options(ctx, formatter)
+
+    def describe(self) -> None:
+        """Give each option its text: the first paragraph of the setting's description."""
         known = descriptions()
         for option in self.params:
             if isinstance(option, click.Option) and option.name in known:
-                option.help = known[option.name].splitlines()[0] + _default(FIELDS[option.name])
-        super().format_options(ctx, formatter)
+                first = known[option.name].partition("\n\n")[0]
+                option.help = " ".join(first.split()) + _default(FIELDS[option.name])
 
 
 def _default(field: Attribute[Any]) -> str:
@@ -49,7 +61,7 @@ def _default(field: Attribute[Any]) -> str:
     elif isinstance(default, Enum):
         default = default.value
     elif isinstance(default, tuple):
-        default = ":".join(default)
+        default = "a list, `acpfs-ctl config` shows it"
     return "" if default is None else f" [default: {default}]"
 
 
@@ -86,7 +98,27 @@ def mount(
     if foreground:
         starting.run_foreground(starting.prepare(settings, take_over=take_over, instance=instance))
     starting.start(lambda: starting.prepare(settings, take_over=take_over, instance=instance))
+    if slower := lane_taken(settings):
+        click.echo(slower, err=True)
     return 0
+
+
+def lane_taken(settings: Settings) -> str:
+    """One line where files of a new mount do not go the fast way; "" where they do, or where
+    nobody says so in time: the mount is there all the same.
+    """
+    from acpfs.cli.verbs.status import PASSTHROUGH
+    from acpfs.control import client, registry
+
+    mountpoint = registry.normalised(os.fspath(settings.mountpoint))
+    try:
+        known = registry.records([settings.runtime_dir] if settings.runtime_dir else None)
+        status = client.request(registry.find(mountpoint, known), "status", {})
+    except AcpfsError:
+        return ""
+    if PASSTHROUGH in status["lanes"]:
+        return ""
+    return f"{mountpoint}: files go in the lane {', '.join(status['lanes'])}: {SLOWER}"
 
 
 @click.command(
