@@ -11,21 +11,21 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `acpfs` and `acpfs-ctl`; a contract (docs/OPERATIONS.md)."""
+    """Exit codes of `acpfs` and `acpfs-ctl`; a contract (docs/reference)."""
 
     OK = 0
     FAILED = 1
     """Something was not persisted, not verified, or a checksum differs; the output says what."""
     USAGE = 2
-    """Bad option, unknown configuration key, nonsense value, no word which of several mounts is
-    meant.
+    """Bad option, unknown configuration key, nonsense value; several are mounted, and the command
+    names none of them.
     """
     NOT_MOUNTED = 3
-    """No acpfs answers for that mount point."""
+    """No acpfs answers for that mount point or path."""
     TIMEOUT = 4
     """The deadline passed; what is left is kept and named."""
     REFUSED = 5
-    """In use, wrong RAM tier, second mount of one identity."""
+    """In use (mount point, identity, busy mount), or a RAM tier of another backing directory."""
     ENVIRONMENT = 6
     """The machine does not offer what is needed: /dev/fuse, permission, memory, backing
     directory.

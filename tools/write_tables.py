@@ -1,5 +1,5 @@
-"""Writes into docs/OPERATIONS.md what tables say: of control verbs both tables, who may call them,
-what has no command; metrics.
+"""Writes into docs/OPERATIONS.md what the table of control verbs says: which there are, who may
+call them, what has no command.
 
 Usage: python tools/write_tables.py. `tests/control/test_verb_table.py` fails while the page says
 something else.
@@ -14,7 +14,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from acpfs.control import metric_table
 from acpfs.control.verb_table import VERBS, Verb
 
 OPERATIONS = Path(__file__).parents[1] / "docs/OPERATIONS.md"
@@ -50,13 +49,7 @@ def with_tables(page: str) -> str:
         for verb in VERBS.values()
         if verb.usage
     ]
-    answers = [row(shown(name, verb), verb.answer) for name, verb in VERBS.items() if verb.answer]
-    metrics = [
-        row(f"`{metric.name}`", f"{metric.text} ({metric.kind.value})")
-        for metric in metric_table.rows()
-    ]
-    page = with_rows(with_rows(page, "| verb | does |", usages), "| verb | answer |", answers)
-    page = with_rows(page, "| metric | meaning (kind) |", metrics)
+    page = with_rows(page, "| verb | does |", usages)
     owners = listed(shown(name, verb) for name, verb in VERBS.items() if verb.owner_only)
     page = re.sub(r"(?<=who may do all but )[^;]*(?=;)", lambda _found: owners, page)
     beside = [

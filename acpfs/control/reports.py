@@ -1,4 +1,6 @@
-"""Records that control hands out: the JSON contracts of docs/OPERATIONS.md, field by field.
+"""Records that control hands out: the JSON contracts of docs/reference/json.md, field by field.
+
+That page is made from the text below each field.
 
 Times are seconds (wall clock where the name ends in `_at` or is `next_attempt`), sizes bytes,
 absent values None. A field is never removed or given another meaning; new ones may come. Plain
@@ -38,9 +40,13 @@ class RamReport:
     reserved_bytes: int = field(metadata=gauge("bytes promised to writes under way"))
     files: int = field(metadata=gauge("files in the RAM tier"))
     waiting_writers: int
+    """Writers that wait for room in it."""
     directory: str
+    """Where it lies."""
     own_tmpfs: bool
+    """Whether that is a tmpfs of its own."""
     huge_pages: str
+    """What that tmpfs does with huge pages."""
     prefaulted_bytes: int = field(
         default=0, metadata=gauge("bytes made ready for the next save, beside the used ones")
     )
@@ -90,6 +96,7 @@ class MirrorReport:
     state: str
     """on, seeding (the journal is being begun), or off, and `why`."""
     why: str | None
+    """Why it is off or being begun."""
     until: int
     """Operations up to this number would be drained after a reboot; what follows is lost with the
     RAM tier.
@@ -97,6 +104,7 @@ class MirrorReport:
     behind_files: int
     """Files that have no copy yet, and `behind_bytes` their sizes."""
     behind_bytes: int
+    """Sizes of files that have no copy yet."""
     pending: int
     """Steps that the journal does not have yet."""
 
@@ -106,6 +114,7 @@ class SpillReport:
     """The spill tier."""
 
     directory: str
+    """Where it lies."""
     mode: str
     """move or mirror."""
     state: str
@@ -119,6 +128,7 @@ class SpillReport:
     """Copies that are being made, and `copying_bytes` their sizes."""
     copying_bytes: int = field(metadata=gauge("bytes that are being copied to the spill directory"))
     last_error: str | None = None
+    """What the disk said last."""
     mirror: MirrorReport | None = None
     """None: the mode is to move."""
 
@@ -131,9 +141,13 @@ class HealthReport:
     """ok, slow, refusing (calls return, with errors) or stuck (a call does not return)."""
     since: float
     calls_out: int
+    """Calls on it that have not returned."""
     calls_stuck: int
+    """Those that have not returned for long."""
     oldest_call_s: float
+    """How long the oldest of them has been out."""
     failures: int
+    """Calls that failed, since the daemon started."""
     last_error: str | None = None
     """What calls that fail now say; null once one of their kind is answered."""
     why: str | None = None
@@ -151,15 +165,18 @@ class WorkerReport:
     """The daemon's process."""
 
     pid: int
+    """Of the process that serves."""
     started_at: float
+    """When it began."""
     version: str
+    """Of acpfs in it."""
     number: int = 1
     """Of this mount's workers; one that dies is followed by the next."""
     pause_s: float = 0.0
     """How long nobody served before this one did."""
     last_end: str = ""
-    """Why its predecessor is not there any more: died, hung, reload, or why a reload was
-    refused.
+    """Why its predecessor is not there any more: died, hung, reload, what the machine had none of,
+    or why a reload was refused.
     """
     reload_failed: str = ""
     """Why the last reload did not get as far as another worker; this one goes on."""
@@ -177,8 +194,12 @@ class HeldFile:
 
     path: str
     reason: str
+    """RAM is full, the machine is short of memory, or that somebody reads the file so that nothing
+    of it can leave RAM.
+    """
     since: float
     resident_bytes: int
+    """What of it is in RAM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +221,18 @@ class WaitingReport:
     pid: int | None
     """The thread whose call it is; None: not known."""
     command: str | None
+    """Its name; None: not known."""
     purpose: str
     """write, allocate, bring up (a file of the backing directory, to be changed), copy aside (what
     a version needs), or let go on (a writer in the passthrough lane is held until then).
     """
     wanted_bytes: int
+    """What it waits for."""
     since: float
     reason: str
+    """RAM is full, RAM holds more than its budget, which was lowered, the machine is short of
+    memory …
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +242,7 @@ class OpenWriter:
     """
 
     pid: int
+    """Of the process."""
     command: str | None
     """None: it is gone, or not seen."""
 
@@ -230,6 +257,7 @@ class WrittenFileReport:
     since: float
     """Seconds since the epoch: the first change that is in no version."""
     writers: list[OpenWriter]
+    """At most 8 of the processes that are not done with it, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +271,11 @@ class WaitingCallReport:
     pid: int | None
     """The thread whose call it is; None: not known."""
     command: str | None
+    """Its name; None: not known."""
     call: str
     """As the kernel calls it: lookup, open, readdir, fsync …"""
     waited_s: float
+    """Until now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,20 +286,26 @@ class NodeReport:
     """
 
     node: str
+    """Its node id."""
     state: str
     """this (the mount that answers), live, missing (not heard for long), away (ended with something
     in its RAM tier), left (unmounted in order), gone (its machine was started again, its RAM tier
     is lost), forgotten (missing for longer than `node_forget_after`), unreadable.
     """
     host: str
+    """Its machine."""
     mount: str
+    """Its mount point."""
     version: str
+    """Of acpfs there."""
     silent_s: float
     """Since something new was heard of it."""
     lag_s: float | None
     """By how much its watermark is behind its clock: all older than that is persisted."""
     operations: int
+    """That it has not persisted."""
     dirty_bytes: int
+    """That it has not persisted."""
     withheld: int
     """Pointers that it holds back because of other nodes."""
     clock_ahead_s: tuple[float | None, float | None]
@@ -281,6 +317,7 @@ class NodeReport:
     lost: tuple[float, float] | None
     """What it closed between these times may be lost."""
     errors: list[str] = field(default_factory=list)
+    """What its record says that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +328,7 @@ class WaitingPointerReport:
 
     path: str
     closed_at: float
+    """When it was closed, or renamed into place."""
     waits_for: dict[str, str]
     """Node → waits, missing, unknown (there is no record of it), lost, withheld (an earlier one) or
     named (by a pointer that it is to change); empty as long as nobody has looked.
@@ -310,14 +348,19 @@ class ClusterReport:
     nodes: int
     """Others that have a record."""
     live: int
+    """Of them: those that are heard."""
     missing: list[str]
+    """Of them: the node ids of those that are not heard, and may have what is not persisted."""
     waiting: list[WaitingPointerReport]
+    """Pointers that wait, and what keeps its name because of one."""
     withheld: int
+    """How many of these are withheld."""
     clock_bound_s: float
     """The largest that is reckoned with; more than `clock_bound` where clocks were measured to
     differ more, or were set.
     """
     drift_s: float
+    """What the wall clock was set by, and has not been made up for yet."""
     record_age_s: float | None
     """Since this node's own record was last written."""
     awaited: list[str]
@@ -325,6 +368,7 @@ class ClusterReport:
     (`wait_for_peers`).
     """
     last_error: str | None = None
+    """What the records of nodes met last."""
     clock_problem: str | None = None
     """Which clock holds pointers up, by how much, and what helps, in words."""
 
@@ -334,11 +378,13 @@ class DurationsReport:
     """How long something took, since the daemon started, in buckets."""
 
     bounds_s: list[float]
+    """Upper bounds of the buckets."""
     counts: list[int]
     """As many as took no longer than that bound and longer than the one before; one more, at the
     end, for what took longer than all.
     """
     sum_s: float
+    """Of all that was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,19 +406,29 @@ class Status:
     state: str
     """serving, bypassed, or draining (asked to end)."""
     mount: str
+    """The mount point."""
     backing: str
+    """The backing directory."""
     node: str
+    """This mount's identity among all that share the backing directory."""
     volume: str
+    """The backing directory's identity."""
     transport: str
+    """How the kernel is spoken to: native or libfuse."""
     lanes: dict[str, int]
     """Lane → open files that use it."""
     fsync: str
+    """ordered or durable."""
     worker: WorkerReport
+    """The process that serves."""
     ram: RamReport
+    """The RAM tier."""
     queue: list[QueueEntry]
     """The oldest entries; `queue_length` counts all."""
     queue_length: int
+    """All operations that are not persisted."""
     queue_bytes: int
+    """Bytes of contents in them."""
     parked: int
     """Operations that the backing directory refused for good; `retry` or `discard` them."""
     interrupted: int
@@ -380,16 +436,25 @@ class Status:
     `discard` drops them.
     """
     open_files: int
+    """Files that programs have open."""
     oldest_unpersisted_age_s: float
+    """Age of the oldest operation that is not persisted; 0 when there is none."""
     backing_health: HealthReport
+    """How the backing directory answers."""
     features: dict[str, bool | int]
+    """What the backing file system can do, as probed at mount."""
     counters: dict[str, int]
-    """Fall-backs and other events since the daemon started."""
+    """Since the daemon started: what was persisted, and every fall-back (`retries`,
+    `restarted_streams`, `repairs`, `stale_answers`, `backing_timeouts`, `evicted_files` …).
+    """
     warnings: list[str] = field(default_factory=list)
+    """What you should know about this mount."""
     transport_reason: str = ""
     """Why this transport."""
     lane_choices: dict[str, int] = field(default_factory=dict)
-    """Why opens took the lane they took → how many, since the daemon started."""
+    """Why opens took the lane they took → how many, since the daemon started; `passthrough`:
+    nothing was against it.
+    """
     on_failure: str = "stop"
     """native or stop: what applications meet when acpfs cannot go on. stop also where the backing
     directory could not be bound beneath.
@@ -397,6 +462,7 @@ class Status:
     bypassed_since: float | None = None
     """New opens are native since then: the mount was taken away from over the backing directory."""
     bypass_reason: str | None = None
+    """Why it was taken away."""
     conflicts: list[ConflictReport] = field(default_factory=list)
     """The newest; `conflicts_total` counts all."""
     conflicts_total: int = 0
@@ -419,6 +485,7 @@ class Status:
     waiting: list[WaitingReport] = field(default_factory=list)
     """Who waits for room in RAM, in the order of turns; held writers are among them."""
     when_full: str = "wait"
+    """wait, native or error."""
     waiting_calls: list[WaitingCallReport] = field(default_factory=list)
     """Calls that have waited for more than two seconds, the longest first, 20 at most; native
     transport.
@@ -426,9 +493,13 @@ class Status:
     being_written: list[WrittenFileReport] = field(default_factory=list)
     """Files that somebody writes, those first that have been so for longest, 20 at most."""
     cluster: ClusterReport | None = None
+    """This mount among the others of the backing directory."""
     pace: PaceReport = PaceReport(0.0, 0.0, falls_behind=False)
+    """Whether the drain keeps up."""
     durations: dict[str, DurationsReport] = field(default_factory=dict)
-    """What was measured → how long it took; the histograms of the metrics."""
+    """What was measured (file_save, file_persist, file_load, fsync) → how long it took; the
+    histograms of the metrics.
+    """
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -443,6 +514,7 @@ class FileState:
     state: str
     """writing, complete, streaming, staged, committed, clean, parked or interrupted."""
     lane: str
+    """How its bytes travel now: passthrough, direct or libfuse; `-`: nobody has it open."""
     tier: str
     """ram, backing or ram+backing: where its bytes are."""
     checksum: str | None
@@ -463,8 +535,11 @@ class CheckpointReport:
     path: str
     """Relative to the mount point; with `*` for what tells the files of one checkpoint apart."""
     save_dir: str
+    """The directory that it lies in."""
     step: int | None
+    """By its name; null: the name has none."""
     epoch: int
+    """By its name; 0: the name has none."""
     state: str
     """writing, interrupted, complete (closed, nothing persisted), persisting, persisted, verified,
     evicted or damaged.
@@ -473,15 +548,21 @@ class CheckpointReport:
     writes at it. Damaged: persisted, and `verify` found that a file of it is not what was stored.
     """
     files: int
+    """That it has."""
     persisted_files: int
+    """Of these."""
     bytes: int
+    """Of all files."""
     ram_bytes: int
+    """Of these, in RAM."""
     began_at: float | None
     """First create."""
     closed_at: float | None
     """Last close, or rename into place."""
     persisted_at: float | None
+    """When the last file was."""
     verified_at: float | None
+    """When `verify` or `wait --verified` found it good."""
     save_s: float | None
     """From first create to last close."""
     persist_s: float | None
@@ -504,15 +585,22 @@ class HistoryEntry:
     health), refused, interrupted, withheld, conflict, member, bypass.
     """
     text: str
+    """In words."""
     path: str = ""
     step: int | None = None
+    """Of a checkpoint."""
     files: int | None = None
+    """Of a checkpoint."""
     bytes: int | None = None
+    """Of a checkpoint."""
     began_at: float | None = None
+    """First create, or first open for reading."""
     save_s: float | None = None
+    """From first create to last close."""
     persist_s: float | None = None
     """As of `CheckpointReport`: from the first create."""
     verified: bool = False
+    """Whether it was read back."""
     load_s: float | None = None
     """From the first open for reading to the last close; only of loads."""
     loaded_from: str = ""

@@ -17,7 +17,7 @@ class Verb:
     """One verb of the control socket. Without `usage` it has no command of its own.
 
     `help`: its line in `acpfs-ctl --help`, for verbs that are a module of `acpfs.cli.verbs`.
-    `usage`, `does`: its row in OPERATIONS, "Commands". `answer`: its row in "Other verbs".
+    `usage`, `does`: its row in OPERATIONS, "Commands". `answer`: its row in docs/reference/json.md.
     `lasting`: it may wait for something, perhaps for ever, and must not keep `status` and `unmount`
     out. `takes`: its arguments; another one that says something is a newer command's, and refused.
     `owner_only`: it gives up data, changes what others share, or ends the mount; members of the

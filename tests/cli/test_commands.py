@@ -374,9 +374,9 @@ WORDS_OF_OTHERS: dict[ModuleType, tuple[str, ...]] = {
 HELD = "HELD by a keeper for 3 s, without a daemon: calls in /mnt/acp wait"
 
 
-def test_each_line_of_the_status_has_a_row_in_operations_and_each_row_a_line() -> None:
+def test_each_line_of_the_status_has_a_row_in_troubleshooting_and_each_row_a_line() -> None:
     """What a person at three in the morning looks for."""
-    page = (Path(__file__).parents[2] / "docs/OPERATIONS.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/TROUBLESHOOTING.md").read_text()
     table = page.partition("| `status` says | it means | do |\n|---|---|---|\n")[2].partition(
         "\n\n"
     )[0]

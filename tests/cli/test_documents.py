@@ -3,25 +3,13 @@
 import ast
 import re
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from attrs import NOTHING
 
 from acpfs.cli.main import COMMANDS
-from acpfs.config import CHANGEABLE, FIELDS, option_name
-from acpfs.control.reports import (
-    FileState,
-    HealthReport,
-    RamReport,
-    Status,
-    WaitingReport,
-    WorkerReport,
-)
+from acpfs.config import CHANGEABLE
 from acpfs.control.verb_table import VERBS
-from acpfs.drain_records import QueueEntry, Verification
-from acpfs.errors import ExitCode
 from acpfs.worker.setting_changes import CHANGES
 
 if sys.version_info >= (3, 11):
@@ -36,49 +24,9 @@ DEPENDENCIES = (ROOT / "docs/DEPENDENCIES.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_every_setting_is_in_the_table_with_its_default(name: str) -> None:
-    section = OPERATIONS[OPERATIONS.index("## Configuration") : OPERATIONS.index("## Running it")]
-    (row,) = re.findall(rf"^\| `{name}` \|(.*)\|$", section, re.MULTILINE)
-    option, default, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[:3])
-    assert option in (f"`--{option_name(name)}`", "argument")
-    value = None if FIELDS[name].default is NOTHING else FIELDS[name].default
-    shown = getattr(value, "value", value)
-    if isinstance(shown, bool):
-        assert default == ("yes" if shown else "no")
-    elif isinstance(shown, int | float | str):
-        assert default == (f"`{shown:g}`" if isinstance(shown, float) else f"`{shown}`")
-    elif isinstance(shown, tuple):
-        assert all(f"`{pattern}`" in OPERATIONS for pattern in shown)
-    assert meaning
-
-
-@pytest.mark.parametrize("code", ExitCode)
-def test_every_exit_code_is_in_the_table(code: ExitCode) -> None:
-    assert f"| {int(code)} | {code.name} |" in OPERATIONS
-
-
 @pytest.mark.parametrize("name", [f"acpfs {command}" for command in COMMANDS])
 def test_every_command_is_in_a_table(name: str) -> None:
     assert re.search(rf"^\| `{name}\b", OPERATIONS, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        Status,
-        RamReport,
-        WaitingReport,
-        QueueEntry,
-        HealthReport,
-        WorkerReport,
-        FileState,
-        Verification,
-    ],
-)
-def test_every_json_field_is_described(record: type) -> None:
-    section = OPERATIONS[OPERATIONS.index("## JSON") : OPERATIONS.index("## Configuration")]
-    assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []
 
 
 def test_what_can_be_changed_in_use_is_named_where_users_look() -> None:
