@@ -19,6 +19,7 @@ PYTHON = sys.executable
 SCRIPTS = (
     "tools/test",
     "tools/quickstart",
+    "tools/site",
     "tools/bundle",
     "tools/release",
     "tools/environment.sh",
@@ -55,6 +56,34 @@ def test_check(name: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_shell(script: str) -> None:
     ended(["bash", "-n", script])
+
+
+LOOKED_FOR = {
+    "daemon dies": "docs/CALLS.html#when-the-daemon-dies",
+    "fsync": "docs/CALLS.html#fsync",
+    "drain node": "docs/guide/first-bad-night.html#a-node-is-to-go-drain-it",
+    "parked": "docs/guide/first-bad-night.html#the-storage-refuses-something-parked",
+}
+"""What somebody types into the site's search, and the section that he wants."""
+
+
+@pytest.mark.check
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "ACPFS_SITE_PYTHON" not in os.environ,
+    reason="mkdocs-material is not here: `tools/test site` installs it, CI does not",
+)
+def test_site(tmp_path: Path) -> None:
+    """Each link of each page leads somewhere, and the search finds what people look for.
+
+    In CI `documents` looks at the links, of which this sees those that the site makes itself.
+    """
+    python = os.environ["ACPFS_SITE_PYTHON"]
+    said = ended([python, "tools/site.py", str(tmp_path / "site"), *LOOKED_FOR])
+    for words, section in LOOKED_FOR.items():
+        shown = said.partition(f"\n{words}\n")[2].splitlines()
+        hits = [line.strip() for line in shown[:3] if line.startswith("    ")]
+        assert section in hits, f"{words}: {said}"
 
 
 @pytest.mark.check

@@ -1,0 +1,193 @@
+"""Builds a static site with search from the documents; a link that leads nowhere ends it.
+
+Usage: python tools/site.py DIRECTORY [QUERY...]. Needs what tools/requirements-site.txt names;
+`tools/site` sees to that. The documents are copied as they lie in the tree, so that their links
+hold there as well. With queries, says for each which page and section the search shows first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"\]\(([^)#:\s]+)[^)]*\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LIST_BELOW_TEXT = re.compile(r"^(?![ *|#>-]|\d+\. )(.+)\n(?=(?:\* |\d+\. )\S)", re.MULTILINE)
+HIDDEN = re.compile(r"^<!-- test: .*? -->\n", re.MULTILINE)
+HITS = 5
+NAVIGATION: list[dict[str, Any]] = [
+    {"acpfs": "README.md"},
+    {
+        "Guide": [
+            {"Begin here": "docs/guide/README.md"},
+            {"Install": "docs/guide/install.md"},
+            {"Mount": "docs/guide/mount.md"},
+            {"Your framework": "docs/guide/frameworks.md"},
+            {"Slurm": "docs/guide/slurm.md"},
+            {"Kubernetes": "docs/guide/kubernetes.md"},
+            {"Your first bad night": "docs/guide/first-bad-night.md"},
+        ]
+    },
+    {"Troubleshooting": "docs/TROUBLESHOOTING.md"},
+    {"System calls": "docs/CALLS.md"},
+    {
+        "Reference": [
+            {"Contents": "docs/reference/README.md"},
+            {"Settings": "docs/reference/settings.md"},
+            {"Commands": "docs/reference/commands.md"},
+            {"Exit codes": "docs/reference/exit-codes.md"},
+            {"Metrics": "docs/reference/metrics.md"},
+            {"JSON": "docs/reference/json.md"},
+        ]
+    },
+    {
+        "In depth": [
+            {"Operating": "docs/OPERATIONS.md"},
+            {"Training": "docs/TRAINING.md"},
+            {"Semantics": "docs/SEMANTICS.md"},
+            {"Scale": "docs/SCALE.md"},
+            {"Support": "docs/SUPPORT.md"},
+            {"Formats": "docs/FORMATS.md"},
+            {"Security": "SECURITY.md"},
+            {"Changes": "CHANGELOG.md"},
+        ]
+    },
+    {
+        "Work on it": [
+            {"Architecture": "docs/ARCHITECTURE.md"},
+            {"Conformance": "docs/CONFORMANCE.md"},
+            {"Contributing": "docs/CONTRIBUTING.md"},
+            {"Dependencies": "docs/DEPENDENCIES.md"},
+            {"Figures": "bench/README.md"},
+        ]
+    },
+]
+"""What the menu shows; other pages are reached by links and by search."""
+SETTINGS: dict[str, Any] = {
+    "site_name": "acpfs",
+    "use_directory_urls": False,
+    "theme": {
+        "name": "material",
+        "font": False,
+        "features": ["navigation.tabs", "navigation.top", "search.highlight", "search.suggest"],
+    },
+    "plugins": ["search", "offline"],
+    "markdown_extensions": [
+        "tables",
+        "sane_lists",
+        "pymdownx.superfences",
+        "pymdownx.highlight",
+        {"toc": {"permalink": True}},
+    ],
+    "validation": {
+        "nav": {"omitted_files": "ignore", "not_found": "warn", "absolute_links": "warn"},
+        "links": {
+            "not_found": "warn",
+            "anchors": "warn",
+            "absolute_links": "warn",
+            "unrecognized_links": "warn",
+        },
+    },
+    "nav": NAVIGATION,
+}
+
+
+def documents() -> list[str]:
+    """Every Markdown file that git knows or would add, and what these show or link to."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")
+    found = {name for name in listed if name and (ROOT / name).exists()}
+    found = {name for name in found if not name.startswith((".", "tests/"))}
+    for name in sorted(found):
+        for target in LINK.findall((ROOT / name).read_text(encoding="utf-8")):
+            path = (ROOT / name).parent.joinpath(target).resolve()
+            if path.is_file() and path.is_relative_to(ROOT):
+                found.add(str(path.relative_to(ROOT)))
+    return sorted(found)
+
+
+def as_the_site_reads_it(text: str) -> str:
+    """A list may follow a line of text at once in our documents, and not in the site's Markdown."""
+    kept: list[str] = []
+
+    def hide(found: re.Match[str]) -> str:
+        kept.append(found[0])
+        return f"\0{len(kept) - 1}\0"
+
+    text = FENCE.sub(hide, HIDDEN.sub("", text))
+    text = LIST_BELOW_TEXT.sub(r"\1\n\n", text)
+    return re.sub(r"\0(\d+)\0", lambda found: kept[int(found[1])], text)
+
+
+def build(target: Path) -> None:
+    """Bring the site to a directory.
+
+    Raises:
+        CalledProcessError: a page cannot be made, or a link leads nowhere; the output says which.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        for name in documents():
+            place = scratch / "pages" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith(".md"):
+                text = (ROOT / name).read_text(encoding="utf-8")
+                place.write_text(as_the_site_reads_it(text), encoding="utf-8")
+            else:
+                shutil.copy(ROOT / name, place)
+        settings = {**SETTINGS, "docs_dir": "pages", "site_dir": "site"}
+        # YAML has all of JSON
+        (scratch / "mkdocs.yml").write_text(json.dumps(settings), encoding="utf-8")
+        subprocess.run(
+            [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"],
+            cwd=scratch,
+            env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+            check=True,
+        )
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(scratch / "site", target)
+
+
+def found_by(site: Path, query: str) -> list[str]:
+    """What the site's own search shows for some words: addresses, the best first.
+
+    By lunr's rules, with which the page searches in the browser: all words, a title counts more.
+    """
+    import lunr
+
+    index = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
+    entries = index["docs"]
+    by_words = lunr.lunr(
+        ref="location",
+        fields=[{"field_name": "title", "boost": 1000}, {"field_name": "text", "boost": 1}],
+        documents=entries,
+    )
+    words = " ".join(f"+{word}" for word in query.split())
+    return [hit["ref"] for hit in by_words.search(words)[:HITS]]
+
+
+def main(target: Path, queries: list[str]) -> None:
+    """Build, and look the queries up."""
+    build(target)
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    print(f"{target}: {len(list(target.rglob('*.html')))} pages, {size / (1 << 20):.1f} MiB")
+    for query in queries:
+        print(query, *found_by(target, query), sep="\n    ")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
