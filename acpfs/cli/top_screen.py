@@ -23,7 +23,10 @@ from acpfs.cli.verbs import nodes
 from acpfs.errors import AcpfsError
 
 BAR = 40
+BAR_NARROW = 10
 TIME_LINE = 24
+WIDE = 110
+"""Columns of a terminal from which on all is shown; in one of 80 there is room for what decides."""
 MOUNTS = ("mount", "state", "not safe", "oldest", "RAM", "dirty", "storage", "wrong")
 QUEUE = ("name", "operation", "size", "state", "age", "tries", "why")
 CHECKPOINTS = (
@@ -35,11 +38,24 @@ CHECKPOINTS = (
     "loads from",
     "time line: █ saved ▒ persisted",
 )
+NOT_IN_NARROW = frozenset(
+    {"oldest", "RAM", "operation", "tries", "loads from", CHECKPOINTS[-1]}
+    | {"host", "heard", "clock ahead", "bound"}
+)
+NAME_NARROW = 22
+"""Of the first column there: of a path the end says more than the beginning."""
 SHOWN_MAX = 50
 MISSING_MAX = 5
 """Members that are named; of a rack that is down nobody reads them all."""
 MEMBERS_EVERY = 5
 """Looks: a daemon reads a record for each member, and there may be a thousand."""
+HEADINGS: dict[str, Sequence[str]] = {
+    "#mounts": MOUNTS,
+    "#queue": QUEUE,
+    "#checkpoints": CHECKPOINTS,
+    "#members": nodes.HEADINGS,
+}
+"""Table → its columns, in a terminal that has room for them."""
 SILENT_S = 3.0
 """So long an answer may take before it is said that there is none."""
 Ask = Callable[[str, dict[str, Any]], Any]
@@ -62,16 +78,18 @@ class Asked:
     args: dict[str, Any]
 
 
-def summary(status: show.Json, rate: float | None) -> str:
-    """The upper lines. `rate`: bytes that reached the storage per second since the last look."""
+def summary(status: show.Json, rate: float | None, bar_width: int = BAR) -> str:
+    """The upper lines. `rate`: bytes that reached the storage per second since the last look;
+    `bar_width`: characters.
+    """
     ram = status["ram"]
     health = status["backing_health"]
     cluster = status["cluster"]
     dirty, clean = (
-        round(BAR * ram[key] / max(1, ram["budget_bytes"]))
+        round(bar_width * ram[key] / max(1, ram["budget_bytes"]))
         for key in ("dirty_bytes", "clean_bytes")
     )
-    bar = ("█" * dirty + "▒" * clean).ljust(BAR, "·")[:BAR]
+    bar = ("█" * dirty + "▒" * clean).ljust(bar_width, "·")[:bar_width]
     oldest = status["oldest_unpersisted_age_s"]
     safe = (
         f"{status['queue_length']} operations, {show.size(status['queue_bytes'])}; the oldest is "
@@ -196,6 +214,14 @@ def checkpoint_rows(reports: Sequence[show.Json], now: float) -> list[tuple[str,
     return rows
 
 
+def narrowed(headings: Sequence[str], row: Sequence[str]) -> tuple[str, ...]:
+    """A row without what a narrow terminal has no room for, its first cell shortened."""
+    first, *others = (
+        cell for heading, cell in zip(headings, row, strict=True) if heading not in NOT_IN_NARROW
+    )
+    return (first if len(first) <= NAME_NARROW else "…" + first[1 - NAME_NARROW :], *others)
+
+
 def members_worst_first(rows: Sequence[show.Json]) -> list[show.Json]:
     """This one, what is missing or lost, then who is furthest behind."""
     calm = ("live", "left", "forgotten")
@@ -220,9 +246,9 @@ class TopScreen(App[None]):
     )
     BINDINGS = [  # noqa: RUF012 -- textual reads it from the class
         Binding("f", "flush", "flush"),
-        Binding("t", "retry", "retry entry"),
-        Binding("p", "pin", "pin checkpoint"),
-        Binding("r", "release", "release deletions"),
+        Binding("t", "retry", "retry"),
+        Binding("p", "pin", "pin"),
+        Binding("r", "release", "release"),
         Binding("m", "members", "members"),
         Binding("s", "next", "next mount"),
         Binding("y", "confirm", "yes", show=False),
@@ -258,14 +284,8 @@ class TopScreen(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        headings = (
-            ("#mounts", MOUNTS),
-            ("#queue", QUEUE),
-            ("#checkpoints", CHECKPOINTS),
-            ("#members", nodes.HEADINGS),
-        )
-        for name, columns in headings:
-            self._table(name).add_columns(*columns)
+        for name in HEADINGS:
+            self._fill(name, [])
         self._show(self._shown)
         self.set_interval(self._interval_s, self._look_at_all)
 
@@ -342,7 +362,10 @@ class TopScreen(App[None]):
         self._fill_mounts()
         if mount is not self._shown or checkpoints is None:
             return  # asked for the line in the table only
-        self.query_one("#summary", Static).update(summary(status, self._rate(mount, status)))
+        bar_width = BAR_NARROW if self._is_narrow() else BAR
+        self.query_one("#summary", Static).update(
+            summary(status, self._rate(mount, status), bar_width)
+        )
         self._queue = status["queue"][:SHOWN_MAX]
         self._checkpoints = checkpoints[::-1][:SHOWN_MAX]
         self._fill("#queue", [queue_row(entry) for entry in self._queue])
@@ -369,12 +392,23 @@ class TopScreen(App[None]):
             self._fill("#mounts", [mount_row(name, self._statuses.get(name)) for name in names])
             self._table("#mounts").move_cursor(row=names.index(self._shown.mountpoint))
 
+    def _is_narrow(self) -> bool:
+        return self.size.width < WIDE
+
     def _fill(self, name: str, rows: list[tuple[str, ...]]) -> None:
         from rich.text import Text
 
         table = self._table(name)
         at = table.cursor_row
-        table.clear()
+        headings = tuple(HEADINGS[name])
+        if self._is_narrow():
+            rows = [narrowed(headings, row) for row in rows]
+            headings = tuple(one for one in headings if one not in NOT_IN_NARROW)
+        if tuple(str(column.label) for column in table.ordered_columns) == headings:
+            table.clear()
+        else:  # at the start, and when the terminal was made wider or narrower
+            table.clear(columns=True)
+            table.add_columns(*headings)
         for row in rows:
             # a cell is what rich can draw
             table.add_row(*(Text(cell) for cell in row))  # type: ignore[arg-type]

@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from textual.pilot import Pilot
-from textual.widgets import DataTable
+from textual.widgets import DataTable, Static
+from textual.widgets._footer import FooterKey
 
 from acpfs.cli import show
 from acpfs.cli.top_screen import (
@@ -235,6 +237,41 @@ def test_several_mounts_and_keys_act_on_the_one_that_is_shown() -> None:
             await pilot.press("f", "y")
             await until(pilot, lambda: second.asked == [("flush", {"paths": []})])
             assert first.asked == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("columns", [80, 110, 200])
+def test_what_decides_fits_the_terminal(columns: int) -> None:
+    """But for `why`, the last column of the queue, which may be a sentence."""
+    daemon = Daemon()
+    daemon.status = status() | {"cluster": {"live": 1, "nodes": 2, "waiting": [], "missing": []}}
+    daemon.status["queue"][0]["name"] = "run1/checkpoints/of-today/step-100/model.pt"
+    for part in ("dirty_bytes", "clean_bytes", "budget_bytes"):
+        daemon.status["ram"][part] = 1023 << 20
+    other = Daemon()
+    app = TopScreen([Mount("/mnt/x", daemon.ask), Mount("/mnt/y", other.ask)], 0.2)
+
+    async def scenario() -> None:
+        async with app.run_test(size=(columns, 40)) as pilot:
+            queue = app.query_one("#queue", DataTable)
+            await until(pilot, lambda: queue.row_count == 2)
+            await until(pilot, lambda: app.query_one("#mounts", DataTable).row_count == 2)
+            await pilot.press("m")
+            members = app.query_one("#members", DataTable)
+            await until(pilot, lambda: members.row_count == 2)
+            await pilot.press("m")
+            await pilot.pause()
+            for name in ("#mounts", "#checkpoints"):
+                assert app.query_one(name, DataTable).virtual_size.width <= columns, name
+            *before, why = queue.ordered_columns
+            assert str(why.label) == "why"
+            assert sum(column.get_render_width(queue) for column in before) <= columns - 20
+            shown = str(app.query_one("#summary", Static).visual)
+            assert max(map(len, shown.splitlines())) <= columns - 2
+            keys = [key for key in app.query(FooterKey) if key.display]
+            assert max(key.region.right for key in keys) <= columns
+            assert len(keys) >= len(words_of(TopScreen.BINDINGS))
 
     asyncio.run(scenario())
 
