@@ -30,10 +30,11 @@ from acpfs.filesystem.expectations import (
 )
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.likely_sizes import LikelySizes
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.payers import Payers
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.shortage import Shortage
-from acpfs.ram.tier import BLOCK_BYTES, Tier
+from acpfs.ram.tier import BLOCK_BYTES
 from acpfs.types import Ino
 
 MARGIN = 1.25
@@ -77,35 +78,41 @@ class Promise:
     """Of unknown size: whether its writers cannot go on, or have been given room of their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class KnownSizes:
+    """What is known of how much a file will take."""
+
+    expectations: Expectations
+    likely: LikelySizes
+    earlier: EarlierSaves
+    unknown_bytes: int | None = None
+    """What to expect of a file like which none was seen; None: `likely` says, and whether RAM is
+    plentiful.
+    """
+
+
 class Admission:
     """Promises room to writers that the daemon cannot stop."""
 
     def __init__(
         self,
-        table: NodeTable,
-        tier: Tier,
+        upper: UpperLayer,
         room: Room,
         retention: Retention,
         shortage: Shortage,
-        expectations: Expectations,
         payers: Payers,
-        likely: LikelySizes,
-        earlier: EarlierSaves,
-        unknown_bytes: int | None = None,
+        sizes: KnownSizes,
     ) -> None:
-        """`unknown_bytes`: what to expect of a file like which none was seen; None: `likely` says,
-        and whether RAM is plentiful.
-        """
-        self._table = table
-        self._tier = tier
+        self._table = upper.table
+        self._tier = upper.tier
         self._room = room
         self._retention = retention
         self._shortage = shortage
-        self._expectations = expectations
+        self._expectations = sizes.expectations
         self._payers = payers
-        self._likely = likely
-        self._earlier = earlier
-        self._unknown_bytes = unknown_bytes
+        self._likely = sizes.likely
+        self._earlier = sizes.earlier
+        self._unknown_bytes = sizes.unknown_bytes
         self._promises: dict[Ino, Promise] = {}
         self._unsure: dict[bytes, None] = {}
         """Patterns of files the last of which took much less than was expected: sparse, or

@@ -254,14 +254,10 @@ class AttributeCalls:
         self._changes.change_metadata(node, Metadata(xattrs={name: value}))
 
     def foresee_fsync(self, node: Node) -> None:
-        """A file below a directory was opened for writing: have the answer to `fsync_mode` ready,
-        without waiting.
-        """
-        while True:
-            self._view.foresee_xattrs(node)
-            if not node.names:
-                return
+        """A file was opened for writing: have the answer to `fsync_mode` ready, without waiting."""
+        while node.names:
             node = self._table[node.names[0][0]]
+            self._view.foresee_xattrs(node)
 
     def is_durable(self, node: Node) -> bool:
         """Whether fsync is durable for a file, as far as that is known without asking the backing

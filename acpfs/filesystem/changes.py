@@ -18,12 +18,11 @@ from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.known_names import Inquiry
 from acpfs.filesystem.lowerview import LowerView
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.steps import Steps
-from acpfs.runtime.clock import Clock
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.types import NO_INO, ROOT, Ino, Seq
-from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version
 from acpfs.writeback.log.stages import Step
@@ -34,21 +33,19 @@ class Changes:
 
     def __init__(
         self,
-        table: NodeTable,
-        log: OperationLog,
+        upper: UpperLayer,
         contents: Contents,
         view: LowerView,
         steps: Steps,
         catalogue: Catalogue,
         durations: Durations,
         paths: OperationPaths,
-        clock: Clock,
     ) -> None:
         """Pins what the log that the last worker left mentions."""
-        self._now = clock.now
-        self._serial = clock.serial
-        self._table = table
-        self._log = log
+        self._now = upper.runtime.clock.now
+        self._serial = upper.runtime.clock.serial
+        self._table = table = upper.table
+        self._log = log = upper.log
         self._contents = contents
         self._view = view
         self._steps = steps

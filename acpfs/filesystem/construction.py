@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower
 from acpfs.checkpoints import Checkpoints
 from acpfs.config import Settings, WhenKilled
-from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.admission import Admission, KnownSizes
 from acpfs.filesystem.at_once import AtOnce
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.backing_space import BackingSpace
 from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.closes import Closes
 from acpfs.filesystem.closing import Closing, closing_of
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.eviction_order import EvictionOrder
@@ -42,8 +44,8 @@ from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.eviction import Eviction
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.file_reports import Reports
-from acpfs.filesystem.file_writers import FileWriters
 from acpfs.filesystem.files import Files
+from acpfs.filesystem.handles import Handles
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.interrupted import InterruptedFiles
 from acpfs.filesystem.invariants import Invariants
@@ -51,7 +53,7 @@ from acpfs.filesystem.kept_handles import KeptHandles
 from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
-from acpfs.filesystem.last_close import Openers
+from acpfs.filesystem.last_close import Callers, Openers
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.loads import Loads
 from acpfs.filesystem.lowerview import LowerView
@@ -60,247 +62,278 @@ from acpfs.filesystem.mending import Mending
 from acpfs.filesystem.missing import Missing
 from acpfs.filesystem.names import Names
 from acpfs.filesystem.needed_nodes import NeededNodes
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.node_use import NodeUse
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.op_paths import OperationPaths
 from acpfs.filesystem.open_files import OpenFiles
+from acpfs.filesystem.opens import Opens
 from acpfs.filesystem.pages_ahead import NoReadyMemory, PagesAhead, ReadyMemory
 from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
 from acpfs.filesystem.preloading import Preloading
 from acpfs.filesystem.steps import Steps
+from acpfs.filesystem.syncing import Syncing
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.filesystem.urgent import UrgentFiles
 from acpfs.ram.control_groups import limits_of_caller
 from acpfs.ram.descriptor_limits import Reserve
 from acpfs.ram.kept import Kept
 from acpfs.ram.shortage import Shortage, available_bytes
-from acpfs.ram.state import StateDatabase
-from acpfs.ram.tier import Tier
-from acpfs.runtime.given import Runtime
-from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.sources.spill import Spill
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Threads."""
+
+    requests: CallPool
+    """For calls on the backing directory."""
+    copies: CallPool
+    """For copies inside the RAM tier."""
+    fills: CallPool
+    """For reading cold files ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is asked of the machine and its processes."""
+
+    limits: Limits = limits_of_caller
+    """As `Payers` has them."""
+    unknown_bytes: int | None = None
+    """As `KnownSizes` has them."""
+    available: Callable[[], int] = available_bytes
+    """As `Shortage` has it."""
+    closing_of: Callable[[int], Closing] = closing_of
+    """How a thread comes to close what it has open."""
+    openers: Openers | None = None
+    """What is known of the processes that open files."""
+    ready: ReadyMemory | None = None
+    """Memory that was made ready for writers."""
 
 
 class FileSystemParts:
     """All parts, over one lock; `changes` is the engine's listener."""
 
-    def __init__(  # noqa: PLR0915  # one statement for each part
+    def __init__(
         self,
         settings: Settings,
-        runtime: Runtime,
-        state: StateDatabase,
-        tier: Tier,
-        log: OperationLog,
-        tree: LowerTree,
+        upper: UpperLayer,
         lower: Lower,
-        calls: CallPool,
-        copies: CallPool,
+        pools: Pools,
         *,
-        limits: Limits = limits_of_caller,
-        unknown_bytes: int | None = None,
-        available: Callable[[], int] = available_bytes,
+        surroundings: Surroundings | None = None,
         kept: Kept | None = None,
         make_spill: Callable[[RLock], Spill] | None = None,
-        fills: CallPool | None = None,
-        closing: Callable[[int], Closing] = closing_of,
-        openers: Openers | None = None,
-        ready: ReadyMemory | None = None,
     ) -> None:
-        """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside
-        the RAM tier.
-
-        `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a
-        thread comes to close what it has open. `limits`: as `Payers` has them, `unknown_bytes`: as
-        `Admission`; `available`: as `Shortage` has it. `kept`: records for, and from, other workers
-        of the kernel session. `make_spill`: the spill tier, given the file system's lock. `ready`:
-        memory that was made ready for writers. `openers`: what is known of the processes that open
-        files.
+        """`kept`: records for, and from, other workers of the kernel session; transports keep
+        theirs there, too. `make_spill`: the spill tier, given the file system's lock.
         """
-        self.runtime = runtime
         self.settings = settings
-        self.lock = RLock()
-        self.durations = Durations(runtime.clock)
-        self.steps = Steps(self.lock, state, runtime.clock)
-        self.state = state
-        self.tier = tier
-        self.log = log
+        self.upper = upper
         self.lower = lower
-        self.calls = calls
-        self.kept = (
-            Kept() if kept is None else kept
-        )  # what the next worker of the session will need; transports keep theirs here too
-        self.table = NodeTable(state, log, tree, runtime.clock)
-        self.missing = Missing(self.table, log, tier)
+        self.kept = Kept() if kept is None else kept
+        self._pools = pools
+        self._around = surroundings or Surroundings()
+        self.lock = upper.lock
+        self.state = upper.state
+        self.tier = upper.tier
+        self.table = upper.table
+        clock = upper.runtime.clock
+        self.steps = Steps(self.lock, self.state, clock)
+        self.durations = Durations(clock)
+        self._shapes = Checkpoints(settings.checkpoint_patterns)
+        self._openers = self._around.openers or Openers(os.fspath(settings.backing))
+        self._op_paths = OperationPaths(self.table, upper.log, upper.tree)
+        versions = self._make_contents()
+        self._make_changes()
+        self._make_handles()
+        self._make_names()
+        self._make_lanes()
+        self._make_bytes(versions, make_spill)
+        self._make_calls()
+        self._make_preloading()
+        self._make_decisions()
+
+    def _make_contents(self) -> Versions:
+        """Where bytes are, and who leaves RAM; all that is known without the backing directory."""
+        upper = self.upper
+        clock = upper.runtime.clock
+        self.missing = Missing(self.table, upper.log, self.tier)
         self.earlier_calls = EarlierCalls()
         self.overflow = Overflow(
-            lower,
-            calls,
-            tier,
+            self.lower,
+            self._pools.requests,
+            self.tier,
             self.lock,
-            settings.backing_timeout_s,
+            self.settings.backing_timeout_s,
             self.earlier_calls,
-            runtime.chance,
+            upper.runtime.chance,
             self.steps.spare,
         )
-        versions = Versions(tier, log)
-        self.urgent = UrgentFiles(state, self.table, tier, settings.reserve, runtime.clock)
-        self.pins = Pins(state, runtime.clock)
-        self.outlook = DrainOutlook(log, self.table, versions, tier, self.pins)
-        self.room = room = Room(tier, settings.when_full, self.outlook, self.urgent.covers)
-        shapes = Checkpoints(settings.checkpoint_patterns)
-        self.fills = Fills(tier)
+        versions = Versions(self.tier, upper.log)
+        self.urgent = UrgentFiles(self.state, self.table, self.tier, self.settings.reserve, clock)
+        self.pins = Pins(self.state, clock)
+        self.outlook = DrainOutlook(upper.log, self.table, versions, self.tier, self.pins)
+        self.room = Room(self.tier, self.settings.when_full, self.outlook, self.urgent.covers)
+        self.fills = Fills(self.tier)
         self.catalogue = Catalogue(
-            state, self.table, log, shapes, runtime.clock, verifies=settings.verify_after_write
-        )
-        self.contents = self._make_contents(copies, versions)
-        self.lower_view = LowerView(
-            settings, lower, calls, tree, log, self.table, self.contents, tier, self.lock, runtime
-        )
-        op_paths = OperationPaths(self.table, log, tree)
-        self.changes = Changes(
+            self.state,
             self.table,
-            log,
+            upper.log,
+            self._shapes,
+            clock,
+            verifies=self.settings.verify_after_write,
+        )
+        self.contents = Contents(
+            upper,
+            self._pools.copies,
+            self.overflow,
+            versions,
+            self.room,
+            EvictionOrder(self.table, self.catalogue, self.pins, self.settings.keep_checkpoints),
+            Marks(self.state),
+            self.fills,
+        )
+        return versions
+
+    def _make_changes(self) -> None:
+        """What is known of the backing directory, and what the log is told."""
+        self.lower_view = LowerView(
+            self.settings, self.upper, self.lower, self._pools.requests, self.contents
+        )
+        self.changes = Changes(
+            self.upper,
             self.contents,
             self.lower_view,
             self.steps,
             self.catalogue,
             self.durations,
-            op_paths,
-            runtime.clock,
+            self._op_paths,
         )
-        self.awaited = AwaitedNames(settings, self.table, self.lower_view, log, runtime.clock)
-        self.expectations = Expectations(state)
-        earlier = EarlierSaves(
-            lower, calls, tree, self.table, self.lock, self.expectations, state.step
+        self.awaited = AwaitedNames(
+            self.settings,
+            self.table,
+            self.lower_view,
+            self.upper.log,
+            self.upper.runtime.clock,
         )
-        openers = openers or Openers(os.fspath(settings.backing))
-        self.writers = FileWriters(self.contents.kernel, openers)
-        self.kept_handles = KeptHandles(self.kept, state.after_commit)
-        self.closes = DoubtfulCloses(self.writers, self.changes, self.kept_handles, openers)
+        self.expectations = Expectations(self.state)
+        self._earlier = EarlierSaves(
+            self.lower,
+            self._pools.requests,
+            self.upper.tree,
+            self.table,
+            self.lock,
+            self.expectations,
+            self.state.step,
+        )
+
+    def _make_handles(self) -> None:
+        """The table of open files, and what is in doubt about their closes."""
+        clock = self.upper.runtime.clock
+        self.lanes = Lanes(clock)
+        self.loads = Loads(self.table, self.catalogue.recognise, self.durations.load, clock)
+        self.handles = Handles(
+            self.upper,
+            self.contents,
+            self.lanes,
+            KeptHandles(self.kept, self.state.after_commit),
+            self._openers,
+            self.durations,
+            self.loads,
+        )
+        self.doubtful = DoubtfulCloses(self.handles, self.changes, self._openers)
+
+    def _make_names(self) -> None:
+        """Names and attributes."""
         self.names = Names(
             self.table,
             self.lower_view,
             self.changes,
             self.contents,
             self.awaited,
-            earlier,
-            self.writers,
-            self.closes,
+            self._earlier,
+            self.handles.writers,
+            self.doubtful,
         )
         self.attributes = AttributeCalls(
-            settings,
+            self.settings,
             self.table,
             self.lower_view,
             self.changes,
             self.contents,
-            NeededNodes(log.needs),
+            NeededNodes(self.upper.log.needs),
         )
         self.at_once = AtOnce(
-            settings, self.table, self.lower_view, self.attributes, self.steps, runtime.clock
-        )
-        self.lanes = Lanes(runtime.clock)
-        self.payers = Payers(state, self.table, self.contents.retention, limits)
-        sizes = (self.expectations, self.payers, LikelySizes(shapes), earlier, unknown_bytes)
-        admission = Admission(
+            self.settings,
             self.table,
-            tier,
-            room,
-            self.contents.retention,
-            Shortage(runtime.clock, available),
-            *sizes,
+            self.lower_view,
+            self.attributes,
+            self.steps,
+            self.upper.runtime.clock,
         )
-        rest = (
+
+    def _make_lanes(self) -> None:
+        """How bytes travel, who may write in the kernel's lane, and who is held there."""
+        upper = self.upper
+        runtime = upper.runtime
+        self.payers = Payers(self.state, self.table, self.contents.retention, self._around.limits)
+        sizes = KnownSizes(
+            self.expectations,
+            LikelySizes(self._shapes),
+            self._earlier,
+            self._around.unknown_bytes,
+        )
+        admission = Admission(
+            upper,
+            self.room,
+            self.contents.retention,
+            Shortage(runtime.clock, self._around.available),
+            self.payers,
+            sizes,
+        )
+        self.outgrown = OutgrownFiles(
+            self.lower,
+            self._pools.requests,
+            self.tier,
             self.contents,
             self.table,
-            log,
-            state,
+            upper.log,
+            self.state,
             admission,
             self.lock,
             self.earlier_calls,
             runtime.chance,
         )
-        self.outgrown = OutgrownFiles(lower, calls, tier, *rest)
         self.hold = Hold(
             self.contents,
             admission,
-            tier,
-            room,
+            self.tier,
+            self.room,
             self.table.path,
             self.outgrown.relieve,
             runtime,
         )
-        shared = (tier, calls, fills or calls, self.lock, state.step, self.fills, runtime.threads)
-        self.warming = Warming(settings, self.table, self.contents, self.lower_view, *shared)
-        self.spilling = (
-            None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
-        )
-        self.spill = None if self.spilling is None else self.spilling.spill
-        writable = self._writable(room)
-        places = (
+        self.warming = Warming(
+            self.settings,
+            upper,
             self.contents,
-            self.overflow,
-            self.outgrown,
-            self.spill,
-            self.warming,
-            self.lower_view.reads,
-        )
-        self.reads = Reads(*places, writable.persisting)
-        self.open_files, self.files = self._regular_files(
-            admission,
-            writable,
-            closing,
-            openers,
-            copies,
-            ready or NoReadyMemory(),
-        )
-        self.directories = Directories(
-            self.table, self.names, self.attributes, self.lower_view, self.kept
-        )
-        self.paths = Paths(self.table, self.lower_view, settings.mountpoint)
-        self.preloading = Preloading(
-            self.table,
             self.lower_view,
-            self.reads,
-            self.warming,
-            shapes,
-            self.open_files.closed,
-            self.paths,
+            self._pools.requests,
+            self._pools.fills,
+            self.fills,
         )
-        self.mending = Mending(self.table, log, self.contents, self.changes, tier, self.lower_view)
-        self.known_files = KnownFiles(self.table, log, tier)
-        self.eviction = Eviction(self.table, log, tier, self.contents.retention)
-        self.invariants = Invariants(self.table, log, tier, runtime.clock)
-        self.reports = Reports(self.table, log, self.open_files, op_paths, runtime.clock)
-        self.interrupted = InterruptedFiles(
-            state,
-            self.table,
-            self.reports,
-            self.changes,
-            self.closes,
-            self.finish_outgrown,
-            self.contents.earlier.may_write,
+        self.ahead = PagesAhead(
+            self.tier,
+            self.contents,
+            admission,
+            self._pools.copies,
+            self.lock,
+            self._around.ready or NoReadyMemory(),
         )
-        self.space = BackingSpace(
-            lower, calls, self.lock, self.files.learn_capacity, self.files.owed_bytes
-        )
-        self.descriptors = Reserve(settings.allow_other, runtime.clock)
-
-    def _regular_files(
-        self,
-        admission: Admission,
-        writable: Writable,
-        closing: Callable[[int], Closing],
-        openers: Openers,
-        threads: CallPool,
-        ready: ReadyMemory,
-    ) -> tuple[OpenFiles, Files]:
-        """The calls on regular files, over the parts that are there."""
-        closing = (
-            closing if self.settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
-        )
-        self.ahead = PagesAhead(self.tier, self.contents, admission, threads, self.lock, ready)
-        lane_use = LaneUse(
+        self.lane_use = LaneUse(
             self.lanes,
             self.attributes,
             self.contents,
@@ -309,81 +342,144 @@ class FileSystemParts:
             self.lower_view,
             self.warming,
             self.ahead,
-            self.runtime.clock,
         )
-        parts = (
-            self.contents,
-            writable,
-            admission,
-            self.outgrown,
-            self.warming,
-            self.log,
-            self.kept_handles,
-            closing,
-            openers,
-            threads,
+
+    def _make_bytes(self, versions: Versions, make_spill: Callable[[RLock], Spill] | None) -> None:
+        """Reading and changing bytes, wherever they are."""
+        self.spilling = (
+            None
+            if make_spill is None
+            else Spilling(
+                make_spill(self.lock),
+                self.upper,
+                self.contents,
+                versions,
+                self.room,
+                self.overflow,
+            )
         )
-        self.loads = Loads(
-            self.table, self.catalogue.recognise, self.durations.load, self.runtime.clock
-        )
-        told = (self.durations, self.loads, ready, self.writers, self.closes)
-        opened = OpenFiles(
-            self.table,
-            self.lanes,
-            lane_use,
-            self.names,
-            self.attributes,
+        self.spill = None if self.spilling is None else self.spilling.spill
+        self._writable = Writable(
+            self.upper,
             self.lower_view,
-            self.changes,
-            *parts,
-            *told,
-        )
-        files = Files(
-            opened,
-            self.attributes,
-            self.reads,
-            self.closes,
-            self.contents,
-            writable,
-            self.outgrown,
-            self.table,
-            self.log,
-            self.runtime.clock,
-        )
-        return opened, files
-
-    def _spilling(self, spill: Spill, versions: Versions, room: Room) -> Spilling:
-        return Spilling(
-            spill,
-            self.tier,
-            self.log,
-            self.table,
-            self.contents,
-            versions,
-            room,
-            self.overflow,
-            self.state,
-        )
-
-    def _writable(self, room: Room) -> Writable:
-        bring_back = None if self.spilling is None else self.spilling.bring_back
-        parts = (
             self.contents,
             self.overflow,
             self.outgrown,
-            self.tier,
-            room,
-            self.log,
-            self.outlook,
+            self.room,
             self.warming,
-            bring_back,
+            None if self.spilling is None else self.spilling.bring_back,
         )
-        return Writable(self.table, self.lower_view, *parts)
+        self.reads = Reads(
+            self.contents,
+            self.overflow,
+            self.outgrown,
+            self.spill,
+            self.warming,
+            self.lower_view.reads,
+            self._writable.persisting,
+        )
 
-    def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
-        order = EvictionOrder(self.table, self.catalogue, self.pins, self.settings.keep_checkpoints)
-        parts = (self.overflow, versions, self.room, order, Marks(self.state), self.fills)
-        return Contents(self.tier, self.log, self.table, copies, *parts)
+    def _make_calls(self) -> None:
+        """The calls on open files and directories."""
+        upper = self.upper
+        keeps = self.settings.when_killed is WhenKilled.KEEP
+        closing = self._around.closing_of if keeps else _by_call
+        self.use = NodeUse(self.table, self.changes, self.warming, self.contents, self.lower_view)
+        self.closes = Closes(
+            upper,
+            self.handles,
+            self.doubtful,
+            self.changes,
+            self.contents,
+            self.outgrown,
+            self.lane_use,
+            Callers(self._openers, closing, self._pools.copies),
+        )
+        self.opens = Opens(
+            self.handles,
+            self.closes,
+            self.lane_use,
+            self.names,
+            self.lower_view,
+            self.contents,
+            self._writable,
+            self.use,
+        )
+        self.open_files = OpenFiles(
+            upper,
+            self.handles,
+            self.closes,
+            self.lane_use,
+            self.contents,
+            self.lower_view,
+            self.outgrown,
+            self.use,
+        )
+        self.syncing = Syncing(
+            upper,
+            self.handles,
+            self.closes,
+            self.attributes,
+            self.contents,
+            self._writable,
+            self.outgrown,
+            self.use,
+        )
+        self.files = Files(
+            self.handles,
+            self.closes,
+            self.syncing,
+            self.reads,
+            self.contents,
+            self._writable,
+            self.use,
+            upper.log,
+        )
+        self.directories = Directories(
+            self.table, self.names, self.attributes, self.lower_view, self.kept
+        )
+
+    def _make_preloading(self) -> None:
+        """What comes to RAM before it is asked for."""
+        self.paths = Paths(self.table, self.lower_view, self.settings.mountpoint)
+        self.preloading = Preloading(
+            self.table,
+            self.lower_view,
+            self.reads,
+            self.warming,
+            self._shapes,
+            self.use.closed,
+            self.paths,
+        )
+
+    def _make_decisions(self) -> None:
+        """What people ask and decide, and what is looked after by itself."""
+        upper = self.upper
+        clock = upper.runtime.clock
+        self.mending = Mending(
+            self.table, upper.log, self.contents, self.changes, self.tier, self.lower_view
+        )
+        self.known_files = KnownFiles(self.table, upper.log, self.tier)
+        self.eviction = Eviction(self.table, upper.log, self.tier, self.contents.retention)
+        self.invariants = Invariants(self.table, upper.log, self.tier, clock)
+        self.reports = Reports(upper, self.handles, self.closes, self._op_paths)
+        self.interrupted = InterruptedFiles(
+            self.state,
+            self.table,
+            self.reports,
+            self.changes,
+            self.doubtful,
+            self.finish_outgrown,
+            self.contents.earlier.may_write,
+        )
+        self.space = BackingSpace(
+            self.lower,
+            self._pools.requests,
+            self.lock,
+            self.files.learn_capacity,
+            self.files.owed_bytes,
+        )
+        self.descriptors = Reserve(self.settings.allow_other, clock)
 
     def finish_outgrown(self, node: Node) -> None:
         """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now:
@@ -392,3 +488,8 @@ class FileSystemParts:
         self.outgrown.seal_taken_up(node)
         if node.body.is_outgrown and not node.kernel_writers and not node.interrupted:
             self.steps.start(self.open_files.finish_outgrown(node), lambda _value, _error: None)
+
+
+def _by_call(_pid: int) -> Closing:
+    """Where it makes no difference whether a writer was killed."""
+    return Closing.CALL

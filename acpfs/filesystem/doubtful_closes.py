@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.close_states import CloseEvent
-from acpfs.filesystem.file_writers import FileWriters
-from acpfs.filesystem.kept_handles import UNTOLD, Handle, KeptHandles
+from acpfs.filesystem.handles import Handles
+from acpfs.filesystem.kept_handles import UNTOLD, Handle
 from acpfs.filesystem.last_close import Left, Openers
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.steps import unlocked
@@ -28,13 +28,11 @@ from acpfs.writeback.log.ops import Op
 class DoubtfulCloses:
     """Settles them, and fixes what is good whatever they were."""
 
-    def __init__(
-        self, writers: FileWriters, changes: Changes, kept: KeptHandles, openers: Openers
-    ) -> None:
+    def __init__(self, handles: Handles, changes: Changes, openers: Openers) -> None:
         """`openers`: knows what is left to who opened a file."""
-        self._writers = writers
+        self._handles = handles
+        self._writers = handles.writers
         self._changes = changes
-        self._kept = kept
         self._openers = openers
 
     def went_on(self, handle: Handle) -> None:
@@ -52,8 +50,8 @@ class DoubtfulCloses:
         handle.by_opener = False
         for one in others:
             one.take(CloseEvent.OTHER_WENT_ON)
-            self._kept.changed(one)
-        self._kept.changed(handle)
+            self._handles.changed(one)
+        self._handles.changed(handle)
 
     def ended(self, handle: Handle) -> None:
         """The close that made its version, if one did, was that of the file: the version counts
@@ -67,7 +65,7 @@ class DoubtfulCloses:
         handle.is_fixed()
         if not others:
             self._changes.confirm(op)
-        self._kept.changed(handle)
+        self._handles.changed(handle)
 
     def _of_same_version(self, handle: Handle, op: Op) -> list[Handle]:
         return [one for one in self._writers.beside(handle) if one.store is op]
@@ -91,7 +89,7 @@ class DoubtfulCloses:
                 handle.take(CloseEvent.FIXED)
                 handle.killed = False
                 handle.is_fixed()
-                self._kept.changed(handle)
+                self._handles.changed(handle)
         return op
 
     async def before_names_change(self, node: Node, pid: int = 0) -> None:

@@ -10,14 +10,14 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator
 
 from acpfs.errors import errno_name
+from acpfs.filesystem.closes import Closes
 from acpfs.filesystem.eviction import below
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.handles import Handles
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.op_paths import OperationPaths
-from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.records import FileReport, IncompleteFile, WrittenFile
-from acpfs.runtime.clock import Clock
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.types import Ino, Seq
-from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, VersionState
 
 
@@ -26,16 +26,16 @@ class Reports:
 
     def __init__(
         self,
-        table: NodeTable,
-        log: OperationLog,
-        open_files: OpenFiles,
+        upper: UpperLayer,
+        handles: Handles,
+        closes: Closes,
         paths: OperationPaths,
-        clock: Clock,
     ) -> None:
-        self._wall = clock.wall
-        self._table = table
-        self._log = log
-        self._open = open_files
+        self._wall = upper.runtime.clock.wall
+        self._table = upper.table
+        self._log = upper.log
+        self._handles = handles
+        self._closes = closes
         self._paths = paths
 
     def files(self, prefix: bytes) -> list[FileReport]:
@@ -54,7 +54,7 @@ class Reports:
         return FileReport(
             path=path,
             size=node.size,
-            lane=self._open.lane_of(node),
+            lane=self._handles.lane_of(node),
             tier=self._tier(node),
             state=self._state(node, op),
             checksum=op.version.digest if op is not None and op.version is not None else "",
@@ -63,17 +63,19 @@ class Reports:
             if op is not None
             else max(0.0, self._wall() - node.mtime_ns / 1e9),
             ino=node.ino,
-            writers=self._open.at_it(node) if node.modified else [],
+            writers=self._closes.at_it(node) if node.modified else [],
         )
 
     def being_written(self, limit: int) -> list[WrittenFile]:
         """Files that somebody writes, those first that have been so for longest."""
         nodes = (
-            one for one in self._open.open_nodes() if one.modified and not self._open.is_half(one)
+            one
+            for one in self._handles.open_nodes()
+            if one.modified and not self._closes.is_half(one)
         )
         oldest = heapq.nsmallest(limit, nodes, key=lambda one: one.body.modified_since)
         return [
-            WrittenFile(self._table.path(one.ino), one.body.modified_since, self._open.at_it(one))
+            WrittenFile(self._table.path(one.ino), one.body.modified_since, self._closes.at_it(one))
             for one in oldest
         ]
 
@@ -86,7 +88,7 @@ class Reports:
         return "ram" if node.identity is None and not node.body.is_cold else "ram+backing"
 
     def _state(self, node: Node, op: Op | None) -> str:
-        if self._open.is_half(node):
+        if self._closes.is_half(node):
             return "interrupted"
         if node.modified:
             return "writing" if node.handles else "complete"
@@ -108,10 +110,10 @@ class Reports:
                 continue
             path = self._named_below(node, paths)
             if path is not None:
-                is_half = self._open.is_half(node) or bool(node.body.failed and not node.handles)
-                is_stored_log = self._open.is_log(node) and not node.unlogged
+                is_half = self._closes.is_half(node) or bool(node.body.failed and not node.handles)
+                is_stored_log = self._closes.is_log(node) and not node.unlogged
                 versions = node.versions - in_doubt
-                writers = self._open.at_it(node)
+                writers = self._closes.at_it(node)
                 found.append(
                     IncompleteFile(node.ino, path, is_half, is_stored_log, versions, writers)
                 )
@@ -131,7 +133,7 @@ class Reports:
     def maybe_mapped(self, paths: Collection[bytes]) -> dict[Ino, bytes]:
         """See `FileSystem.maybe_mapped`."""
         found = {}
-        for node in self._open.open_nodes():
+        for node in self._handles.open_nodes():
             # In passthrough the mapping is one of the tier file: the kernel has nothing to send.
             if node.is_file and node.open_writers and node.daemon_mappers > node.bound_handles:
                 path = self._named_below(node, paths)
@@ -143,7 +145,7 @@ class Reports:
         """Those at and below the paths that may be changed through a mapping of the tier file,
         which leaves no trace.
         """
-        nodes = self._open.mapped_in_kernel()
+        nodes = self._handles.mapped_in_kernel()
         return [node for node in nodes if self._named_below(node, paths) is not None]
 
     def _named_below(self, node: Node, paths: Collection[bytes]) -> bytes | None:
@@ -195,5 +197,5 @@ class Reports:
         return [
             node
             for node in self._table.recorded()
-            if self._open.is_half(node) and self._lies_below(node, prefix)
+            if self._closes.is_half(node) and self._lies_below(node, prefix)
         ]

@@ -89,8 +89,12 @@ class FileSystem:
         self._names = parts.names
         self._attributes = parts.attributes
         self._directories = parts.directories
+        self._handles = parts.handles
+        self._opens = parts.opens
+        self._closes = parts.closes
         self._open = parts.open_files
         self._files = parts.files
+        self._syncing = parts.syncing
         self._table = parts.table
         self._view = parts.lower_view
         self._state = parts.state
@@ -144,7 +148,7 @@ class FileSystem:
         earlier.find(
             [
                 *self._parts.contents.kernel.left_open(),
-                *self._parts.kept_handles.former_targets(),
+                *self._handles.kept.former_targets(),
             ]
         )
         for node in self._table:
@@ -223,7 +227,7 @@ class FileSystem:
         Raises:
             OSError: ENOSPC: what is left for the state is for what was promised.
         """
-        if self._state.space.is_short() and not self._open.comes_again(unique):
+        if self._state.space.is_short() and not self._handles.comes_again(unique):
             raise fail(errno.ENOSPC)
 
     async def readlink(self, ino: Ino) -> bytes:
@@ -328,16 +332,16 @@ class FileSystem:
     # -- files
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
-        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
-        return await self._open.open(ino, flags, caller)
+        self._parts.descriptors.before_open(*self._handles.files_of(caller.uid))
+        return await self._opens.open(ino, flags, caller)
 
     async def create(
         self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
         self._check_space(caller.unique)
-        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
-        opened, node = await self._open.create(parent, name, mode, flags, caller)
+        self._parts.descriptors.before_open(*self._handles.files_of(caller.uid))
+        opened, node = await self._opens.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     async def tmpfile(
@@ -345,8 +349,8 @@ class FileSystem:
     ) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
         self._check_space(caller.unique)
-        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
-        opened, node = await self._open.tmpfile(parent, mode, flags, caller)
+        self._parts.descriptors.before_open(*self._handles.files_of(caller.uid))
+        opened, node = await self._opens.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     def writes_to_storage(self, handle: HandleId) -> bool:
@@ -354,18 +358,18 @@ class FileSystem:
 
         A hint: without the lock.
         """
-        return self._open.writes_to_storage(handle)
+        return self._handles.writes_to_storage(handle)
 
     def is_open(self, handle: HandleId) -> bool:
         """Whether there is an open file of that number."""
-        return self._open.is_open(handle)
+        return handle in self._handles
 
     def refuse_passthrough(self, handle: HandleId) -> None:
         """The kernel would not take the descriptor of an open that was answered with the
         passthrough lane. Takes the lock.
         """
         with self.lock:
-            self._open.refuse_passthrough(handle)
+            self._opens.refuse_passthrough(handle)
 
     async def read(self, handle: HandleId, offset: int, size: int) -> bytes:
         """Up to `size` bytes."""
@@ -395,7 +399,7 @@ class FileSystem:
         """One descriptor of the open file was closed, by the thread `pid`; 0: who opened it, for
         all that is known.
         """
-        await self._open.flush(handle, pid)
+        await self._closes.flush(handle, pid)
 
     async def goes_on_mapped(self, handle: HandleId) -> bool:
         """Whether a mapping outlives the open file that is to be released; then `release` is not
@@ -415,7 +419,7 @@ class FileSystem:
     async def fsync(self, handle: HandleId, datasync: bool) -> None:
         """Fix the content in the order, and more by the mode of mount and directory."""
         with self._parts.durations.fsync.measured():
-            await self._files.fsync(handle)
+            await self._syncing.fsync(handle)
 
     async def fallocate(self, handle: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate or punch, as the system call of that name."""
@@ -485,7 +489,7 @@ class FileSystem:
         """fsync of a directory: the order is fixed already; in durable mode, wait until its names
         are persisted.
         """
-        await self._files.fsync_directory(self._directories.node(handle))
+        await self._syncing.fsync_directory(self._directories.node(handle))
 
     # -- the whole
 
@@ -527,15 +531,15 @@ class FileSystem:
         logs; returns how many.
         """
         with self._state.step():
-            self._open.settle_at_the_end()
-            return self._files.freeze_the_closed()
+            self._closes.settle_at_the_end()
+            return self._syncing.freeze_the_closed()
 
     async def settle_closes(self) -> None:
         """Find out which closes were the close of their file, and who of an earlier session can
         write no more; before `freeze_old`.
         """
         await self._open.settle_mappings()
-        await self._open.settle_closes()
+        await self._closes.settle_closes()
         await self._parts.contents.earlier.settle()
 
     def freeze_old(self) -> int:
@@ -548,13 +552,13 @@ class FileSystem:
         marked = 0
         frozen = 0
         if age_s:
-            for node in self._files.due_older_than(age_s):
+            for node in self._syncing.due_older_than(age_s):
                 if node.kernel_writers and not node.body.marking:
                     marked += 1
-                    self.steps.start(self._files.freeze_marked(node), lambda _value, _error: None)
+                    self.steps.start(self._syncing.freeze_marked(node), lambda _value, _error: None)
         with self._state.step():
             if age_s:
-                frozen = self._files.freeze_older_than(age_s)
+                frozen = self._syncing.freeze_older_than(age_s)
             if self._parts.spilling is not None:
                 self._parts.spilling.look()
         return frozen + marked
@@ -572,7 +576,7 @@ class FileSystem:
         """Ask the backing directory anew for all names and attributes, however young; under the
         lock.
         """
-        self._view.trusted_since = self._parts.runtime.clock.now()
+        self._view.trusted_since = self._parts.upper.runtime.clock.now()
 
     def change_when_full(self, when_full: WhenFull) -> None:
         """Another policy from now on, also for those who wait; under the lock."""
@@ -608,7 +612,7 @@ class FileSystem:
         their writers are at it or were lost.
         """
         with self._state.step():
-            self._files.look_at_writers()
+            self._syncing.look_at_writers()
             for node in self._parts.reports.changed_in_kernel(paths):
                 self._parts.contents.kernel.assume_changed(node)
             return self._parts.reports.incomplete(paths)
@@ -646,7 +650,7 @@ class FileSystem:
             return []
         with self.lock:
             return [
-                (self._table.path(node.ino), self._open.writers_of(node))
+                (self._table.path(node.ino), self._handles.writers_of(node))
                 for node in self._table
                 if node.body.tier in tier_ids or node.kernel_target in tier_ids
             ]
@@ -657,11 +661,11 @@ class FileSystem:
         spilling = self._parts.spilling
         return FileSystemStatistics(
             nodes=len(self._table),
-            open_files=len(self._open),
+            open_files=len(self._handles),
             interrupted_files=len(parts.reports.interrupted(b"")),
             waiting=parts.room.statistics(self._table.path) + parts.hold.not_queued(),
             overflowed_files=parts.overflow.files + parts.outgrown.files,
-            open_lanes=self._open.open_lanes(),
+            open_lanes=self._handles.open_lanes(),
             lane_choices=dict(parts.lanes.reasons),
             pins=tuple(parts.eviction.pins()),
             pinned_bytes=parts.eviction.pinned_bytes(),

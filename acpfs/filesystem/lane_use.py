@@ -20,9 +20,9 @@ from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lower_reads import came_to_ram
 from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.pages_ahead import PagesAhead
 from acpfs.filesystem.records import Lane
-from acpfs.runtime.clock import Clock
 from acpfs.types import TierId
 
 
@@ -39,9 +39,7 @@ class LaneUse:
         view: LowerView,
         warming: Warming,
         ahead: PagesAhead,
-        clock: Clock,
     ) -> None:
-        self._now = clock.now
         self._lanes = lanes
         self._attributes = attributes
         self._contents = contents
@@ -51,11 +49,17 @@ class LaneUse:
         self._warming = warming
         self._ahead = ahead
 
+    async def before_reading(self, node: Node) -> None:
+        """The file is about to be opened by one who only reads."""
+        await self._warming.before_reading(node)
+
     async def take(self, handle: Handle) -> int:
         """Decide the handle's lane; returns the descriptor for the kernel, -1 outside
         passthrough.
         """
         node = handle.node
+        if handle.writable:
+            self._ahead.give_back()
         lane = await self._lane_for(handle)
         handle.lane = lane
         if lane is not Lane.PASSTHROUGH:
@@ -68,7 +72,7 @@ class LaneUse:
                 node.kernel_rewriters += 1
             node.daemon_mappers += handle.may_map
             if not handle.bound:
-                node.daemon_opened_at = self._now()
+                node.daemon_opened_at = self._lanes.now()
             return -1
         fd = self._descriptor(handle)
         if handle.writable:
@@ -156,7 +160,7 @@ class LaneUse:
         handle.lane = self._lanes.daemon_lane
         handle.bound = False
         handle.node.daemon_mappers += handle.may_map
-        handle.node.daemon_opened_at = self._now()
+        handle.node.daemon_opened_at = self._lanes.now()
 
     def leave(self, handle: Handle) -> None:
         """The handle is gone, or changes its lane."""
@@ -180,6 +184,21 @@ class LaneUse:
                 self._hold.look_soon()
         self._contents.left_by_kernel(node)
         self._warming.released(node)
+
+    def foresee_fsync(self, handle: Handle) -> None:
+        """It will be asked what fsync means for its file."""
+        self._attributes.foresee_fsync(handle.node)
+
+    def learn(self, handle: Handle) -> None:
+        """It was closed: what its file took is what the next one like it will take."""
+        self._admission.learn(handle.node)
+        self.learn_use(handle)
+
+    def learn_use(self, handle: Handle) -> None:
+        """The same of whether it was read, or mapped."""
+        if handle.maps_unseen and self._contents.kernel.may_be_mapped(handle.node):
+            handle.only_written = False
+        self._admission.learn_use(handle)
 
     def restored(self, handle: Handle) -> None:
         """The handle was opened with an earlier worker, and goes on."""

@@ -37,7 +37,7 @@ class Lanes:
     """The transport says what it can do; every open asks."""
 
     def __init__(self, clock: Clock) -> None:
-        self._now = clock.now
+        self.now = clock.now
         self._daemon_lane = Lane.LIBFUSE
         self._passthrough = False
         self.reasons: Counter[str] = Counter()
@@ -106,7 +106,7 @@ class Lanes:
         """
         # by time, since the kernel does not tell when an answer to open has come to its end (S335)
         others = node.handles - 1 - node.kernel_handles
-        return not node.in_kernel and others > 0 and self._now() - node.daemon_opened_at < ARRIVAL_S
+        return not node.in_kernel and others > 0 and self.now() - node.daemon_opened_at < ARRIVAL_S
 
     def _against(self, node: Node, flags: int) -> str:
         """Why not passthrough; "" for no reason."""

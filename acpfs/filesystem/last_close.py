@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from acpfs.backing.calls import CallPool
+from acpfs.filesystem.closing import Closing
 from acpfs.processes import PROC, directory_of, has_ended, stat_of
 from acpfs.ram.mounts import mount_table
 from acpfs.types import Ino
@@ -78,6 +80,17 @@ class Close:
     """Whether it would have been."""
     ended: bool = False
     """The session is over: whoever has a copy cannot write any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """What is asked of the processes that open files, write and close them."""
+
+    openers: Openers
+    closing_of: Callable[[int], Closing]
+    """How a thread comes to close what it has open."""
+    threads: CallPool
+    """In which it is asked."""
 
 
 class Openers:

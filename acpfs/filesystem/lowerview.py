@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from threading import RLock
 
 from acpfs.backing import posix_acl
 from acpfs.backing.calls import CallPool
@@ -36,17 +35,15 @@ from acpfs.filesystem.first_sight import FirstSight
 from acpfs.filesystem.known_names import Inquiry, KnownName
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.notices import Notices
 from acpfs.filesystem.questions import Questions
 from acpfs.filesystem.recognition import NOTHING, Recognition, Seen
 from acpfs.filesystem.steps import wait
-from acpfs.ram.tier import Tier
-from acpfs.runtime.given import Runtime
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.evidence.whereabouts import Whereabouts
-from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.lower_tree import Place
 
 HIDDEN = b".acpfs"
 """The one name in the backing directory's top that is acpfs' own."""
@@ -72,17 +69,17 @@ class LowerView:
     def __init__(
         self,
         settings: Settings,
+        upper: UpperLayer,
         lower: Lower,
         calls: CallPool,
-        tree: LowerTree,
-        log: OperationLog,
-        table: NodeTable,
         contents: Contents,
-        tier: Tier,
-        lock: RLock,
-        runtime: Runtime,
     ) -> None:
         """`calls`: threads for requests' calls on the backing directory."""
+        runtime = upper.runtime
+        tree = upper.tree
+        log = upper.log
+        table = upper.table
+        lock = upper.lock
         self._now = runtime.clock.now
         self._serial = runtime.clock.serial
         self._settings = settings
@@ -93,7 +90,7 @@ class LowerView:
         self._log = log
         self._table = table
         self._contents = contents
-        self._tier = tier
+        self._tier = tier = upper.tier
         self._lock = lock
         self.beneath = Beneath(table, log, tree)
         self._foreseen: dict[Ino, Future[None]] = {}

@@ -107,6 +107,10 @@ class PagesAhead:
         self._taken: dict[TierId, _Taken] = {}
         self._ready = ready
 
+    def give_back(self) -> None:
+        """Somebody is about to write: memory that was made ready comes back."""
+        self._ready.give_back()
+
     def take(self, handle: Handle) -> None:
         """Take pages for a writer that was promised room, and is the first."""
         node = handle.node

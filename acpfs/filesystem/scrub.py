@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from threading import RLock
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checksum import of_reads
 from acpfs.filesystem.eviction import below
 from acpfs.filesystem.mending import Clean, Mending
-from acpfs.ram.tier import Tier
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.types import Ino, Seq
 from acpfs.writeback.evidence.verify import Recorded, digest_of
 from acpfs.writeback.listener import Listener
-from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Op, Version
 from acpfs.writeback.log.stages import Stage
 from acpfs.writeback.sources.source import AbandonedError
@@ -80,29 +76,22 @@ class RamScrub:
 
     def __init__(
         self,
+        upper: UpperLayer,
         mending: Mending,
-        operations: OperationLog,
         listener: Listener,
-        tier: Tier,
-        tree: LowerTree,
         manifest: Recorded,
         lower: Lower,
-        lock: RLock,
-        step: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`manifest`: what this node has stored; of other files the backing directory is asked.
-
-        `step`: of the state.
-        """
+        """`manifest`: what this node has stored; of other files the backing directory is asked."""
         self._mending = mending
-        self._log = operations
+        self._log = upper.log
         self._listener = listener
-        self._tier = tier
-        self._tree = tree
+        self._tier = upper.tier
+        self._tree = upper.tree
         self._manifest = manifest
         self._lower = lower
-        self._lock = lock
-        self._step = step
+        self._lock = upper.lock
+        self._step = upper.state.step
         self.read_bytes = self.repaired_files = 0
 
     def places(self) -> list[ScrubPlace]:

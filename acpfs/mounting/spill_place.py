@@ -23,7 +23,7 @@ from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.sources.mirror import Mirror
-from acpfs.writeback.sources.spill import Spill, SpillPools, recorded_place
+from acpfs.writeback.sources.spill import Spill, SpillPools, SpillRules, recorded_place
 
 SPILL_WAIT_S = 30.0
 REMOVE_WAIT_S = 10.0
@@ -127,9 +127,7 @@ class SpillPlace:
             state,
             tier,
             lock,
-            mode,
-            settings.spill_budget,
+            SpillRules(mode, settings.spill_budget, closed),
             SpillPools.make(self._runtime),
-            closed=closed,
             mirror=mirror,
         )

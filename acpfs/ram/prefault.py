@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.shortage import available_bytes
@@ -80,6 +81,19 @@ def with_lead(save_bytes: int) -> int:
     return save_bytes + LEAD_BYTES if save_bytes else 0
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryNow:
+    """How much there is, bytes; asked in any thread."""
+
+    budget: Callable[[], int]
+    """Of the RAM tier."""
+    used: Callable[[], int]
+    """Of that, also those unseen."""
+    available: Callable[[], int]
+    """That this process may still take."""
+    machine_bytes: int
+
+
 class Prefault:
     """Keeps up to `wanted()` bytes ready while nobody writes."""
 
@@ -87,31 +101,26 @@ class Prefault:
         self,
         make_file: Callable[[int], int | None],
         wanted: Callable[[], int],
-        budget: Callable[[], int],
-        used: Callable[[], int],
-        available: Callable[[], int],
-        machine_bytes: int,
+        memory: MemoryNow,
         runtime: Runtime,
         why: str = "set",
         writers: Callable[[], int] = lambda: 0,
     ) -> None:
         """`make_file`: a file without a name that may take so many bytes.
 
-        `budget`, `used`: the RAM tier's bytes, also those unseen.
-
-        `available`: bytes that this process may still take. `why`: so much is wanted, for people.
+        `why`: so much is wanted, for people.
         `writers`: descriptors open for writing.
         """
         self._make_file = make_file
         self._wanted = wanted
-        self._budget = budget
-        self._used = used
-        self._available = available
+        self._budget = memory.budget
+        self._used = memory.used
+        self._available = memory.available
         self._writers = writers
         self._clock = runtime.clock.now
         self._threads = runtime.threads
         self.why = why
-        self._floor_bytes = max(FLOOR_BYTES, machine_bytes // FLOOR_SHARE)
+        self._floor_bytes = max(FLOOR_BYTES, memory.machine_bytes // FLOOR_SHARE)
         self._changed = runtime.threads.condition()
         self._fd = -1
         self._file_bytes = 0

@@ -31,9 +31,10 @@ from acpfs.config import AUTO, Settings
 from acpfs.control import registry
 from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.awaited_names import AwaitedNames
-from acpfs.filesystem.construction import FileSystemParts
+from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.scrub import RamScrub
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.logger import get_logger, shown
 from acpfs.mounting.checks import BACKING_WAIT_S, check_not_bare, within
 from acpfs.mounting.expected import ExpectedVolume
@@ -43,7 +44,7 @@ from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import budget_bytes, read_memory, unfit
 from acpfs.ram.place import HUGE_CHOICES, Place
-from acpfs.ram.prefault import Prefault, takeable_bytes, with_lead
+from acpfs.ram.prefault import MemoryNow, Prefault, takeable_bytes, with_lead
 from acpfs.ram.prefault_default import UnusedMemory
 from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
@@ -61,7 +62,7 @@ from acpfs.writeback.evidence.verify import Verifier
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.manifest.manifest import Manifest
-from acpfs.writeback.members.cluster import Cluster
+from acpfs.writeback.members.cluster import Cluster, OwnDrain
 from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.streams.give_way import GiveWay
 
@@ -203,22 +204,17 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         prefault = _prefault(settings, place, tier, lambda: inner, given)
         inner: FileSystemParts = FileSystemParts(
             settings,
-            given,
-            state,
-            tier,
-            operations,
-            tree,
+            UpperLayer(state, tier, operations, tree, given),
             directory,
-            calls.requests,
-            copies,
-            unknown_bytes=_unknown_bytes(),
+            Pools(calls.requests, copies, calls.fills),
+            surroundings=Surroundings(
+                unknown_bytes=_unknown_bytes(),
+                # what is ready is given back to whoever writes
+                available=lambda: available_bytes() + prefault.ready_bytes,
+                ready=prefault,
+            ),
             kept=kept,
-            fills=calls.fills,
-            available=lambda: (
-                available_bytes() + prefault.ready_bytes
-            ),  # that is given back to whoever writes
             make_spill=spill.maker(tier, operations, directory),
-            ready=prefault,
         )
         manifest = Manifest(state, directory, inner.lock, identity.node_id)
         before = mirroring.journal(inner.spill, directory, identity)
@@ -240,15 +236,11 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             settings, identity, directory, engine, operations, state, calls, inner.awaited, given
         )
         scrub = RamScrub(
+            inner.upper,
             inner.mending,
-            operations,
             inner.changes,
-            tier,
-            tree,
             manifest,
             directory,
-            inner.lock,
-            state.step,
         )
         state.accept()
         mirroring.begin(
@@ -355,24 +347,17 @@ def _cluster(
     pool = CallPool("nodes", NODE_THREADS, given, calls.health)
     coherent = mounts.kind_at(directory.descriptor) in mounts.LOCAL
     records = NodeRecords(directory)
-    parts = (
-        records,
-        who,
+    drain = OwnDrain(
         engine.gate,
         operations,
         state,
-        settings,
-        pool,
         engine.section,
         engine.wake,
-        given,
-    )
-    return Cluster(
-        *parts,
-        coherent=coherent,
-        names=awaited.peers,
         pending=awaited.pending,
         texts=engine.texts_of_pointers,
+    )
+    return Cluster(
+        records, who, drain, settings, pool, given, coherent=coherent, names=awaited.peers
     )
 
 
@@ -445,13 +430,15 @@ def _prefault(
             if place.own_tmpfs
             else 0
         ),
-        budget=lambda: tier.budget_bytes,
-        used=partial(places.taken_bytes, place),
-        available=UnusedMemory(takeable_bytes, given.clock).bytes
-        if asked == AUTO
-        else takeable_bytes,
+        memory=MemoryNow(
+            budget=lambda: tier.budget_bytes,
+            used=partial(places.taken_bytes, place),
+            available=UnusedMemory(takeable_bytes, given.clock).bytes
+            if asked == AUTO
+            else takeable_bytes,
+            machine_bytes=memory.usable_bytes,
+        ),
         runtime=given,
-        machine_bytes=memory.usable_bytes,
         why=choice.reason if place.own_tmpfs else "the RAM tier has no tmpfs of its own",
         writers=lambda: inner().contents.writers,
     )

@@ -24,7 +24,7 @@ from acpfs.errors import FULL_ERRNOS, errno_name
 from acpfs.logger import get_logger
 from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
-from acpfs.writeback.commits.commit import Committer
+from acpfs.writeback.commits.commit import Committer, Journaling
 from acpfs.writeback.commits.conflicts import EVERYTHING, Conflicts, Guarding
 from acpfs.writeback.commits.flush import Flusher
 from acpfs.writeback.commits.garbage import Garbage
@@ -130,8 +130,7 @@ class Engine:
             self._conflicts,
             self._spares,
             there,
-            before,
-            one_by_one=one_by_one,
+            Journaling(before, one_by_one),
         )
         self._flusher = Flusher(
             parts, self._retry, Recheck(parts, self._committer, placing, there).look
@@ -152,15 +151,13 @@ class Engine:
         freed = lambda op: self.guard.is_free(op)  # noqa: E731, PLW0108 - there is no guard yet
         self.gate: Gate = Gate(
             log,
-            pointers.makes,
-            pointers.takes,
+            pointers,
             settings.cluster_order,
             freed,
             listener.directory_of,
-            scopes.of,
+            scopes,
             Placed(parts.state),
             self._supersede,
-            scopes.standing,
         )
         self.guard: Guard = Guard(parts, self.gate)
         self._order = Order(parts, pointers, self.gate, self._due, self._elide, self.guard)

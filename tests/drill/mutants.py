@@ -14,8 +14,8 @@ from typing import Any
 from weakref import WeakSet
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.filesystem.files import Files
-from acpfs.filesystem.open_files import OpenFiles
+from acpfs.filesystem.closes import Closes
+from acpfs.filesystem.syncing import Syncing
 from acpfs.writeback.guard.guard import Guard
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.order.order import Order
@@ -105,21 +105,21 @@ def _takeover() -> None:
     """What a new worker finds being written is published as it is, as if it had been waiting for
     long.
     """
-    plain = Files.freeze_older_than
+    plain = Syncing.freeze_older_than
 
-    def freeze_older_than(self: Files, age_s: float) -> int:
+    def freeze_older_than(self: Syncing, age_s: float) -> int:
         if self not in looked:
             looked.add(self)
             return self._freeze(self._changed())
         return plain(self, age_s)
 
-    looked: WeakSet[Files] = WeakSet()
-    Files.freeze_older_than = freeze_older_than  # type: ignore[method-assign]
+    looked: WeakSet[Syncing] = WeakSet()
+    Syncing.freeze_older_than = freeze_older_than  # type: ignore[method-assign]
 
 
 def _killed() -> None:
     """A process that is killed publishes what it had begun."""
-    OpenFiles.is_log = lambda _self, _node: True  # type: ignore[method-assign, assignment]
+    Closes.is_log = lambda _self, _node: True  # type: ignore[method-assign, assignment]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

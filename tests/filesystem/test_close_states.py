@@ -91,7 +91,7 @@ def test_the_next_worker_finds_the_state_in_every_record(
             kept.set(slot, BITS, words[BITS] & ~(WROTE | WAITS | CLOSED) | bits)
             kept.set(slot, TENTATIVE, words[TENTATIVE] if in_doubt else 0)
         async with made() as w:
-            handle = w.inner.open_files.handle(opened.handle)
+            handle = w.inner.handles.handle(opened.handle)
             assert handle.state is expected
             assert (handle.store is not None) is in_doubt
             if in_doubt:

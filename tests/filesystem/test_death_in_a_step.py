@@ -96,13 +96,13 @@ def test_an_open_that_truncates_and_is_cut_off_changes_nothing(
     async def main() -> None:
         async with world(life, session=session) as w:
             ino = await made(w)
-            record = w.inner.open_files._kept.opened
+            record = w.inner.handles.kept.opened
 
             def picture(handle: Any) -> None:
                 take_picture(life, after)
                 record(handle)
 
-            monkeypatch.setattr(w.inner.open_files._kept, "opened", picture)
+            monkeypatch.setattr(w.inner.handles.kept, "opened", picture)
             await w.close(await w.do(w.fs.open(ino, TRUNCATING, CALLER)))
         async with world(after, session=session, hold=False) as w:
             await w.drained()
@@ -149,7 +149,7 @@ async def open_with_pictures(
     """An open with O_TRUNC; `take` is told before the tier file is cut, after that, and when the
     open is about to be known.
     """
-    record = w.inner.open_files._kept.opened
+    record = w.inner.handles.kept.opened
     truncate = os.ftruncate
 
     def cut(fd: int, size: int) -> None:
@@ -163,7 +163,7 @@ async def open_with_pictures(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", cut)
-        patch.setattr(w.inner.open_files._kept, "opened", opened)
+        patch.setattr(w.inner.handles.kept, "opened", opened)
         return await w.do(w.fs.open(ino, TRUNCATING, OPENER))
 
 
@@ -172,7 +172,7 @@ async def write_anew(w: World, opened: OpenFile) -> bytes:
     new = b"all that is new" * 4096
     if opened.lane is Lane.PASSTHROUGH:
         with w.fs.lock:
-            node = w.inner.open_files.handle(opened.handle).node
+            node = w.inner.handles.handle(opened.handle).node
             os.pwrite(w.inner.contents.opened(node.body), new, 0)
     else:
         await w.do(w.fs.write(opened.handle, 0, new))
@@ -299,7 +299,7 @@ def test_nor_does_one_that_fails(
                 elif where == "truncation":
                     patch.setattr(w.inner.contents, "create", full)
                 else:
-                    patch.setattr(w.inner.open_files._kept, "opened", full)
+                    patch.setattr(w.inner.handles.kept, "opened", full)
                 with pytest.raises(OSError, match="No space"):
                     await w.do(w.fs.open(ino, TRUNCATING, OPENER))
             w.engine.hold(False)
@@ -328,9 +328,7 @@ def test_an_open_that_truncates_and_fails_publishes_nothing(
     async def main() -> None:
         async with world(tmp_path) as w:
             ino = await made(w)
-            owner: Any = (
-                w.inner.open_files._kept if where == "opened" else w.inner.open_files._lane_use
-            )
+            owner: Any = w.inner.handles.kept if where == "opened" else w.inner.lane_use
             with monkeypatch.context() as patch:
                 patch.setattr(owner, where, full)
                 with pytest.raises(OSError, match="No space"):

@@ -153,8 +153,8 @@ def test_a_user_who_opens_files_without_end_leaves_some_to_others(
             )  # he has his share still; a few where threads have closed something meanwhile
             assert len(opened) < 190
         async with world(tmp_path, session="s") as w:
-            assert w.inner.open_files.files_of(SOMEBODY_ELSE)[0] == 3
-            assert w.inner.open_files.files_of(SOMEBODY)[0] == len(opened)
+            assert w.inner.handles.files_of(SOMEBODY_ELSE)[0] == 3
+            assert w.inner.handles.files_of(SOMEBODY)[0] == len(opened)
             monkeypatch.setattr(
                 descriptor_limits, "taken", lambda: descriptor_limits.limit() // 2 - 30
             )  # this worker opens later
@@ -163,7 +163,7 @@ def test_a_user_who_opens_files_without_end_leaves_some_to_others(
             others.append(await open_as(w, 0, 0))
             for one in [*others, *(one for one, _attributes in opened)]:
                 await w.close(one)
-            assert w.inner.open_files.files_of(SOMEBODY)[0] == 0
+            assert w.inner.handles.files_of(SOMEBODY)[0] == 0
             await w.close(await open_as(w, SOMEBODY, 0))
 
     trio.run(main)

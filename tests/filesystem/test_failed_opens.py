@@ -114,7 +114,7 @@ def test_what_it_has_truncated_is_a_half_though_somebody_keeps_the_file_open(
         await truncation.has_begun()
         await w.close(writer)
         with monkeypatch.context() as patch:
-            patch.setattr(w.inner.open_files._kept, "opened", no_room)
+            patch.setattr(w.inner.handles.kept, "opened", no_room)
             await truncation.fails()
         await w.drained()
         assert w.fs.statistics().interrupted_files == 1
@@ -189,7 +189,7 @@ class HeldOpens:
     def __init__(self, w: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self._w = w
         self._gates: list[Future[bool]] = []
-        self._take = w.inner.open_files._lane_use.take
+        self._take = w.inner.lane_use.take
         self._calls: list[Any] = []
         self._futures: list[Future[Any]] = []
         self._patch = monkeypatch
@@ -197,7 +197,7 @@ class HeldOpens:
     async def begin(self, ino: Ino, pid: int) -> None:
         """Returns when it has truncated the file."""
         with self._patch.context() as patch:
-            patch.setattr(self._w.inner.open_files._lane_use, "take", self._held)
+            patch.setattr(self._w.inner.lane_use, "take", self._held)
             caller = CALLER._replace(pid=pid, unique=pid)
             call = self._w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, caller)
             future: Future[Any] = self._w.fs.steps.step(call, None)

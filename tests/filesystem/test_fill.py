@@ -17,7 +17,7 @@ import xxhash
 from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.progress import Progress
-from acpfs.filesystem.content.fill import PIECE_BYTES, Fill
+from acpfs.filesystem.content.fill import PIECE_BYTES, Fill, FillSource
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from tests.rig.runtime import REAL
 
@@ -51,11 +51,9 @@ def begun(
         lower.expect_bulk(fd)
     os.ftruncate(made, size)
     return Fill(
-        lower,
-        fd,
+        FillSource(lower, fd, direct),
         made,
         size,
-        direct=direct,
         requests=pools.requests,
         ahead=pools.fills,
         progress=Progress(),
@@ -183,11 +181,9 @@ def test_a_tmpfs_that_is_full_ends_the_fill_and_not_the_worker(
         (lower.path / "cold").write_bytes(os.urandom(size))
         source = os.open(lower.path / "cold", os.O_RDONLY)
         fill = Fill(
-            lower,
-            source,
+            FillSource(lower, source, direct=False),
             made,
             size,
-            direct=False,
             requests=pools.requests,
             ahead=pools.fills,
             progress=Progress(),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.filesystem import open_files
+from acpfs.filesystem import closes
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.last_close import Copies, Left
 from acpfs.filesystem.records import Lane, OpenFile
@@ -29,7 +29,7 @@ SECOND = b" and the second"
 
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 0.0)
+    monkeypatch.setattr(closes, "LAST_CLOSE_WAIT_S", 0.0)
 
 
 def run(
@@ -169,7 +169,7 @@ def test_a_worker_that_dies_while_it_takes_a_close_back_publishes_no_half(
             await w.do(w.fs.flush(file.handle, PARENT))
             commit = w.state.commit
 
-            node = w.inner.open_files.handle(file.handle).node
+            node = w.inner.handles.handle(file.handle).node
 
             def picture() -> bool:
                 # Not of a commit of the steps before, which another thread may be at.

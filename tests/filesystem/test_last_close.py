@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.filesystem import open_files
+from acpfs.filesystem import closes
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.last_close import Copies, Left
 from acpfs.filesystem.records import Lane, OpenFile
@@ -29,7 +29,7 @@ REST = b" what is new"
 
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 0.0)
+    monkeypatch.setattr(closes, "LAST_CLOSE_WAIT_S", 0.0)
 
 
 def run(
@@ -333,7 +333,7 @@ def test_a_close_in_doubt_is_asked_about_in_time_however_many_workers_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six seconds after it a child still has a copy, and each second another worker came."""
-    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 5.0)
+    monkeypatch.setattr(closes, "LAST_CLOSE_WAIT_S", 5.0)
     began = time.monotonic()
     now = [began]
     made = partial(
@@ -377,7 +377,7 @@ def test_a_close_does_not_lie_in_the_future_of_the_next_worker(tmp_path: Path) -
             _ino, opened = await half_written(w)
             await w.do(w.fs.flush(opened.handle, OPENER))
         async with made() as w:
-            assert 999.9 < w.inner.open_files.handle(opened.handle).closed_at <= 1000.07
+            assert 999.9 < w.inner.handles.handle(opened.handle).closed_at <= 1000.07
             await w.do(w.fs.settle_closes())
             assert not any(op.tentative for op in w.log)
 

@@ -52,15 +52,11 @@ class Stand:
         self.ino = ino
         self.recorded = Recorded()
         self.scrub = RamScrub(
+            w.inner.upper,
             w.inner.mending,
-            w.log,
             w.inner.changes,
-            w.tier,
-            w.tree,
             self.recorded,
             w.lower,
-            w.fs.lock,
-            w.state.step,
         )
         self.between: Callable[[], object] = lambda: None
         """Done under the first piece that is read."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.filesystem import open_files
+from acpfs.filesystem import closes
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.last_close import Copies, Left
 from acpfs.filesystem.names import RENAME_EXCHANGE
@@ -252,7 +252,7 @@ def go(tmp_path: Path, lane: Lane, taken: list[tuple[str, ...]], *, each: bool) 
 
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 0.0)
+    monkeypatch.setattr(closes, "LAST_CLOSE_WAIT_S", 0.0)
 
 
 LANES = pytest.mark.parametrize("lane", [Lane.DIRECT, Lane.PASSTHROUGH], ids=lambda one: one.value)

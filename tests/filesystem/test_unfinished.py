@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from acpfs.config import WhenKilled
-from acpfs.filesystem import open_files
+from acpfs.filesystem import closes
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.body import LOG_PIECE_BYTES_MAX
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
@@ -494,7 +494,7 @@ def test_a_copy_that_is_written_to_in_passthrough_is_not_taken_for_unused(
     """A program writes a file and has a child that closes its copy of the descriptor: nothing tells
     of the writes that follow.
     """
-    monkeypatch.setattr(open_files, "LAST_CLOSE_WAIT_S", 0.0)
+    monkeypatch.setattr(closes, "LAST_CLOSE_WAIT_S", 0.0)
 
     async def main() -> None:
         async with world(tmp_path, session=session, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
@@ -530,8 +530,8 @@ def test_more_copies_that_are_closed_do_not_put_off_the_moment_when_the_first_cl
             opened, _attributes = await w.create(b"f")
             await w.do(w.fs.write(opened.handle, 0, OLD))
             await w.do(w.fs.flush(opened.handle))
-            closed_at = w.inner.open_files.handle(opened.handle).closed_at
+            closed_at = w.inner.handles.handle(opened.handle).closed_at
             await w.do(w.fs.flush(opened.handle))
-            assert w.inner.open_files.handle(opened.handle).closed_at == closed_at
+            assert w.inner.handles.handle(opened.handle).closed_at == closed_at
 
     trio.run(main)

@@ -23,12 +23,13 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import SpaceInfo
 from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.closing import Closing
-from acpfs.filesystem.construction import FileSystemParts
+from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
 from acpfs.filesystem.filesystem import FileSystem, FileSystemStatistics
 from acpfs.filesystem.last_close import Copies, Left, Openers
 from acpfs.filesystem.records import Attributes, Caller, FileReport, Lane, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.control_groups import LimitedGroup
 from acpfs.ram.kept import Kept
 from acpfs.ram.spill_directory import SpillDirectory
@@ -44,7 +45,7 @@ from acpfs.writeback.log.ops import Op
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
-from acpfs.writeback.sources.spill import Spill, SpillPools
+from acpfs.writeback.sources.spill import Spill, SpillPools, SpillRules
 from tests.rig.runtime import REAL
 
 CALLER = Caller(uid=0, gid=0, pid=1)
@@ -228,8 +229,7 @@ def _spill(
         state,
         tier,
         lock,
-        settings.spill_mode,
-        settings.spill_budget,
+        SpillRules(settings.spill_mode, settings.spill_budget),
         SpillPools.make(runtime),
         mirror=mirror,
     )
@@ -338,25 +338,19 @@ async def world(
     tree = LowerTree(state)
     calls = CallPools.make(runtime)
     kept = Kept(tier_directory / "session" if session else None, session)
-    parts = (
-        settings,
-        runtime,
-        state,
-        tier,
-        log,
-        tree,
-        lower,
-        calls.requests,
-        CallPool("copies", 2, runtime),
-    )
     inner = FileSystemParts(
-        *parts,
-        limits=limits,
-        unknown_bytes=unknown_bytes,
-        available=available,
+        settings,
+        UpperLayer(state, tier, log, tree, runtime),
+        lower,
+        Pools(calls.requests, CallPool("copies", 2, runtime), calls.requests),
+        surroundings=Surroundings(
+            limits=limits,
+            unknown_bytes=unknown_bytes,
+            available=available,
+            closing_of=closing,
+            openers=openers or KnownOpeners(),
+        ),
         kept=kept,
-        closing=closing,
-        openers=openers or KnownOpeners(),
         make_spill=_spill(settings, state, tier, log, lower, runtime),
     )
     fs = LockedFileSystem(inner)

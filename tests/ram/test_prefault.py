@@ -19,6 +19,7 @@ from acpfs.ram.prefault import (
     QUIET_S,
     STEP_BYTES,
     WORTH_BYTES,
+    MemoryNow,
     Prefault,
 )
 from tests.rig.runtime import runtime_of
@@ -44,10 +45,12 @@ class Machine:
         self.prefault = Prefault(
             self.make,
             lambda: self.wanted,
-            lambda: self.budget,
-            lambda: self.used,
-            lambda: self.total - self.other_bytes - self.allocated(),
-            self.total,
+            MemoryNow(
+                lambda: self.budget,
+                lambda: self.used,
+                lambda: self.total - self.other_bytes - self.allocated(),
+                self.total,
+            ),
             runtime_of(lambda: self.now),
             writers=lambda: self.writers,
         )

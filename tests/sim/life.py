@@ -27,10 +27,11 @@ from acpfs.backing.health import Health
 from acpfs.backing.lower import Lower
 from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.config import Settings, WarmReads
-from acpfs.filesystem.construction import FileSystemParts
+from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.records import Lane
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import BLOCK_BYTES, Tier
@@ -44,7 +45,7 @@ from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.manifest.manifest import Manifest
-from acpfs.writeback.members.cluster import Cluster
+from acpfs.writeback.members.cluster import Cluster, OwnDrain
 from acpfs.writeback.parts import DrainParts
 from tests.sim.choices import Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
@@ -324,20 +325,17 @@ class Life:
         lower: Lower = storage
         self.inner = FileSystemParts(
             self.settings,
-            self.runtime,
-            self.state,
-            self.tier,
-            self.log,
-            tree,
+            UpperLayer(self.state, self.tier, self.log, tree, self.runtime),
             lower,
-            calls.requests,
-            TurnPool("copies", 2, self.runtime),
-            limits=lambda _pid: [],
-            unknown_bytes=knobs.unknown_bytes,
-            available=lambda: 1 << 62,
-            closing=self._processes.closing,
+            Pools(calls.requests, TurnPool("copies", 2, self.runtime), calls.requests),
+            surroundings=Surroundings(
+                limits=lambda _pid: [],
+                unknown_bytes=knobs.unknown_bytes,
+                available=lambda: 1 << 62,
+                closing_of=self._processes.closing,
+                openers=SeenProcesses(self._processes, self.closes),
+            ),
             kept=Kept(directory / "session", "session") if knobs.keeps_session else None,
-            openers=SeenProcesses(self._processes, self.closes),
         )
         self.fs = FileSystem(self.inner)
         if self._passthrough is not None:
@@ -361,18 +359,20 @@ class Life:
         return Cluster(
             NodeRecords(directory),
             NodeRecord(storage.node),
-            self.engine.gate,
-            self.log,
-            self.state,
+            OwnDrain(
+                self.engine.gate,
+                self.log,
+                self.state,
+                self.engine.section,
+                self.engine.wake,
+                self.inner.awaited.pending,
+                self.engine.texts_of_pointers,
+            ),
             self.settings,
             self._nodes,
-            self.engine.section,
-            self.engine.wake,
             self.runtime,
             coherent=not seat.is_cached,
             names=self.inner.awaited.peers,
-            pending=self.inner.awaited.pending,
-            texts=self.engine.texts_of_pointers,
         )
 
     # -- living

@@ -18,8 +18,9 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
 from acpfs.backing.quirks import Features
 from acpfs.config import Settings
-from acpfs.filesystem.construction import FileSystemParts
+from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
@@ -116,15 +117,10 @@ def file_system(
     kept = Kept(tier_directory / "kept", session)
     parts = FileSystemParts(
         settings,
-        REAL,
-        state,
-        tier,
-        log,
-        LowerTree(state),
+        UpperLayer(state, tier, log, LowerTree(state), REAL),
         lower,  # type: ignore[arg-type]
-        calls,
-        copies,
-        unknown_bytes=0,
+        Pools(calls, copies, calls),
+        surroundings=Surroundings(unknown_bytes=0),
         kept=kept,
     )
     parts.steps.run(FileSystem(parts).start())

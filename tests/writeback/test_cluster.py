@@ -25,7 +25,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Op, OpKind, VersionState
 from acpfs.writeback.log.stages import Aside, Step
 from acpfs.writeback.members import gate as gate_module
-from acpfs.writeback.members.cluster import BEATS_PER_LISTING, Cluster
+from acpfs.writeback.members.cluster import BEATS_PER_LISTING, Cluster, OwnDrain
 from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, Gate
 from acpfs.writeback.members.placed import Placed
 from acpfs.writeback.members.standing_elsewhere import Texts
@@ -33,6 +33,7 @@ from acpfs.writeback.order import order as order_module
 from acpfs.writeback.order.order import SCAN_OPS_MAX
 from tests.rig.runtime import REAL, runtime_of
 from tests.writeback.conftest import Run
+from tests.writeback.given_pointers import GivenPointers
 from tests.writeback.world import InlinePool, World
 
 clause = pytest.mark.clause
@@ -82,7 +83,8 @@ class Node:
         self.records = Records()
         self.now = 1000.0
         placed = Placed(state)
-        self.gate = Gate(self.log, is_pointer, takes_pointer, ClusterOrder.POINTERS, placed=placed)
+        pointers = GivenPointers(is_pointer, takes_pointer)
+        self.gate = Gate(self.log, pointers, ClusterOrder.POINTERS, placed=placed)
         self.log.follow(self.gate.note)
         lock = threading.RLock()
 
@@ -100,15 +102,10 @@ class Node:
         self.cluster = Cluster(
             self.records,
             NodeRecord("a"),
-            self.gate,
-            self.log,
-            state,
+            OwnDrain(self.gate, self.log, state, section, lambda: None, texts=texts),
             chosen,
             pool,
-            section,
-            lambda: None,
             given,
-            texts=texts,
         )
 
     def other(self, **fields: object) -> NodeRecord:

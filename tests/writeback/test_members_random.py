@@ -26,10 +26,11 @@ from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino, Seq
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
-from acpfs.writeback.members.cluster import Cluster
+from acpfs.writeback.members.cluster import Cluster, OwnDrain
 from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.scopes import EVERYBODYS
 from tests.rig.runtime import REAL, clock_of, runtime_of
+from tests.writeback.given_pointers import GivenPointers
 from tests.writeback.test_cluster import Records
 from tests.writeback.world import InlinePool
 
@@ -81,7 +82,8 @@ class Member:
             state,
             clock_of(wall=lambda: self.times.now + self.ahead_s, since_boot=lambda: self.times.now),
         )
-        self.gate = Gate(self.log, _is_pointer, lambda _op: False, ClusterOrder.POINTERS)
+        pointers = GivenPointers(_is_pointer, lambda _op: False)
+        self.gate = Gate(self.log, pointers, ClusterOrder.POINTERS)
         self.log.follow(self.gate.note)
         lock = threading.RLock()
 
@@ -101,13 +103,9 @@ class Member:
         self.cluster = Cluster(
             self.records,
             NodeRecord(self.node),
-            self.gate,
-            self.log,
-            state,
+            OwnDrain(self.gate, self.log, state, section, lambda: None),
             settings,
             InlinePool("nodes", 1, REAL),
-            section,
-            lambda: None,
             runtime_of(lambda: self.times.now),
         )
 

@@ -19,6 +19,7 @@ from acpfs.writeback.log.needs import Needs
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.gate import Gate
 from tests.rig.runtime import REAL
+from tests.writeback.given_pointers import GivenPointers
 from tests.writeback.test_cluster import is_pointer, takes_pointer
 
 clause = pytest.mark.clause
@@ -41,7 +42,9 @@ class History:
     def _begin(self) -> None:
         self.state = StateDatabase(self._directory / "state", REAL)
         self.log = OperationLog(self.state, REAL.clock)
-        self.gate = self._mutant(self.log, is_pointer, takes_pointer, ClusterOrder.POINTERS)
+        self.gate = self._mutant(
+            self.log, GivenPointers(is_pointer, takes_pointer), ClusterOrder.POINTERS
+        )
         self.log.follow(self.gate.note)
         if self.rng.random() < 0.5:
             self.gate.begin()  # the engine begins some time after the worker serves

@@ -22,6 +22,7 @@ from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, TIDY_OPS_MIN, Gate, 
 from acpfs.writeback.order.order import GROUP_OPS_MAX, SCAN_OPS_MAX
 from tests.rig.runtime import REAL
 from tests.writeback.conftest import Run
+from tests.writeback.given_pointers import GivenPointers
 from tests.writeback.memory_lower import FailNth
 from tests.writeback.test_cluster import Node, let_pass
 from tests.writeback.test_guard import FILES, guarded_world, released, remove, save, told, whole
@@ -331,7 +332,8 @@ def test_many_removals_that_yield_are_not_walked_through_at_each_look(
         looked_at += 1
         return False
 
-    gate = Gate(log, lambda op: op.kind is OpKind.STORE, takes_pointer, ClusterOrder.POINTERS)
+    pointers = GivenPointers(lambda op: op.kind is OpKind.STORE, takes_pointer)
+    gate = Gate(log, pointers, ClusterOrder.POINTERS)
     gate.has_peers = peers
     gate.begin()
     for n in range(10 * LOOKED_AT_OPS_MAX):

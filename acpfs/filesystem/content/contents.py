@@ -37,20 +37,19 @@ from acpfs.filesystem.content.room import Room, pages_wanted
 from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.kernel_writes import KernelWrites
 from acpfs.filesystem.marks import Marks
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.steps import outlast, shared, unlocked, wait
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.tier import (
     BLOCK_BYTES,
     FALLOC_KEEP_SIZE,
     FALLOC_PUNCH_HOLE,
     FALLOC_ZERO_RANGE,
-    Tier,
     fallocate,
     set_mtime,
 )
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, Ino, TierId
-from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, Version
 from acpfs.writeback.log.stages import Step
 
@@ -91,9 +90,7 @@ class Contents:
 
     def __init__(
         self,
-        tier: Tier,
-        log: OperationLog,
-        table: NodeTable,
+        upper: UpperLayer,
         copies: CallPool,
         overflow: Overflow,
         versions: Versions,
@@ -107,9 +104,9 @@ class Contents:
         `overflow`: where files go that do not fit; `order`: who leaves first.
         """
         self._now = copies.clock.now
-        self._tier = tier
-        self._log = log
-        self._table = table
+        self._tier = tier = upper.tier
+        self._log = log = upper.log
+        self._table = table = upper.table
         self._copies = copies
         self._overflow = overflow
         self._versions = versions

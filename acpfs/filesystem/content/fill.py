@@ -55,26 +55,35 @@ class WarmStatistics:
     """Files on their way now."""
 
 
+@dataclass(frozen=True, slots=True)
+class FillSource:
+    """What is read."""
+
+    lower: Lower
+    fd: int
+    """Descriptor on the backing directory."""
+    direct: bool
+    """It takes aligned requests only."""
+
+
 class Fill:
     """Pieces of one file. `done` tells the end: the checksum, or why there is none."""
 
     def __init__(
         self,
-        lower: Lower,
-        source: int,
+        source: FillSource,
         target: int,
         size: int,
         *,
-        direct: bool,
         requests: CallPool,
         ahead: CallPool,
         progress: Progress,
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`source`: descriptor on the backing directory, `target`: on an empty tier file; both are
-        closed here, when nobody uses them.
+        """`target`: descriptor on an empty tier file; that and the source's are closed here, when
+        nobody uses them.
 
-        `direct`: the source takes aligned requests only. `requests`: threads for what is asked for;
+        `requests`: threads for what is asked for;
         `ahead`: for reading ahead. `progress`: of reading ahead. When that is given up, the bytes
         in the tier file count for nothing any more, and may go. `wanted`: asked before each run is
         read ahead, without a lock: whether the file is still the one that is wanted.
@@ -93,10 +102,10 @@ class Fill:
         """Whether it comes by itself, whatever is asked for."""
         self.asked_bytes = 0
         """How much was asked for so far; every piece counts once."""
-        self._lower = lower
-        self._source_fd = source
+        self._lower = source.lower
+        self._source_fd = source.fd
         self._target_fd = target
-        self._direct = direct
+        self._direct = source.direct
         self._map = mmap.mmap(target, size)
         self._view = memoryview(self._map)
         self._touching = threading.Lock()

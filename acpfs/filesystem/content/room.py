@@ -37,7 +37,7 @@ class Room:
         self._tier = tier
         self.is_urgent = is_urgent
         self.when_full = when_full
-        self._outlook = outlook
+        self.outlook = outlook
         self._sure_for = 0
         """So many versions may be persisted before it has to be looked again whether somebody waits
         in vain.
@@ -94,7 +94,7 @@ class Room:
         missing = self._missing(size, urgent=applicant.urgent)
         return (
             missing <= 0
-            or self._outlook.coming(missing).size >= missing
+            or self.outlook.coming(missing).size >= missing
             or self._ends_without(applicant)
         )
 
@@ -102,7 +102,7 @@ class Room:
         """Whether the room will not be needed any more: when the version is persisted that is to be
         copied aside.
         """
-        return applicant.purpose is Purpose.COPY_ASIDE and self._outlook.persists(applicant.ino)
+        return applicant.purpose is Purpose.COPY_ASIDE and self.outlook.persists(applicant.ino)
 
     def _missing(self, size: int, *, urgent: bool) -> int:
         """Nothing or less: whoever wants so much waits for its turn alone, and those before it get
@@ -138,7 +138,7 @@ class Room:
         if self.when_full is not WhenFull.WAIT:
             return list(queue)
         missing = [(self._missing(one.size, urgent=one.urgent), one) for one in queue]
-        coming = self._outlook.coming(max((short for short, _one in missing), default=0))
+        coming = self.outlook.coming(max((short for short, _one in missing), default=0))
         self._sure_for = coming.files // 2
         return [
             one
@@ -155,7 +155,7 @@ class Room:
             return "RAM holds more than its budget, which was lowered"
         if tier.urgent_bytes and tier.free_bytes(urgent=True) > 0:
             return "RAM is full but for the reserve, which is for urgent files"
-        if self._outlook.is_storage_full():
+        if self.outlook.is_storage_full():
             return "RAM is full, and the backing directory has no room for what would leave it"
         return "RAM is full"
 

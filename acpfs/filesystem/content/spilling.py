@@ -24,14 +24,12 @@ from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.content.versions import Versions
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.steps import shared, wait
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.ladder import Rung
-from acpfs.ram.state import StateDatabase
-from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_VERSION, Ino, Seq, VersionId
-from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, Version, VersionState
 from acpfs.writeback.sources.spill import COPY_THREADS, Spill
 
@@ -62,28 +60,25 @@ class Spilling:
     def __init__(
         self,
         spill: Spill,
-        tier: Tier,
-        log: OperationLog,
-        table: NodeTable,
+        upper: UpperLayer,
         contents: Contents,
         versions: Versions,
         room: Room,
         overflow: Overflow,
-        state: StateDatabase,
     ) -> None:
         """A step of the tier's ladder, and a watcher of versions.
 
         Looks at all versions that the last worker left.
         """
         self.spill = spill
-        self._tier = tier
-        self._log = log
-        self._table = table
+        self._tier = tier = upper.tier
+        self._log = log = upper.log
+        self._table = upper.table
         self._contents = contents
         self._versions = versions
         self._room = room
         self._overflow = overflow
-        self._state = state
+        self._state = upper.state
         self._mirrors = spill.mode is SpillMode.MIRROR
         self._live: dict[VersionId, Version] = {}
         self._by_age: list[VersionId] = []

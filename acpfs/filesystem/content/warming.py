@@ -13,25 +13,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from functools import partial
-from threading import RLock
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerStat
 from acpfs.backing.progress import Progress
 from acpfs.config import Settings, WarmReads
 from acpfs.filesystem.content.contents import Contents
-from acpfs.filesystem.content.fill import PIECE_BYTES, Coming, Fill, Fills
+from acpfs.filesystem.content.fill import PIECE_BYTES, Coming, Fill, Fills, FillSource
 from acpfs.filesystem.content.whole_reads import DamagedFileError
 from acpfs.filesystem.lowerview import LowerView
-from acpfs.filesystem.nodes import Identity, Node, NodeTable
+from acpfs.filesystem.nodes import Identity, Node
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked
-from acpfs.ram.tier import Tier
-from acpfs.runtime.threads import Threads
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.types import Ino
 
 SMALL_BYTES = PIECE_BYTES
@@ -56,27 +52,23 @@ class Warming:
     def __init__(
         self,
         settings: Settings,
-        table: NodeTable,
+        upper: UpperLayer,
         contents: Contents,
         view: LowerView,
-        tier: Tier,
         requests: CallPool,
         ahead: CallPool,
-        lock: RLock,
-        step: Callable[[], AbstractContextManager[None]],
         fills: Fills,
-        threads: Threads,
     ) -> None:
-        """`requests`, `ahead`: as `Fill` has them; `step`: of the state."""
+        """`requests`, `ahead`: as `Fill` has them."""
         self._settings = settings
-        self._table = table
+        self._table = upper.table
         self._contents = contents
         self._view = view
-        self._tier = tier
+        self._tier = upper.tier
         self._requests = requests
         self._ahead = ahead
-        self._lock = lock
-        self._step = step
+        self._lock = upper.lock
+        self._step = upper.state.step
         self._fills = fills
         self.counts = fills.counts
         self._watched: dict[Ino, tuple[Node, int]] = {}
@@ -85,8 +77,8 @@ class Warming:
         """Came otherwise than it was stored, and is read once more: nothing of it is served until
         it is known which was right.
         """
-        self._bell = threads.event()
-        self._threads = threads
+        self._threads = upper.runtime.threads
+        self._bell = self._threads.event()
         self._looking = False
         self._read_together = Progress()
 
@@ -380,11 +372,9 @@ class Warming:
         identity = node.identity
         progress = Progress(self._read_together)
         return Fill(
-            self._lower,
-            source,
+            FillSource(self._lower, source, direct),
             target,
             node.size,
-            direct=direct,
             requests=self._requests,
             ahead=self._ahead,
             progress=progress,

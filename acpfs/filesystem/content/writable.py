@@ -21,18 +21,16 @@ from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
-from acpfs.filesystem.content.outlook import DrainOutlook
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.content.whole_reads import There
 from acpfs.filesystem.lowerview import LowerView
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.steps import wait
-from acpfs.ram.tier import Tier
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.waiting import Purpose
 from acpfs.types import Seq
-from acpfs.writeback.log.log import OperationLog
 
 T = TypeVar("T")
 
@@ -53,30 +51,26 @@ class Writable:
 
     def __init__(
         self,
-        table: NodeTable,
+        upper: UpperLayer,
         view: LowerView,
         contents: Contents,
         overflow: Overflow,
         outgrown: OutgrownFiles,
-        tier: Tier,
         room: Room,
-        log: OperationLog,
-        outlook: DrainOutlook,
         warming: Warming,
         bring_back: Callable[[Node], Awaitable[None]] | None,
     ) -> None:
         """`bring_back`: brings a content back from the spill directory; None: there is no spill
         tier.
         """
-        self._table = table
+        self._table = upper.table
         self._view = view
         self._contents = contents
         self._overflow = overflow
         self._outgrown = outgrown
-        self._tier = tier
+        self._tier = upper.tier
         self._room = room
-        self._log = log
-        self._outlook = outlook
+        self._log = upper.log
         self._warming = warming
         self._bring_back = bring_back
 
@@ -187,7 +181,7 @@ class Writable:
             elif (
                 body.sealed
                 and (last := self._log.last_of(node.ino)) is not None
-                and self._outlook.is_held_up(last.seq)
+                and self._room.outlook.is_held_up(last.seq)
             ):
                 await self._copy_sealed(node, body)
             elif body.sealed:

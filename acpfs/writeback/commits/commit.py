@@ -15,6 +15,7 @@ import errno
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from acpfs.backing import posix_acl
@@ -45,6 +46,16 @@ NO_NUMBER = 0
 """In place of an inode number: there is nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Journaling:
+    """What the mirror's journal asks of commits."""
+
+    before: Callable[[Op], None]
+    """Called ahead of each operation that is carried out (`Mirror.before`)."""
+    one_by_one: bool
+    """Each is recorded before it is called for the next."""
+
+
 class Committer:
     """Carries operations out; called in the commit thread."""
 
@@ -57,20 +68,14 @@ class Committer:
         conflicts: Conflicts,
         spares: Spares,
         there: Whereabouts,
-        before: Callable[[Op], None],
-        *,
-        one_by_one: bool,
+        journaling: Journaling,
     ) -> None:
         """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of
         use.
-
-        `before`: called ahead of each operation that is carried out (`Mirror.before`).
-        `one_by_one`: each is recorded before it is called for the next, as the mirror's journal
-        needs it.
         """
         self._parts = parts
         self._placing = placing
-        self._before = before
+        self._before = journaling.before
         self._manifest = manifest
         self._lower = parts.lower
         self._tree = parts.tree
@@ -95,7 +100,7 @@ class Committer:
         self.stopped = False
         """Set to end a group early; what was not begun stays queued."""
         self._stores = StoreRuns(parts, manifest, applied, conflicts, spares, lambda: self.stopped)
-        self._one_by_one = one_by_one
+        self._one_by_one = journaling.one_by_one
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._make_entry,

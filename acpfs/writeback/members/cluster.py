@@ -83,6 +83,21 @@ class _Answer:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnDrain:
+    """What of this member's drain waits for others, and what they are told of it."""
+
+    gate: Gate
+    log: OperationLog
+    state: StateDatabase
+    section: Callable[[], AbstractContextManager[None]]
+    wake: Callable[[], None]
+    pending: Callable[[], Pending] = lambda: NOTHING
+    """What others must not take for whole; called under the lock."""
+    texts: Texts = lambda _paths: {}
+    """What pointers say."""
+
+
 class Cluster:
     """This node among the others."""
 
@@ -90,48 +105,43 @@ class Cluster:
         self,
         records: Records,
         who: NodeRecord,
-        gate: Gate,
-        log: OperationLog,
-        state: StateDatabase,
+        drain: OwnDrain,
         settings: Settings,
         pool: CallPool,
-        section: Callable[[], AbstractContextManager[None]],
-        wake: Callable[[], None],
         runtime: Runtime,
         *,
         coherent: bool = False,
         names: PeerNames | None = None,
-        pending: Callable[[], Pending] = lambda: NOTHING,
-        texts: Texts = lambda _paths: {},
     ) -> None:
         """`who`: what is always the same in our record.
 
         `coherent`: the backing directory is local, its listings are never old.
 
-        `names`: learns what others have pending. `pending`: what is so here; called under the lock.
-        `texts`: what pointers say.
+        `names`: learns what others have pending.
         """
-        self._standing = StandingElsewhere(gate, texts)
+        gate = drain.gate
+        section = drain.section
+        self._standing = StandingElsewhere(gate, drain.texts)
         self._monotonic = runtime.clock.now
         self._chance = runtime.chance.source
         self._records = records
         self._who = who
         self._gate = gate
-        self._log = log
+        self._log = drain.log
         self._settings = settings
         self._pool = pool
         self._section = section
-        self._wake = wake
+        self._wake = drain.wake
         self._coherent = coherent
         self._own = Incarnation(
             who.node,
-            state,
+            drain.state,
             section,
             lambda: self._call("read", records.read, who.node),
             runtime.chance,
         )
         self._names = names or PeerNames(settings, runtime.clock)
-        self._pending = pending
+        self._pending = drain.pending
         self._names.known = self._listed = False
         self._names.others = True  # until it is known
         self._beat = self._chance.getrandbits(40)

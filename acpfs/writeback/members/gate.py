@@ -19,6 +19,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.member_records import ANYTHING
@@ -31,7 +32,7 @@ from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.log.stages import Aside
 from acpfs.writeback.members import scopes
 from acpfs.writeback.members.placed import Placed
-from acpfs.writeback.members.scopes import EVERYBODYS, Scope
+from acpfs.writeback.members.scopes import EVERYBODYS, Scope, Scopes
 
 _SUPERSEDED = frozenset({OpKind.STORE, OpKind.SYMLINK, OpKind.RENAME})
 """What makes a pointer file, and may be left out where another member has made a later one."""
@@ -48,6 +49,16 @@ RUNS_MAX = 4096
 """So many are remembered in which a pointer was persisted; forgetting one has removals wait for
 longer.
 """
+
+
+class KnowsPointers(Protocol):
+    """See `Pointers`."""
+
+    def makes(self, op: Op, /) -> bool:
+        """Whether the operation makes one visible."""
+
+    def takes(self, op: Op, /) -> bool:
+        """Whether it removes or replaces one."""
 
 
 @dataclass(slots=True)
@@ -157,34 +168,30 @@ class Gate:
     def __init__(
         self,
         log: OperationLog,
-        is_pointer: Callable[[Op], bool],
-        takes_pointer: Callable[[Op], bool],
+        pointers: KnowsPointers,
         order: ClusterOrder,
         freed: Callable[[Op], None] = lambda _op: None,
         directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO,
-        scope_of: Callable[[Op], Scope] | None = None,
+        by_path: Scopes | None = None,
         placed: Placed | None = None,
         gives_up: Callable[[Op], list[Op]] = lambda _op: [],
-        standing_of: Callable[[Op], Iterable[LowerPath]] = lambda _op: (),
     ) -> None:
-        """`is_pointer`, `takes_pointer`: see `Pointers`.
+        """`freed`: a removal that the guard holds has nothing more to wait for here.
 
-        `freed`: a removal that the guard holds has nothing more to wait for here.
-
-        `directory_of`: in which directory a node lies. `scope_of`: see `scopes.Scopes`; by default
-        by names alone. `placed`: remembers which pointers were made here. `gives_up`: leaves a
-        pointer out that another member has replaced, and says what left the log with it; nothing
-        where it cannot be left out. `standing_of`: see `Scopes.standing`.
+        `directory_of`: in which directory a node lies. `by_path`: what operations have to do with;
+        by default that is known by names alone. `placed`: remembers which pointers were made here.
+        `gives_up`: leaves a pointer out that another member has replaced, and says what left the
+        log with it; nothing where it cannot be left out.
         """
-        self._standing_of = standing_of
         self._placed = placed
         self._gives_up = gives_up
         self._freed = freed
         self._directory_of = directory_of
-        self.scope_of = scope_of or self._by_name
+        self.scope_of = self._by_name if by_path is None else by_path.of
+        self._by_path = by_path
         self._log = log
-        self._is_pointer = is_pointer
-        self._takes_pointer = takes_pointer
+        self._is_pointer = pointers.makes
+        self._takes_pointer = pointers.takes
         self._order = order
         self._begun = False
         self._newest_seq = log.last_seq
@@ -643,6 +650,9 @@ class Gate:
         return op.kind not in REMOVING or not (
             op.aside is Aside.HELD or op.parent < 0 or self.yields(op)
         )
+
+    def _standing_of(self, op: Op) -> Iterable[LowerPath]:
+        return () if self._by_path is None else self._by_path.standing(op)
 
     def _by_name(self, op: Op) -> Scope:
         names = frozenset(name for _directory, name in op.touches())

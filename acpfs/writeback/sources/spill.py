@@ -196,6 +196,17 @@ class SpillPools:
         return cls(copies, CallPool("spill reads", READ_THREADS, runtime, copies.health))
 
 
+@dataclass(frozen=True, slots=True)
+class SpillRules:
+    """What is put there, and how much."""
+
+    mode: SpillMode
+    budget: int | str
+    """Bytes, or a share of what is free."""
+    closed: bool = False
+    """Make no new copies."""
+
+
 class Spill:
     """All copies."""
 
@@ -205,31 +216,27 @@ class Spill:
         state: StateDatabase,
         tier: Tier,
         lock: RLock,
-        mode: SpillMode,
-        budget: int | str,
+        rules: SpillRules,
         pools: SpillPools,
         *,
-        closed: bool = False,
         mirror: Mirror | None = None,
     ) -> None:
         """Load what the last worker knew; touches no disk.
 
-        `budget`: bytes, or a share of what is free. `closed`: make no new copies.
-
         `mirror`: the journal, where copies are to survive a reboot.
         """
         self.directory = directory
-        self.mode = mode
+        self.mode = rules.mode
         self._state = state
         self._tier = tier
         self._lock = lock
-        self._budget = budget
+        self._budget = rules.budget
         self.calls = pools.copies
         self.reads = pools.reads
         self._now = pools.copies.clock.now
         self.budget_bytes = 0
         self._ready = self._is_full = False
-        self._closed = closed
+        self._closed = rules.closed
         self.making: dict[VersionId, Making] = {}
         self._fresh: set[str] = set()
         self._failures = self._failed_in_a_row = self._mismatches = self._copied_files = (

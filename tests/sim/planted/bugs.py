@@ -26,7 +26,7 @@ BUGS = [
         (
             "                handle.take(CloseEvent.FOUND, op)\n"
             "                # 0: an earlier acpfs has recorded it\n"
-            "                handle.closed_at = handle.closed_at or self._now()"
+            "                handle.closed_at = handle.closed_at or self._clock.now()"
         ),
         "                pass",
         profiles=("session",),
@@ -35,8 +35,8 @@ BUGS = [
         "restore-handles-count",
         "a takeover does not count what is open",
         "filesystem/open_files.py",
-        ("            self._unanswered[handle.unique] = handle\n            node.handles += 1\n"),
-        "            self._unanswered[handle.unique] = handle\n",
+        "                node.writer_pid = handle.pid\n            node.handles += 1\n",
+        "                node.writer_pid = handle.pid\n",
         profiles=("session",),
     ),
     Bug(
@@ -197,7 +197,7 @@ BUGS = [
     Bug(
         "half-published",
         "a file whose writer was killed is no half",
-        "filesystem/open_files.py",
+        "filesystem/closes.py",
         "        self._contents.interrupt(node)\n        if node.kernel_writers:",
         "        if node.kernel_writers:",
         profiles=("shared",),
@@ -205,7 +205,7 @@ BUGS = [
     Bug(
         "fsync-not-waited",
         "a durable fsync does not wait",
-        "filesystem/files.py",
+        "filesystem/syncing.py",
         (
             "            await self._writable.persisted(handle.node)\n"
             "\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.sim.planted.bug import Bug
 
-OPEN_FILES, WRITERS, HANDLES = (
-    f"filesystem/{name}.py" for name in ("open_files", "file_writers", "kept_handles")
+CLOSES, WRITERS, HANDLES = (
+    f"filesystem/{name}.py" for name in ("closes", "file_writers", "kept_handles")
 )
 ONLY_SHARED = ("shared",)
 
@@ -38,7 +38,7 @@ SHARED_BUGS = [
     Bug(
         "writers-not-counted",
         "a close publishes while another open is being written",
-        OPEN_FILES,
+        CLOSES,
         "        if node.interrupted or (at_it and not self.is_log(node)):",
         "        if node.interrupted:",
         ONLY_SHARED,
@@ -54,9 +54,9 @@ SHARED_BUGS = [
     Bug(
         "handed-on-never-counts",
         "a close counts only when the last copy is gone",
-        OPEN_FILES,
-        "            if counts:\n",
-        "            if counts and False:\n",
+        CLOSES,
+        "            if counts:\n                self._has_ended(handle)",
+        "            if counts and False:\n                self._has_ended(handle)",
         ONLY_SHARED,
     ),
 ]
