@@ -580,6 +580,31 @@ def test_collaborators_come_through_constructors() -> None:
     assert found == set(), "give it at construction"
 
 
+PARAMETERS_MAX = 8
+HAVE_MORE_PARAMETERS = {
+    "filesystem/content/outgrown.py: OutgrownFiles": "is about to be given the upper layer",
+}
+"""Constructors → why they may. Only shorter from here."""
+
+
+def _parameters(made: ast.FunctionDef) -> int:
+    arguments = made.args
+    return len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) - 1
+
+
+def test_constructors_have_few_parameters() -> None:
+    """What belongs together has a name of its own, and comes as one."""
+    many: set[str] = set()
+    for path in SOURCES:
+        for owner in (node for node in nodes_of(path) if isinstance(node, ast.ClassDef)):
+            for made in owner.body:
+                if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                    place = f"{path.relative_to(PACKAGE)}: {owner.name}"
+                    many |= {place} if _parameters(made) > PARAMETERS_MAX else set()
+    assert many - HAVE_MORE_PARAMETERS.keys() == set(), "what of it belongs together?"
+    assert HAVE_MORE_PARAMETERS.keys() - many == set(), "take it out of the list"
+
+
 def _declared_empty(path: Path) -> Iterator[str]:
     """Names of attributes of an object of ours that a constructor declares with nothing in them, or
     with None.

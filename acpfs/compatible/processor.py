@@ -27,7 +27,7 @@ from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.credentials import Credentials, connect
 from acpfs.training.interrupt import Interrupter
-from acpfs.training.member import Member, Order
+from acpfs.training.member import Collectives, Member, Order
 from acpfs.training.messages import (
     Gate,
     Hello,
@@ -162,7 +162,9 @@ class Processor:
         interrupter = _NeverInterrupts(
             threading.get_ident(), lambda: self._marks.updating, 1.0, 1.0
         )
-        member = Member(self._job, hello, self._marks, lambda: 0, interrupter, self._policy)
+        member = Member(
+            self._job, hello, self._marks, Collectives(lambda: 0), interrupter, self._policy
+        )
         member.parked = self.replaces
         try:
             member.start({0: self._link()}, self._policy.protected_s)

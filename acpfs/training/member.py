@@ -106,6 +106,16 @@ class Order:
     command: Command
 
 
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Those of this process."""
+
+    abort: Callable[[], int]
+    """Ends them all; called by the member's thread."""
+    clues: Callable[[], Mapping[str, int]] = dict
+    """What beats say of them."""
+
+
 class Member:
     """Of one rank. `start` and what follows it belong to the main thread, unless said otherwise."""
 
@@ -114,26 +124,23 @@ class Member:
         job: str,
         hello: Hello,
         marks: Marks,
-        abort: Callable[[], int],
+        collectives: Collectives,
         interrupter: Interrupter,
         policy: Policy,
         call: Callable[[str], SocketLink] | None = None,
         *,
-        clues: Callable[[], Mapping[str, int]] = dict,
         on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
-        """`abort`: ends all collectives of this process; called by the member's thread.
+        """`call`: a coordinator that came later; may wait.
 
-        `call`: a coordinator that came later; may wait.
-
-        `clues`: what beats say of collectives. `on_stuck`: called in each turn in which the main
+        `on_stuck`: called in each turn in which the main
         thread has not come out of C after a STOP.
         """
         self._calling = Calling(call)
         self._job = job
         self._hello = hello
         self._marks = marks
-        self._abort = abort
+        self._abort = collectives.abort
         self._interrupter = interrupter
         self._policy = policy
         self._links: dict[int, SocketLink] = {}
@@ -171,7 +178,7 @@ class Member:
         """
         self.long_operation = False
         self._parked = False
-        self._clues = clues
+        self._clues = collectives.clues
         self._on_stuck = on_stuck
         self.on_leave_late: Callable[[Leave], None] = lambda leave: os._exit(leave.status)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -85,6 +86,18 @@ class OthersFailedError(AcpfsError):
     """What this rank had to write is written, and another saver failed: it says so itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class ParkCalls:
+    """What it calls."""
+
+    is_mine: Callable[[], bool] = lambda: True
+    """Whether this thread is still the one that handles the fault."""
+    at: Callable[[str], object] = str
+    """At points by name."""
+    on_stopped: Callable[[], None] | None = None
+    on_settled: Callable[[int], None] | None = None
+
+
 class Park:
     """Of one rank."""
 
@@ -97,18 +110,10 @@ class Park:
         number: int,
         directory: Path,
         policy: Policy,
-        *,
-        is_mine: Callable[[], bool] = lambda: True,
-        at: Callable[[str], object] = str,
-        on_stopped: Callable[[], None] | None = None,
-        on_settled: Callable[[int], None] | None = None,
+        calls: ParkCalls | None = None,
     ) -> None:
-        """`number`: of the rank in the job. `directory`: below which gasps are written.
-
-        `at`: called at points by name.
-
-        `is_mine`: whether this thread is still the one that handles the fault.
-        """
+        """`number`: of the rank in the job. `directory`: below which gasps are written."""
+        calls = calls or ParkCalls()
         self._member = member
         self._interrupter = interrupter
         self._marks = marks
@@ -124,10 +129,10 @@ class Park:
         """What `on_stopped` raised: told at SETTLE, since the coordinator takes no trouble from who
         has not parked.
         """
-        self._is_mine = is_mine
-        self._at = at
-        self._on_stopped = on_stopped
-        self._on_settled = on_settled
+        self._is_mine = calls.is_mine
+        self._at = calls.at
+        self._on_stopped = calls.on_stopped
+        self._on_settled = calls.on_settled
 
     def run(self, trouble: Trouble) -> Leave:
         """From the exception that brought the main thread here to LEAVE.

@@ -22,10 +22,10 @@ from acpfs.training.boot import JOBS, boot
 from acpfs.training.drill import Drill, parsed
 from acpfs.training.guard import theirs
 from acpfs.training.interrupt import Charge, Interrupted, Interrupter
-from acpfs.training.member import Member
+from acpfs.training.member import Collectives, Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
 from acpfs.training.mounted import tell_where, wait_persisted
-from acpfs.training.park import CutOffError, Park, ReplacedError, told
+from acpfs.training.park import CutOffError, Park, ParkCalls, ReplacedError, told
 from acpfs.training.policy import Policy
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def protect(
     Raises:
         ConfigError: something that cannot be protected.
     """
-    from acpfs.training.torch.rank import TorchRank
+    from acpfs.training.torch.rank import LoopCalls, OnHost, TorchRank, Trained
 
     own = state if callable(state) else None
     if (own is None) is (model is None):
@@ -106,19 +106,11 @@ def protect(
         )
     policy = policy or Policy.from_environment(None, **settings)
     rank = TorchRank(
-        model,
-        _several(optimizer),
+        Trained(model, _several(optimizer), own=own, copies=copies),
+        OnHost(_several(scheduler), scaler, None if callable(state) else state),
+        LoopCalls(save, after_update, update, gate),
         policy,
         step,
-        schedulers=_several(scheduler),
-        scaler=scaler,
-        further=None if callable(state) else state,
-        save=save,
-        after_update=after_update,
-        update=update,
-        use=gate,
-        own=own,
-        copies=copies,
     )
     return Protection(Path(directory), rank, policy, on_stopped, on_settled, on_saved)
 
@@ -187,16 +179,29 @@ class Protection:
         )
         self._charge = Charge(interrupter, lambda: self._fault(None))
         self._member = member = Member(
-            *(booted.job, hello, rank.marks, rank.abort, interrupter, policy, booted.call),
-            clues=rank.groups.clues,
+            booted.job,
+            hello,
+            rank.marks,
+            Collectives(rank.abort, rank.groups.clues),
+            interrupter,
+            policy,
+            booted.call,
             on_stuck=self._charge.stand_in,
         )
         self._park = Park(
-            *(member, interrupter, rank.marks, rank, rank.number, self._directory, policy),
-            is_mine=lambda: self._charge is not None and self._charge.is_mine,
-            at=rank.points,
-            on_stopped=self._on_stopped,
-            on_settled=self._on_settled,
+            member,
+            interrupter,
+            rank.marks,
+            rank,
+            rank.number,
+            self._directory,
+            policy,
+            ParkCalls(
+                is_mine=lambda: self._charge is not None and self._charge.is_mine,
+                at=rank.points,
+                on_stopped=self._on_stopped,
+                on_settled=self._on_settled,
+            ),
         )
         try:
             member.start(booted.links, policy.protected_s)

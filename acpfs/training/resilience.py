@@ -25,7 +25,7 @@ from acpfs.training.coordinator.exiting import started_at
 from acpfs.training.first_update import tell_launcher
 from acpfs.training.interrupt import Interrupted, Interrupter, importing
 from acpfs.training.marks import Marks
-from acpfs.training.member import Member, Order, OtherJobError
+from acpfs.training.member import Collectives, Member, Order, OtherJobError
 from acpfs.training.memory_left import end_soon
 from acpfs.training.messages import (
     Done,
@@ -197,7 +197,7 @@ class Voyage:
             booted.job,
             hello,
             self._marks,
-            self._run.abort,
+            Collectives(self._run.abort),
             self._interrupter,
             self._policy,
             booted.call,

@@ -17,7 +17,7 @@ from acpfs.training.coordinator.exiting import started_at
 from acpfs.training.credentials import connect
 from acpfs.training.interrupt import Interrupter
 from acpfs.training.marks import Marks
-from acpfs.training.member import Member
+from acpfs.training.member import Collectives, Member
 from acpfs.training.messages import (
     Done,
     Finished,
@@ -44,7 +44,7 @@ def run(rank: int, world: int, addresses: Mapping[int, str]) -> None:
         "job",
         hello,
         Marks(),
-        lambda: 0,
+        Collectives(lambda: 0),
         interrupter,
         policy,
         lambda address: connect(address, None),

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from acpfs.training.interrupt import Interrupted, Interrupter
 from acpfs.training.marks import Marks
-from acpfs.training.member import Member
+from acpfs.training.member import Collectives, Member
 from acpfs.training.messages import (
     Active,
     Ask,
@@ -162,10 +162,9 @@ class Rig:
             JOB,
             hello,
             self.marks,
-            self._abort,
+            Collectives(self._abort, lambda: self.clues()),
             self.interrupter,
             self.policy,
-            clues=lambda: self.clues(),
         )
         if silent_ones_stay:
             self.member._look_at_active = lambda: None  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ from acpfs.training.messages import (
     Trouble,
     TroubleKind,
 )
-from acpfs.training.park import Park
+from acpfs.training.park import Park, ParkCalls
 from tests.training.scripted_coordinator import FakeRank, Rig, ScriptedCoordinator
 
 TROUBLE = Trouble(TroubleKind.COLLECTIVE, "connection closed")
@@ -63,8 +63,8 @@ def parked(
     **words: Callable[[], None],
 ) -> Leave:
     """The main thread parks; `part` is the coordinator's."""
-    # by name
-    park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, directory, rig.policy, **words)  # type: ignore[arg-type]
+    calls = ParkCalls(**words)  # type: ignore[arg-type]  # by name
+    park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, directory, rig.policy, calls)
     errors = list[BaseException]()
 
     def coordinate() -> None:

@@ -21,7 +21,7 @@ from acpfs.training.messages import (
     Trouble,
     TroubleKind,
 )
-from acpfs.training.park import Park, ReplacedError
+from acpfs.training.park import Park, ParkCalls, ReplacedError
 from tests.training.scripted_coordinator import FakeRank, Rig
 
 
@@ -157,7 +157,7 @@ def test_who_was_replaced_in_a_save_says_nothing_of_it(tmp_path: Path) -> None:
         0,
         tmp_path,
         rig.policy,
-        is_mine=lambda: not replaced.is_set(),
+        ParkCalls(is_mine=lambda: not replaced.is_set()),
     )
 
     def coordinate() -> None:

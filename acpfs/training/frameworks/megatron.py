@@ -40,7 +40,7 @@ from acpfs.training.torch.digest import digest_of
 from acpfs.training.torch.end_mark import Live
 from acpfs.training.torch.folding import fold
 from acpfs.training.torch.layout import Layout, shard_name
-from acpfs.training.torch.rank import TorchRank
+from acpfs.training.torch.rank import LoopCalls, OnHost, TorchRank, Trained
 from acpfs.training.torch.writers import write_host_state
 
 METADATA = {"distrib_optim_sharding_type": "dp_reshardable", "chained_optim_avoid_prefix": True}
@@ -102,13 +102,11 @@ def protect_megatron(
     inner = [one.optimizer for one in held.optimizers]
     schedulers = [] if scheduler is None else [Schedule(scheduler)]
     rank = TorchRank(
-        None,
-        inner,
+        Trained(None, inner, held=held),
+        OnHost(schedulers),
+        LoopCalls(after_update=and_then(end_of_step, after_update)),
         policy,
         step,
-        schedulers=schedulers,
-        after_update=and_then(end_of_step, after_update),
-        held=held,
     )
     return Protection(Path(directory), rank, policy, on_stopped, on_settled, on_saved)
 

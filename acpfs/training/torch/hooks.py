@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from acpfs.errors import ConfigError
@@ -67,6 +68,20 @@ class _NobodyAsks:
     skipped = note
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateCalls:
+    """What is called around an update."""
+
+    at_ready: Callable[[int], None]
+    """With its number when its gradients are complete, before the mark says so."""
+    at: Callable[[str], object] = str
+    """At points by name."""
+    meet: Callable[[int], object] = int
+    """What all ranks do together before the gate, whether they are protected or not."""
+    update: Callable[[], None] | None = None
+    """Does one that is ready and was not begun; None: the optimizers' steps do."""
+
+
 class UpdateHooks:
     """The hooks of one rank's optimizers."""
 
@@ -75,31 +90,22 @@ class UpdateHooks:
         optimizers: Sequence[Any],
         marks: Marks,
         gate: Gate,
-        at_ready: Callable[[int], None],
+        calls: UpdateCalls,
         *,
-        at: Callable[[str], object] = str,
         end: UpdateEnd | None = None,
-        meet: Callable[[int], object] = int,
-        update: Callable[[], None] | None = None,
         guard: Guard | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`at_ready`: called with an update's number when its gradients are complete, before the
-        mark says so.
-
-        `end`: told when an update is complete, before the mark says so, and of steps that an
-        overflow has emptied.
-        `meet`: what all ranks do together before the gate, whether they are protected or not.
-        `at`: called at points by name. `update`: does an update that is ready and was not begun;
-        None: the optimizers' steps do. `progress`: of the device; None: it does all at once.
+        """`end`: told when an update is complete, before the mark says so, and of steps that an
+        overflow has emptied. `progress`: of the device; None: it does all at once.
         """
         self._optimizers = [local_optimizer(optimizer) for optimizer in optimizers]
         self._whole = optimizers
         self._marks = marks
         self._gate = gate
-        self._at_ready = at_ready
+        self._at_ready = calls.at_ready
         self._end_mark = end or _NobodyAsks()
-        self._meet = meet
+        self._meet = calls.meet
         self._guard = guard or Guard()
         self._progress = progress or at_once(marks)
         self._is_skipped = False
@@ -119,8 +125,8 @@ class UpdateHooks:
         """Whether an update is under way, and no optimizer is."""
         self._handles: list[Any] = []
         self._alone = False
-        self._at = at
-        self._update = update or self._step_all
+        self._at = calls.at
+        self._update = calls.update or self._step_all
         self._signals = HeldSignals()
 
     def install(self) -> None:

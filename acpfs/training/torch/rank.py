@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from acpfs.training.torch.aborts import Aborts
 from acpfs.training.torch.end_mark import ChangedError, EndDigest, EndMark, Live, local
 from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
-from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
+from acpfs.training.torch.hooks import UpdateCalls, UpdateHooks, refuse_several_with_scaler
 from acpfs.training.torch.host_parts import host_state
 from acpfs.training.torch.layout import Copies, Layout, everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState, OwnState
@@ -70,42 +70,67 @@ class Held(Protocol):
     def writer(self, host: HostState, rank: int) -> Writer: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What is trained."""
+
+    model: Any
+    optimizers: Sequence[Any]
+    """Where a framework shards, those that do the local update."""
+    own: Callable[[], Mapping[str, Any]] | None = None
+    """In place of model and optimizers, what has to be equal in all ranks; marks are then moved by
+    hand.
+    """
+    held: Held | None = None
+    """What a framework knows of its own shards."""
+    copies: Copies | None = None
+    """Who holds parameters that are in nothing that says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """What belongs to it, and is in the host's memory."""
+
+    schedulers: Sequence[Any] = ()
+    scaler: Any = None
+    further: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCalls:
+    """What the training loop has done."""
+
+    save_with: Callable[[int, Path], None] | None = None
+    after_update: Callable[[], None] | None = None
+    update: Callable[[], None] | None = None
+    """What does an update, where marks are moved by hand."""
+    use: Callable[[tuple[float, ...]], None] | None = None
+    """What does with the values of the loop's own gate what precedes the update, where there is
+    such a gate.
+    """
+
+
 class TorchRank:
     """Of one process. Made by all ranks at the same place, like a group."""
 
     def __init__(
         self,
-        model: Any,
-        optimizers: Sequence[Any],
+        trained: Trained,
+        on_host: OnHost,
+        calls: LoopCalls,
         policy: Policy,
         begun: int,
-        *,
-        schedulers: Sequence[Any] = (),
-        scaler: Any = None,
-        further: Mapping[str, Any] | None = None,
-        save: Callable[[int, Path], None] | None = None,
-        after_update: Callable[[], None] | None = None,
-        update: Callable[[], None] | None = None,
-        use: Callable[[tuple[float, ...]], None] | None = None,
-        own: Callable[[], Mapping[str, Any]] | None = None,
-        held: Held | None = None,
-        copies: Copies | None = None,
     ) -> None:
         """`begun`: updates that were completed before.
-
-        `update`: what does an update, where marks are moved by hand.
-
-        `own`: in place of model and optimizers, what has to be equal in all ranks; marks are then
-        moved by hand. `copies`: who holds parameters that are in nothing that says it. `held`: what
-        a framework knows of its own shards; the optimizers are those that do the local update.
-        `use`: what does with the values of the loop's own gate what precedes the update, where
-        there is such a gate.
 
         Raises:
             ConfigError: something that cannot be protected; the message says what, and why.
         """
-        if update is None:
-            refuse_several_with_scaler(optimizers, scaler)
+        optimizers = trained.optimizers
+        held = trained.held
+        own = trained.own
+        if calls.update is None:
+            refuse_several_with_scaler(optimizers, on_host.scaler)
         self.groups = Groups(untried=policy.untried_device)
         self._policy = policy
         self.marks = Marks(begun)
@@ -121,11 +146,11 @@ class TorchRank:
         self.layout = (
             held.layout
             if held is not None
-            else layout_of(model, optimizers, copies)
+            else layout_of(trained.model, optimizers, trained.copies)
             if own is None
             else everywhere()
         )
-        if use is not None:
+        if calls.use is not None:
             self.layout = replace(self.layout, gate=messages.Gate.IMPLICIT)
         if self.world > 1 and self.layout.copies < 2:
             shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
@@ -135,39 +160,39 @@ class TorchRank:
             )
         self._state: LocalState | OwnState | Held
         self._state = held or (
-            LocalState(model, optimizers, self.layout, copies) if own is None else OwnState(own)
+            LocalState(trained.model, optimizers, self.layout, trained.copies)
+            if own is None
+            else OwnState(own)
         )
-        self._follows = after_update is not None
+        self._follows = calls.after_update is not None
         self._end = self._made_end(policy)
         self._host = host_state(
             optimizers,
             self._state.buffers,
             policy.buffers_bytes_max,
             frozen=self._state.frozen if isinstance(self._state, LocalState) else {},
-            schedulers=schedulers,
-            scaler=scaler,
-            further=further,
-            after_update=after_update,
+            schedulers=on_host.schedulers,
+            scaler=on_host.scaler,
+            further=on_host.further,
+            after_update=calls.after_update,
         )
         self._refuse_several_devices()
-        self._writer = self._made_writer(save)
+        self._writer = self._made_writer(calls.save_with)
         self.groups.learn()
-        self._gate = self._made_gate(use)
+        self._gate = self._made_gate(calls.use)
         self.points = Points()
         self.guard = Guard()
         self.hooks = UpdateHooks(
             optimizers,
             self.marks,
             self._gate,
-            self._ready,
-            at=self.points,
+            UpdateCalls(self._ready, at=self.points, update=calls.update),
             end=self._end,
-            update=update,
             guard=self.guard,
             progress=self._progress,
         )
         self.guard.at_end.append(lambda _: self.hooks.switch_off())
-        self._by_hand = update is not None
+        self._by_hand = calls.update is not None
 
     def _refuse_several_devices(self) -> None:
         """One rank's events are those of one device."""

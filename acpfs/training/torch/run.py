@@ -33,7 +33,7 @@ from acpfs.training.torch.end_mark import EndMark
 from acpfs.training.torch.gate import ExplicitGate
 from acpfs.training.torch.groups import refuse_other_backends
 from acpfs.training.torch.holding import Holding, TorchHolding, gathered
-from acpfs.training.torch.hooks import UpdateHooks
+from acpfs.training.torch.hooks import UpdateCalls, UpdateHooks
 from acpfs.training.torch.host_parts import host_state
 from acpfs.training.torch.left_state import LeftState, State, leave_state, left_state
 from acpfs.training.torch.sockets import GroupSockets
@@ -150,10 +150,8 @@ class Run:
                 held.optimizers,
                 self._marks,
                 ExplicitGate(group),
-                self._ready(held, host, end),
-                at=self._at,
+                UpdateCalls(self._ready(held, host, end), self._at, self._meet),
                 end=end,
-                meet=self._meet,
                 guard=self.guard,
             ),
             end,

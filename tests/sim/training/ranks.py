@@ -15,7 +15,7 @@ import trio
 
 from acpfs.training.interrupt import Interrupted, Interrupter
 from acpfs.training.marks import Marks
-from acpfs.training.member import TURN_S, Member, Order
+from acpfs.training.member import TURN_S, Collectives, Member, Order
 from acpfs.training.messages import (
     Gate,
     Goodbye,
@@ -177,7 +177,7 @@ class Rank:
             world.job,
             hello,
             self.marks,
-            self.ring,
+            Collectives(self.ring),
             cast("Interrupter", _Interrupter(self.ring, lambda: self._is_in_c)),
             POLICY,
             on_stuck=self._stand_in,

@@ -17,7 +17,7 @@ from acpfs.training.marks import Marks
 from acpfs.training.torch import end_mark
 from acpfs.training.torch.end_mark import KEPT_UPDATES, ChangedError, EndDigest, EndMark
 from acpfs.training.torch.gate import NoGate
-from acpfs.training.torch.hooks import UpdateHooks
+from acpfs.training.torch.hooks import UpdateCalls, UpdateHooks
 from acpfs.training.torch.local_state import OwnState
 from tests.training.ranks.forked import Ranks, join_group
 
@@ -133,7 +133,9 @@ class Fused(Loop):
     def __init__(self) -> None:
         super().__init__()
         self.optimizer = torch.optim.Adam([self.weight], fused=True)
-        hooks = UpdateHooks([self.optimizer], Marks(), NoGate(), self.ready, end=self.mark)
+        hooks = UpdateHooks(
+            [self.optimizer], Marks(), NoGate(), UpdateCalls(self.ready), end=self.mark
+        )
         hooks.install()
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         self.scaler.scale(torch.zeros(1))  # it makes its state with the first loss

@@ -21,7 +21,7 @@ from acpfs.training.interrupt import Interrupted
 from acpfs.training.marks import Mark, Marks
 from acpfs.training.messages import Phase
 from acpfs.training.torch.gate import ExplicitGate, NoGate
-from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
+from acpfs.training.torch.hooks import UpdateCalls, UpdateHooks, refuse_several_with_scaler
 from tests.training.ranks.forked import Ranks, join_group
 
 
@@ -46,7 +46,8 @@ def hooked(
 ) -> tuple[UpdateHooks, Marks, list[int]]:
     marks = Marks()
     ready = list[int]()
-    hooks = UpdateHooks(optimizers, marks, gate or NoGate(), ready.append, update=update)
+    calls = UpdateCalls(ready.append, update=update)
+    hooks = UpdateHooks(optimizers, marks, gate or NoGate(), calls)
     hooks.install()
     return hooks, marks, ready
 
@@ -228,7 +229,9 @@ class CallsTwice(torch.optim.SGD):  # type: ignore[misc]  # torch is Any where t
 
 @pytest.mark.clause("T40")
 def test_a_closure_inside_an_update_is_refused() -> None:
-    needs = UpdateHooks([torch.optim.LBFGS([parameter()])], Marks(), NoGate(), lambda step: None)
+    needs = UpdateHooks(
+        [torch.optim.LBFGS([parameter()])], Marks(), NoGate(), UpdateCalls(lambda step: None)
+    )
     with pytest.raises(ConfigError, match="closure"):
         needs.install()
     twice = CallsTwice([parameter()])

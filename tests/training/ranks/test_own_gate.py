@@ -16,7 +16,7 @@ from acpfs.training import protect
 from acpfs.training.marks import Mark, Marks
 from acpfs.training.messages import GateResult, Phase
 from acpfs.training.torch.gate import ImplicitGate, NoGate
-from acpfs.training.torch.hooks import UpdateHooks
+from acpfs.training.torch.hooks import UpdateCalls, UpdateHooks
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault
 from tests.training.ranks.jobs import JOBS
@@ -43,7 +43,7 @@ def gated() -> tuple[UpdateHooks, Marks, ImplicitGate, Any]:
     optimizer = torch.optim.SGD([value], lr=1.0)
     marks = Marks()
     gate = ImplicitGate(clip)
-    hooks = UpdateHooks([optimizer], marks, gate, lambda step: None)
+    hooks = UpdateHooks([optimizer], marks, gate, UpdateCalls(lambda step: None))
     hooks.install()
     return hooks, marks, gate, (value, optimizer)
 
@@ -90,7 +90,7 @@ def test_an_update_outside_of_the_block_is_refused() -> None:
     _, _, _, (_, optimizer) = gated()
     with pytest.raises(ConfigError, match=r"protection\.gate"):
         optimizer.step()
-    other = UpdateHooks([optimizer], Marks(), NoGate(), lambda step: None)
+    other = UpdateHooks([optimizer], Marks(), NoGate(), UpdateCalls(lambda step: None))
     with pytest.raises(ConfigError, match="gate="), other.implicit_gate():
         pass
 
@@ -101,7 +101,8 @@ def _zero_alone(rank: int, store: Path) -> None:
     together = parameter()
     optimizer = ZeroRedundancyOptimizer([alone], torch.optim.Adam, lr=0.1)
     yardstick = ZeroRedundancyOptimizer([together], torch.optim.Adam, lr=0.1)
-    hooks = UpdateHooks([optimizer], Marks(), ImplicitGate(lambda values: None), lambda step: None)
+    calls = UpdateCalls(lambda step: None)
+    hooks = UpdateHooks([optimizer], Marks(), ImplicitGate(lambda values: None), calls)
     for outer in (optimizer, yardstick):
         outer.param_groups[0]["lr"] = 0.05  # as a scheduler does
     with pytest.raises(RuntimeError), hooks.implicit_gate():

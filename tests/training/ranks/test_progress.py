@@ -20,7 +20,7 @@ from acpfs.training.messages import Phase
 from acpfs.training.torch.aborts import Aborts
 from acpfs.training.torch.end_mark import EndMark
 from acpfs.training.torch.gate import NoGate
-from acpfs.training.torch.hooks import UpdateHooks
+from acpfs.training.torch.hooks import UpdateCalls, UpdateHooks
 from acpfs.training.torch.progress import (
     DeviceFailedError,
     LostError,
@@ -66,7 +66,10 @@ class Loop:
             is_done=self.progress.wait_updated,
         )
         self.hooks = UpdateHooks(
-            *([self.optimizer], self.marks, NoGate(), lambda step: self.end.look()),
+            [self.optimizer],
+            self.marks,
+            NoGate(),
+            UpdateCalls(lambda step: self.end.look()),
             end=self.end,
             progress=self.progress,
         )

@@ -16,7 +16,7 @@ from acpfs.training.marks import Marks
 from acpfs.training.messages import Phase, Stopped
 from acpfs.training.torch.end_mark import EndMark
 from acpfs.training.torch.gate import NoGate
-from acpfs.training.torch.hooks import UpdateHooks
+from acpfs.training.torch.hooks import UpdateCalls, UpdateHooks
 from acpfs.training.torch.left_state import State
 
 pytestmark = pytest.mark.clause("T79", "T81")
@@ -39,9 +39,8 @@ class Stopping:
             [self.optimizer],
             self.marks,
             NoGate(),
-            lambda step: None,
+            UpdateCalls(lambda step: None, update=self._update),
             end=end,
-            update=self._update,
         )
         self.state = State(cast("Any", None), HostState({}, lambda: None), hooks, end)
         self.marks.ready()
