@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -38,6 +39,8 @@ BYTES_MIN = 8 << 20
 MOUNT_WAIT_S = 120.0
 DRAIN_WAIT_S = 300.0
 LOOK_S = 0.05
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends it beside SIGINT, which Python makes an exception of."""
 SLOWER = "without passthrough, large writes take up to 7 times as long: `acpfs doctor` says why"
 
 
@@ -85,16 +88,26 @@ class Demo:
         Raises:
             MachineError: it fails, with what it said.
         """
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-m", "acpfs.cli.main", *map(str, words)],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=DRAIN_WAIT_S,
-            check=False,
         )
-        if done.returncode != 0:
-            raise MachineError(done.stderr.strip().removeprefix("acpfs: "))
+        try:
+            _, said = process.communicate(timeout=DRAIN_WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        except BaseException:
+            # whoever is told to end waits for a mount that is being made: else that would come
+            # behind the clearing, and stay
+            process.communicate(timeout=DRAIN_WAIT_S)
+            raise
+        if process.returncode != 0:
+            raise MachineError(said.strip().removeprefix("acpfs: "))
 
     def save(self, step: int, content: bytes, *, kill: bool = False) -> float:
         """A checkpoint of a few files and the name that says which is the newest; its seconds."""
@@ -182,6 +195,13 @@ class Demo:
         shutil.rmtree(self.place, ignore_errors=True)
 
 
+def _end(number: int, _frame: object) -> NoReturn:
+    """Handler of a signal that ends: in order, so that all is cleared."""
+    for further in ENDING:
+        signal.signal(further, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 def pieces(content: bytes) -> Sequence[memoryview]:
     """As a program writes them."""
     view = memoryview(content)
@@ -199,6 +219,9 @@ def command(directory: Path | None, size: int | None) -> int:
     Takes less than a minute and leaves nothing behind. Exit code 1: a promise did not hold.
     """
     bearable = min(SECONDS * BANDWIDTH, memory_bytes() // SHARE_OF_MEMORY)
+    endings = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in endings:
+        signal.signal(number, _end)
     place = Path(tempfile.mkdtemp(prefix="acpfs-demo-", dir=directory))
     place.chmod(0o700)
     os.environ[ENVIRONMENT_VARIABLE] = str(place / "run")
@@ -206,5 +229,7 @@ def command(directory: Path | None, size: int | None) -> int:
     try:
         demo.run()
     finally:
+        for number in endings:
+            signal.signal(number, signal.SIG_IGN)  # once is enough, and what is to go goes
         demo.clear()
     return int(ExitCode.OK if demo.good else ExitCode.FAILED)

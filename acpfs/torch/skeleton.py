@@ -88,8 +88,10 @@ def skeleton(value: object, name: str, options: dict[str, Any]) -> Iterator[tupl
     recorder = Recorder()
     with tempfile.TemporaryDirectory(prefix="acpfs-", dir=base) as directory:
         path = os.path.join(directory, name)
-        with recorder.ending():
-            original_save(value, path, **{**options, "pickle_module": recorder})
+        with recorder.ending(), _ascii(directory) as called:
+            original_save(
+                value, os.path.join(called, name), **{**options, "pickle_module": recorder}
+            )
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             sizes = {key: one.nbytes() for key, one in recorder.storages.items()}
@@ -98,6 +100,21 @@ def skeleton(value: object, name: str, options: dict[str, Any]) -> Iterator[tupl
             os.close(fd)
         Path(path).unlink()
     yield archive, recorder.storages
+
+
+@contextlib.contextmanager
+def _ascii(directory: str) -> Iterator[str]:
+    """A name of it in which all is ASCII: else torch calls all records "archive", whatever the
+    file's name.
+    """
+    if directory.isascii():
+        yield directory
+        return
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 __all__ = ["UnknownLayoutError", "skeleton"]

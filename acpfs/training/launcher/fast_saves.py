@@ -6,14 +6,15 @@ Imports no torch: where the program does, the two calls are replaced right behin
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from acpfs.training.launcher import template
 
@@ -34,25 +35,30 @@ def _install() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds torch once, as the others would."""
+    """Finds torch as the others would, until it is there."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self)
+                return spec
+        return None
 
 
 class _Loader(importlib.abc.Loader):
     """Loads torch, and then replaces the two calls."""
 
-    def __init__(self, own: importlib.abc.Loader) -> None:
+    def __init__(self, own: importlib.abc.Loader, finder: _Finder) -> None:
         self._own = own
+        self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._own.create_module(spec)
@@ -62,7 +68,17 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self._own  # who asks torch for its files asks this one
         module.__loader__ = self._own
         self._own.exec_module(module)
+        # Only now: whoever has only asked where torch is, or has failed to import it, may import
+        # it later.
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self._finder)
         _install()
+
+    def __getattr__(self, name: str) -> Any:
+        """Who has found torch, and does not import it, asks for its path, or its code."""
+        if name == "_own":  # of a copy that has none yet
+            raise AttributeError(name)
+        return getattr(self._own, name)
 
 
 def main() -> None:

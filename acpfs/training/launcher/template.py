@@ -12,20 +12,26 @@ a library that had computed there would be missing in all spares.
 from __future__ import annotations
 
 import array
+import builtins
 import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
 import sys
 import threading
 import time
+import types
 import warnings
+import zipfile
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +126,43 @@ def run(order: dict[str, Any]) -> None:
     if os.environ.get("ACPFS_FAST_SAVES"):
         importlib.import_module("acpfs.training.launcher.fast_saves").arrange()
     sys.argv = list(program)
+    # For good: `runpy.run_path` would take it away behind the last line, and a thread that goes on
+    # there could not pickle what it has of the program's own classes.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
     if order["module"]:
         sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        _run_as_main(program[0], alters_name=True)
+    elif Path(program[0]).is_dir() or zipfile.is_zipfile(program[0]):
+        sys.path.insert(0, str(Path(program[0]).absolute()))
+        _run_as_main("__main__", alters_name=False)
     else:
         sys.path.insert(0, str(Path(program[0]).resolve().parent))
-        runpy.run_path(program[0], run_name="__main__")
+        _run_file(main, str(Path(program[0]).absolute()))
+
+
+def _run_as_main(name: str, *, alters_name: bool) -> None:
+    """A module, as `-m` does: the interpreter's own way to do that, which has no public name.
+
+    `alters_name`: whether `sys.argv[0]` becomes its file.
+    """
+    runpy._run_module_as_main(name, alters_name)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _run_file(main: types.ModuleType, path: str) -> None:
+    """A script, or what it was compiled to."""
+    with io.open_code(path) as file:
+        code = pkgutil.read_code(file)
+        if code is None:
+            file.seek(0)
+            code = compile(file.read(), path, "exec")
+    vars(main).update(
+        __file__=path,
+        __cached__=None,
+        __package__=None,
+        __loader__=SourceFileLoader("__main__", path),
+    )
+    exec(code, vars(main))  # noqa: S102  # that is what it is for
 
 
 def received(link: socket.socket) -> tuple[bytes, list[int]]:
