@@ -26,6 +26,7 @@ from tests.rig.mounts import AcpfsMount
 SAVES = (
     *("torch.save", "acpfs.torch.save", "acpfs.torch.save, zlib", "torch.save, no checksums"),
     *("layout alone", "write(2) alone", "safetensors", "DCP, 1 thread", "DCP, 2 threads"),
+    *("DCP, acpfs.torch.Writer, 1 file", "DCP, acpfs.torch.Writer, 2 files"),
 )
 LOADS = ("torch.load", "acpfs.torch.load", "torch.load, mapped and copied")
 BARS = {"acpfs.torch.save": 1.4, "acpfs.torch.load": 1.5}

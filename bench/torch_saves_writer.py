@@ -19,7 +19,7 @@ import torch
 from torch.serialization import set_crc32_options, skip_data
 
 import acpfs.torch
-from acpfs.torch import crc, loading, saving
+from acpfs.torch import crc, loading, saving, windows
 from acpfs.torch.originals import original_load, original_save
 
 MIB = 1 << 20
@@ -41,11 +41,11 @@ def layout_alone(state: State, path: str) -> None:
 
 
 def with_zlib(state: State, path: str) -> None:
-    vars(saving)["crc32"] = zlib.crc32
+    vars(windows)["crc32"] = zlib.crc32
     try:
         acpfs.torch.save(state, path)
     finally:
-        vars(saving)["crc32"] = crc.crc32
+        vars(windows)["crc32"] = crc.crc32
 
 
 def bytes_alone(state: State, path: str) -> None:
@@ -64,11 +64,12 @@ def with_safetensors(state: State, path: str) -> None:
     save_file(state, path)
 
 
-def distributed(threads: int) -> Callable[[State, str], None]:
+def distributed(files: int, *, ours: bool = False) -> Callable[[State, str], None]:
     def saved(state: State, path: str) -> None:
         import torch.distributed.checkpoint as dcp
 
-        writer = dcp.FileSystemWriter(f"{path}.dcp", thread_count=threads)
+        made = acpfs.torch.Writer if ours else dcp.FileSystemWriter
+        writer = made(f"{path}.dcp", thread_count=files)
         dcp.save(state, storage_writer=writer, no_dist=True)
 
     return saved
@@ -84,6 +85,8 @@ SAVES: dict[str, Callable[[State, str], None]] = {
     "safetensors": with_safetensors,
     "DCP, 1 thread": distributed(1),
     "DCP, 2 threads": distributed(2),
+    "DCP, acpfs.torch.Writer, 1 file": distributed(1, ours=True),
+    "DCP, acpfs.torch.Writer, 2 files": distributed(2, ours=True),
 }
 LOADS: dict[str, Callable[[str], State]] = {
     "torch.load": original_load,

@@ -8,10 +8,11 @@ is torch's. Knows zip and nothing of tensors. An archive that is not as expected
 
 from __future__ import annotations
 
+import copy
 import os
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 END = b"PK\5\6"
 """Record at the end of the directory; torch's has no comment behind it."""
@@ -99,6 +100,19 @@ class Archive:
     def tail_at(self) -> int:
         """Where the tail begins: behind all storages."""
         return self._tail_at
+
+    def copied(self, prefix: str) -> Archive:
+        """The same once more, for other storages of the same sizes, whose keys begin with
+        `prefix`.
+        """
+        other = copy.copy(self)
+        vars(other)["_storages"] = {prefix + key: one for key, one in self._storages.items()}
+        other.parts = [
+            replace(part, key=part.key and prefix + part.key, text=bytearray(part.text))
+            for part in self.parts
+        ]
+        other.tail = bytearray(self.tail)
+        return other
 
     def crc_places(self) -> dict[str, int]:
         """Where the checksum of each storage stands behind its bytes; those without bytes have

@@ -42,7 +42,8 @@ class AcceleratorCopier:
         if current is None or current.type != device.type or not hasattr(torch.Stream, "__enter__"):
             raise NoWayError
         try:
-            self._pinned = torch.empty(length, dtype=torch.uint8, pin_memory=True)
+            # whatever the default device is
+            self._pinned = torch.empty(length, dtype=torch.uint8, device="cpu", pin_memory=True)
             self._stream = torch.Stream(device)
             # what the caller has queued for these tensors comes first
             self._stream.wait_stream(found.current_stream(device))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from acpfs.torch import ArchiveWriteError, load, loading, save, saving, side_by_side
+from acpfs.torch import ArchiveWriteError, load, loading, save, saving, side_by_side, windows
 from acpfs.torch.originals import original_load, original_save
 from acpfs.torch.skeleton import skeleton
 from acpfs.torch.storage_bytes import NoWayError, StorageBytes, memory_of
@@ -290,7 +290,7 @@ def test_more_than_four_gibibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Numbers of 64 bits, in a file that is nearly all hole; nobody compares it with torch's own,
     which would take as much memory.
     """
-    whole = saving._write_all
+    whole = windows.write_all
 
     def holes(fd: int, views: list[memoryview], at: int) -> None:
         for view in views:
@@ -298,7 +298,7 @@ def test_more_than_four_gibibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 whole(fd, [view], at)
             at += len(view)
 
-    monkeypatch.setattr(saving, "_write_all", holes)
+    monkeypatch.setattr(windows, "write_all", holes)
     monkeypatch.setattr(saving, "lies_in_mount", lambda _path: True)
     value = [torch.zeros(9 << 29, dtype=torch.uint8), torch.ones(1000), torch.arange(7)]
     path = tmp_path / "model.pt"

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import pickle
+import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from acpfs.torch import crc, load, loading, save, saving
+from acpfs.torch import crc, load, loading, save, saving, skeleton
 from acpfs.torch.originals import original_load, original_save
 from tests.frameworks.saves.corpus import NAMED, anything
 
@@ -96,6 +97,36 @@ def test_random_objects_in_windows_of_all_sizes(
         expected = pickled(original_load(tmp_path / "model.pt"))
         assert pickled(load(mounted / "model.pt")) == expected, seed
     assert len(found) == SEEDS
+
+
+@clause("T216")
+def test_windows_in_any_order(
+    mounted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one first: what a window needs of one before it, or leaves to one behind, is seen;
+    a checksum that lies in two of them above all.
+    """
+
+    def backwards(workers: Any, pieces: Any) -> None:
+        for piece in reversed(list(pieces)):
+            workers[0](piece)
+
+    monkeypatch.setattr(saving, "side_by_side", backwards)
+    for seed in range(SEEDS):
+        monkeypatch.setattr(saving, "WINDOW_BYTES", 61 + seed)
+        check([torch.arange(seed % 9), torch.ones(3), torch.randn(40)], mounted, tmp_path)
+
+
+@clause("T216")
+def test_a_directory_for_temporary_files_that_is_not_ascii(
+    mounted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no /dev/shm."""
+    (other := tmp_path / "größer").mkdir()
+    monkeypatch.setattr(skeleton, "IN_MEMORY", str(tmp_path / "none"))
+    monkeypatch.setattr(tempfile, "tempdir", str(other))
+    check(NAMED["trained"](), mounted, tmp_path)
+    assert list(other.iterdir()) == []
 
 
 @clause("T216")
