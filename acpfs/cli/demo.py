@@ -41,7 +41,6 @@ DRAIN_WAIT_S = 300.0
 LOOK_S = 0.05
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """What ends it beside SIGINT, which Python makes an exception of."""
-SLOWER = "without passthrough, large writes take up to 7 times as long: `acpfs doctor` says why"
 
 
 def memory_bytes() -> int:
@@ -167,7 +166,9 @@ class Demo:
         status = client.request(self.record(), "status")
         self.say(f"its way: {status['transport']}, {lanes_line(status)}")
         if PASSTHROUGH not in status["lane_choices"]:
-            self.say(SLOWER)
+            from acpfs.mounting.doctor import THROUGH_DAEMON
+
+            self.say(f"without passthrough {THROUGH_DAEMON}: `acpfs doctor` says why")
         whole, safe_at = self.watch(content, 1)
         self.say(f"the storage had it {safe_at - saved_at:.1f} s later, in the background")
         self.check("its `latest` never named what was not whole", holds=whole)

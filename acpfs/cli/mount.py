@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from attrs import Attribute
 
 ARGUMENTS = ("backing", "mountpoint")
-SLOWER = (
-    "the daemon moves their bytes, and large writes take up to 7 times as long as in passthrough, "
-    "which root has from Linux 6.9 on; `acpfs doctor` says more"
-)
-"""What it costs where the kernel does not write into RAM by itself."""
 
 
 def setting_options() -> list[click.Option]:
@@ -118,7 +113,13 @@ def lane_taken(settings: Settings) -> str:
         return ""
     if PASSTHROUGH in status["lanes"]:
         return ""
-    return f"{mountpoint}: files go in the lane {', '.join(status['lanes'])}: {SLOWER}"
+    from acpfs.mounting.doctor import THROUGH_DAEMON
+
+    return (
+        f"{mountpoint}: files go in the lane {', '.join(status['lanes'])}: the daemon moves their "
+        f"bytes, and {THROUGH_DAEMON} as in passthrough, which root has from Linux 6.9 on; "
+        "`acpfs doctor` says more"
+    )
 
 
 @click.command(

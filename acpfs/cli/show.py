@@ -21,6 +21,9 @@ LINE_MAX = 100_000
 """Columns: more than any table has."""
 WITHHELD = "EHOSTDOWN"
 """Error of what waits for a node that is missing."""
+BETWEEN = "   "
+FOLDED_MIN = 20
+"""Columns of a terminal below which cells are not folded: lines are, by the terminal."""
 LONG_ROWS = 50
 """Tables with more rows than these are not drawn by rich alone."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -78,26 +81,63 @@ def table(
 ) -> None:
     """Print a table; columns named in `numbers` are aligned right."""
     console_ = console(stderr=stderr)
-    all_rows = [tuple(row) for row in rows]
+    all_rows: Sequence[Sequence[str]] = [tuple(row) for row in rows]
     long = _long_table(console_, headings, all_rows, numbers) if len(all_rows) > LONG_ROWS else None
     if long is None:
-        drawn = _drawn(headings, all_rows, numbers)
+        headings, all_rows = fitted(console_, headings, all_rows)
+        drawn = _drawn(headings, all_rows, numbers, folded=_folded(console_, headings, all_rows))
         console_.width = wide_enough(console_, drawn)
         console_.print(drawn)
     else:
         click.echo(long, err=stderr)
 
 
-def wide_enough(console_: Console, drawn: Table) -> int:
-    """Columns for a table: those of a terminal, which folds cells; in a pipe at least as many as
-    the table has, where rich would leave nothing but dots of it.
+def fitted(
+    console_: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Where a terminal has no room for all columns, those in which anything stands."""
+    is_pipe = console_.soft_wrap
+    if is_pipe or not rows or _needed(_widths(headings, rows)) <= console_.width:
+        return headings, rows
+    kept = [n for n, _heading in enumerate(headings) if any(row[n] for row in rows)]
+    return [headings[n] for n in kept], [[row[n] for n in kept] for row in rows]
+
+
+def _folded(
+    console_: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> str | None:
+    """The column whose cells are folded, so that a terminal has room for the table.
+
+    Words that are cut in the middle, in each column, are worse to read than lines that are.
+    None: nothing is folded, as there is room, or would not be even so.
     """
+    widths = _widths(headings, rows)
+    widest = max(widths)
+    over = _needed(widths) - console_.width
+    if console_.soft_wrap or not 0 < over <= widest - FOLDED_MIN:
+        return None
+    return headings[widths.index(widest)]
+
+
+def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Of each column: of its longest cell."""
+    from rich.cells import cell_len
+
+    return [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
+
+
+def _needed(widths: Sequence[int]) -> int:
+    """Columns of a whole table, with what stands between."""
+    return sum(widths) + len(BETWEEN) * (len(widths) - 1) + 2
+
+
+def wide_enough(console_: Console, drawn: Table) -> int:
+    """Columns for a table: at least as many as it cannot do without."""
     from rich.measure import Measurement
 
-    if not console_.soft_wrap:
-        return console_.width
     wanted = Measurement.get(console_, console_.options.update(width=LINE_MAX), drawn)
-    return max(console_.width, wanted.maximum)
+    whole = console_.soft_wrap or all(column.no_wrap for column in drawn.columns)
+    return max(console_.width, wanted.maximum if whole else wanted.minimum)
 
 
 def _drawn(
@@ -105,6 +145,7 @@ def _drawn(
     rows: Iterable[Sequence[str]],
     numbers: Sequence[str],
     widths: Sequence[int | None] | None = None,
+    folded: str | None = None,
 ) -> Table:
     from rich import box
     from rich.table import Table
@@ -117,6 +158,7 @@ def _drawn(
             justify="right" if heading in numbers else "left",
             overflow="fold",
             min_width=width,
+            no_wrap=heading != folded,
         )
     for row in rows:
         drawn.add_row(*(Text(cell) for cell in row))
@@ -141,10 +183,9 @@ def _long_table(
     columns = list(zip(headings, *rows, strict=True))
     if not all(cell.isprintable() for column in columns for cell in column):
         return None
-    widths = [max(map(cell_len, column)) for column in columns]
+    widths = _widths(headings, rows)
     is_right = [heading in numbers for heading in headings]
-    between = "   "
-    if sum(widths) + len(between) * (len(widths) - 1) + 2 > console_.width:
+    if _needed(widths) > console_.width:
         return None
 
     def line(row: Sequence[str]) -> str:
@@ -153,7 +194,7 @@ def _long_table(
             shown = cell.rstrip() if right else cell  # as rich has it
             space = " " * (width - cell_len(shown))
             cells.append(space + shown if right else shown + space)
-        return f" {between.join(cells)} "
+        return f" {BETWEEN.join(cells)} "
 
     with console_.capture() as captured:
         console_.print(_drawn(headings, rows[:1], numbers, widths))

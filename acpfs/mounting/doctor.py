@@ -64,7 +64,7 @@ PROBE_NODE = "doctor"
 FULL_BYTES = 1 << 20
 """Less is full: what acpfs itself needs there, and some files."""
 DEFAULT_SHARE = "25%"
-THROUGH_DAEMON = "large writes take up to 7 times as long"
+THROUGH_DAEMON = "large writes take about 4 times as long"
 """3.4 instead of 24 GB/s (bench/results/native.md)."""
 FEATURES = {
     InitFlag.HAS_RESEND: "resending of requests (6.9): calls under way when a worker dies fail",

@@ -46,7 +46,7 @@ which Linux cuts at 2 GiB.
 """
 HUGE_CHOICES = ("within_size", "advise", "")
 """Not every kernel is built with huge pages."""
-SMALL_PAGES = "with small pages large writes take up to 8 times as long"
+SMALL_PAGES = "with small pages large writes take about 4 times as long"
 """Huge ones: 22.9 instead of 3.0 GB/s for a new file (bench/results/native.md)."""
 _META = "meta.json"
 _SUFFIXES = frozenset({".sock", ".handover", ".json", ".log"})

@@ -60,8 +60,7 @@ def begun(status: Status) -> tuple[str, str]:
             "mount",
             (
                 f"acpfs {worker.version} serves: {status.transport}, "
-                f"{status.ram.budget_bytes} bytes "
-                "of RAM"
+                f"{status.ram.budget_bytes / (1 << 30):.1f} GiB of RAM"
             ),
         )
     return (

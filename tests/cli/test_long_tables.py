@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
+from collections.abc import Sequence
 
 import pytest
+
+from rich.console import Console
 
 from acpfs.cli import show
 
@@ -67,3 +71,40 @@ def test_a_table_fits_a_pipe_however_narrow_the_terminal_is(
     lines = capsys.readouterr().out.splitlines()
     assert sum("word" in line for line in lines) == 1
     assert next(line for line in lines if "word" in line).count("word") == 9 * len(headings)
+
+
+def in_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int, headings: Sequence[str], *many: Sequence[str]
+) -> list[str]:
+    """Lines of a table in a terminal of so many columns."""
+    drawn = io.StringIO()
+    terminal = Console(file=drawn, width=columns, force_terminal=True, color_system=None)
+    monkeypatch.setattr(show, "console", lambda *, stderr=False: terminal)
+    show.table(headings, many, numbers=("size",))
+    return [line.rstrip() for line in drawn.getvalue().splitlines()]
+
+
+FILES = ("state", "size", "tier", "xxh3-128", "error", "written by", "path")
+
+
+def test_a_narrow_terminal_gets_no_empty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`acpfs-ctl ls` in 80 columns cut each word in the middle."""
+    row = ("persisted", "24.0 MiB", "ram+backing", "c" * 32, "", "", "run1/a.pt")
+    lines = in_terminal(monkeypatch, 80, FILES, row)
+    assert max(map(len, lines)) <= 80
+    assert "error" not in "".join(lines)
+    assert all(any(cell in line for line in lines) for cell in row if "c" not in cell)
+
+
+def test_only_the_widest_column_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ("streaming", "24.0 MiB", "ram+backing", "why " * 20, "EIO", "12 python", "a.pt")
+    lines = in_terminal(monkeypatch, 100, FILES, row)
+    assert max(map(len, lines)) <= 100
+    assert all(any(cell in line for line in lines) for cell in row if not cell.startswith("why"))
+    assert sum(line.count("why") for line in lines) == 20
+
+
+def test_where_that_does_not_help_lines_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = tuple(f"{heading} is not empty" for heading in FILES)
+    lines = in_terminal(monkeypatch, 60, FILES, row)
+    assert any(all(cell in line for cell in row) for line in lines)

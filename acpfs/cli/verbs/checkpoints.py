@@ -27,7 +27,10 @@ def command(target: Target, path: str | None, as_json: bool) -> None:
         show.print_json(found)
         return
     if not found:
-        click.echo("no checkpoint is known")
+        click.echo(
+            "no checkpoint is known; one is a name with a step, such as step-100/ or model-100.pt "
+            "(checkpoint_patterns)"
+        )
         return
     headings = (
         "checkpoint",
