@@ -151,7 +151,7 @@ def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> Moun
     if len(living) == 1:
         return living[0]
     if not living:
-        raise NotMountedError("no acpfs is mounted")
+        raise NotMountedError(_why_none_lives(known))
     names = ", ".join(record.mountpoint for record in living)
     raise SeveralMountsError(f"several are mounted, name one: {names}")
 
@@ -169,6 +169,18 @@ def locate(path: str, known: list[MountRecord] | None = None) -> tuple[MountReco
     if reached not in mountpoints:
         raise NotMountedError(_why_in_none(path, mountpoints))
     return mountpoints[reached], rest
+
+
+def _why_none_lives(known: Iterable[MountRecord]) -> str:
+    """Of these, none has a daemon. One that is mounted still is told from none at all."""
+    mounted = _mounted()
+    dead = next((one for one in known if one.mountpoint in mounted), None)
+    if dead is None:
+        return "no acpfs is mounted"
+    return (
+        f"the daemon of {dead.mountpoint} is gone: `acpfs mount {dead.backing} {dead.mountpoint}` "
+        "clears that mount away, and drains what is in RAM"
+    )
 
 
 def lies_in_mount(path: str) -> bool:

@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-
 from rich.console import Console
 
 from acpfs.cli import show

@@ -103,6 +103,18 @@ def test_several_mounts_must_be_told_apart_and_dead_ones_do_not_count(run_dir: P
     assert caught.value.exit_code is ExitCode.USAGE
 
 
+def test_a_mount_whose_daemon_is_gone_is_told_from_none(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is on call asks `acpfs-ctl status`, and sees the mount in findmnt."""
+    registry.write(record("/mnt/dead", run_dir, alive=False))
+    with pytest.raises(NotMountedError, match="no acpfs is mounted"):
+        registry.find(None)
+    monkeypatch.setattr(registry, "_mounted", lambda: {"/mnt/dead"})
+    with pytest.raises(NotMountedError, match=r"/mnt/dead is gone: `acpfs mount .* /mnt/dead`"):
+        registry.find(None)
+
+
 def test_mounts_of_others_are_no_choice(run_dir: Path) -> None:
     mine = record("/mnt/mine", run_dir)
     Path(mine.socket).touch()
