@@ -4,9 +4,10 @@ in microseconds per call, as JSON.
 Usage: python -m bench.calls [--files N] [--rounds N]. One process, the real parts over directories
 below $TMPDIR, engine held. A thread's processor time hardly depends on who else uses the machine,
 so this tells two builds apart where nothing else can. `bench.compiled` runs it. With --count: how
-many Python functions of acpfs are called, in how many modules, for a write of 1 MiB and for a small
-file, which nobody else who uses the machine changes; until a small file is persisted, which takes
-threads that find more or less to do at a time, hardly.
+many Python functions of acpfs are called, in how many modules, for a write of 1 MiB, a close and a
+small file, which nobody else who uses the machine changes; in how many transactions of the state
+one closed file comes to be persisted; and what a cold read and a small file until it is persisted
+take, where threads find more or less to do at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.filesystem.world import CALLER, World, world
 
 CONTENT = bytes(4096)
 PERSISTED_FILES = 200
+COLD_BYTES = 128 << 10
 OURS = f"{Path(acpfs.__file__).parent}/"
 
 
@@ -92,6 +94,8 @@ class Counted:
         self._called = itertools.count()  # one call of C: threads lose none
         self._before = 0
         self.modules = set[str]()
+        self.transactions = 0
+        """Of the state; read where no other thread is at work."""
 
     @property
     def calls(self) -> int:
@@ -102,6 +106,7 @@ class Counted:
         """Forget what was seen."""
         self._before = next(self._called) + 1
         self.modules.clear()
+        self.transactions = 0
 
     def see(self, frame: FrameType, event: str, _argument: object) -> None:
         """For `setprofile`."""
@@ -109,6 +114,7 @@ class Counted:
         if event == "call" and name.startswith(OURS):
             next(self._called)
             self.modules.add(name)
+            self.transactions += name.endswith("ram/state.py") and frame.f_code.co_name == "_end"
 
     def __enter__(self) -> Counted:
         sys.setprofile(self.see)
@@ -118,13 +124,14 @@ class Counted:
         sys.setprofile(None)
 
 
-def count_persisted(files: int) -> dict[str, float]:
-    """Per small file, from create until it is persisted: all threads, the engine's and those of the
-    pools too.
+def count_in_threads(files: int) -> dict[str, dict[str, float]]:
+    """What takes the engine's threads and those of the pools, too: a small file from create until
+    it is persisted; what one closed file still takes; the first look at a file, and its bytes.
     """
     seen = Counted()
 
-    async def scenario(base: Path) -> dict[str, float]:
+    async def scenario(base: Path) -> dict[str, dict[str, float]]:
+        counts: dict[str, dict[str, float]] = {}
         async with world(base, budget_bytes=1 << 30) as w:
             run = w.fs.steps.run
             fs = w.fs
@@ -136,11 +143,28 @@ def count_persisted(files: int) -> dict[str, float]:
                     run(fs.flush(opened.handle, 1))
                     run(fs.release(opened.handle))
                 await w.drained()
-            return {
+            counts["create to persisted"] = {
                 "calls": round(seen.calls / files),
                 "modules": len(seen.modules),
                 "files": files,
             }
+            opened, _attributes = run(fs.create(ROOT, b"alone", 0o644, os.O_WRONLY, CALLER))
+            run(fs.write(opened.handle, 0, CONTENT))
+            seen.begin_again()
+            run(fs.flush(opened.handle, 1))
+            run(fs.release(opened.handle))
+            await w.drained()
+            transactions = seen.transactions
+            counts["close to persisted"] = {"calls": seen.calls, "transactions": transactions}
+            for cold in ("cold1", "cold2", "cold3"):
+                (w.backing / cold).write_bytes(bytes(COLD_BYTES))
+                seen.begin_again()
+                node = run(fs.lookup(ROOT, cold.encode()))
+                opened = run(fs.open(node.ino, os.O_RDONLY, CALLER))
+                run(fs.read(opened.handle, 0, COLD_BYTES))
+                counts["cold read"] = {"calls": seen.calls, "modules": len(seen.modules)}
+                run(fs.release(opened.handle))
+        return counts
 
     threading.setprofile(
         seen.see
@@ -173,11 +197,13 @@ def count() -> dict[str, dict[str, float]]:
                 run(fs.write(opened.handle, 0, bytes(1 << 20)))
                 with Counted() as write:
                     run(fs.write(opened.handle, 1 << 20, bytes(1 << 20)))
-                run(fs.flush(opened.handle, 1))
-                run(fs.release(opened.handle))
+                with Counted() as close:
+                    run(fs.flush(opened.handle, 1))
+                    run(fs.release(opened.handle))
                 run(fs.unlink(ROOT, name))
                 for what, seen in (
                     ("write of 1 MiB", write),
+                    ("close", close),
                     ("create to stat", life),
                     ("unlink", unlink),
                 ):
@@ -187,7 +213,7 @@ def count() -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as base:
         return {
             **trio.run(scenario, Path(base)),
-            "create to persisted": count_persisted(PERSISTED_FILES),
+            **count_in_threads(PERSISTED_FILES),
         }
 
 

@@ -82,12 +82,14 @@ class Closes:
         if handle.store is not None:
             self._doubtful.went_on(handle)
         handle.changing += 1
-        self._wrote(handle)
+        if not handle.wrote:
+            self._wrote(handle)
 
     def changed(self, handle: Handle) -> None:
         """The call has ended. Its writer is at it again, also where a close came meanwhile."""
         handle.changing -= 1
-        self._wrote(handle)
+        if not handle.wrote:
+            self._wrote(handle)
 
     def wrote_mapped(self, handle: Handle, offset: int, size: int) -> None:
         """What is about to be written through the handle may have been changed through a mapping of
@@ -98,7 +100,8 @@ class Closes:
             one.only_written = False
             if one.store is not None:
                 self._doubtful.went_on(one)
-            self._wrote(one)
+            if not one.wrote:
+                self._wrote(one)
 
     def writes(self, handle: Handle, pid: int) -> None:
         """A thread writes through it that did not do so last."""
@@ -111,9 +114,8 @@ class Closes:
             self._handles.changed(handle)
 
     def _wrote(self, handle: Handle) -> None:
-        if not handle.wrote:
-            handle.take(CloseEvent.WROTE)
-            self._handles.changed(handle)
+        handle.take(CloseEvent.WROTE)
+        self._handles.changed(handle)
 
     # -- closing
 

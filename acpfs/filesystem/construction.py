@@ -239,7 +239,7 @@ class FileSystemParts:
             self.upper,
             self.contents,
             self.lanes,
-            KeptHandles(self.kept, self.state.after_commit),
+            KeptHandles(self.kept, self.state),
             self._openers,
             self.durations,
             self.loads,

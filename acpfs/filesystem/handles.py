@@ -47,6 +47,7 @@ class Handles:
         self._durations = durations
         self._loads = loads
         self.kept = kept
+        self.changed = kept.changed
         self.writers = FileWriters(contents.kernel, openers)
         self._handles: dict[HandleId, Handle] = {}
         self._of_users: Counter[int] = Counter()
@@ -162,10 +163,6 @@ class Handles:
     def _put(self, handle: Handle) -> None:
         self._handles[handle.number] = handle
         self._count(handle, 1)
-
-    def changed(self, handle: Handle) -> None:
-        """Its lane, or what is known of its closes: its record says so, too."""
-        self.kept.changed(handle)
 
     def take_out(self, number: HandleId) -> Handle | None:
         """It is closed for good, or never was open to anybody; None: there is none of that number.

@@ -12,8 +12,9 @@ anything is served.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from acpfs.filesystem.close_states import CloseEvent, CloseState, next_state
 from acpfs.filesystem.last_close import Close
@@ -21,6 +22,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Lane
 from acpfs.ram.kept import Kept
 from acpfs.ram.mapped_records import NO_SLOT
+from acpfs.ram.state import StateDatabase
 from acpfs.types import HandleId, Ino, TierId
 from acpfs.writeback.log.ops import Op
 
@@ -85,6 +87,10 @@ class Handle:
     """
     state: CloseState = CloseState.CLEAN
     """Only `take` changes it."""
+    wrote: bool = False
+    """It changed the content since its last close, or is about to: so its state says, and it is
+    asked with each call.
+    """
     store: Op | None = None
     """The STORE of its latest close, as long as that is not known to be the last one: while it is
     LOGGED or OVERTAKEN, and no longer.
@@ -154,16 +160,19 @@ class Handle:
         Raises:
             IllegalCloseError: that does not lead anywhere from here.
         """
-        self.state = next_state(self.state, event)
+        self._put(next_state(self.state, event))
         if self.state is not CloseState.LOGGED and self.state is not CloseState.OVERTAKEN:
             self.store = None
         elif store is not None:
             self.store = store
 
-    @property
-    def wrote(self) -> bool:
-        """Whether it changed the content since its last close, or is about to."""
-        return self.state is CloseState.WRITTEN or self.state is CloseState.OVERTAKEN
+    def found(self, state: CloseState) -> None:
+        """So an earlier worker has recorded it."""
+        self._put(state)
+
+    def _put(self, state: CloseState) -> None:
+        self.state = state
+        self.wrote = state is CloseState.WRITTEN or state is CloseState.OVERTAKEN
 
     @property
     def is_in_doubt(self) -> bool:
@@ -215,10 +224,13 @@ class Handle:
 class KeptHandles:
     """Writes and reads the records of open files."""
 
-    def __init__(self, kept: Kept, after_commit: Callable[[Callable[[], None]], None]) -> None:
-        """`after_commit`: as `StateDatabase` has it."""
+    def __init__(self, kept: Kept, state: StateDatabase) -> None:
+        """`state`: with whose transactions the records go."""
         self._slots = kept.handles
-        self._after_commit = after_commit
+        self._after_commit = state.after_commit
+        self._changed: dict[Handle, None] = {}
+        """Since the last commit; their records are not written yet."""
+        state.beside_commit(self._changed, self._write)
         self._given_up = kept.given_up
         self._former = kept.former_handles
         self.first_number = kept.first_number
@@ -261,30 +273,51 @@ class KeptHandles:
         return bits | handle.uid << _UID_SHIFT
 
     def changed(self, handle: Handle) -> None:
-        """Its lane, or whether it wrote, or what is known of its closes changed."""
-        if handle.slot == NO_SLOT:
-            return
-        slots = self._slots
+        """Its lane, or whether it wrote, or what is known of its closes changed.
+
+        The record says so when the step is committed. What it says so that no half is published
+        it says at once, before the first byte changes: a request whose caller is killed does not
+        come again.
+        """
         slot = handle.slot
-        bits = self._bits(handle)
-        tentative = self._tentative(handle)
-        late_bits = slots.get(slot, _BITS) & ~bits & _WROTE
-        late_tentative = slots.get(slot, _TENTATIVE)
-        slots.set(slot, _FLAGS, self._flags(handle))
-        slots.set(slot, _LANE, _LANES.index(handle.lane))
-        slots.set(slot, _BITS, bits | late_bits)
-        slots.set(slot, _TENTATIVE, late_tentative or tentative)
-        if late_bits or late_tentative not in (0, tentative):
-            self._after_commit(lambda: self._as_it_is(handle))
+        if slot == NO_SLOT:
+            return
+        if handle.wrote or handle.others_wrote:
+            at_once = _WROTE * handle.wrote | _OTHERS * handle.others_wrote
+            self._slots.set(slot, _BITS, self._slots.get(slot, _BITS) | at_once)
+        self._changed[handle] = None
 
-    def _as_it_is(self, handle: Handle) -> None:
-        if handle.slot != NO_SLOT:
-            self._slots.set(handle.slot, _BITS, self._bits(handle))
-            self._slots.set(handle.slot, _TENTATIVE, self._tentative(handle))
+    def _write(self) -> None:
+        """Before the commit: whatever has happened to a handle in the step is written once.
 
-    @staticmethod
-    def _tentative(handle: Handle) -> int:
-        return handle.store.seq if handle.store is not None else 0
+        Whoever reads the state as it was before must find that it was written to, and whoever
+        reads the new one which version is in doubt: what says either goes only after the commit.
+        """
+        late = []
+        slots = self._slots
+        for handle in self._changed:
+            slot = handle.slot
+            if slot == NO_SLOT:
+                continue  # it is freed after the commit, whatever it says
+            bits = self._bits(handle)
+            tentative = 0 if handle.store is None else handle.store.seq
+            late_bits = slots.get(slot, _BITS) & ~bits & _WROTE
+            late_tentative = slots.get(slot, _TENTATIVE)
+            slots.set(slot, _FLAGS, self._flags(handle))
+            slots.set(slot, _LANE, _LANES.index(handle.lane))
+            slots.set(slot, _BITS, bits | late_bits)
+            slots.set(slot, _TENTATIVE, late_tentative or tentative)
+            if late_bits or late_tentative not in (0, tentative):
+                late.append((handle, bits, tentative))
+        self._changed.clear()
+        if late:
+            self._after_commit(partial(self._written, late))
+
+    def _written(self, late: list[tuple[Handle, int, int]]) -> None:
+        for handle, bits, tentative in late:
+            if handle.slot != NO_SLOT:
+                self._slots.set(handle.slot, _BITS, bits)
+                self._slots.set(handle.slot, _TENTATIVE, tentative)
 
     @staticmethod
     def _state(bits: int) -> CloseState:
@@ -365,7 +398,7 @@ class KeptHandles:
             handle.unique = words[_UNIQUE]
             handle.slot = slot
             handle.uid = bits >> _UID_SHIFT
-            handle.state = self._state(bits)
+            handle.found(self._state(bits))
             handle.unseen = bool(bits & _UNSEEN)
             handle.created = bool(bits & _CREATED)
             handle.bound = bool(bits & _BOUND)

@@ -217,6 +217,7 @@ class StateDatabase:
         `accept`.
         """
         self._writers: list[tuple[Sized, Callable[[], None]]] = []
+        self._beside: list[tuple[Sized, Callable[[], None]]] = []
         self._after: list[Callable[[], None]] = []
         self._follower: Callable[[list[Statement]], None] | None = None
         self._statements: list[Statement] = []
@@ -347,6 +348,12 @@ class StateDatabase:
         """
         self._writers.append((changed, write))
 
+    def beside_commit(self, changed: Sized, write: Callable[[], None]) -> None:
+        """The same for what is no part of the state, and goes with it: it makes no step one that
+        has changed something.
+        """
+        self._beside.append((changed, write))
+
     def after_commit(self, action: Callable[[], None]) -> None:
         """Have `action` called once, after the next commit: what takes away something that the
         state of before it still needs.
@@ -402,7 +409,7 @@ class StateDatabase:
             raise
 
     def _commit(self) -> bool:
-        for changed, write in self._writers:
+        for changed, write in (*self._writers, *self._beside):
             if changed:
                 write()
         has_changes = self._open or self.recording is not Recording.CURRENT

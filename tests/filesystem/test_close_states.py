@@ -6,6 +6,7 @@ import os
 import random
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -18,11 +19,13 @@ from acpfs.filesystem.close_states import (
     next_state,
 )
 from acpfs.filesystem.records import Lane
+from acpfs.types import ROOT
 from tests.filesystem.world import CALLER, KnownOpeners, world
 
 WROTE = 1
 WAITS = 128
 CLOSED = 256
+OTHERS = 32
 BITS = 7
 TENTATIVE = 8
 """Words of a record, and bits of one, as docs/FORMATS.md has them: earlier workers left them."""
@@ -96,5 +99,63 @@ def test_the_next_worker_finds_the_state_in_every_record(
             assert (handle.store is not None) is in_doubt
             if in_doubt:
                 assert handle.is_in_doubt
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S14", "S391")
+def test_a_record_says_that_it_is_written_to_before_the_first_byte_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that somebody else did it: that request does not come again where its caller is killed
+    with the worker.
+    """
+
+    async def main() -> None:
+        async with world(tmp_path, openers=KnownOpeners(), max_dirty_age_s=0) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+            ino = await w.write(b"f", b"old")
+            await w.drained()
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            seen = []
+            write = w.inner.contents.write
+
+            def looked(*arguments: Any, **words: Any) -> Any:
+                ((_slot, record),) = w.inner.kept.handles
+                seen.append(record[BITS] & (WROTE | OTHERS))
+                return write(*arguments, **words)
+
+            monkeypatch.setattr(w.inner.contents, "write", looked)
+            await w.do(w.fs.write(opened.handle, 0, b"new", CALLER.pid + 1))
+            assert seen == [WROTE | OTHERS]
+
+    trio.run(main)
+
+
+def test_a_step_writes_a_record_once_and_clears_it_when_that_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens to the open file in it: each word costs as much as a statement of Python."""
+
+    async def main() -> None:
+        async with world(tmp_path, openers=KnownOpeners(), max_dirty_age_s=0) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+            opened, _node = await w.do(w.fs.create(ROOT, b"f", 0o644, os.O_WRONLY, CALLER))
+            await w.do(w.fs.write(opened.handle, 0, b"new"))
+            kept = w.inner.kept.handles
+            words: list[tuple[int, int]] = []
+            put = kept.set
+
+            def noted(slot: int, word: int, value: int) -> None:
+                words.append((word, value & WROTE if word == BITS else value))
+                put(slot, word, value)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(kept, "set", noted)
+                await w.do(w.fs.flush(opened.handle, CALLER.pid))
+            said = [value for word, value in words if word == BITS]
+            assert said == [WROTE, 0], "before the commit it is written to, and not any more after"
+            assert [word for word, _value in words].count(TENTATIVE) == 2
+            await w.do(w.fs.release(opened.handle))
 
     trio.run(main)
