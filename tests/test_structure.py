@@ -112,6 +112,42 @@ ROOMS = [
     ("log",),
 ]
 """Of `acpfs.writeback`, from top to bottom; modules that are in none stand beside them."""
+FILESYSTEM_ROOMS = {
+    "facade": (
+        "at_once construction file_reports filesystem interrupted invariants known_files "
+        "preloading salvage scrub"
+    ),
+    "open files": "closes copy_range directories files lane_use open_files opens syncing",
+    "names": (
+        "attribute_calls awaited_names changes doubtful_closes mending names needed_nodes "
+        "node_use paths urgent"
+    ),
+    "moving bytes": (
+        "admission eviction hold outgrown pages_ahead payers reads spilling warming writable"
+    ),
+    "backing view": (
+        "ahead backing_space beneath bursts earlier_saves first_sight lower_reads lowerview "
+        "nameless notices questions read_handle recognition whole_reads"
+    ),
+    "bytes": (
+        "close_states closing contents copy_aside earlier_calls earlier_writers eviction_order "
+        "file_writers fullness handles kept_handles kernel_writes lanes last_close loads marks "
+        "missing outlook overflow retention room versions"
+    ),
+    "inodes": (
+        "acls body catalogue change_time damaged_files durations expectations fill "
+        "kept_listings known_names likely_sizes nodes op_paths pins records runs spare_threads "
+        "steps upper"
+    ),
+}
+"""Of `acpfs.filesystem`, from top to bottom → its modules (docs/ARCHITECTURE.md).
+
+A new module is put into the room whose subject it has.
+"""
+FACE_MAX = 10
+"""So many names other rooms have of one, as a reader can keep in mind; `construction` knows all."""
+WIDE_ROOMS = {"names", "moving bytes", "bytes", "inodes"}
+"""Those that show more still: 11, 12, 22 and 53."""
 BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|common)(_|$)")
 
 UNGUESSED = {
@@ -296,6 +332,36 @@ def test_rooms_import_downwards() -> None:
                     if height[name] < height[room]
                 ]
     assert wrong == []
+
+
+def _imports_within(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, module of the file system, name) of every import of one of the others."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("acpfs.filesystem."):
+            module = str(node.module).rpartition(".")[2]
+            for alias in node.names:
+                is_package = module == "content"
+                yield node.lineno, alias.name if is_package else module, alias.name
+
+
+def test_rooms_of_the_file_system_import_downwards_and_show_little() -> None:
+    order = list(FILESYSTEM_ROOMS)
+    room_of = {one: room for room, modules in FILESYSTEM_ROOMS.items() for one in modules.split()}
+    paths = sorted((PACKAGE / "filesystem").rglob("*.py"))
+    paths = [path for path in paths if path.name != "__init__.py"]
+    assert sorted(room_of) == sorted(path.stem for path in paths)
+    wrong = []
+    shown: dict[str, set[str]] = {room: set() for room in order}
+    for path in paths:
+        room = room_of[path.stem]
+        for line, module, name in _imports_within(path):
+            other = room_of[module]
+            if order.index(other) < order.index(room):
+                wrong.append(f"{named(path)}:{line} imports {module}, of {other}")
+            elif other != room and path.stem != "construction":
+                shown[other].add(name)
+    assert wrong == []
+    assert {room for room, names in shown.items() if len(names) > FACE_MAX} == WIDE_ROOMS
 
 
 def test_the_bottom_imports_only_the_bottom() -> None:
