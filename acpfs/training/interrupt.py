@@ -111,15 +111,15 @@ class Interrupter:
         every_s: float,
         stuck_s: float = 2.0,
         *,
-        spins: bool = False,
+        spins: Callable[[], bool] = lambda: False,
     ) -> None:
         """`thread`: its identifier.
 
         `updating`: whether it is to be left alone; once false it stays false until `disarm`.
 
         `stuck_s`: turns that take so long or longer, without processor time for the thread, make it
-        stuck. `spins`: a thread that waits for a device uses processor time: one that is at the
-        same instruction of Python all the while is stuck.
+        stuck. `spins`: whether a thread that waits uses processor time, for a device: then one that
+        is at the same instruction of Python all the while is stuck.
         """
         self._spins = spins
         self._thread = thread
@@ -166,7 +166,7 @@ class Interrupter:
 
     def _clock(self) -> object:
         """What differs when the thread has done anything: its processor time, or where it is."""
-        if not self._spins:
+        if not self._spins():
             return time.clock_gettime(time.pthread_getcpuclockid(self._thread))
         # there is no other way to see another thread's
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001

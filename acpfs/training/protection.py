@@ -162,7 +162,7 @@ class Protection:
         interrupter = Interrupter(
             *(threading.get_ident(), lambda: rank.marks.updating),
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
-            spins=rank.groups.device.is_behind,
+            spins=lambda: rank.groups.device.is_behind,
         )
         hello = Hello(
             *(

@@ -118,6 +118,7 @@ class Voyage:
         self._interrupter = Interrupter(
             *(main, lambda: self._marks.updating or importing(main, Voyage._enter.__code__)),
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
+            spins=lambda: self._run.is_behind,
         )
         self._run: Run
         self._member: Member
@@ -283,11 +284,25 @@ class Voyage:
         self._interrupter.disarm()
         self._member.parked = True
         mark = self._marks.now
-        self._device.stop()
-        self._run.stop(damaged=self._damaged)
-        self._device.restart()
+        if self._run.is_behind:
+            self._settle()
+        else:
+            self._device.stop()
+            self._run.stop(damaged=self._damaged)
+            self._device.restart()
         self._damaged = False
         self._member.tell(Stopped(mark.done, mark.ready, mark.phase))
+
+    def _settle(self) -> None:
+        """Stop where a device does the collectives: what it was told is done, or this process is of
+        no use.
+        """
+        from acpfs.training.torch.progress import LostError
+
+        try:
+            self._run.stop(damaged=self._damaged)
+        except LostError as error:
+            self._make_room(f"this rank's state is lost: {error}", all_stacks())
 
     def _leave(self, leave: Leave) -> None:
         self._interrupter.disarm()
@@ -334,9 +349,10 @@ class Voyage:
         """The loop was left by an exception: the fault's cause, or what the abort of its
         collectives raised.
         """
+        from acpfs.training.torch.progress import DeviceFailedError
         from acpfs.training.torch.rank import trouble_kind
 
-        if self._device.ends_process(error):
+        if isinstance(error, DeviceFailedError) or self._device.ends_process(error):
             self._make_room(
                 "the device can be used no more in this process",
                 "".join(traceback.format_exception(error)),

@@ -34,7 +34,7 @@ class Aborts:
         `may_end_everything`: no update is under way; waited for, `update_s` at most, where the
         device knows no other way than to end all that runs on it.
         """
-        self._device = device
+        self.device = device
         self._groups = groups
         self._may_end_everything = may_end_everything
         self._update_s = update_s
@@ -51,7 +51,7 @@ class Aborts:
         begun = 0
         with self._beginning:
             for group in self._groups():
-                number = 0 if self._device.ends_everything else id(group)
+                number = 0 if self.device.ends_everything else id(group)
                 if number in self._threads:
                     continue
                 thread = threading.Thread(
@@ -65,13 +65,13 @@ class Aborts:
 
     def _end(self, group: Any) -> None:
         try:
-            self._device.enter_thread()
-            if self._device.ends_everything:
+            self.device.enter_thread()
+            if self.device.ends_everything:
                 until = time.monotonic() + self._update_s
                 while not self._may_end_everything() and time.monotonic() < until:
                     time.sleep(LOOK_S)
                 self._is_stopped = True
-            self._device.end_collectives(group)
+            self.device.end_collectives(group)
         except Exception:
             log.exception("collectives could not be aborted", group=_name(group))
 
@@ -85,7 +85,7 @@ class Aborts:
             log.error("an abort does not end", aborts=len(late), stacks=all_stacks())
         elif self._is_stopped:
             self._is_stopped = False
-            self._device.restart()
+            self.device.restart()
         return not late
 
 

@@ -7,6 +7,7 @@ sent, and the rank that has it is then replaced without its random numbers.
 
 from __future__ import annotations
 
+import io
 import pickle
 from typing import Any
 
@@ -21,7 +22,18 @@ _LENGTH_BYTES = 8
 
 
 def packed(taken: Taken) -> bytes:
-    return pickle.dumps(taken, protocol=pickle.HIGHEST_PROTOCOL)
+    written = io.BytesIO()
+    _OnHost(written, protocol=pickle.HIGHEST_PROTOCOL).dump(taken)
+    return written.getvalue()
+
+
+class _OnHost(pickle.Pickler):
+    """Tensors of a device come from the host's memory: another rank's device has another number."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
 
 
 def unpacked(data: bytes) -> Taken:

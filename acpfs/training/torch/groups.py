@@ -34,21 +34,6 @@ def _backends(config: object) -> set[str]:
     return {part.rpartition(":")[2] for part in str(config).split(",")}
 
 
-def refuse_other_backends() -> None:
-    """Of the default group, which has to be there.
-
-    Raises:
-        ConfigError: another than gloo.
-    """
-    # As torch has resolved it: "cpu:gloo" also where init_process_group was given none.
-    backend = dist.get_backend_config()
-    if _backends(backend) != {"gloo"}:
-        raise ConfigError(
-            f"backend {backend}: ranks are replaced in jobs with gloo only; with an accelerator's "
-            "use acpfs.training.protect"
-        )
-
-
 def device_of_groups(untried: bool) -> Device:
     """Whose collectives the default group does.
 
@@ -57,6 +42,7 @@ def device_of_groups(untried: bool) -> Device:
     Raises:
         ConfigError: a backend that nobody can be got out of; or one that no device has seen.
     """
+    # As torch has resolved it: "cpu:gloo" also where init_process_group was given none.
     backend = dist.get_backend_config()
     found = _backends(backend) - {"gloo"}
     if not found:
@@ -93,6 +79,33 @@ def _refuse_watchdog() -> None:
     for name in _BLOCKING:
         if os.environ.get(name, "0") not in ("0", ""):
             raise ConfigError(f"{name}: each wait would keep the main thread in C; unset it")
+
+
+def groups_of_device() -> dict[Any, Any]:
+    """Groups that there are, and whose collectives are not gloo's → torch's device of these; from
+    any thread.
+    """
+    # torch offers no list of groups
+    configs = dict(dist.distributed_c10d._world.pg_backend_config)  # noqa: SLF001
+    found = {}
+    for group, config in configs.items():
+        for part in str(config).split(","):
+            kind, _, backend = part.rpartition(":")
+            if backend in BACKENDS:
+                found[group] = torch.device(kind or "cpu")
+    return found
+
+
+def groups_have_failed() -> bool:
+    """Whether one of these says so, where its backend can."""
+    for group, kind in groups_of_device().items():
+        try:
+            error = group._get_backend(kind).get_error()  # noqa: SLF001  # no public name
+        except (RuntimeError, AttributeError, NotImplementedError):  # it cannot
+            continue
+        if getattr(error, "name", "SUCCESS") != "SUCCESS":
+            return True
+    return False
 
 
 class Groups:
@@ -135,28 +148,11 @@ class Groups:
 
     def of_device(self) -> dict[Any, Any]:
         """Groups whose collectives the accelerator does → torch's device of these."""
-        if not self.device.is_behind:
-            return {}
-        # torch offers no list of groups
-        configs = dict(dist.distributed_c10d._world.pg_backend_config)  # noqa: SLF001
-        found = {}
-        for group, config in configs.items():
-            for part in str(config).split(","):
-                kind, _, backend = part.rpartition(":")
-                if backend != "gloo":
-                    found[group] = torch.device(kind or "cpu")
-        return found
+        return groups_of_device() if self.device.is_behind else {}
 
     def have_failed(self) -> bool:
         """Whether a group of the accelerator says so, where its backend can."""
-        for group, kind in self.of_device().items():
-            try:
-                error = group._get_backend(kind).get_error()  # noqa: SLF001  # no public name
-            except (RuntimeError, AttributeError, NotImplementedError):  # it cannot
-                continue
-            if getattr(error, "name", "SUCCESS") != "SUCCESS":
-                return True
-        return False
+        return self.device.is_behind and groups_have_failed()
 
     def make(self) -> Any:
         """A group of all ranks."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from acpfs.errors import ConfigError
@@ -87,13 +88,14 @@ class TorchHolding:
 
     begun: int | None = None
 
-    def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
-        """Made by all ranks at the same place.
+    def __init__(self, model: Any, optimizers: Sequence[Any], control: Any = None) -> None:
+        """Made by all ranks at the same place. `control`: a group of gloo's, of all ranks.
 
         Raises:
             ConfigError: something that cannot be told from them.
         """
         self.optimizers = optimizers
+        self._control = control
         self.layout = layout_of(model, optimizers)
         self._state = LocalState(model, optimizers, self.layout)
         self.buffers = self._state.buffers
@@ -128,11 +130,11 @@ class TorchHolding:
     def spread(self, givers: Mapping[Shard, int]) -> None:
         """Of ZeRO: the fault may have kept them from being sent round."""
         own = {name for names in self.layout.parameters.values() for name in names}
-        wishes = gathered(tuple(sorted(self._parameters.keys() - own)))
+        wishes = self._gathered(tuple(sorted(self._parameters.keys() - own)))
         if not any(wishes):
             return
         mine = [shard for shard, rank in givers.items() if rank == dist.get_rank()]
-        owners = gathered(
+        owners = self._gathered(
             {
                 name: dist.get_rank()
                 for shard in mine
@@ -142,21 +144,26 @@ class TorchHolding:
         owner = {name: rank for one in owners for name, rank in one.items()}
         for rank, names in enumerate(wishes):
             for name in names:
+                whole = local(self._parameters[name])
                 if owner[name] == dist.get_rank():
-                    dist.send(local(self._parameters[name]).contiguous(), rank)
+                    dist.send(whole.contiguous().cpu(), rank, group=self._control)
                 elif rank == dist.get_rank():
-                    dist.recv(local(self._parameters[name]), owner[name])
+                    room = torch.empty_like(whole, device="cpu")
+                    dist.recv(room, owner[name], group=self._control)
+                    whole.copy_(room)
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """Everybody's, by rank; a collective."""
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value, group=self._control)
+        return found
 
     def load(self, path: Path, rank: int) -> Any:
         owned = {name for names in self.layout.parameters.values() for name in names}
-        return snapshot.load(path, rank, self._parameters, owned, self.optimizers, self.buffers)
+        return snapshot.load(
+            *(path, rank, self._parameters, owned, self.optimizers, self.buffers),
+            group=self._control,
+        )
 
     def writer(self, host: HostState, rank: int) -> Writer:
-        return DistributedWriter(self._state, host, rank)
-
-
-def gathered(value: Any) -> list[Any]:
-    """Everybody's, by rank; a collective."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+        return DistributedWriter(self._state, host, rank, self._control)

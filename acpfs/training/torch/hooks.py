@@ -326,6 +326,14 @@ class UpdateHooks:
         else:  # also behind one that is torn
             self._signals.drop()
 
+    def wait_done(self) -> None:
+        """Returns when the device has done the last update.
+
+        Raises:
+            DeviceFailedError: it does not.
+        """
+        self._progress.wait_updated()
+
     def _end(self) -> None:
         self._progress.launched()
         self._end_mark.note()

@@ -70,6 +70,7 @@ class State:
         """Do the update that is ready, alone."""
         marks.stand_ready(step)  # an earlier try to begin elsewhere may have moved the mark
         self.hooks.finish_alone()
+        self.hooks.wait_done()
         self.stopped = Stopped(step, step, Phase.COMPUTING)
 
     def stop(self, now: Stopped, *, damaged: bool) -> None:
@@ -232,6 +233,7 @@ class LeftState:
         fresh.host.give(self.taken(step).values)
         marks.stand_ready(step)
         fresh.hooks.finish_alone()
+        fresh.hooks.wait_done()
         fresh.held.fill_gradients({})
         self._fresh = fresh
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.logger import get_logger
@@ -29,22 +28,17 @@ from acpfs.training.policy import Policy
 from acpfs.training.sources import Having, Origin, Sources, sources
 from acpfs.training.torch import snapshot
 from acpfs.training.torch.buddy import Buddy, packed, unpacked
-from acpfs.training.torch.end_mark import EndMark
+from acpfs.training.torch.end_mark import EndMark, local
 from acpfs.training.torch.gate import ExplicitGate
-from acpfs.training.torch.groups import refuse_other_backends
-from acpfs.training.torch.holding import Holding, TorchHolding, gathered
+from acpfs.training.torch.generation import Generation, any_tensor
+from acpfs.training.torch.holding import Holding, TorchHolding
 from acpfs.training.torch.hooks import UpdateCalls, UpdateHooks
 from acpfs.training.torch.host_parts import host_state
 from acpfs.training.torch.left_state import LeftState, State, leave_state, left_state
-from acpfs.training.torch.sockets import GroupSockets
 from acpfs.training.torch.store import LinkStore
 from acpfs.training.torch.transfer import receive, receive_bytes, send, send_bytes
 
 log = get_logger(__name__)
-_LEFT: list[Any] = []
-"""Groups that were left: the end of such an object would wait for collectives that may never
-end.
-"""
 
 
 class Run:
@@ -68,7 +62,7 @@ class Run:
         self._job = job
         self._marks = marks
         self._policy = policy
-        self._sockets = GroupSockets()
+        self._groups = Generation(marks, policy)
         self._entry = ExitStack()
         """Whatever is opened in it counts as a group's connection."""
         self._buddy = Buddy(rank, world)
@@ -116,8 +110,8 @@ class Run:
         Raises:
             ConfigError: something that cannot be told from the model and the optimizers.
         """
-        refuse_other_backends()
-        held = TorchHolding(model, several(optimizer))
+        group = self._groups.make_control()
+        held = TorchHolding(model, several(optimizer), group)
         return self.restore_held(
             held, several(scheduler), scaler=scaler, further=state, after_update=after_update
         )
@@ -132,7 +126,8 @@ class Run:
         after_update: Callable[[], None] | None = None,
     ) -> int:
         """The same for whoever brings a holding. All but that one are as for `restore`."""
-        refuse_other_backends()
+        group = self._groups.control or self._groups.make_control()
+        progress = self._groups.progress
         host = host_state(
             *(held.optimizers, held.buffers, self._policy.buffers_bytes_max),
             frozen=held.frozen,
@@ -141,8 +136,11 @@ class Run:
             further=further,
             after_update=after_update,
         )
-        group = dist.new_group(backend="gloo")
-        end = EndMark(held.live, self._policy.copies_bytes_max, is_told=after_update is not None)
+        end = EndMark(
+            *(held.live, self._policy.copies_bytes_max),
+            is_told=after_update is not None,
+            is_done=progress.wait_updated if progress.device.is_behind else None,
+        )
         fresh = State(
             held,
             host,
@@ -153,6 +151,7 @@ class Run:
                 UpdateCalls(self._ready(held, host, end), self._at, self._meet),
                 end=end,
                 guard=self.guard,
+                progress=progress,
             ),
             end,
         )
@@ -189,10 +188,11 @@ class Run:
         state = self._state
         if not isinstance(state, State):
             raise ConfigError("snapshot comes after restore")
+        state.hooks.wait_done()
         step = self._marks.now.done
         return snapshot.save(
             *(self.directory, self._job, self.rank, self.generation, step, state.held.layout),
-            *(state.held.writer(state.host, self.rank), self._policy, gathered),
+            *(state.held.writer(state.host, self.rank), self._policy, self._groups.gathered),
         )
 
     @contextmanager
@@ -215,23 +215,42 @@ class Run:
         """A generation begins. `ask`: how its store is asked."""
         self.generation = generation
         self._store = LinkStore(ask)
-        self._sockets = GroupSockets()
+        self._groups = Generation(self._marks, self._policy)
         self._entry = ExitStack()
-        self._entry.enter_context(self._sockets.noting())
+        self._entry.enter_context(self._groups.noting())
 
     def stop(self, *, damaged: bool) -> None:
-        """The main thread is out of the loop. `damaged`: nothing in its memory is what it was."""
+        """The main thread is out of the loop. `damaged`: nothing in its memory is what it was.
+
+        Raises:
+            LostError: nothing of it can be read, nor works on its device.
+        """
         self._entry.close()
+        self._groups.settle(self._any_tensor)
         now = self._marks.now
         if self._state is not None:
             self._state.stop(Stopped(now.done, now.ready, now.phase), damaged=damaged)
         if now.phase is Phase.UPDATING:
             self._marks.give_up()
-        leave_groups()
+        if "torch.distributed" in sys.modules:
+            self._groups.leave()
 
     def abort(self) -> int:
         """End all collectives; from any thread."""
-        return self._sockets.shut_down()
+        return self._groups.abort()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a device does collectives behind the host's back; from any thread."""
+        return self._groups.is_behind
+
+    def _any_tensor(self) -> Any:
+        """One that is read to see whether any can be."""
+        if isinstance(self._state, State):
+            for parameters in self._state.held.live().values():
+                for values in parameters.values():
+                    return local(values[""])
+        return any_tensor()
 
     def leave(self) -> int:
         """Leave what this process has to the next, since nothing brings its main thread out of C;
@@ -241,6 +260,8 @@ class Run:
             RefusedError: it has nothing, or what cannot be left.
             OSError: the system has no process for that.
         """
+        if self.is_behind:
+            raise RefusedError("a device's memory ends with its process")
         if not isinstance(self._state, State):
             raise RefusedError(
                 "it has no state"
@@ -253,6 +274,7 @@ class Run:
 
     def rendezvous(self, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
         """For `init_process_group` without a store."""
+        self._groups.meeting()
         yield self.store, self.rank, self.world
 
     def _ready(self, held: Holding, host: HostState, end: EndMark) -> Callable[[int], None]:
@@ -308,7 +330,7 @@ class Run:
             {self._buddy.of: tuple(self._buddy.kept)},
             lineage=self._lineage,
         )
-        found = sources(dict(enumerate(gathered(mine))))
+        found = sources(dict(enumerate(self._groups.gathered(mine))))
         if found.origin is not Origin.MEMORY and fresh.held.begun is not None:
             return Sources(Origin.BEGINNING, fresh.held.begun)
         if (
@@ -316,10 +338,11 @@ class Run:
         ):  # what is in memory is never older: nobody waits for a file
             return found
         seen = snapshot.newest(self.directory, self._policy.tracker, self._policy.files_s)
-        return sources(dict(enumerate(gathered(replace(mine, mount=seen)))))
+        return sources(dict(enumerate(self._groups.gathered(replace(mine, mount=seen)))))
 
     def _take(self, found: Sources, fresh: State) -> None:
         """From memory: this process's, or another rank's."""
+        group = self._groups.control
         if self.rank in found.coming:
             assert self._state is not None
             self._state.come(found.step, fresh, self._marks)
@@ -334,15 +357,16 @@ class Run:
             if self.rank == giver:
                 assert self._state is not None
                 for rank in wanting:
-                    send(self._state.contents(shard), rank)
+                    send(self._state.contents(shard), rank, group)
             elif self.rank in wanting:
-                fresh.held.fill(receive(giver))
+                fresh.held.fill(receive(giver, group))
         self._host_of(found, fresh)
 
     def _host_of(self, found: Sources, fresh: State) -> None:
         """Random numbers and the like: one's own, the buddy's copy, or, where both are gone,
         another rank's with random numbers anew.
         """
+        group = self._groups.control
         present = min(rank for rank, source in found.hosts.items() if source == rank)
         for rank, source in sorted(found.hosts.items()):
             giver = present if source is None else source
@@ -355,10 +379,10 @@ class Run:
                     packed(self._state.taken(found.step))
                     if source is None
                     else self._buddy.kept[found.step],
-                    rank,
+                    *(rank, group),
                 )
             elif rank == self.rank:
-                fresh.host.adopt(found.step, unpacked(receive_bytes(giver)))
+                fresh.host.adopt(found.step, unpacked(receive_bytes(giver, group)))
         fresh.host.bring(found.step)
         if found.hosts[self.rank] is None:
             log.warning(
@@ -376,19 +400,6 @@ class Run:
         if host is not None:
             fresh.host.adopt(found.step, Taken(host, follows=False))
             fresh.host.bring(found.step)
-
-
-def leave_groups() -> None:
-    """Out of all process groups, whatever state they are in."""
-    if "torch.distributed" not in sys.modules or not dist.is_available():
-        return
-    if not dist.is_initialized():
-        # the making of one was broken off: torch goes on counting, and names would differ between
-        # ranks
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    # torch offers no list of groups
-    _LEFT.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
-    dist.destroy_process_group()
 
 
 def several(value: Any) -> Sequence[Any]:

@@ -214,12 +214,15 @@ def load(
     owned: set[str],
     optimizers: Sequence[Any],
     buffers: Mapping[str, Any],
+    *,
+    group: Any = None,
 ) -> Any:
     """Into model and optimizers; this rank's host state, or None where it has none there.
 
     A collective of all ranks.
 
-    `owned`: parameters whose optimizer state this rank holds.
+    `owned`: parameters whose optimizer state this rank holds. `group`: of gloo's; None: the default
+    group is.
     """
     stored = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
     wanted: dict[str, Any] = {f"model.{name}": value.detach() for name, value in parameters.items()}
@@ -234,7 +237,7 @@ def load(
                 states.setdefault(name, {})[key.removeprefix(prefix)] = wanted[key] = _room(
                     kept, parameters[name]
                 )
-    checkpoint.load(wanted, checkpoint_id=path)
+    checkpoint.load(wanted, checkpoint_id=path, process_group=group)
     contents = {
         name: {
             "": Piece(_here(parameters[name])),

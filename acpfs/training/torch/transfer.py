@@ -26,6 +26,8 @@ class Piece:
     value: Any
     distributed: bool = False
     """Whether it is this rank's part of a DTensor."""
+    of_device: bool = False
+    """Whether it has come from a device's memory, and belongs into this rank's."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Outline:
     shape: tuple[int, ...]
     dtype: Any
     distributed: bool
+    of_device: bool = False
+    """Whether it lies in a device's memory: then it comes to where its parameter is."""
 
 
 Outlines = Mapping[str, Mapping[str, Outline | Piece]]
@@ -92,6 +96,8 @@ def fill_gradients(parameters: Mapping[str, Any], contents: Contents) -> None:
 
 
 def _like(parameter: Any, piece: Piece) -> Any:
+    if piece.of_device:
+        piece = Piece(piece.value.to(local(parameter).device), piece.distributed)
     if not piece.distributed:
         return piece.value
     mesh = parameter.device_mesh
@@ -110,7 +116,12 @@ def outline(contents: Contents) -> Outlines:
     """All of it but the tensors' bytes."""
     return {
         name: {
-            key: Outline(tuple(piece.value.shape), piece.value.dtype, piece.distributed)
+            key: Outline(
+                tuple(piece.value.shape),
+                piece.value.dtype,
+                piece.distributed,
+                piece.of_device or piece.value.device.type != "cpu",
+            )
             if isinstance(piece.value, torch.Tensor)
             else piece
             for key, piece in values.items()
@@ -129,7 +140,7 @@ def filled(outlines: Outlines, read: Callable[[Any], object]) -> dict[str, dict[
         found[name] = {}
         for key, one in values.items():
             piece = (
-                Piece(torch.empty(one.shape, dtype=one.dtype), one.distributed)
+                Piece(torch.empty(one.shape, dtype=one.dtype), one.distributed, one.of_device)
                 if isinstance(one, Outline)
                 else one
             )
@@ -139,18 +150,18 @@ def filled(outlines: Outlines, read: Callable[[Any], object]) -> dict[str, dict[
     return found
 
 
-def send(contents: Contents, to: int) -> None:
-    """To one rank of the default group."""
-    send_bytes(pickle.dumps(outline(contents)), to)
+def send(contents: Contents, to: int, group: Any = None) -> None:
+    """To one rank, over a group of gloo's; None: the default group is."""
+    send_bytes(pickle.dumps(outline(contents)), to, group)
     for one in flat(contents):
-        dist.send(one, to)
+        dist.send(one.cpu(), to, group=group)
 
 
-def receive(source: int) -> dict[str, dict[str, Piece]]:
+def receive(source: int, group: Any = None) -> dict[str, dict[str, Piece]]:
     """What `send` sent."""
     # over the job's own process groups
-    outlines = pickle.loads(receive_bytes(source))  # noqa: S301
-    return filled(outlines, lambda room: dist.recv(room, source))
+    outlines = pickle.loads(receive_bytes(source, group))  # noqa: S301
+    return filled(outlines, lambda room: dist.recv(room, source, group=group))
 
 
 def flat(contents: Contents) -> Iterable[Any]:
@@ -164,17 +175,17 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
             yield value.contiguous().reshape(-1).view(torch.uint8)
 
 
-def send_bytes(data: bytes, to: int) -> None:
-    dist.send(torch.tensor([len(data)], dtype=torch.int64), to)
+def send_bytes(data: bytes, to: int, group: Any = None) -> None:
+    dist.send(torch.tensor([len(data)], dtype=torch.int64), to, group=group)
     if data:
-        dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to)
+        dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to, group=group)
 
 
-def receive_bytes(source: int) -> bytes:
+def receive_bytes(source: int, group: Any = None) -> bytes:
     """What `send_bytes` sent."""
     length = torch.zeros(1, dtype=torch.int64)
-    dist.recv(length, source)
+    dist.recv(length, source, group=group)
     data = torch.empty(int(length.item()), dtype=torch.uint8)
     if data.numel():
-        dist.recv(data, source)
+        dist.recv(data, source, group=group)
     return bytes(data.numpy().tobytes())

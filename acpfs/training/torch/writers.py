@@ -70,8 +70,11 @@ class DistributedWriter:
     optimizer)` makes.
     """
 
-    def __init__(self, state: LocalState, host: HostState, rank: int) -> None:
-        """`rank`: this rank's number in the job."""
+    def __init__(self, state: LocalState, host: HostState, rank: int, group: Any = None) -> None:
+        """`rank`: this rank's number in the job. `group`: gloo's, of all who write; None: the
+        default group is.
+        """
+        self._group = group
         self._state = state
         self._host = host
         self._rank = rank
@@ -84,8 +87,8 @@ class DistributedWriter:
     ) -> tuple[SavedFile, ...]:
         directory.mkdir(parents=True, exist_ok=True)
         state = self._state.checkpoint(shards)
-        state["optim"]["param_groups"] = _groups_of_all(state["optim"]["param_groups"])
-        checkpoint.save(state, checkpoint_id=directory)
+        state["optim"]["param_groups"] = _groups_of_all(state["optim"]["param_groups"], self._group)
+        checkpoint.save(state, checkpoint_id=directory, process_group=self._group)
         own = write_host_state(directory, order.step, self._host, self._rank)
         member = dist.get_rank()
         written = sorted(directory.glob(f"__{member}_*")) + (
@@ -94,17 +97,17 @@ class DistributedWriter:
         return tuple(saved_file(directory, path) for path in (*written, own))
 
 
-def _groups_of_all(own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _groups_of_all(own: list[dict[str, Any]], group: Any) -> list[dict[str, Any]]:
     """Hyperparameters, with the names of all savers' parameters: stages and experts are called
     differently in each; a collective.
     """
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, [group["params"] for group in own])
+    dist.all_gather_object(found, [one["params"] for one in own], group=group)
     if any(len(names) != len(own) for names in found):
         return own  # their loader knows what to make of ranks with other optimizers
     return [
-        {**group, "params": list(dict.fromkeys(name for names in found for name in names[number]))}
-        for number, group in enumerate(own)
+        {**one, "params": list(dict.fromkeys(name for names in found for name in names[number]))}
+        for number, one in enumerate(own)
     ]
 
 

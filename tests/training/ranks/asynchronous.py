@@ -305,7 +305,8 @@ class AsynchronousAdam(torch.optim.Adam):  # type: ignore[misc]
     """Queues its update, in several pieces, and returns: its hooks run when it is launched.
 
     As on a device: hyperparameters and gradients' places are those of the launch, state is made
-    there, and torch's counts of writes are those of the launch as well.
+    there, and torch's counts of writes are those of the launch as well. Of torch's three ways to
+    do it (one by one, foreach, fused) the one that it was made with is taken.
     """
 
     PIECES = 4
@@ -333,6 +334,11 @@ class AsynchronousAdam(torch.optim.Adam):  # type: ignore[misc]
             "beta2": group["betas"][1],
             "eps": group["eps"],
             "weight_decay": group["weight_decay"],
+            "foreach": bool(group["foreach"]),
+            "fused": bool(group["fused"]),
+            # what a scaler tells a fused one of this step
+            "grad_scale": getattr(self, "grad_scale", None),
+            "found_inf": getattr(self, "found_inf", None),
         }
 
         def piece(number: int) -> Callable[[], None]:
@@ -344,7 +350,6 @@ class AsynchronousAdam(torch.optim.Adam):  # type: ignore[misc]
                     ),
                     [],
                     steps[number :: self.PIECES],
-                    foreach=False,
                     amsgrad=False,
                     maximize=False,
                     **settings,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.ranks.behind import WRONG, Fails, Moment, drawn, verdict
+from tests.training.ranks.behind import WAYS, WRONG, Fails, Moment, drawn, verdict
 
 KILLS = 20
 
@@ -28,6 +28,14 @@ def test_a_rank_dies_in_its_backward_pass(tmp_path: Path, yardsticks: Path, kind
 def test_others_are_ahead_when_a_collective_is_aborted(tmp_path: Path, yardsticks: Path) -> None:
     """They have done the update, and what this rank has is garbage: it stays where it was."""
     fault = Moment("ddp", {1: "gated"}, number=5, slow=frozenset({2}))
+    assert verdict(fault, tmp_path, yardsticks) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.clause("T207")
+@pytest.mark.parametrize("kind", WAYS)
+def test_every_way_to_update(tmp_path: Path, yardsticks: Path, kind: str) -> None:
+    fault = Moment(kind, {1: "backward"}, number=5)
     assert verdict(fault, tmp_path, yardsticks) == "right"
 
 

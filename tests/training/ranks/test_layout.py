@@ -18,6 +18,7 @@ from acpfs.training.policy import Policy
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.layout import everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState
+from acpfs.training.torch.rank import LoopCalls, OnHost, TorchRank, Trained
 from acpfs.training.torch.replicated_zero import ReplicatedZero
 from acpfs.training.torch.run import Run
 from acpfs.training.torch.writers import NotWrittenError, SingleWriter
@@ -88,6 +89,20 @@ def _closed(rank: int, directory: Path) -> None:
 def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     with Ranks(2, tmp_path, lambda rank: _closed(rank, tmp_path)) as ranks:
         assert ranks.statuses() == [0, 0]
+
+
+def _alone(rank: int, directory: Path) -> None:
+    join_group(rank, 2, directory / "store")
+    model = torch.nn.parallel.DistributedDataParallel(network())
+    optimizer = ReplicatedZero(model.parameters(), torch.optim.Adam, replicas=1)
+    with pytest.raises(ConfigError, match="nobody else holds"):
+        TorchRank(Trained(model, [optimizer]), OnHost(), LoopCalls(), Policy(), 0)
+
+
+@pytest.mark.clause("T43")
+def test_a_shard_that_nobody_else_holds_is_refused(tmp_path: Path) -> None:
+    with Ranks(2, tmp_path, lambda rank: _alone(rank, tmp_path)) as ranks:
+        assert ranks.statuses() == [0, 0], ranks.said()
 
 
 class Wrapped(torch.nn.Module):  # type: ignore[misc]  # torch is Any where types are checked

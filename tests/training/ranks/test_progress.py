@@ -271,7 +271,7 @@ def test_a_thread_that_spins_is_stuck_where_a_device_is_waited_for() -> None:
     assert waiting.ident is not None
     interrupter = Interrupter(
         *(waiting.ident, lambda: False, 1000.0, 1000.0, 0.2),
-        spins=True,
+        spins=lambda: True,
     )
     interrupter.arm()
     while not interrupter.stuck:

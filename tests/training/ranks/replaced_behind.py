@@ -1,0 +1,138 @@
+"""Ranks that are replaced in a job on the double of a device that runs behind its host.
+
+Each rank's tensors at the end are compared, bit for bit, with those of a job without a fault; the
+double sums elements in the order of ranks, so buckets that are laid out anew change nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from acpfs.training import resilient
+from acpfs.training.torch.progress import Progress
+from tests.training.ranks.asynchronous import BACKEND, DeviceMemory, Stream, install
+from tests.training.ranks.behind import (
+    EARLY,
+    LAG_S,
+    LAYOUTS,
+    WRONG,
+    Behind,
+    Fails,
+    Moment,
+    OnDouble,
+)
+from tests.training.ranks.forked import Ranks
+from tests.training.ranks.gasps import STEPS, WORLD
+from tests.training.ranks.jobs import assert_same
+from tests.training.ranks.replaced import Replaced
+
+
+def end_of(job: Behind) -> dict[str, Any]:
+    """What this rank has."""
+    job.place.wait()
+
+    def own(value: Any) -> Any:
+        return value.to_local() if hasattr(value, "to_local") else value
+
+    names = {value: name for name, value in job.model.named_parameters()}
+    return {
+        "model": {name: own(value.detach()) for value, name in names.items()},
+        "moments": {
+            names[value]: {key: own(found) for key, found in state.items()}
+            for optimizer in job.optimizers
+            for value, state in optimizer.state.items()
+        },
+        "random": torch.get_rng_state(),
+        "scheduler": job.scheduler.state_dict(),
+        "scaler": None if job.scaler is None else job.scaler.state_dict(),
+    }
+
+
+def train(run: Any, fault: Moment, place: OnDouble, directory: Path, process: int) -> None:
+    """As a script is."""
+    number = 0
+    place.stream.slow_s = 0.0
+
+    def at(point: str) -> None:
+        if not process and not (directory / "happened").exists():
+            fault.reached(run.rank, point, number)
+
+    def at_work(point: str, number: int, job: Behind) -> None:
+        if not process and not (directory / "happened").exists():
+            fault.at_work(run.rank, point, number, job)
+
+    run.at = at
+    dist.init_process_group(BACKEND)
+    job = LAYOUTS[fault.kind](place)
+    job.at_work = at_work
+    if isinstance(fault, Fails):
+        job.memory = DeviceMemory(job.model)
+    if fault.gate:
+        job.model.register_forward_hook(lambda *_: EARLY.append(place.record()))
+    step = run.restore(
+        model=job.model,
+        optimizer=job.optimizers,
+        scheduler=job.scheduler,
+        scaler=job.scaler,
+    )
+    if run.generation:
+        (directory / "happened").touch()
+    for number in range(step + 1, STEPS + 1):
+        job.step(number, at)
+    torch.save(end_of(job), directory / f"end-{run.rank}.pt")
+
+
+def begun(rank: int, process: int, fault: Moment, directory: Path, **settings: Any) -> None:
+    """A process of a rank. `settings`: of `resilient`."""
+    place = OnDouble()
+    place.stream = Stream(LAG_S)
+    install(place.stream, directory)
+    if fault.gate:
+        setattr(Progress, "gradients", WRONG[fault.gate])  # noqa: B010  # to mypy it never changes
+        settings["interrupt_after_s"] = 2.0  # else it comes before the wrong gate is passed
+    resilient(directory / "run", **settings)(train)(fault, place, directory, process)
+
+
+def without_fault(rank: int, kind: str, directory: Path) -> None:
+    place = OnDouble()
+    place.join(rank, directory)
+    job = LAYOUTS[kind](place)
+    for number in range(1, STEPS + 1):
+        job.step(number)
+    torch.save(end_of(job), directory / f"end-{rank}.pt")
+
+
+def yardstick(kind: str, directory: Path) -> Path:
+    """Where it is; made once."""
+    found = directory / f"end-behind-{kind}"
+    if not found.exists():
+        found.mkdir()
+        with Ranks(WORLD, found, lambda rank: without_fault(rank, kind, found)) as ranks:
+            assert ranks.statuses(600) == [0] * WORLD, ranks.said()
+    return found
+
+
+def verdict(fault: Moment, directory: Path, yardsticks: Path, **settings: Any) -> str:
+    """How a job with this fault ends: "right", "too late" where nothing happened to it, or what is
+    wrong.
+    """
+    expected = yardstick(fault.kind, yardsticks)
+    main = partial(begun, fault=fault, directory=directory, **settings)
+    ranks = Replaced(WORLD, directory, main)
+    with ranks:
+        counts = ranks.tend()
+    try:
+        for rank in range(WORLD):
+            found, right = (
+                torch.load(where / f"end-{rank}.pt", weights_only=True)
+                for where in (directory, expected)
+            )
+            assert_same(found, right, f"rank {rank}")
+    except AssertionError as error:
+        return f"corrupted, {fault}, processes {counts}: {str(error)[:2000]}"
+    return "right" if any(count > 1 for count in counts.values()) else "too late"

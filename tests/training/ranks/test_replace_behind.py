@@ -1,0 +1,78 @@
+"""Ranks that train on a device which runs behind its host are replaced: what is queued behind an
+aborted collective is in nobody's state.
+
+Only a double is here.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.training.ranks.behind import WRONG, Fails, Moment, drawn
+from tests.training.ranks.replaced_behind import verdict
+
+KILLS = 20
+
+
+@pytest.mark.clause("T204")
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.long)])
+def test_a_rank_that_died_in_its_backward_pass_is_replaced(
+    tmp_path: Path, yardsticks: Path, kind: str
+) -> None:
+    assert verdict(Moment(kind, {1: "backward"}, number=5), tmp_path, yardsticks) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.clause("T204")
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_others_are_ahead_when_a_collective_is_aborted(
+    tmp_path: Path, yardsticks: Path, kind: str
+) -> None:
+    fault = Moment(kind, {1: "gated"}, number=5, slow=frozenset({2}))
+    assert verdict(fault, tmp_path, yardsticks) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.clause("T205")
+@pytest.mark.parametrize("never", [False, True])
+def test_a_rank_whose_device_fails_is_replaced(
+    tmp_path: Path, yardsticks: Path, *, never: bool
+) -> None:
+    """It says so, and none of its memory is read: that would end the process by a signal. Or it
+    never answers, and the main thread may be in C for good.
+    """
+    fault = Fails("ddp", {1: "backward"} if never else {}, number=5, never=never)
+    assert verdict(fault, tmp_path, yardsticks, probe_s=1.0) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.clause("T204")
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_ranks_die_at_any_moment_and_are_replaced(
+    tmp_path: Path, yardsticks: Path, kind: str, seed: int
+) -> None:
+    """From the first update on: what the host reads in DDP's first two ends a rank at most."""
+    chance = random.Random(seed)
+    for number in range(KILLS):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        assert verdict(drawn(kind, chance, first=1), directory, yardsticks) in ("right", "too late")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.clause("T204")
+@pytest.mark.parametrize("gate", sorted(WRONG.keys() - {"flag not looked at"}))
+def test_each_wrong_gate_is_found(tmp_path: Path, yardsticks: Path, gate: str, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(KILLS):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        if verdict(drawn("ddp", chance, gate), directory, yardsticks).startswith("corrupted"):
+            print(gate, "found by kill", number + 1)
+            return
+    pytest.fail(f"{gate} was not found in {KILLS} kills")

@@ -1,0 +1,157 @@
+"""What works with what, and which tests say so: the table of docs/TRAINING.md.
+
+    python -m tests.training.works_with_what
+
+writes it there; `test_works_with_what.py` fails while the page says something else, or a test that
+is named here is not there. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "TRAINING.md"
+HEADING = "## What works with what"
+COLUMNS = ("", "`protect`", "`resilient`", "`protect`, accelerator", "`resilient`, accelerator")
+RUNS = "runs"
+DOUBLE = "double"
+NOT_TRIED = "not tried"
+SAME = "the same"
+NO_WAY = "–"
+"""There is none: the framework keeps the loop."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layout, a framework, or a way to update."""
+
+    what: str
+    cells: tuple[str, str, str, str]
+    tests: tuple[str, ...]
+    """At least one for each kind of cell that says that it runs, or is refused."""
+    kinds: tuple[str, ...] = ()
+    """Of `tests/training/ranks/behind.py`: what ran on the double."""
+
+
+def _plain(what: str, *tests: str, kinds: tuple[str, ...] = ()) -> Row:
+    """What runs wherever plain torch does."""
+    double = DOUBLE if kinds else NOT_TRIED
+    return Row(what, (RUNS, RUNS, double, double), tests, kinds)
+
+
+def _update(what: str, *kinds: str, tests: tuple[str, ...] = (), runs: int = 0) -> Row:
+    """A way to update, with DDP or HSDP. `runs`: so many of the first two cells."""
+    first, second = [RUNS] * runs + [NOT_TRIED] * (2 - runs)
+    return Row(what, (first, second, DOUBLE, NOT_TRIED), (*tests, EVERY_WAY), kinds)
+
+
+def _refused(what: str, why: str, *tests: str) -> Row:
+    return Row(what, (f"refused: {why}", SAME, SAME, SAME), tests)
+
+
+def _framework(what: str, *tests: str) -> Row:
+    return Row(what, (RUNS, NO_WAY, NOT_TRIED, NO_WAY), tests)
+
+
+EVERY_WAY = "test_every_way_to_update"
+BEHIND = "test_a_rank_dies_in_its_backward_pass"
+BEHIND_REPLACED = "test_a_rank_that_died_in_its_backward_pass_is_replaced"
+ROWS = (
+    _plain(
+        "`DistributedDataParallel`",
+        *("test_every_point", "test_a_rank_is_replaced", BEHIND, BEHIND_REPLACED),
+        kinds=("ddp",),
+    ),
+    _plain(
+        "FSDP2 with a replicate dimension (HSDP)",
+        *("test_every_point", "test_a_rank_is_replaced", BEHIND, BEHIND_REPLACED),
+        kinds=("hsdp",),
+    ),
+    _plain("…, with tensor parallelism", "test_every_point", "test_a_rank_is_replaced"),
+    _plain("`ReplicatedZero`", "test_every_point", "test_a_rank_is_replaced"),
+    _plain("groups of experts with optimizers of their own", "test_a_rank_is_replaced"),
+    Row(
+        "a state of one's own, the same in all ranks (`state=`)",
+        (RUNS, NO_WAY, "the tensors themselves: not tried; copies: refused", NO_WAY),
+        ("test_a_rank_dies", "test_what_is_missing_is_named"),
+    ),
+    Row(
+        "FSDP2 without a replicate dimension, ZeRO without copies, DeepSpeed",
+        ("refused: nobody else holds a shard", "snapshots only: not tried", SAME, SAME),
+        ("test_a_shard_that_nobody_else_holds_is_refused",),
+    ),
+    Row(
+        "Megatron-Core, distributed optimizer in two instances",
+        (RUNS, RUNS, NOT_TRIED, NOT_TRIED),
+        ("test_with_tensor_parallelism", "test_two_groups_of_experts", "test_a_rank_is_replaced"),
+    ),
+    _framework("transformers' Trainer", "test_one_rank_is_killed"),
+    _framework("Lightning", "test_one_rank_is_killed"),
+    _framework("accelerate", "test_one_rank_is_killed"),
+    _update("foreach and fused optimizers", "foreach", "fused"),
+    _update(
+        "clipping of gradients",
+        *("clipped", "clipped shards"),
+        tests=("test_who_was_not_let_through_does_the_update_with_what_it_gave_to_others",),
+        runs=1,
+    ),
+    _update("several backward passes to an update", "accumulated"),
+    _update(
+        "`GradScaler`, also with a fused optimizer",
+        *("scaled", "scaled, fused"),
+        tests=("test_a_step_that_a_scaler_skips_moves_nothing",),
+    ),
+    _update(
+        "several optimizers",
+        "several optimizers",
+        tests=("test_every_point", "test_a_rank_is_replaced"),
+        runs=2,
+    ),
+    _refused(
+        "several optimizers with a scaler",
+        "it may skip one of them: `begin_update`, `end_update` and `update=`",
+        "test_a_step_that_a_scaler_skips_moves_nothing",
+    ),
+    _update("a model that `torch.compile` was put around", "compiled"),
+    Row(
+        "capturable optimizers",
+        ("torch has none on processors", "", NOT_TRIED, NOT_TRIED),
+        (),
+    ),
+    _refused(
+        "an optimizer that needs its closure, or calls it twice (LBFGS)",
+        "gradients inside of the update",
+        "test_gradients_of_a_closure_are_complete_when_it_returns",
+    ),
+    _refused(
+        "another backend than gloo, nccl, hccl",
+        "nobody can be got out of its collectives",
+        "test_which_backends_are_taken",
+    ),
+)
+
+
+def table() -> str:
+    """As the page has it."""
+    lines = [" | ".join(COLUMNS), "|".join(["---"] * len(COLUMNS))]
+    lines += [" | ".join((row.what, *row.cells)) for row in ROWS]
+    return "".join(f"| {line} |\n" if "---" not in line else f"|{line}|\n" for line in lines)
+
+
+def parted(page: str) -> tuple[str, str, str]:
+    """(before the table, the table, behind it)."""
+    before, heading, rest = page.partition(HEADING)
+    text, bar, rest = rest.partition("\n|")
+    rows, blank, behind = (bar[1:] + rest).partition("\n\n")
+    return before + heading + text + "\n", rows + "\n", blank[1:] + behind
+
+
+def main() -> None:
+    """Write it."""
+    before, _, behind = parted(PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(before + table() + behind, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
