@@ -156,7 +156,7 @@ class FileSystem:
         for node in self._table:
             if node.ino in self._table:  # else it has gone with one that it was kept for
                 self._take_over(node)
-        await earlier.settle()
+        await earlier.begin()
         return self._parts.space.now()
 
     def _take_over(self, node: Node) -> None:
@@ -540,7 +540,9 @@ class FileSystem:
         """
         await self._open.settle_mappings()
         await self._closes.settle_closes()
-        await self._parts.contents.earlier.settle()
+        earlier = self._parts.contents.earlier
+        for tier_id in earlier.settle():
+            self.steps.start(earlier.leave(tier_id), lambda _value, _error: None)
 
     def freeze_old(self) -> int:
         """Commit long-open logs as of now (S12); under the lock; returns how many.

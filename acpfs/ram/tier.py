@@ -31,6 +31,8 @@ from acpfs.types import Ino, TierId
 COPY_CHUNK_BYTES = 64 << 20
 BLOCK_BYTES = 512
 HUGE_PAGE_BYTES = 2 << 20
+LOOKS_MAX = 4
+"""At a copy that is being made while others write: one that they changed each time is given up."""
 UNCOUNTED_BYTES_MAX = 64 << 10
 """Small writes are not counted for turns: that would cost more than the bytes are worth (1 us of
 24).
@@ -335,6 +337,22 @@ class Tier:
             os.close(read_fd)
             os.close(write_fd)
 
+    def copy_steady(self, source: TierId, target: TierId, size: int) -> bool:
+        """`copy` of a file that others may be writing to; whether it is of one moment.
+
+        What is read twice and is the same was so in between: so where all of it is, after all of it
+        was copied, the copy is what the file was then. That goes for mappings, too, which leave no
+        trace. What was changed and changed back meanwhile is not seen.
+        """
+        self.copy(source, target, size)
+        read_fd = self.open_to_read(source)
+        write_fd = self.open(target)
+        try:
+            return any(_renew_copy(read_fd, write_fd, size) == 0 for _ in range(LOOKS_MAX))
+        finally:
+            os.close(read_fd)
+            os.close(write_fd)
+
     # -- budget
 
     def allocated_bytes(self, tier_id: TierId) -> int:
@@ -552,6 +570,21 @@ def _copy_data(read_fd: int, write_fd: int, size: int) -> None:
         count = os.preadv(read_fd, [piece[: size - start]], start)
         if piece[:count] != zeros[:count]:
             os.pwrite(write_fd, piece[:count], start)
+
+
+def _renew_copy(read_fd: int, write_fd: int, size: int) -> int:
+    """Copy once more what is different by now; returns in how many pieces anything was.
+
+    Holes are read as zeros: they stay holes where nothing was written to them.
+    """
+    renewed = 0
+    for start in range(0, size, HUGE_PAGE_BYTES):
+        count = min(HUGE_PAGE_BYTES, size - start)
+        now = os.pread(read_fd, count, start).ljust(count, b"\0")
+        if os.pread(write_fd, count, start) != now:
+            os.pwrite(write_fd, now, start)
+            renewed += 1
+    return renewed
 
 
 FALLOC_KEEP_SIZE = 1

@@ -5,6 +5,7 @@ later is no matter of the next mount, which has no session with him.
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,11 +55,63 @@ for line in sys.stdin:
 """
 
 
+LOOPER = """
+import mmap, os, struct, sys, threading
+
+path, way, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+for start in range(0, size, 1 << 20):
+    os.pwrite(fd, b"1" * (1 << 20), start)
+mapped = mmap.mmap(fd, size) if way == "mapping" else None
+goes = threading.Event()
+stands = threading.Event()
+rounds = 0
+
+def put(number, where):
+    if mapped is not None:
+        struct.pack_into("<Q", mapped, where, number)
+    else:
+        os.pwrite(fd, struct.pack("<Q", number), where)
+
+def loop():
+    global rounds
+    while True:
+        if not goes.is_set():
+            stands.set()
+            goes.wait()
+            stands.clear()
+        rounds += 1
+        put(rounds, size - 8)
+        put(rounds, 0)
+
+put(0, size - 8)
+put(0, 0)
+threading.Thread(target=loop, daemon=True).start()
+print("ready", flush=True)
+for line in sys.stdin:
+    word = line.split()[0]
+    if word == "sync":
+        os.fsync(fd)
+    elif word == "loop":
+        goes.set()
+        begun = rounds
+        while rounds < begun + 100:
+            pass
+    else:
+        goes.clear()
+        stands.wait()
+    print("done", flush=True)
+"""
+"""Goes on writing a number to the last bytes and then to the first ones, as long as it is to: at
+each moment the last one is the first one, or one more.
+"""
+
+
 class Writer:
     """A process that has the file open, or maps it, and does what it is told."""
 
-    def __init__(self, path: Path, way: str) -> None:
-        command = [sys.executable, "-c", WRITER, str(path), way, str(SIZE)]
+    def __init__(self, path: Path, way: str, program: str) -> None:
+        command = [sys.executable, "-c", program, str(path), way, str(SIZE)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -85,16 +138,18 @@ class Writer:
 
 
 @contextmanager
-def writing(mount: AcpfsMount, way: str) -> Iterator[tuple[Path, Writer]]:
+def writing(mount: AcpfsMount, way: str, program: str = WRITER) -> Iterator[tuple[Path, Writer]]:
     """A file that is being written in passthrough."""
-    if way == "mapping":  # who reads and writes has that lane where one like it was only written
+    if (
+        way == "mapping" or program is LOOPER
+    ):  # who reads and writes has that lane where one like it was only written
         (mount.path / "step-1").mkdir()
         fd = os.open(mount.path / "step-1" / "state", os.O_RDWR | os.O_CREAT)
         os.write(fd, b"1" * SIZE)
         os.close(fd)
         mount.wait_drained()
     (mount.path / "step-2").mkdir()
-    writer = Writer(mount.path / "step-2" / "state", way)
+    writer = Writer(mount.path / "step-2" / "state", way, program)
     try:
         assert mount.status()["lanes"]["passthrough"] == 1
         yield mount.path / "step-2" / "state", writer
@@ -207,6 +262,41 @@ def test_without_room_for_a_copy_the_file_is_kept_back_until_nobody_writes_it(
     mount.ctl("retry", str(path))
     mount.wait_drained()
     assert stored(mount) == path.read_bytes() == b"2" * 8192 + b"1" * (SIZE - 8192)
+
+
+def is_of_one_moment(data: bytes) -> bool:
+    """Of a file that `LOOPER` writes."""
+    first, last = struct.unpack("<Q", data[:8])[0], struct.unpack("<Q", data[-8:])[0]
+    return len(data) == SIZE and last - first in (0, 1)
+
+
+@pytest.mark.parametrize("ends", ["pauses", "is killed"])
+@pytest.mark.parametrize("synced", [False, True], ids=["half", "synced"])
+@WAYS
+def test_what_is_taken_of_a_file_that_is_written_all_the_time_is_of_one_moment(
+    transport: str, make_mount: MakeMount, tmp_path: Path, way: str, *, synced: bool, ends: str
+) -> None:
+    """Mixtures of several moments were stored, also of what was synced before."""
+    mount = laid(make_mount, tmp_path, transport)
+    with writing(mount, way, LOOPER) as (path, writer):
+        mount.ctl("set", "bandwidth=1")
+        if synced:
+            writer.tell("sync")
+        writer.tell("loop")
+        mount.kill()
+        mount.start(bandwidth=0)
+        mount.ctl("retry", str(path), check=False)
+        if ends == "pauses":
+            writer.tell("pause")
+            mount.wait_status(lambda status: "kept back" not in str(status["warnings"]))
+            writer.tell("loop")
+        else:
+            writer.end()
+            mount.wait_status(lambda status: "kept back" not in str(status["warnings"]))
+        mount.ctl("retry", str(path), check=False)
+        mount.wait_drained()
+        assert is_of_one_moment(stored(mount))
+        assert path.read_bytes() == stored(mount)
 
 
 def test_a_file_that_is_kept_back_can_be_written_anew(

@@ -3,10 +3,9 @@
 In passthrough the kernel writes a tier file for whoever has the mount's file open or mapped, with
 no daemon, and goes on when that one and its session are gone (all of acpfs was killed, the session
 was aborted). What is written then belongs to no mount any more: its fsync and close fail. So the
-next mount gives its content and versions a tier file of their own, a copy of what is there as it
-starts; what is written meanwhile may be in it in parts. Where RAM has no room for that, the file is
-kept back as it is: it takes no change, and nothing of it is stored, until there is room or nobody
-can write it any more.
+next mount gives its content and versions a tier file of their own, a copy that is of one moment.
+Where RAM has no room for that, or somebody writes all the time, the file is kept back as it is: it
+takes no change, and nothing of it is stored, until there is a copy or nobody can write it any more.
 
 Owns which tier files these are. Used under the file system's lock between waits; nothing here
 asks the backing directory.
@@ -17,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
+from concurrent.futures import Future
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.content.body import Body
@@ -27,6 +26,13 @@ from acpfs.filesystem.steps import outlast, shared, wait
 from acpfs.logger import get_logger
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino, TierId
+
+AT_START_BYTES_MAX = 1 << 30
+"""So much is copied before the mount serves, which takes a second or two; the rest is kept back
+until it has been copied beside others' calls.
+"""
+AGAIN_SHARE = 20
+"""Of the time, one part is spent on copies of a file that somebody writes all the time."""
 
 log = get_logger(__name__)
 
@@ -58,8 +64,15 @@ class EarlierWriters:
         self._go_back = go_back
         self._move = move
         self._ended = ended
+        self._now = copies.clock.now
         self._files: dict[TierId, Ino] = {}
         """With the node whose bytes they were."""
+        self._leaving: dict[TierId, Future[None]] = {}
+        """Those that are being copied."""
+        self._again_at: dict[TierId, float] = {}
+        """Of those that were written to all the while: when the next copy is tried, monotonic
+        time, seconds.
+        """
 
     def may_write(self, tier_id: TierId) -> bool:
         """Whether the tier file is one of them."""
@@ -68,6 +81,7 @@ class EarlierWriters:
     def find(self, candidates: Iterable[tuple[Ino, TierId]]) -> None:
         """Before anything is served: which of these tier files of nodes somebody can write."""
         files = {tier_id: ino for ino, tier_id in candidates}
+        files |= self._of_versions_alone()
         for tier_id in sorted(files.keys() & self._tier.ids()):
             if self._tier.is_lost(tier_id):
                 continue
@@ -82,54 +96,109 @@ class EarlierWriters:
                     file=os.fsdecode(self._path(ino)),
                 )
 
-    async def settle(self) -> None:
-        """Have all of them left behind, or as many as there is room for."""
-        for tier_id in list(self._files):
-            if tier_id not in self._files:
-                continue
+    def _of_versions_alone(self) -> dict[TierId, Ino]:
+        """Those whose file has other bytes by now: no mark tells of them."""
+        found = {}
+        for tier_id, ino in self._versions.files():
+            node = self._table.get(ino)
+            if node is None or tier_id not in (node.body.tier, self._written_here(node)):
+                found[tier_id] = ino
+        return found
+
+    @staticmethod
+    def _written_here(node: Node) -> TierId | None:
+        return node.kernel_target if node.kernel_writers else None
+
+    def settle(self) -> list[TierId]:
+        """Let go of those that nobody can write any more; the others that are to be left behind
+        now.
+        """
+        for tier_id in self._files.keys() - self._leaving.keys():
             node = self._node(self._files[tier_id], tier_id)
-            if self._has_writers(tier_id, Body() if node is None else node.body):
-                await self.leave(tier_id)
-            elif tier_id in self._files:
+            if not self._has_writers(tier_id, Body() if node is None else node.body):
                 del self._files[tier_id]
+                self._again_at.pop(tier_id, None)
                 if node is not None:
                     self._ended(node)
                 self._tier.bring_back(tier_id)
+        now = self._now()
+        return [
+            tier_id
+            for tier_id in sorted(self._files.keys() - self._leaving.keys())
+            if self._again_at.get(tier_id, 0.0) <= now
+        ]
+
+    async def begin(self) -> None:
+        """Before anything is served: have as many left behind as does not take long."""
+        left = AT_START_BYTES_MAX
+        for tier_id in self.settle():
+            taken = self._tier.allocated_bytes(tier_id)
+            if self._needs_copy(tier_id):
+                if taken > left:
+                    continue
+                left -= taken
+            await self.leave(tier_id)
+
+    def _needs_copy(self, tier_id: TierId) -> bool:
+        """Whether a version or somebody who may have it open needs the bytes, or nothing else has
+        them.
+        """
+        if self._versions.on(tier_id):
+            return True
+        node = self._node(self._files[tier_id], tier_id)
+        return node is not None and not (node.body.is_clean and not node.handles)
 
     async def leave(self, tier_id: TierId) -> bool:
-        """Give what is in the tier file a file of its own; False: there is no room for that."""
+        """Give what is in the tier file a file of its own; False: there is no room for that, or
+        somebody writes to it all the while.
+        """
         if tier_id not in self._files:
             return True
         node = self._node(self._files[tier_id], tier_id)
-        if node is not None and node.body.busy is not None:
-            await wait(node.body.busy)
+        busy = self._leaving.get(tier_id) or (None if node is None else node.body.busy)
+        if busy is not None:
+            await wait(busy)
             return await self.leave(tier_id)
-        if not self._versions.on(tier_id):
-            if node is None:
-                return True
-            if node.body.is_clean and not node.handles:
+        if not self._needs_copy(tier_id):
+            if node is not None:
                 self._go_back(node)
-                return True
+            return True
+        if self._now() < self._again_at.get(tier_id, 0.0):
+            return False
+        return await self._copy(tier_id, node)
+
+    async def _copy(self, tier_id: TierId, node: Node | None) -> bool:
         size = max(self._versions.frozen_bytes(tier_id), 0 if node is None else node.size)
         taken = self._tier.allocated_bytes(tier_id)
         if not self._tier.reserve_nowait(taken):
             return False
         done = shared()
         body = Body() if node is None else node.body
-        body.busy = done
+        body.busy = self._leaving[tier_id] = done
+        begun = self._now()
         target = self._tier.create()
+        is_taken = False
         try:
-            copy = partial(self._tier.copy, tier_id, target, size)
-            await outlast(self._copies.submit("take from earlier writers", copy))
-        except BaseException as error:
-            self._tier.remove(target)
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                return False  # who is not seen has filled the tmpfs, slack and all
-            raise
+            is_taken = await outlast(
+                self._copies.submit(
+                    "take from earlier writers", self._tier.copy_steady, tier_id, target, size
+                )
+            )
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return False  # who is not seen has filled the tmpfs, slack and all
         finally:
+            if not is_taken:
+                self._tier.remove(target)
             body.busy = None
+            del self._leaving[tier_id]
             self._tier.release(taken)
             done.set_result(None)
+        if not is_taken:
+            now = self._now()
+            self._again_at[tier_id] = now + AGAIN_SHARE * (now - begun)
+            return False
         self._tier.settle(target)
         self._taken(tier_id, target, node if node is not None and node.body is body else None)
         return True
@@ -148,7 +217,7 @@ class EarlierWriters:
         """Nobody else may write what is about to be changed or stored.
 
         Raises:
-            OSError: EBUSY: processes of an earlier mount can, and RAM has no room for a copy.
+            OSError: EBUSY: processes of an earlier mount can, and there is no copy.
         """
         if self.may_write(node.body.tier):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), os.fsdecode(self._path(node.ino)))
@@ -157,10 +226,17 @@ class EarlierWriters:
         """Of files that are kept back."""
         return [
             f"{os.fsdecode(self._path(ino))} is kept back: processes of an earlier mount can "
-            "still write to it, and RAM has no room for a copy"
+            f"still write to it, and {self._why(tier_id)}"
             for tier_id, ino in self._files.items()
             if self._node(ino, tier_id) is not None or self._versions.on(tier_id)
         ]
+
+    def _why(self, tier_id: TierId) -> str:
+        if tier_id in self._leaving:
+            return "it is being copied"
+        if tier_id in self._again_at:
+            return "do, all the time: no copy of it is of one moment"
+        return "RAM has no room for a copy"
 
     def _node(self, ino: Ino, tier_id: TierId) -> Node | None:
         node = self._table.get(ino)

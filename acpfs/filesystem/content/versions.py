@@ -8,7 +8,7 @@ the file system's lock; nothing here waits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from acpfs.ram.tier import Tier
@@ -122,6 +122,11 @@ class Versions:
     def on(self, tier_id: TierId) -> Sequence[Version]:
         """Versions that need the tier file."""
         return self._frozen.get(tier_id, ())
+
+    def files(self) -> Iterator[tuple[TierId, Ino]]:
+        """Tier files that versions need, each with the file that these are of."""
+        for tier_id, versions in self._frozen.items():
+            yield tier_id, versions[0].ino
 
     def frozen_bytes(self, tier_id: TierId) -> int:
         """How many of the first bytes belong to a version and must not change."""

@@ -99,8 +99,7 @@ class Source:
         if self._tier.is_kept_back(self._tier_id):
             raise OSError(
                 errno.EBUSY,
-                "processes of an earlier mount can still write to it, and RAM has no room for a "
-                "copy",
+                "processes of an earlier mount can still write to it, and there is no copy of it",
             )
         self._fd = self._tier.read_long(self._tier_id)
         st = os.fstat(self._fd)
