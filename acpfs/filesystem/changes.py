@@ -508,6 +508,15 @@ class Changes:
     def is_changing(self, version: Version) -> bool:
         return self._contents.kernel.is_changing(version)
 
+    def when_still(self, version: Version) -> Future[Any] | None:
+        return self._contents.kernel.when_still(version)
+
+    def held_up_by(self, version: Version) -> int | None:
+        if not self.is_changing(version):
+            return None
+        node = self._table.get(version.ino)
+        return 0 if node is None else node.writer_pid
+
     def may_be_mapped(self, version: Version) -> bool:
         return version.is_local and self._contents.kernel.may_have_stored(version)
 

@@ -358,8 +358,13 @@ class KernelWrites:
 
     def is_changing(self, version: Version) -> bool:
         """Whether its file is being marked behind a write that is under way."""
+        return self.when_still(version) is not None
+
+    def when_still(self, version: Version) -> Future[tuple[int, int]] | None:
+        """Done when the mark is set; None: its file is not being marked."""
         guard = self._guards.get(version.vid)
-        return guard is not None and guard.marking is not None and not guard.marking.done()
+        marking = None if guard is None else guard.marking
+        return None if marking is None or marking.done() else marking
 
     def may_have_stored(self, version: Version) -> bool:
         """Whether somebody may have stored to the version's bytes through a mapping; also when

@@ -60,7 +60,7 @@ from acpfs.writeback.streams.spares import Spares
 from acpfs.writeback.streams.staged import Staged
 from acpfs.writeback.streams.stagger import LOOK_AGAIN_S, Stagger
 from acpfs.writeback.streams.stream_queue import StreamQueue
-from acpfs.writeback.streams.streams import SMALL_BYTES_MAX, Stream, Streamer
+from acpfs.writeback.streams.streams import SMALL_BYTES_MAX, HeldUpError, Stream, Streamer
 
 REWRITTEN_S_MAX = 30.0
 """A file that is rewritten faster than it streams is persisted about this often."""
@@ -351,16 +351,44 @@ class Engine:
         """Stream a version, and others after it as long as there are some and nothing fails."""
         job = [stream]
         error: OSError | None = None
+        is_held_up = False
         try:
             await outcome(self._calls.streams.submit("stream", self._stream_in_turn, job))
+        except HeldUpError:
+            is_held_up = True
         except AbandonedError:
             pass
         except OSError as failure:
             error = failure
-        if job:
+        if job and is_held_up:
+            self._give_place(job[0])
+        elif job:
             with self.section():
                 self._ended(job[0], error)
         self.wake()
+
+    def _give_place(self, stream: Stream) -> None:
+        """An application holds up a write to the version's file: others are streamed meanwhile, and
+        this one when that is over.
+        """
+        with self.section():
+            over = self._listener.when_still(stream.version)
+            self._queue.end(stream)
+            if self._ops.get(stream.op.seq) is not stream.op or stream.abandoned:
+                return
+            stream.version.state = VersionState.COMPLETE
+        if over is None:
+            self._is_still(stream.op)
+        else:  # not under the lock, as it may be over by now
+            over.add_done_callback(lambda _over: self._is_still(stream.op))
+
+    def _is_still(self, op: Op) -> None:
+        """Also in the thread that has waited for the write."""
+        with self.section():
+            if self._ops.get(op.seq) is op and op.version is not None:
+                self._queue.add(op)
+                self._listener.still_frozen(op.version)  # it is what the file is now
+        self._stream_bell.ring()
 
     def _stream_in_turn(self, job: list[Stream]) -> None:
         """In a stream thread.

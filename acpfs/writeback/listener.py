@@ -5,7 +5,8 @@ Every call is made under the file system's lock, in log order.
 
 from __future__ import annotations
 
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.types import Ino
@@ -87,6 +88,16 @@ class Listener(Protocol):
     def is_changing(self, version: Version) -> bool:
         """Whether a write to its file is under way, so that no copy that is begun now is the
         version, as `still_frozen` would say in the end. An application may hold that up for ever.
+        """
+        ...
+
+    def when_still(self, version: Version) -> Future[Any] | None:
+        """Done when the write is over that `is_changing` tells of; None: none is under way."""
+        ...
+
+    def held_up_by(self, version: Version) -> int | None:
+        """Who has a write to its file under way: a thread that opened it to write, 0 where that is
+        not known; None: nobody has.
         """
         ...
 

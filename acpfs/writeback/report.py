@@ -27,15 +27,21 @@ def queue_entry(op: Op, listener: Listener, why: Why, now: float) -> QueueEntry:
         last_detail=_detail(op),
         next_attempt=op.next_attempt_at or None,
         streamed_bytes=version.streamed_bytes if version else 0,
-        why=_why(op, listener, why).value,
+        why=_why(op, listener, why),
     )
 
 
-def _why(op: Op, listener: Listener, why: Why) -> Why:
-    """The order waits for bytes; whether somebody will close their file, or has to decide about it,
-    is seen above.
+def _why(op: Op, listener: Listener, why: Why) -> str:
+    """The order waits for bytes; whether somebody will close their file, has to decide about it, or
+    holds up a write to it, is seen above.
     """
-    return Why.HALF if why is Why.UNSEALED and listener.is_interrupted(op.ino) else why
+    if why is Why.UNSEALED and listener.is_interrupted(op.ino):
+        return Why.HALF.value
+    if why is Why.BYTES and op.version is not None:
+        writer = listener.held_up_by(op.version)
+        if writer is not None:
+            return f"{Why.WRITTEN.value}{f' (process {writer})' * bool(writer)}"
+    return why.value
 
 
 def _detail(op: Op) -> str | None:

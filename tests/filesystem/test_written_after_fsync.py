@@ -105,6 +105,58 @@ def test_a_version_is_not_copied_again_while_a_write_to_its_file_is_held_up(
     )
 
 
+@pytest.mark.clause("S494")
+def test_versions_whose_writes_are_held_up_take_no_place_of_others(tmp_path: Path) -> None:
+    """As many as are streamed at a time, and the drain of all others stood still."""
+    synced = b"s" * LARGE
+    streams = 2
+
+    async def scenario(w: World) -> None:
+        held = []
+        names = [b"held %d" % number for number in range(streams)]
+        for name in names:
+            opened, attributes = await w.create(name)
+            assert opened.lane is Lane.PASSTHROUGH
+            os.pwrite(opened.backing_fd, synced, 0)
+            await w.do(w.fs.fsync(opened.handle, False))
+            os.pwrite(opened.backing_fd, b"later", 0)
+            call = HeldCall(int)  # who has the lock of the file's inode
+            w.tier.calls.submit(w.inner.table[attributes.ino].body.tier, call)
+            held.append((opened, call))
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+        other = await w.write(b"other", synced)
+        w.engine.hold(False)
+        is_staged = False
+        said: list[bool] = []
+        with trio.fail_after(60):
+            while not (is_staged and said == [True] * streams + [False]):
+                await trio.sleep(0.01)
+                is_staged = any(
+                    op.ino == other and op.version is not None and op.version.is_staged
+                    for op in w.log
+                )
+                queue = w.engine.statistics().queue
+                said = ["a program holds up (process 1)" in one.why for one in queue]
+        for _opened, call in held:
+            call.go_on.set()
+        await w.drained()
+        for name in names:
+            assert (w.backing / name.decode()).read_bytes() == b"later" + synced[5:]
+        assert (w.backing / "other").read_bytes() == synced
+        for opened, _call in held:
+            await w.close(opened)
+
+    run(
+        tmp_path,
+        scenario,
+        passthrough=True,
+        unknown_bytes=1 << 20,
+        budget_bytes=128 << 20,
+        max_dirty_age_s=0,
+        streams=streams,
+    )
+
+
 def store_through_a_mapping(fd: int, data: bytes) -> None:
     """As on a tmpfs: the file's mtime stays as it is, and mmap has set the atime."""
     st = os.fstat(fd)

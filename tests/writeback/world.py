@@ -125,6 +125,12 @@ class ListenerDouble:
     def is_changing(self, version: Version) -> bool:
         return False
 
+    def when_still(self, version: Version) -> Future[Any] | None:
+        return None
+
+    def held_up_by(self, version: Version) -> int | None:
+        return None
+
     def may_be_mapped(self, version: Version) -> bool:
         return False
 

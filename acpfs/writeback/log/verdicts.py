@@ -20,6 +20,7 @@ class Why(enum.Enum):
     AGAIN = "it failed, and is tried again"
     OTHERS = "other nodes have not persisted what they closed before"
     BYTES = "its bytes are not all on the backing directory yet"
+    WRITTEN = "a write to its file is under way, which a program holds up"
     REFUSED = "the backing directory refused it: retry or discard"
     MISSING = "a node that it waits for is missing"
     GUARDED = "a newer checkpoint is not persisted yet"

@@ -40,6 +40,14 @@ a time.
 
 CHANGING_LOOK_S = 0.02
 """So often it is looked whether a write is over behind which a file is marked."""
+CHANGING_LOOKS_MAX = 5
+"""Then an application holds it up, and the stream gives its place to others."""
+
+
+class HeldUpError(AbandonedError):
+    """An application holds up a write to the version's file: nothing that is copied now would be
+    the version.
+    """
 
 
 class Stream:
@@ -128,7 +136,7 @@ class Streamer:
         """Stage the version.
 
         Raises:
-            AbandonedError: nobody needs it any more.
+            AbandonedError: nobody needs it any more, or (`HeldUpError`) it cannot be had now.
             OSError: the backing directory's, or EIO when the bytes are not what they should be.
         """
         stream.call = current_call()
@@ -365,6 +373,7 @@ class Streamer:
             NotGrownError: it is not what the file has, and more.
             OnlyCopyError: twice they were not those of its checksum. Told once: who asks for
                 another try gets what is there.
+            HeldUpError: an application holds up a write to its file.
         """
         differed = False
         while True:
@@ -373,6 +382,10 @@ class Streamer:
                     stream.version.digest = ""
                 renewals = stream.version.renewals
                 size = stream.version.size
+                is_changing = self._listener.is_changing(stream.version)
+            if is_changing:
+                self._await_writes(stream)
+                continue
             digest = self._copy_once(stream, fd, growth)
             with self._lock:
                 still = (
@@ -394,18 +407,22 @@ class Streamer:
                         )
                     differed = True
                 self.counters.restarted_streams += 1
-            self._await_writes(stream)
             if fd is not None:
                 self._lower.truncate(fd, growth.kept_bytes)
 
     def _await_writes(self, stream: Stream) -> None:
-        """Copy nothing while a write to the file is under way that its application holds up: it
-        would be copied again and again, for as long as that takes.
+        """Copy nothing while a write to the file is under way: it would be copied again and again.
+
+        Raises:
+            HeldUpError: that takes long.
         """
         stream.pause()
-        while self._is_changing(stream):
+        for _ in range(CHANGING_LOOKS_MAX):
+            if not self._is_changing(stream):
+                stream.progress()
+                return
             self._pause.wait(CHANGING_LOOK_S)
-        stream.progress()
+        raise HeldUpError
 
     def _is_changing(self, stream: Stream) -> bool:
         with self._lock:
