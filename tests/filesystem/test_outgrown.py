@@ -763,6 +763,35 @@ def test_a_full_storage_is_not_sent_again_what_it_has(
     run(tmp_path, scenario)
 
 
+@pytest.mark.clause("S498")
+def test_where_each_tenth_write_fails_its_rest_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each batch of pieces one failed, and all of it was sent again, for ever."""
+    calls = [0]
+
+    def write(fd: int, data: bytes, offset: int) -> None:
+        calls[0] += 1
+        if calls[0] % 10 == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        write_all(fd, data, offset)
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = patterned(100 * MIB)
+        await outgrow(w, kernel, opened, ino, data)
+        monkeypatch.setattr(outgrown, "SENT_PIECES", 12)
+        monkeypatch.setattr(outgrown, "RETRY_DELAY_MIN_S", 0.001)
+        monkeypatch.setattr(outgrown, "RETRY_DELAY_MAX_S", 0.001)
+        monkeypatch.setattr(outgrown, "write_all", write)
+        await w.close(opened)
+        assert calls[0] > 12
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
 @pytest.mark.clause("S180", "S181")
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_a_killed_writer_of_it_publishes_no_half(tmp_path: Path, *, broken_off: bool) -> None:

@@ -99,6 +99,12 @@ class MovingOut:
     """Pieces that are here as well, and that the staging file has since nobody writes any more:
     flushed.
     """
+    checked: set[int] = field(default_factory=set)
+    """Pieces that are here and in the staging file, and were compared since nobody writes any
+    more.
+    """
+    sends_failed: int = 0
+    """So many in a row, less those that went well since."""
 
 
 @dataclass(slots=True, eq=False)
