@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.kept_handles import Handle
@@ -307,6 +308,36 @@ def test_what_is_written_and_closed_between_the_cut_and_the_failure_is_published
         await w.close(keeper)
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S193", "S514")
+def test_what_the_kernel_wrote_to_an_empty_file_just_before_the_cut_is_known_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked at before that, and had nothing: what its writer closed was published empty."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"")
+        await w.drained()
+        with w.fs.lock, w.state.step():
+            w.inner.expectations.learn(b"f", len(WHOLE))
+        writer = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        assert writer.lane is Lane.PASSTHROUGH
+        under_way = HeldCall(int)  # the write has the lock of the file's inode
+        w.tier.calls.submit(w.inner.table[ino].body.tier, under_way)
+        opens = HeldOpens(w, monkeypatch)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(opens.begin, ino, OPENER.pid)
+            await trio.testing.wait_all_tasks_blocked()
+            os.pwrite(writer.backing_fd, WHOLE, 0)
+            under_way.go_on.set()
+        assert os.fstat(writer.backing_fd).st_size == 0
+        await opens.fails(0)
+        await w.close(writer, CALLER.pid)
+        await w.drained()
+        assert w.fs.statistics().interrupted_files == 1
+
+    run(tmp_path, scenario, passthrough=True)
 
 
 @pytest.mark.clause("S181", "S193", "S514")

@@ -35,7 +35,7 @@ from acpfs.filesystem.content.overflow import LOOK_AGAIN_S, Overflow
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room, pages_wanted
 from acpfs.filesystem.content.versions import Versions
-from acpfs.filesystem.kernel_writes import KernelWrites
+from acpfs.filesystem.kernel_writes import KernelWrites, mark_file
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.steps import outlast, shared, unlocked, wait
@@ -83,6 +83,13 @@ COPY_AT_FREEZE_BYTES_MAX = 16 << 20
 """A file that the kernel may go on writing to unseen is frozen by a copy up to here (4 ms); beyond,
 by watching for changes.
 """
+
+
+def _emptied(fd: int) -> bool:
+    """Cut all of a tier file; whether there was anything, also of a write that had to end first."""
+    mark = mark_file(fd)  # waits for that
+    os.ftruncate(fd, 0)
+    return mark[1] != 0
 
 
 class Contents:
@@ -698,7 +705,10 @@ class Contents:
             self.create(node)
         else:
             body.writing = Writing.WHOLE if node.size else body.writing
-            await self.locking(body, os.ftruncate, 0)
+            if node.kernel_writers:  # they may have written since it was looked at
+                has_taken = await self.locking(body, _emptied) or has_taken
+            else:
+                await self.locking(body, os.ftruncate, 0)
             self._settle(node, body)
         self._mended(node, node.body)
         self._modified(node, node.body)
