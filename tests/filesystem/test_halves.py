@@ -231,3 +231,32 @@ def test_a_half_that_is_written_anew_is_published_under_the_name_that_it_has(
             assert below(w) == shown
 
     trio.run(main)
+
+
+@pytest.mark.clause("S392")
+@pytest.mark.parametrize("end", ["retry", "discard"])
+@pytest.mark.parametrize("asked", [b"half", b"kept", b"kept/second"])
+def test_a_half_is_found_by_each_of_its_names(tmp_path: Path, asked: bytes, end: str) -> None:
+    """And by the directory that any of them lies in: what is said of one is said of the file."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await lose_writers(w, rewritten=False)
+        async with world(tmp_path) as w:
+            kept = (await w.do(w.fs.mkdir(ROOT, b"kept", 0o755, CALLER))).ino
+            half = await ino_of(w, b"half")
+            await w.do(w.fs.link(half, kept, b"second"))
+            with w.fs.lock:
+                reports = w.inner.reports
+                assert [node.ino for node in reports.interrupted(asked)] == [half]
+                assert reports.interrupted(b"kept/sec") == reports.interrupted(b"other") == []
+                if end == "retry":
+                    assert w.inner.interrupted.store(asked) == 1
+                else:
+                    assert w.inner.interrupted.discard(asked) == (1, [])
+            assert w.fs.statistics().interrupted_files == 1
+            await w.drained()
+            for name in ("half", "kept/second"):
+                assert (w.backing / name).exists() is (end == "retry")
+
+    trio.run(main)
