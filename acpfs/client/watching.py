@@ -118,7 +118,11 @@ def on_persisted(
     line = Line()
     arguments = (place, _guarded(callback, line), line, count, settle_s, time.monotonic())
     thread = threading.Thread(target=_watch, args=arguments, name="acpfs-on-persisted", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except BaseException:  # of a signal's handler: it may run all the same, and tells nobody
+        line.cut()
+        raise
     return Watching(line, thread)
 
 
@@ -144,13 +148,14 @@ def persisted_checkpoints(
         told.put(None)
 
     thread = threading.Thread(target=watch, name="acpfs-persisted", daemon=True)
-    thread.start()
     try:
+        thread.start()
         while (checkpoint := told.get()) is not None:
             yield checkpoint
     finally:
         line.cut()
-        thread.join()
+        if thread.ident is not None:  # else a signal's handler raised before it was started
+            thread.join()
 
 
 def _located(directory: StrPath) -> str:

@@ -175,7 +175,12 @@ class Processor:
             raise
         self._member = member
         self._thread = threading.Thread(target=self._run, name="acpfs-processor", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # of a signal's handler: it may run all the same, and ends by this
+            self._member = None
+            member.end()
+            raise
 
     def _link(self) -> SocketLink:
         assert self._address is not None

@@ -150,7 +150,9 @@ class CheckpointHelper:
     def wait_d2h_finished(self) -> None:
         """Wait for what `async_save_checkpoint` has begun."""
         while self._saves:
-            self._saves.pop().join()
+            thread = self._saves.pop()
+            if thread.ident is not None:  # else a signal's handler raised before it was started
+                thread.join()
 
     def async_preload(self, load_path: str) -> None:
         """Begin to bring the checkpoint that the tracker names to RAM.

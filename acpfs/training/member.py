@@ -192,7 +192,11 @@ class Member:
         """
         self._links = dict(links)
         self._broadcast(self._hello)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # of a signal's handler: the thread may run all the same
+            self._ended = True
+            raise
         deadline = time.monotonic() + timeout_s
         while (
             self._protected is None and time.monotonic() < deadline and self.cut_off_since is None

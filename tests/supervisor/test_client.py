@@ -255,3 +255,44 @@ def test_only_whoever_asked_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert asked.get(timeout=60) == str(tmp_path / "run")
         monkeypatch.chdir("/")
         assert {asked.get(timeout=60) for _ in range(3)} == {str(tmp_path / "run")}
+
+
+@pytest.mark.clause("T186")
+def test_where_its_start_is_interrupted_nobody_is_told_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal's handler raised in `Thread.start`: the callback was called for as long as the
+    process lived.
+    """
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+    run = threading.Thread.run
+    go = threading.Event()
+    asked: list[object] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    def held(thread: threading.Thread) -> None:
+        go.wait()
+        run(thread)
+
+    def ask(*arguments: object, **_named: object) -> None:
+        asked.append(arguments)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(
+        registry, "locate", lambda path: (SimpleNamespace(mountpoint="/mnt"), str(path))
+    )
+    monkeypatch.setattr(control_client, "request", ask)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(threading.Thread, "run", held)
+    with pytest.raises(KeyboardInterrupt):
+        client.on_persisted("run", print)
+    go.set()
+    (thread,) = started
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert asked == []

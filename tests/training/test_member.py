@@ -574,6 +574,42 @@ def test_a_word_for_another_job_ends_the_link(rig: Rig) -> None:
     assert not rig.aborted.is_set()
 
 
+class InterruptError(Exception):
+    """What a signal's handler raises."""
+
+
+@pytest.mark.clause("T186")
+def test_a_member_whose_start_was_interrupted_says_nothing_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread ran all the same, for as long as the process lived: nobody had ended it."""
+    start = threading.Thread.start
+    run = threading.Thread.run
+    go = threading.Event()
+    started: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise InterruptError
+
+    def held(thread: threading.Thread) -> None:
+        go.wait()
+        run(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(threading.Thread, "run", held)
+    monkeypatch.setattr(threading.Thread, "is_alive", lambda _thread: False)  # not yet
+    with pytest.raises(InterruptError):
+        rig.member.start({0: rig.coordinator.member_end}, 60.0)
+    rig.member.end()
+    monkeypatch.undo()
+    go.set()
+    (thread,) = started
+    thread.join(60.0)
+    assert not thread.is_alive()
+
+
 @pytest.mark.clause("T185")
 def test_what_came_over_a_connection_that_is_gone_is_not_heard(rig: Rig) -> None:
     """The answer to a vote meets a dead coordinator, whose next word has come already."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from acpfs.logger import get_logger
@@ -17,6 +18,32 @@ from acpfs.training.torch.device import Device
 
 log = get_logger(__name__)
 LOOK_S = 0.001
+
+
+class _Abort:
+    """Of one group, in a thread of its own.
+
+    A signal's handler may raise in the main thread within `Thread.start`: then nobody knows whether
+    the thread runs. So that says itself that it does, and whoever begins again starts another one
+    where none has said so; of several the first one does it.
+    """
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+        self._mine = threading.Lock()
+        self.has_begun = False
+        self.over = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="acpfs-abort", daemon=True).start()
+
+    def _run(self) -> None:
+        self.has_begun = True
+        if self._mine.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self.over.set()
 
 
 class Aborts:
@@ -38,7 +65,7 @@ class Aborts:
         self._groups = groups
         self._may_end_everything = may_end_everything
         self._update_s = update_s
-        self._threads: dict[int, threading.Thread] = {}
+        self._aborts: dict[int, _Abort] = {}
         """By group."""
         self._kept: list[Any] = []
         """Groups that were ended: no other one gets their number."""
@@ -52,15 +79,13 @@ class Aborts:
         with self._beginning:
             for group in self._groups():
                 number = 0 if self.device.ends_everything else id(group)
-                if number in self._threads:
-                    continue
-                thread = threading.Thread(
-                    target=self._end, args=(group,), name="acpfs-abort", daemon=True
-                )
-                self._threads[number] = thread
-                self._kept.append(group)
-                thread.start()
-                begun += 1
+                abort = self._aborts.get(number)
+                if abort is None:
+                    abort = self._aborts[number] = _Abort(partial(self._end, group))
+                    self._kept.append(group)
+                    begun += 1
+                if not abort.has_begun:
+                    abort.start()
         return begun
 
     def _end(self, group: Any) -> None:
@@ -78,9 +103,11 @@ class Aborts:
     def over(self, within_s: float) -> bool:
         """Whether all that were begun are; waits for them. Not in a thread that aborts."""
         until = time.monotonic() + within_s
-        for thread in list(self._threads.values()):
-            thread.join(max(0.0, until - time.monotonic()))
-        late = [thread for thread in self._threads.values() if thread.is_alive()]
+        late = [
+            abort
+            for abort in list(self._aborts.values())
+            if not abort.over.wait(max(0.0, until - time.monotonic()))
+        ]
         if late:
             log.error("an abort does not end", aborts=len(late), stacks=all_stacks())
         elif self._is_stopped:

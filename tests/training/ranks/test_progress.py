@@ -222,6 +222,39 @@ def test_an_abort_that_hangs_does_not_hold_up_another(tmp_path: Path) -> None:
     assert aborts.over(60.0)
 
 
+class InterruptError(Exception):
+    """What a signal's handler raises."""
+
+
+@pytest.mark.clause("T200")
+@pytest.mark.parametrize("runs", [False, True])
+def test_an_abort_whose_start_was_interrupted_is_done_once(
+    monkeypatch: pytest.MonkeyPatch, *, runs: bool
+) -> None:
+    """Nobody knew whether its thread runs: it was waited for as one that was never started, or
+    never begun again.
+    """
+    start = threading.Thread.start
+    interrupts = [True]
+
+    def interrupted(thread: threading.Thread) -> None:
+        if runs or not interrupts:
+            start(thread)
+        if interrupts:
+            interrupts.clear()
+            raise InterruptError
+
+    aborted: list[str] = []
+    group = SimpleNamespace(abort=lambda: aborted.append("once"), group_name="group")
+    aborts = Aborts(Double(Stream()), lambda: [group])
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(InterruptError):
+        aborts.begin()
+    assert aborts.begin() == 0
+    assert aborts.over(60.0)
+    assert aborted == ["once"]
+
+
 class DoubleOfNpu(Double):
     """Ends everything at once, as `stop_device` does."""
 
