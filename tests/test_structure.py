@@ -212,7 +212,7 @@ INODE_LOCKS_OF = {
         "ram/prefault.py: *",
         "ram/spill_directory.py: *",
         "ram/state_space.py: *",
-        "ram/tier.py: _copy_all, _copy_data, _try_mapping, copy",
+        "ram/tier.py: _copy_all, _copy_data, _renew_copy, _try_mapping, copy",
         "writeback/sources/spill.py: *",
     },
     "a staging file, in threads that may wait for the backing directory": {
@@ -221,8 +221,8 @@ INODE_LOCKS_OF = {
     },
     "here, or in the file's own thread: `Contents.locking`": {
         (
-            "filesystem/content/contents.py: _allocate_piece, _beyond, allocate, empty, truncate, "
-            "write"
+            "filesystem/content/contents.py: _allocate_piece, _beyond, _emptied, allocate, empty, "
+            "truncate, write"
         ),
         "filesystem/content/outgrown.py: _has_data",
         "filesystem/copy_range.py: _copy_range",
