@@ -51,11 +51,11 @@ from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.report import queue_entries
 from acpfs.writeback.sources.source import AbandonedError
 from acpfs.writeback.sources.spill import Spill
-from acpfs.writeback.streams.bandwidth import TokenBucket
 from acpfs.writeback.streams.checksums import WaitingChecksums
 from acpfs.writeback.streams.courtesy import Courtesy
 from acpfs.writeback.streams.equal import EqualFiles
 from acpfs.writeback.streams.give_way import GiveWay
+from acpfs.writeback.streams.scheduler import Scheduler
 from acpfs.writeback.streams.spares import Spares
 from acpfs.writeback.streams.staged import Staged
 from acpfs.writeback.streams.stagger import LOOK_AGAIN_S, Stagger
@@ -100,18 +100,17 @@ class Engine:
         self._noted = 0
         self._paused = False
         runtime = parts.runtime
-        self._bucket = TokenBucket(settings.bandwidth, runtime)
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s, runtime)
         self._garbage = Garbage(lower, self._calls.streams)
         self._spares = Spares(parts, self._garbage.remove_nowait)
         equal = EqualFiles(parts, manifest.digest, lambda: bool(self.gate.has_peers))
         give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s, runtime)
+        self._scheduler = Scheduler(give_way, settings.bandwidth, settings.streams, runtime)
         self._checksums = WaitingChecksums(parts, give_way)
         self._streamer = Streamer(
             parts,
-            self._bucket,
+            self._scheduler,
             self._garbage.remove,
-            give_way,
             self._spares,
             spill,
             equal,
@@ -218,7 +217,7 @@ class Engine:
     def _resume(self) -> None:
         """Times of an earlier run mean nothing on this run's clock."""
         self._committer.stopped = False
-        self._bucket.open()
+        self._scheduler.open()
         with self._lock:
             self._due.clear()
             self._failures.resume()
@@ -231,10 +230,10 @@ class Engine:
         comes back.
         """
         self._committer.stopped = True
-        self._bucket.close()
         with self._lock:
             for stream in self._queue.active.values():
                 stream.abandoned = True
+        self._scheduler.close()
 
     async def _prepare(self) -> None:
         tries = 0
@@ -344,7 +343,10 @@ class Engine:
         while (op := self._queue.next(now, small=small, large=large)) is not None:
             if not (self._elide(op) or self._may_be_left_out(op)):
                 self._due.pop(op.seq, None)
-                return self._queue.start(op)
+                stream = self._queue.start(op)
+                if not _is_small(op):
+                    self._scheduler.comes(op.seq, op.logged_at, stream)
+                return stream
         return None
 
     async def _stream(self, stream: Stream) -> None:
@@ -408,6 +410,7 @@ class Engine:
 
     def _ended(self, stream: Stream, error: OSError | None) -> None:
         self._queue.end(stream)
+        self._scheduler.gone(stream)
         if self._ops.get(stream.op.seq) is stream.op and not stream.abandoned:
             if error is None:
                 self._staged.add(stream.op)
@@ -604,6 +607,7 @@ class Engine:
         stream = self._queue.active.get(op.seq)
         if stream is not None:
             stream.abandoned = True
+            self._scheduler.wake()  # its thread need not wait for its turn
         elif (
             op.version is not None
             and not self._listener.keeps_staging(op.version)
@@ -718,12 +722,13 @@ class Engine:
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """0: no limit. Takes effect within a tenth of a second. Thread-safe."""
-        self._bucket.set_rate(bytes_per_s)
+        self._scheduler.set_bandwidth(bytes_per_s)
 
     def set_streams(self, count: int) -> None:
         """Files copied at the same time from now on. Thread-safe."""
         with self._lock:
             self._queue.set_streams(count)
+            self._scheduler.set_streams(count)
             self._calls.streams.threads_max = max(
                 self._calls.streams.threads_max, self._queue.threads_max
             )

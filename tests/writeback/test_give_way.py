@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_a_wall_clock_that_is_set_makes_nothing_old_or_young(
     """Found by reading: set back, streams stood back for as long beside whoever writes; set ahead,
     never.
     """
-    give_way = world.engine._streamer._give_way
+    give_way = world.engine._scheduler._give_way
     give_way._running = lambda: MANY
     give_way._clock = lambda: 0.0
     world.listener.writing = True
@@ -97,15 +98,17 @@ def test_a_stream_stands_back_until_the_writer_has_closed(
     world: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine()
-    world.engine._streamer._give_way = machine.give_way
+    scheduler = world.engine._scheduler
+    scheduler._give_way = machine.give_way
     pauses: list[float] = []
 
-    def pause(timeout_s: float) -> bool:
-        pauses.append(timeout_s)
-        machine.writing = len(pauses) < 3
-        return False
+    class Bell(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            machine.writing = len(pauses) < 3
+            return False
 
-    monkeypatch.setattr(machine.give_way._pause, "wait", pause)
+    monkeypatch.setattr(scheduler, "_event", Bell)
     data = os.urandom(3 * MiB)
     world.store("f", data)
     run(world.drain)
@@ -116,7 +119,7 @@ def test_a_stream_stands_back_until_the_writer_has_closed(
 def test_small_files_are_not_asked(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have `courtesy`."""
     machine = Machine()
-    world.engine._streamer._give_way = machine.give_way
+    world.engine._scheduler._give_way = machine.give_way
     monkeypatch.setattr(
         machine.give_way, "should", lambda _at: pytest.fail("asked for a small file")
     )

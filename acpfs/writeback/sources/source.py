@@ -139,15 +139,15 @@ class Source:
             with self._lock:
                 self._tier.read_done(self._tier_id, fd)
 
-    def read(self, position: int, count: int) -> tuple[int, bool]:
-        """(bytes, is a hole); data lies in the buffer.
+    def read(self, position: int, count: int, at: int = 0) -> tuple[int, bool]:
+        """(bytes, is a hole); data lies in the buffer, from `at` on.
 
         The number is compared without the lock: it changes before the first byte does.
         """
         while True:
             if self._fd < 0 and self._file is None:
                 self._open()
-            found, is_hole = self._piece(position, count)
+            found, is_hole = self._piece(position, self._buffer[at : at + count])
             if self._reading.abandoned:
                 raise AbandonedError
             if self._reading.version.tier_id == self._tier_id:
@@ -163,10 +163,11 @@ class Source:
             self._let_go()
         return found, is_hole
 
-    def _piece(self, position: int, count: int) -> tuple[int, bool]:
+    def _piece(self, position: int, buffer: memoryview) -> tuple[int, bool]:
+        count = len(buffer)
         if self._file is not None:
             self._reading.pause()
-            found = self._file.read(self._buffer[:count], position)
+            found = self._file.read(buffer, position)
             self._reading.progress()
             return found, False
         if self._sparse:
@@ -174,7 +175,7 @@ class Source:
             if data > position:
                 return min(count, data - position), True
             count = min(count, self._seek(position, os.SEEK_HOLE, position + count) - position)
-        return os.preadv(self._fd, [self._buffer[:count]], position), False
+        return os.preadv(self._fd, [buffer[:count]], position), False
 
     def _seek(self, position: int, whence: int, otherwise: int) -> int:
         """Of a file whose inode lock an application may keep, holes are read as the zeros they are.

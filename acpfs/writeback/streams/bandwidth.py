@@ -78,6 +78,14 @@ class TokenBucket:
             self._tokens -= count
             return max(0.0, -self._tokens / self._rate)
 
+    def debt_s(self) -> float:
+        """For how long nobody should take anything; 0: go on."""
+        with self._changed:
+            if not self._rate or self._closed:
+                return 0.0
+            self._fill()
+            return max(0.0, -self._tokens / self._rate)
+
     def take(self, count: int) -> None:
         """Take, and wait until the debt is paid."""
         if self.take_nowait(count) <= 0.0:

@@ -26,10 +26,10 @@ from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.sources.source import AbandonedError, Source
 from acpfs.writeback.sources.spill import Spill
-from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES, TokenBucket
+from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES
 from acpfs.writeback.streams.equal import EqualFiles, linked_name
-from acpfs.writeback.streams.give_way import GiveWay
 from acpfs.writeback.streams.room_there import RoomThere
+from acpfs.writeback.streams.scheduler import UNDER_WAY_BYTES, LargeFile, Scheduler
 from acpfs.writeback.streams.spares import Growth, NotGrownError, Spare, Spares
 
 SMALL_BYTES_MAX = 1 << 20
@@ -84,21 +84,62 @@ class Stream:
             self.call.pause()
 
 
+class Pieces:
+    """A version's bytes, piece by piece, hashed on the way."""
+
+    def __init__(
+        self, source: Source, buffer: memoryview, growth: Growth, size: int, hasher: Checksum
+    ) -> None:
+        """`size`: bytes in all; `buffer`: where the source reads to."""
+        self._source = source
+        self._buffer = buffer
+        self._growth = growth
+        self._size = size
+        self._hasher = hasher
+        self.position = 0
+        """Of what comes next."""
+
+    def take(self, bytes_max: int) -> tuple[memoryview, int]:
+        """Read so much, or less; returns what of it the staging file lacks, and where that belongs.
+
+        Nothing is returned of a hole, and of what the staging file was made with.
+        """
+        stop = min(self._size, self.position + bytes_max, self.position + len(self._buffer))
+        start = self.position
+        filled = 0
+        is_hole = False
+        while self.position < stop and not (is_hole and filled):
+            until = min(stop, self._growth.until(self.position, self._size))
+            # In slices, which the hash finds in the processor's cache.
+            wanted = min(until - self.position, SLICE_MAX_BYTES)
+            count, is_hole = self._source.read(self.position, wanted, filled)
+            if not is_hole:
+                self._hasher.update(self._buffer[filled : filled + count])
+            elif self._source.hashes_holes:
+                hash_zeros(self._hasher, count)
+            if not is_hole and self.position >= self._growth.kept_bytes:
+                start = start if filled else self.position
+                filled += count
+            self.position += count
+            if self.position == self._growth.until(self.position - count, self._size):
+                self._growth.passed(self.position, self._hasher)
+        return self._buffer[:filled], start
+
+
 class Streamer:
     """Carries out streams; `run` is called in stream threads."""
 
     def __init__(
         self,
         parts: DrainParts,
-        bucket: TokenBucket,
+        scheduler: Scheduler,
         discard: Callable[[str], None],
-        give_way: GiveWay,
         spares: Spares,
         spill: Spill | None,
         equal: EqualFiles,
         on_staged: Callable[[Stream], None],
     ) -> None:
-        """`bucket`: shared by all streams; `discard`: removes a staging file, now or later.
+        """`scheduler`: of all streams; `discard`: removes a staging file, now or later.
 
         `spares`: what a version may be appended to. `spill`: where versions are that have left RAM.
         `equal`: finds what need not be streamed. `on_staged`: told under the lock, in the
@@ -116,9 +157,8 @@ class Streamer:
         self._now = parts.runtime.clock.now
         self._pause = parts.runtime.threads.event()
         self._chance = parts.runtime.chance
-        self._bucket = bucket
+        self._scheduler = scheduler
         self._discard = discard
-        self._give_way = give_way
         self._spares = spares
         self._spill = spill
         self._equal = equal
@@ -347,12 +387,18 @@ class Streamer:
     # -- bytes
 
     @contextlib.contextmanager
-    def _buffer(self, size: int) -> Iterator[memoryview]:
+    def _buffer(self, size: int, *, whole_turns: bool = False) -> Iterator[memoryview]:
         """A small one is made on the spot; large ones are kept, as many as there were streams at a
         time.
+
+        `whole_turns`: it takes all that may be under way, and only the oldest files come to use as
+        much: it is not kept.
         """
         if size <= SMALL_BYTES_MAX:
             yield memoryview(bytearray(size))
+            return
+        if whole_turns and size > SLICE_MAX_BYTES:
+            yield memoryview(mmap.mmap(-1, min(UNDER_WAY_BYTES, size)))
             return
         try:
             buffer = self._buffers.pop()
@@ -461,7 +507,6 @@ class Streamer:
     ) -> str:
         """`first_bytes`: no more than these."""
         hasher = Checksum()
-        position = 0
         end = growth.kept_bytes
         hashed = True
         size = stream.version.size if first_bytes is None else first_bytes
@@ -469,30 +514,24 @@ class Streamer:
             raise NotGrownError
         if size:
             with (
-                self._buffer(size) as buffer,
+                # The turn comes first: a file in RAM that is open keeps its room, also where the
+                # version moves to the spill directory meanwhile.
+                self._turns(stream, size, fd) as writer,
+                self._buffer(size, whole_turns=writer is not None) as buffer,
                 contextlib.closing(self._source(stream, buffer)) as source,
             ):
                 hashed = source.hashes_holes
                 if size - end > SMALL_BYTES_MAX and fd is not None:
                     self._lower.expect_bulk(fd)
-                while position < size:
-                    if size > SMALL_BYTES_MAX:
-                        self._stand_back(stream)
-                    until = growth.until(position, size)
-                    count, is_hole = source.read(
-                        position, min(self._bucket.slice_bytes(), until - position, len(buffer))
-                    )
-                    if is_hole and hashed:
-                        hash_zeros(hasher, count)
-                    elif not is_hole:
-                        hasher.update(buffer[:count])
-                        if fd is not None and position >= growth.kept_bytes:
-                            self._write(stream, fd, buffer[:count], position)
-                            end = position + count
-                    position += count
-                    if position == until:
-                        growth.passed(position, hasher)
-                    stream.version.streamed_bytes = position if fd is not None else 0
+                pieces = Pieces(source, buffer, growth, size, hasher)
+                while pieces.position < size:
+                    data, position = pieces.take(self._turn(stream, size, writer))
+                    if data and fd is not None:
+                        self._write(stream, fd, data, position, writer)
+                        end = position + len(data)
+                    if writer is not None:
+                        self._scheduler.wrote(writer, len(data))
+                    stream.version.streamed_bytes = pieces.position if fd is not None else 0
                 self._count_reread(source.reread_chunks)
                 if source.spilled and self._spill is not None:
                     self._spill.check(stream.version, hasher.hexdigest())
@@ -508,17 +547,29 @@ class Streamer:
     def _source(self, stream: Stream, buffer: memoryview) -> Source:
         return Source(stream, self._tier, self._lock, buffer, self._spill)
 
-    def _stand_back(self, stream: Stream) -> None:
-        if self._give_way.should(stream.op.logged_at):
-            stream.pause()
-            self._give_way.wait(stream.op.logged_at, lambda: stream.abandoned)
-            stream.progress()
+    def _turns(
+        self, stream: Stream, size: int, fd: int | None
+    ) -> contextlib.AbstractContextManager[LargeFile | None]:
+        """A large file is written when its turn comes."""
+        if size <= SMALL_BYTES_MAX or fd is None:
+            return contextlib.nullcontext()
+        return self._scheduler.writing(stream.op.seq, stream.op.logged_at, stream)
 
-    def _write(self, stream: Stream, fd: int, data: memoryview, position: int) -> None:
-        if self._bucket.bytes_per_s:
-            stream.pause()
-            self._bucket.take(len(data))
-            stream.progress()
+    def _turn(self, stream: Stream, size: int, writer: LargeFile | None) -> int:
+        """Wait until the next piece may be read, and written; how many bytes it may have."""
+        if writer is not None:
+            return self._scheduler.await_turn(writer)
+        if size > SMALL_BYTES_MAX:
+            self._scheduler.stand_back(stream, stream.op.logged_at)
+        return self._scheduler.slice_bytes()
+
+    def _write(
+        self, stream: Stream, fd: int, data: memoryview, position: int, writer: LargeFile | None
+    ) -> None:
+        if writer is None:
+            self._scheduler.pay_small(stream, len(data))
+        else:
+            self._scheduler.pay(len(data))
         done = 0
         while done < len(data):
             count = self._lower.write(fd, data[done:], position + done)

@@ -295,6 +295,13 @@ BUGS = [
         "",
         profiles=("short",),
     ),
+    Bug(
+        "writers-wait-for-each-other",
+        "a large file waits for its turn behind younger ones, too",
+        "writeback/streams/scheduler.py",
+        "if one.seq < writer.seq and one.is_heard(now)",
+        "if one is not writer and one.is_heard(now)",
+    ),
     *LANE_BUGS,
     *MEMBER_BUGS,
     *SHARED_BUGS,
