@@ -12,6 +12,7 @@ import pytest
 import trio
 import xxhash
 
+from acpfs.backing.lower import LowerPath
 from acpfs.writeback.failures.failures import TRIED_AT_ONCE
 from acpfs.writeback.failures.retry import PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S, PERMANENT_TRIES
 from acpfs.writeback.log.ops import OpKind
@@ -533,6 +534,33 @@ class TestOutside:
         run(world.drain)
         assert world.lower.visible() == world.application_view()
         assert world.engine.statistics().counters.repairs == 1
+
+    @pytest.mark.clause("S522")
+    @pytest.mark.parametrize("fails", ["", "rename", "fsync directory"])
+    def test_the_names_of_what_is_made_again_are_flushed(
+        self, world: World, run: Run, fails: str
+    ) -> None:
+        """Also where the operation, or the flush, fails afterwards: then nothing is made any
+        more.
+        """
+        world.mkdir("a")
+        world.mkdir("a/b")
+        run(world.drain)
+        world.lower.rmdir((b"a", b"b"))
+        world.lower.rmdir((b"a",))
+        fault = FailNth(fails, 2 if fails == "rename" else 1, errno.EIO)
+        flushed: list[LowerPath] = []
+
+        def note(label: str, path: LowerPath) -> None:
+            fault(label, path)
+            if label == "fsync directory":
+                flushed.append(path)
+
+        world.lower.fault = note
+        world.store("a/b/f", b"1")
+        run(world.drain)
+        assert world.lower.visible() == world.application_view()
+        assert {(), (b"a",), (b"a", b"b")} <= set(flushed)
 
     def test_a_removed_staging_file_is_written_again(self, world: World, run: Run) -> None:
         world.lower.fault = FailNth("rename", 1, errno.EIO)

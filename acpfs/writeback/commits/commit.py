@@ -21,7 +21,7 @@ from typing import TypeVar
 from acpfs.backing import posix_acl
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.lower import LowerPath, LowerStat, Note
-from acpfs.types import NO_INO, Ino
+from acpfs.types import NO_INO, Ino, Seq
 from acpfs.writeback.commits.conflicts import Conflicts
 from acpfs.writeback.commits.given_back import GivenBack
 from acpfs.writeback.commits.group import GroupOutcome
@@ -122,10 +122,33 @@ class Committer:
         self._conflicts.begin_group()
         self._numbers.clear()
         self._listings.forget()
+        again = {op.seq for op in group if op.begun}
         at = 0
         while at < len(group) and (count := self._next(group, at, outcome)):
             at += count
+        self._flush_above(outcome, again)
         return outcome
+
+    def _flush_above(self, outcome: GroupOutcome, again: set[Seq]) -> None:
+        """What was made again above an operation has a name in a directory that no operation
+        mentions; so may what one made that was begun before, and failed then, or by a worker that
+        died.
+        """
+        made = self._placing.has_made_parents
+        for op, _st in outcome.done:
+            if made or op.seq in again:
+                outcome.synced.update(dict.fromkeys(self.above(op)))
+        if outcome.done:
+            self._placing.has_made_parents = False
+
+    def above(self, op: Op) -> Iterator[Ino]:
+        """The directories above those that the operation changes, up to the top."""
+        with self._lock:
+            for directory, _name in op.touches():
+                place = self._tree.place(directory)
+                while place is not None:
+                    yield place[0]
+                    place = self._tree.place(place[0])
 
     def shut_directories(self) -> None:
         """Those that an earlier worker, or an earlier group, has left open."""

@@ -109,10 +109,12 @@ class Flusher:
                 is_known = await self._look(group, failed, tries)
                 tasks = self._again(group, all_tasks)
 
-    @staticmethod
-    def _again(group: GroupOutcome, all_tasks: list[_Task]) -> list[_Task]:
-        """What was made again is flushed again, wherever it is."""
+    def _again(self, group: GroupOutcome, all_tasks: list[_Task]) -> list[_Task]:
+        """What was made again is flushed again, wherever it is, and with what is above it."""
         if group.made_again:
+            with self._parts.lock:
+                known = {task.ino for task in all_tasks}
+                all_tasks += [task for task in self._tasks(group) if task.ino not in known]
             return all_tasks
         return [task for task in all_tasks if task.ino in group.unflushed]
 

@@ -37,6 +37,8 @@ class Placing:
         self._log = parts.log
         self._state = parts.state
         self._lock = parts.lock
+        self.has_made_parents = False
+        """Directories were made again whose own names no group has flushed since."""
 
     def repaired(self) -> None:
         """Something that others did was put right."""
@@ -58,6 +60,7 @@ class Placing:
         """Make what is missing above `path`; False when nothing was."""
         made = make_directories(self._lower, path[:-1])
         if made:
+            self.has_made_parents = True
             self.repaired()
         return bool(made)
 

@@ -73,6 +73,10 @@ class Recheck:
                 group.made_again = True
             elif op.seq not in moved and not self._touches_unflushed(group, op):
                 group.safe.add(op.seq)
+        if self._placing.has_made_parents:
+            for op, _st in known:
+                group.synced.update(dict.fromkeys(self._committer.above(op)))
+            self._placing.has_made_parents = False
 
     @staticmethod
     def _touches_unflushed(group: GroupOutcome, op: Op) -> bool:
