@@ -36,6 +36,16 @@ def test_what_can_be_changed_in_use_is_named_where_users_look() -> None:
     ]
 
 
+@pytest.mark.parametrize("page", ["CALLS.md", "TROUBLESHOOTING.md", "OPERATIONS.md"])
+def test_clauses_that_other_pages_cite_are_there(page: str) -> None:
+    """Somebody who follows a number finds what it says."""
+    clauses = (ROOT / "docs/SEMANTICS.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    cited = set(re.findall(r"\b[SX]\d+\b", text))
+    assert cited
+    assert [one for one in sorted(cited) if f"**{one}.**" not in clauses] == []
+
+
 OPTIONAL = {
     "pyfuse3",
     "torch",
