@@ -15,6 +15,7 @@ room and overflow. Used under the file system's lock.
 from __future__ import annotations
 
 import enum
+import errno
 import os
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from acpfs.filesystem.expectations import (
     UNBOUNDED_BYTES,
     WORTH_LEARNING_BYTES,
     Expectations,
+    Use,
     pattern_of,
 )
 from acpfs.filesystem.kept_handles import Handle
@@ -35,6 +37,7 @@ from acpfs.filesystem.payers import Payers
 from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.shortage import Shortage
 from acpfs.ram.tier import BLOCK_BYTES
+from acpfs.ram.waiting import Purpose
 from acpfs.types import Ino
 
 MARGIN = 1.25
@@ -52,7 +55,11 @@ LOOK_SHARE = 8
 """Of a reach: it is looked every 2 ms when little room is left, and a lock may take 30."""
 PLENTY_SHARE = 4
 MAPPED_SHARE = 2
-"""Of RAM, one that is opened to read and write is expected to take a half at most."""
+"""Of RAM, one that is opened to read and write is expected to take a half at most, and so are all
+together that are likely to be mapped.
+"""
+READ_BACK_SHARE = 8
+"""Of RAM, one that is likely to be mapped is expected to take so little."""
 
 
 class Net(enum.Enum):
@@ -74,6 +81,10 @@ class Promise:
     """None: nobody knows how much they will write."""
     paid_by_us: bool = False
     """Whether the daemon may take their pages: nobody else pays for them."""
+    is_reserved: bool = False
+    """Kept from everybody else, since they cannot be held: stores through a mapping."""
+    reserved_bytes: int = 0
+    """Of that, what `Hold` has not taken over yet."""
     stopped: bool = False
     """Of unknown size: whether its writers cannot go on, or have been given room of their own."""
 
@@ -147,6 +158,8 @@ class Admission:
         # What may be read cannot leave RAM before it is closed (`outgrown`).
         if wanted > (most // MAPPED_SHARE if handle.may_map else most):
             return "larger than RAM" if wanted > most else "read and written, and half of RAM"
+        if handle.may_map and self._expectations.use_of(path) is Use.READ_BACK:
+            return self._refuse_to_store(handle, wanted, most)
         missing = wanted - self.unpromised(urgent=urgent)
         if missing > 0:
             self._tier.ladder.make_room(missing)
@@ -163,11 +176,58 @@ class Admission:
         Its writers are held like others, but nothing holds who stores through a mapping. So one
         that is likely to do so takes the daemon's lane, and one of which no size is known.
         """
-        if not self._expectations.is_only_written(path):
-            return "read and written: no earlier file like it was only written"
+        if self._expectations.use_of(path) is Use.OTHER:
+            return "read and written: no earlier file like it was written at once"
         if self._expectations.expect(path) is None:
             return "its size is not known from an earlier file"
         return "" if self._tier.tells_of_mappings() else "the kernel does not tell of mappings here"
+
+    def _refuse_to_store(self, handle: Handle, wanted: int, most: int) -> str:
+        """Why a file that is likely to be mapped may not have the lane, or "".
+
+        Nothing can hold who stores through a mapping, and where the tmpfs is full, a store ends the
+        program (SIGBUS). So all that is promised to him is reserved: nobody else gets it.
+        """
+        if self.net is Net.NONE:
+            return "mapped or read back, and other writers cannot be held"
+        node = handle.node
+        others = sum(
+            promise.size
+            for ino, promise in self._promises.items()
+            if promise.size is not None and promise.is_reserved and ino != node.ino
+        )
+        if wanted > most // READ_BACK_SHARE or others + wanted > most // MAPPED_SHARE:
+            return "mapped or read back, and too much of RAM"
+        refusal = self._payers.refuse(node, handle.pid, wanted, self.outstanding_of)
+        if refusal:
+            return refusal
+        self._give_back(node)  # what was reserved when its lane was chosen before
+        missing = wanted - self.unpromised(urgent=self._room.is_urgent(node))
+        if missing > 0:
+            self._tier.ladder.make_room(missing)
+        applicant = self._room.applicant(node, Purpose.WRITE)
+        if missing > 0 and wanted > self.unpromised(urgent=applicant.urgent):
+            return "RAM is short"
+        if not self._tier.take_free(wanted, applicant):
+            return "RAM is short"
+        self._promises[node.ino] = Promise(
+            wanted, self._payers.pays_as_we_do, is_reserved=True, reserved_bytes=wanted
+        )
+        return ""
+
+    def hand_over(self, node: Node) -> int:
+        """Bytes that are reserved for what is stored into a file; who asks gives them back."""
+        promise = self._promises.get(node.ino)
+        if promise is None:
+            return 0
+        reserved = promise.reserved_bytes
+        promise.reserved_bytes = 0
+        return reserved
+
+    def _give_back(self, node: Node) -> None:
+        reserved = self.hand_over(node)
+        if reserved:
+            self._tier.release(reserved)
 
     def _refuse_unknown(self, handle: Handle, path: bytes) -> str:
         """A writer that appends is one of a log, and one of a file that was small goes on as it
@@ -227,7 +287,7 @@ class Admission:
         outstanding = sum(
             self._outstanding(node, promise)
             for node, promise in nodes
-            if node is not None and node.kernel_writers
+            if node is not None and node.kernel_writers and not promise.is_reserved
         )
         return self._tier.free_bytes(urgent=urgent) - outstanding
 
@@ -266,6 +326,10 @@ class Admission:
         promise = self._promises.get(handle.node.ino)
         if promise is None or promise.size is None or not promise.paid_by_us:
             return 0
+        if promise.is_reserved:
+            # Its pages would count beside what is reserved. It has large ones without that: its
+            # length is set before it is mapped (`huge=within_size`).
+            return 0
         if pattern_of(self._table.path(handle.node.ino)) in self._unsure:
             return 0
         expected = int((promise.size - MARGIN_BYTES) / MARGIN)
@@ -281,11 +345,45 @@ class Admission:
 
     # -- what became of it
 
-    def restored(self, node: Node) -> None:
-        """It was admitted by an earlier worker, and what was promised to it is not known any
-        more.
+    async def grow(self, node: Node, size: int) -> None:
+        """Reserve what may be stored into a file that is about to become so long; waits as a write
+        does.
+
+        Raises:
+            OSError: ENOSPC: there will be no room. Files like this one are not admitted any more.
         """
+        promise = self._promises.get(node.ino)
+        if promise is None or promise.size is None or not promise.is_reserved:
+            return
+        missing = size - promise.size
+        if missing <= 0:
+            return
+        try:
+            has_room = await self._room.reserve(missing, node)
+        except OSError:
+            has_room = False
+        if not has_room:
+            self.never(self._table.path(node.ino))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._promises.get(node.ino) is not promise:
+            self._tier.release(missing)  # its last writer has gone meanwhile
+            return
+        promise.size += missing
+        promise.reserved_bytes += missing
+
+    def restored(self, handle: Handle) -> None:
+        """A file was admitted by an earlier worker, and what was promised is not known any more.
+
+        What one can store into that may map it is reserved again, if it is there.
+        """
+        node = handle.node
+        if node.ino in self._promises and self._promises[node.ino].is_reserved:
+            return
         self._promises[node.ino] = Promise(None)
+        missing = node.size - node.blocks * BLOCK_BYTES
+        applicant = self._room.applicant(node, Purpose.WRITE)
+        if handle.may_map and missing > 0 and self._tier.take_free(missing, applicant):
+            self._promises[node.ino] = Promise(node.size, is_reserved=True, reserved_bytes=missing)
 
     def stop(self, node: Node, *, stopped: bool) -> None:
         """Whether its writers cannot write unseen: they are held, or have been given room of their
@@ -297,20 +395,21 @@ class Admission:
 
     def settle(self, node: Node) -> None:
         """Nobody writes to the file in this lane any more."""
+        self._give_back(node)
         self._promises.pop(node.ino, None)
 
     def never(self, path: bytes) -> None:
         """Files like this one cannot be written in this lane."""
         self._expectations.learn(path, UNBOUNDED_BYTES)
 
-    def learn_use(self, handle: Handle) -> None:
+    def learn_use(self, handle: Handle, use: Use) -> None:
         """What became of a file that was opened to read and write, under the name that it had
         then.
         """
         size = handle.node.size
-        if handle.begun_as and (size >= WORTH_LEARNING_BYTES or not handle.only_written):
+        if handle.begun_as and (size >= WORTH_LEARNING_BYTES or use is not Use.ONLY_WRITTEN):
             self._expectations.learn(handle.begun_as, size)
-            self._expectations.learn_use(handle.begun_as, only_written=handle.only_written)
+            self._expectations.learn_use(handle.begun_as, use)
 
     def learn(self, node: Node) -> None:
         """The file is complete."""

@@ -82,6 +82,7 @@ class Closes:
         if handle.store is not None:
             self._doubtful.went_on(handle)
         handle.changing += 1
+        handle.is_shared_or_synced |= handle.was_synced
         if not handle.wrote:
             self._wrote(handle)
 
@@ -90,6 +91,18 @@ class Closes:
         handle.changing -= 1
         if not handle.wrote:
             self._wrote(handle)
+
+    async def may_store(self, node: Node, size: int) -> None:
+        """Have room for stores through a mapping, before the file becomes so long.
+
+        Raises:
+            OSError: ENOSPC: there will be none.
+        """
+        await self._lane_use.may_store(node, size)
+
+    def allocates(self, node: Node, size: int) -> None:
+        """So many bytes of a file are about to be allocated (fallocate), which reserves them."""
+        self._lane_use.allocates(node, size)
 
     def wrote_mapped(self, handle: Handle, offset: int, size: int) -> None:
         """What is about to be written through the handle may have been changed through a mapping of
@@ -238,6 +251,9 @@ class Closes:
         """Fix the content as it is, whoever else is at it: somebody says that it is good
         (fsync).
         """
+        # What is written through a mapping in passthrough is not seen: so a second one counts, too.
+        handle.is_shared_or_synced |= handle.was_synced and handle.writes_unseen
+        handle.was_synced = True
         if not self._take_up(handle):
             return
         handle.take(CloseEvent.FIXED)

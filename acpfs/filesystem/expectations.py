@@ -8,8 +8,10 @@ Kept in the state database. Used under the file system's lock.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections import Counter
+from dataclasses import dataclass
 
 from acpfs.ram.state import StateDatabase
 
@@ -30,7 +32,43 @@ DDL = """
 CREATE TABLE IF NOT EXISTS expectation (
   pattern BLOB PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS only_written (pattern BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS read_back (pattern BLOB PRIMARY KEY) WITHOUT ROWID;
 """
+
+
+class Use(enum.Enum):
+    """What a file that was opened to read and write was used for, until it was closed."""
+
+    ONLY_WRITTEN = "only_written"
+    """Neither read nor mapped."""
+    READ_BACK = "read_back"
+    """Read or mapped, by one writer who synced it at its end at most, and closed it then."""
+    OTHER = "other"
+    """Anything else: what a database does, or a file that goes on through a mapping."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Statements for the patterns of one use."""
+
+    read: str
+    add: str
+    forget: str
+
+
+_TABLES = {
+    Use.ONLY_WRITTEN: _Table(
+        "SELECT pattern FROM only_written",
+        "INSERT OR REPLACE INTO only_written VALUES (?)",
+        "DELETE FROM only_written WHERE pattern = ?",
+    ),
+    Use.READ_BACK: _Table(
+        "SELECT pattern FROM read_back",
+        "INSERT OR REPLACE INTO read_back VALUES (?)",
+        "DELETE FROM read_back WHERE pattern = ?",
+    ),
+}
+"""What else there is, is not kept."""
 
 
 def pattern_of(path: bytes) -> bytes:
@@ -49,10 +87,11 @@ class Expectations:
         self._state = state
         state.create(DDL)
         self._sizes: dict[bytes, int] = dict(state.rows("SELECT pattern, size FROM expectation"))
-        self._only_written: dict[bytes, None] = dict.fromkeys(
-            pattern for (pattern,) in state.rows("SELECT pattern FROM only_written")
-        )
-        """Patterns of files that were opened to read and write, and neither read nor mapped."""
+        self._uses: dict[Use, dict[bytes, None]] = {
+            use: dict.fromkeys(pattern for (pattern,) in state.rows(table.read))
+            for use, table in _TABLES.items()
+        }
+        """Patterns of files that were opened to read and write, by what became of the last one."""
         self._learnt = 0
         """How many sizes."""
         self._largest = (-1, 0)
@@ -62,22 +101,29 @@ class Expectations:
         """Bytes that a file will probably have; None: nothing like it was seen."""
         return self._sizes.get(pattern_of(path))
 
-    def is_only_written(self, path: bytes) -> bool:
-        """Whether the last file like it that was opened to read and write was only written."""
-        return pattern_of(path) in self._only_written
+    def use_of(self, path: bytes) -> Use:
+        """What the last file like it was used for that was opened to read and write; `OTHER`: there
+        was none, too.
+        """
+        pattern = pattern_of(path)
+        return next((use for use, known in self._uses.items() if pattern in known), Use.OTHER)
 
-    def learn_use(self, path: bytes, *, only_written: bool) -> None:
+    def learn_use(self, path: bytes, use: Use) -> None:
         """A file was opened to read and write, and is closed."""
         pattern = pattern_of(path)
-        if only_written == (pattern in self._only_written):
+        for other, patterns in self._uses.items():
+            if other is not use and pattern in patterns:
+                self._forget_use(other, pattern)
+        if use is Use.OTHER or pattern in self._uses[use]:
             return
-        if only_written:
-            self._only_written[pattern] = None
-            self._state.change("INSERT OR REPLACE INTO only_written VALUES (?)", (pattern,))
-        if not only_written or len(self._only_written) > PATTERNS_MAX:
-            gone = next(iter(self._only_written)) if only_written else pattern
-            del self._only_written[gone]
-            self._state.change("DELETE FROM only_written WHERE pattern = ?", (gone,))
+        self._uses[use][pattern] = None
+        self._state.change(_TABLES[use].add, (pattern,))
+        if len(self._uses[use]) > PATTERNS_MAX:
+            self._forget_use(use, next(iter(self._uses[use])))
+
+    def _forget_use(self, use: Use, pattern: bytes) -> None:
+        del self._uses[use][pattern]
+        self._state.change(_TABLES[use].forget, (pattern,))
 
     def newest(self, count: int) -> list[tuple[bytes, int]]:
         """Patterns and sizes that were learnt last, the oldest first; not those that no file is

@@ -107,6 +107,7 @@ class Files:
             self._closes.changes(handle)
         node.handles += 1
         try:
+            await self._closes.may_store(node, size)
             await self._writable.truncate(node, size)
         finally:
             self._use.closed(node)
@@ -189,6 +190,7 @@ class Files:
             await self._ready(handle.node)
             if not handle.node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
                 handle.node.body.reserved = True
+                self._closes.allocates(handle.node, length)
             await self._contents.allocate(
                 handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE)
             )

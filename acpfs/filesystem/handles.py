@@ -151,6 +151,10 @@ class Handles:
                 not opened.
         """
         self.kept.opened(handle)
+        if handle.writable:
+            for other in self.writers.of(handle.node):
+                other.is_shared_or_synced = True
+                handle.is_shared_or_synced = True
         self._put(handle)
 
     def restored(self) -> Iterator[tuple[Handle, int]]:

@@ -149,7 +149,11 @@ class Watched:
     counted_bytes: int
     """Of the file, that its turns in the queue know of."""
     granted_bytes: int = 0
-    """Reserved for its writers when they were held, and not written yet."""
+    """Reserved for its writers when they were held, or opened the file to store through a mapping,
+    and not written yet.
+    """
+    given_back_bytes: int = 0
+    """Of those, what is about to be allocated: it counts as written of nothing that is left."""
     has_grown: bool = False
     """Since it was given something of the slack, or opened: somebody does write.
 
@@ -211,11 +215,25 @@ class Hold:
         self._holder = holder
         self._admission.net = net
 
-    def add(self, node: Node) -> None:
-        """The node has a writer in the passthrough lane."""
-        self._writers.setdefault(node.ino, Watched(node, node.blocks * BLOCK_BYTES))
+    def add(self, node: Node, *, reserved: int = 0) -> None:
+        """The node has a writer in the passthrough lane; so many bytes of RAM are reserved for
+        it.
+        """
+        writer = self._writers.setdefault(node.ino, Watched(node, node.blocks * BLOCK_BYTES))
+        writer.granted_bytes += reserved
         if self._holder is not None:
             self._holder.look_soon()
+
+    def give_back(self, node: Node, size: int) -> None:
+        """What is reserved for a file, so many bytes at most: somebody else takes the pages for its
+        writers, and reserves them himself.
+        """
+        writer = self._writers.get(node.ino)
+        if writer is not None and writer.granted_bytes:
+            given = min(size, writer.granted_bytes)
+            writer.granted_bytes -= given
+            writer.given_back_bytes += given
+            self._tier.release(given)
 
     def look_soon(self) -> None:
         """Something happened that held writers waited for."""
@@ -281,6 +299,9 @@ class Hold:
         grown = taken - writer.counted_bytes
         writer.counted_bytes = taken
         writer.has_grown |= grown > 0
+        allocated = min(writer.given_back_bytes, max(0, grown))
+        writer.given_back_bytes -= allocated
+        grown -= allocated
         used = min(writer.granted_bytes, max(0, grown))
         if used:
             writer.granted_bytes -= used

@@ -121,6 +121,12 @@ class Handle:
     """
     only_written: bool = True
     """Nobody was seen to read through it, nor to map it."""
+    was_synced: bool = False
+    """Through it, while nobody has been seen to write through it since."""
+    is_shared_or_synced: bool = False
+    """Somebody else opened the file to write meanwhile, or it was written on after a sync: what
+    databases do.
+    """
     is_released: bool = False
     """The kernel has sent RELEASE; it goes on as long as a mapping that was made through it."""
     killed: bool = False

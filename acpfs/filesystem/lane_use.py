@@ -15,6 +15,7 @@ from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.close_states import CloseEvent
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
 from acpfs.filesystem.content.warming import Warming
+from acpfs.filesystem.expectations import Use
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.lanes import Lanes
@@ -24,6 +25,9 @@ from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.pages_ahead import PagesAhead
 from acpfs.filesystem.records import Lane
 from acpfs.types import TierId
+
+MAPPING_GOES_ON_S = 60.0
+"""Longer after its close a mapping is no part of a save: its file keeps its place in RAM."""
 
 
 class LaneUse:
@@ -74,7 +78,12 @@ class LaneUse:
             if not handle.bound:
                 node.daemon_opened_at = self._lanes.now()
             return -1
-        fd = self._descriptor(handle)
+        try:
+            fd = self._descriptor(handle)
+        except BaseException:
+            if not node.kernel_writers:
+                self._admission.settle(node)
+            raise
         if handle.writable:
             self._ahead.take(handle)
             if handle.may_map:
@@ -82,7 +91,7 @@ class LaneUse:
             self._contents.kernel.expect(node)
             node.kernel_mappers += handle.maps_in_kernel
             node.kernel_rewriters += handle.rewrites_unseen
-            self._hold.add(node)
+            self._hold.add(node, reserved=self._admission.hand_over(node))
         node.kernel_handles += 1
         node.kernel_target = node.body.tier if not node.body.is_cold else TierId(0)
         return fd
@@ -198,7 +207,31 @@ class LaneUse:
         """The same of whether it was read, or mapped."""
         if handle.maps_unseen and self._contents.kernel.may_be_mapped(handle.node):
             handle.only_written = False
-        self._admission.learn_use(handle)
+        use = Use.ONLY_WRITTEN if handle.only_written else Use.READ_BACK
+        if use is Use.READ_BACK and (handle.is_shared_or_synced or self._lives_on(handle)):
+            use = Use.OTHER
+        self._admission.learn_use(handle, use)
+
+    def _lives_on(self, handle: Handle) -> bool:
+        """Whether its mapping has gone on for long after the descriptor was closed."""
+        return bool(handle.closed_at) and self._lanes.now() - handle.closed_at > MAPPING_GOES_ON_S
+
+    async def may_store(self, node: Node, size: int) -> None:
+        """Reserve room for stores through a mapping, before the file becomes so long; waits for it
+        as a write does.
+
+        Raises:
+            OSError: ENOSPC: there will be none.
+        """
+        await self._admission.grow(node, size)
+        if node.kernel_writers:
+            self._hold.add(node, reserved=self._admission.hand_over(node))
+        else:
+            self._admission.settle(node)
+
+    def allocates(self, node: Node, size: int) -> None:
+        """So many bytes of a file are about to be allocated (fallocate), which reserves them."""
+        self._hold.give_back(node, size)
 
     def restored(self, handle: Handle) -> None:
         """The handle was opened with an earlier worker, and goes on."""
@@ -209,11 +242,11 @@ class LaneUse:
         else:
             node.kernel_handles += 1
         if handle.writes_unseen:
-            self._admission.restored(node)
             node.kernel_rewriters += handle.rewrites_unseen
             node.kernel_mappers += handle.maps_in_kernel
-            self._contents.kernel.restored(node)
-            self._hold.add(node)
+            self._contents.kernel.restored(node)  # before: how long the file is
+            self._admission.restored(handle)
+            self._hold.add(node, reserved=self._admission.hand_over(node))
 
     def look(self, handle: Handle) -> None:
         """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is

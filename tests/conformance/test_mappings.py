@@ -302,7 +302,48 @@ def test_a_store_that_leaves_no_trace_is_found_when_the_last_copy_is_closed(
         assert stored_at_last(mount, "step-2/state") == b"b" * SIZE
         (mount.path / "step-3").mkdir()
         os.close(os.open(mount.path / "step-3/state", NEW))
-        assert in_passthrough(mount) == (transport == "native-passthrough"), "the next one is not"
+        assert in_passthrough(mount) == 2 * (transport == "native-passthrough"), "all at once"
+
+
+@clause("S533")
+@KILLS
+def test_a_file_that_is_mapped_and_closed_has_passthrough_the_next_time(
+    transport: str, make_mount: MakeMount, tmp_path: Path, kills: bool
+) -> None:
+    """As numpy.memmap: its length, stores through a mapping, msync at the end."""
+    if kills and transport == "libfuse":
+        pytest.skip("what is open is lost there")
+    mount = mounted(transport, make_mount, tmp_path)
+    text = """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.ftruncate(fd, size)
+        one = mapped(fd)
+        store(one, "a")
+        say("stored")
+        store(one, "b")
+        os.fsync(fd)
+        unmap(one)
+        os.close(fd)
+        say("closed")
+    """
+    for step in range(1, 4):
+        (mount.path / f"step-{step}").mkdir(exist_ok=True)
+        name = f"step-{step}/mapped"
+        with program(mount, text, name) as started:
+            assert said(started) == "stored"
+            if kills:
+                mount.kill_worker()
+            assert (mount.path / name).read_bytes() == b"a" * SIZE
+            mount.flush()
+            assert stored(mount, name) == b"", "a half"
+            go_on(started)
+            assert said(started) == "closed"
+            assert stored_at_last(mount, name) == b"b" * SIZE
+        if not kills:
+            in_kernel = (step - 1) * (transport == "native-passthrough")
+            # and the reader of the half
+            assert in_passthrough(mount) == 2 * in_kernel
+    assert mount.status()["interrupted"] == 0
 
 
 @clause("S503", "S181")

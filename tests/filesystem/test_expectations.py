@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.filesystem.expectations import PATTERNS_MAX, Expectations, pattern_of
+from acpfs.filesystem.expectations import PATTERNS_MAX, Expectations, Use, pattern_of
 from acpfs.ram.state import StateDatabase
 from tests.rig.runtime import REAL
 
@@ -43,16 +43,17 @@ def test_names_that_were_made_at_random_are_one_pattern(
 def test_what_files_were_used_for_is_known_until_one_was_used_otherwise(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "state.sqlite", REAL)
     known = Expectations(state)
-    assert not known.is_only_written(b"step-1/state")
-    known.learn_use(b"step-1/state", only_written=True)
-    assert known.is_only_written(b"step-2/state")
-    assert Expectations(state).is_only_written(b"step-3/state"), "by the next worker, too"
-    known.learn_use(b"step-2/state", only_written=False)
-    assert not known.is_only_written(b"step-3/state")
-    assert not Expectations(state).is_only_written(b"step-3/state")
+    assert known.use_of(b"step-1/state") is Use.OTHER
+    for use in (Use.ONLY_WRITTEN, Use.READ_BACK, Use.ONLY_WRITTEN):
+        known.learn_use(b"step-1/state", use)
+        assert known.use_of(b"step-2/state") is use
+        assert Expectations(state).use_of(b"step-3/state") is use, "by the next worker, too"
+    known.learn_use(b"step-2/state", Use.OTHER)
+    assert known.use_of(b"step-3/state") is Use.OTHER
+    assert Expectations(state).use_of(b"step-3/state") is Use.OTHER
     with state.step():
         for number in range(PATTERNS_MAX + 10):
-            known.learn_use(b"x" * number, only_written=True)
-    assert not known.is_only_written(b"x" * 9)
-    assert known.is_only_written(b"x" * 10)
+            known.learn_use(b"x" * number, Use.ONLY_WRITTEN)
+    assert known.use_of(b"x" * 9) is Use.OTHER
+    assert known.use_of(b"x" * 10) is Use.ONLY_WRITTEN
     state.close()

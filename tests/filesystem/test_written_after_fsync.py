@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
+from acpfs.filesystem.expectations import Use
 from acpfs.filesystem.records import Lane
 from acpfs.writeback.streams.streams import Stream
 from tests.filesystem.held_call import HeldCall
@@ -174,7 +175,7 @@ def test_what_is_stored_through_a_mapping_is_no_damage_where_the_stream_is_repea
         monkeypatch.setattr(w.tier, "tells_of_mappings", lambda: True)  # as a tmpfs does
         with w.fs.lock, w.state.step():
             w.inner.expectations.learn(b"f", LARGE)
-            w.inner.expectations.learn_use(b"f", only_written=True)
+            w.inner.expectations.learn_use(b"f", Use.ONLY_WRITTEN)
         opened, _attributes = await w.create(b"f", flags=os.O_RDWR)
         assert opened.lane is Lane.PASSTHROUGH
         os.pwrite(opened.backing_fd, synced, 0)
