@@ -61,8 +61,10 @@ class Copies(enum.Enum):
     NONE_SEEN = "none seen"
     BY_CHANCE = "by chance"
     """Only children that have been forked and did no exec since, as those that load data."""
+    PERHAPS = "perhaps"
+    """Of none of them can it be told: what a process has may be a file of another mount."""
     PROGRAM = "program"
-    """Another program, or perhaps one."""
+    """Another program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,9 @@ class Openers:
             # Something has one, or RELEASE would have come; only where nobody can write any more
             # nothing is to be explained.
             return close.ended
+        if copies is Copies.PERHAPS:
+            # It does not explain why RELEASE stays away: something unseen may write.
+            return close.ended and close.sees_writers
         return close.sees_writers or copies is Copies.BY_CHANCE
 
     def left(self, process: int, ino: Ino) -> Left:
@@ -201,23 +206,28 @@ class Openers:
         """Whether some process that is seen has a descriptor of the file that can write, but for
         these.
         """
-        return next(self._others(processes, ino), 0) > 0
+        return next(self._others(processes, ino), None) is not None
 
-    def _others(self, processes: Collection[int], ino: Ino) -> Iterator[int]:
+    def _others(self, processes: Collection[int], ino: Ino) -> Iterator[tuple[int, Left]]:
+        """Processes that have a descriptor of it, or perhaps have one."""
         for name in os.listdir(self._proc):
             if not name.isdigit() or int(name) in processes:
                 continue
-            if self.left(int(name), ino) in (Left.SOME, Left.PERHAPS):
-                yield int(name)
+            left = self.left(int(name), ino)
+            if left in (Left.SOME, Left.PERHAPS):
+                yield int(name), left
 
     def _copies(self, process: int, ino: Ino) -> Copies:
         """Who else has a descriptor of the file that `process` opened."""
         own = _start_of_stack(self._proc / str(process))
         found = Copies.NONE_SEEN
-        for other in self._others((process,), ino):
-            if not own or _start_of_stack(self._proc / str(other)) != own:
+        for other, left in self._others((process,), ino):
+            if left is Left.PERHAPS:
+                found = Copies.PERHAPS
+            elif not own or _start_of_stack(self._proc / str(other)) != own:
                 return Copies.PROGRAM
-            found = Copies.BY_CHANCE
+            elif found is not Copies.PERHAPS:
+                found = Copies.BY_CHANCE
         return found
 
 

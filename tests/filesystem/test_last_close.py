@@ -13,7 +13,7 @@ import trio
 
 from acpfs.filesystem import closes
 from acpfs.filesystem.closing import Closing
-from acpfs.filesystem.last_close import Copies, Left
+from acpfs.filesystem.last_close import Close, Copies, Left, Openers
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import Ino
 from tests.filesystem.world import CALLER, KnownOpeners, World, world
@@ -382,3 +382,37 @@ def test_a_close_does_not_lie_in_the_future_of_the_next_worker(tmp_path: Path) -
             assert not any(op.tentative for op in w.log)
 
     trio.run(main)
+
+
+class Told(Openers):
+    """What /proc tells of each process is given by the test."""
+
+    def __init__(self, told: dict[int, Left], proc: Path) -> None:
+        super().__init__("", proc)
+        self._told = told
+        for process in told:
+            (proc / str(process)).mkdir(parents=True)
+
+    def left(self, process: int, ino: Ino) -> Left:
+        return self._told[process]
+
+
+@pytest.mark.clause("S466")
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("sees_writers", [False, True])
+def test_a_descriptor_of_which_nobody_can_tell_whose_it_is_explains_no_copy(
+    tmp_path: Path, sees_writers: bool, ended: bool
+) -> None:
+    """It may be of another mount, whose files have the same numbers; what keeps this file open may
+    be a mapping, that nobody sees.
+    """
+    ino = Ino(5)
+    close = Close(ino, OPENER, True, False, sees_writers, ended)
+    for other, counts in (
+        (Left.SOME, sees_writers),
+        (Left.PERHAPS, sees_writers and ended),
+        (Left.NONE, ended),
+    ):
+        openers = Told({OPENER: Left.NONE, OTHER: other}, tmp_path / other.value)
+        assert openers.counts(close) == counts, other
+        assert openers.has_any_but((OPENER,), ino) == (other is not Left.NONE)
