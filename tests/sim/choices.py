@@ -41,10 +41,19 @@ KINDS = {
     "close": 1,
 }
 """How often each comes; a history may draw others (`Knobs.kinds`)."""
+MAPPING_KINDS = {"map new": 2, "store": 4, "unmap": 1}
+"""The same, where programs map files."""
 NOT_IN_LANE = ("link",)
 """Of files with several names others see later writes of the kernel one by one."""
+LEAVES_WRITERS = 0.6
+"""Share of histories of that lane whose programs may live longer than their session."""
+TORN = 0.3
+"""Share of histories of `plain` and `session` in which directories are removed by others."""
+MAPS = 0.5
+"""Share of those whose programs map files."""
 SOUND = 0.5
 """Share of histories of the passthrough lane in which the storage does not fail."""
+LAST_FAULTS_S = (0.0, 0.0, 0.5, 5.0)
 EVERYTHING = 0.4
 """Share of histories in which each kind of call comes as often as `KINDS` says."""
 
@@ -78,10 +87,23 @@ class Profile(enum.Enum):
     """
 
 
+HAVE_READERS = (Profile.PLAIN, Profile.SESSION, Profile.SHORT)
+READERS = 0.5
+"""Share of histories of those in which somebody reads what others write."""
+HAVE_SPILL = (Profile.SHORT, Profile.LANE)
+SPILLS = 0.35
+"""Share of histories of those that have a spill directory."""
+ERRORS = 0.25
+"""Share of those in which a write fails that RAM has no room for."""
+SPILL_BYTES = (150_000, 1_000_000, 16 << 20)
 MAY_KEEP = (Profile.HANG, Profile.FULL, Profile.SHORT, Profile.LANE)
 """Profiles in which a seed says whether the session outlives the daemon."""
 SIZES = (0, 1, 100, 5000, 60_000, 200_000)
 DATA_SIZES = (1, 5000, 60_000)
+MAPPED_PREFIX = b"m"
+"""Of the names of files that programs map."""
+MAPPED_BYTES_MAX = 100_000
+"""Of a file that is mapped; what acpfs expects of one."""
 LANE_DATA_SIZES = (1, 5000, 60_000, 200_000)
 LANE_SIZES = (0, 100, 5000, 100_000, 300_000, 1_200_000)
 """The last one outgrows RAM."""
@@ -115,20 +137,31 @@ def _ram_bytes(choices: Choices, chance: random.Random) -> int:
     return 8 << 20
 
 
-def _when_full(chance: random.Random, *, waits: bool) -> WhenFull:
+def _spill_bytes(choices: Choices) -> int | None:
+    chance = choices.stream("spill")
+    spills = choices.profile in HAVE_SPILL and chance.random() < SPILLS
+    return chance.choice(SPILL_BYTES) if spills else None
+
+
+def _when_full(choices: Choices, chance: random.Random, *, waits: bool) -> WhenFull:
     """`waits`: what an application asked to have past RAM fails with the storage."""
     drawn = chance.choice((WhenFull.WAIT, WhenFull.NATIVE))
+    if choices.profile in HAVE_SPILL and choices.stream("error").random() < ERRORS:
+        return WhenFull.ERROR
     return WhenFull.WAIT if waits else drawn
 
 
-def _kinds(choices: Choices) -> tuple[float, ...]:
-    """Programs that do few things often come to places where those that do everything at times do
+def _kinds(choices: Choices, *, maps: bool) -> tuple[float, ...]:
+    """`maps`: programs map files.
+
+    Programs that do few things often come to places where those that do everything at times do
     not.
     """
     chance = choices.stream("kinds")
     kinds = tuple(map(float, KINDS.values()))
     if choices.profile is Profile.LANE:
         kinds = tuple(often * (kind not in NOT_IN_LANE) for kind, often in KINDS.items())
+        kinds += tuple(often * maps for often in MAPPING_KINDS.values())
     if chance.random() < EVERYTHING:
         return kinds
     kinds = tuple(often * chance.choice((0, 1, 1, 5)) for often in kinds)
@@ -163,12 +196,25 @@ class Knobs:
     sizes: tuple[int, ...]
     data_sizes: tuple[int, ...]
     """Of one write to a file that stays open."""
+    leaves_writers: bool
+    """Where a session ends, who has a file open to write, or mapped, may write on."""
+    is_torn: bool
+    """Another program removes empty directories into which something is about to come."""
+    spill_bytes: int | None
+    """That a spill directory takes; None: there is none."""
+    has_reader: bool
+    """Somebody reads what the programs write."""
     reads_on: bool
     """A program reads what it writes, and keeps it open for that."""
     kinds: tuple[float, ...]
     """How often each kind of call comes."""
     outage_s: float
     """For how long at the begin of a life the storage refuses every change."""
+    last_faults_s: float
+    """For how long the storage fails in the last life, too.
+
+    What failed there has to go on by itself: no new daemon begins everything anew.
+    """
     stands_still: bool
     """Programs that have files open do nothing for very long, now and then: nobody else may have to
     wait for that.
@@ -195,6 +241,7 @@ class Knobs:
         is_lane = profile is Profile.LANE
         spares_lane = is_lane and choices.stream("storage of the lane").random() < SOUND
         faulty = not (choices.without_faults or is_short or spares_lane)
+        maps = is_lane and choices.stream("maps").random() < MAPS
         lives = chance.randrange(1, LIVES_MAX + 1)
         return cls(
             programs=chance.choice((1, 1, 2, 3)),
@@ -208,7 +255,7 @@ class Knobs:
             full_s=chance.choice((1.0, 20.0, 100.0)),
             fsync=FsyncMode.DURABLE if profile is Profile.DURABLE else FsyncMode.ORDERED,
             looks_for_power_loss=profile in (Profile.POWER, Profile.DURABLE),
-            when_full=_when_full(chance, waits=is_lane and faulty),
+            when_full=_when_full(choices, chance, waits=is_lane and faulty),
             ram_bytes=_ram_bytes(choices, chance),
             keeps_session=profile in (Profile.SESSION, Profile.SHARED)
             or (profile in MAY_KEEP and chance.random() < 0.5),
@@ -219,11 +266,20 @@ class Knobs:
             sizes=LANE_SIZES if is_lane else (*SIZES, *(300_000,) * is_short),
             data_sizes=LANE_DATA_SIZES if is_lane else DATA_SIZES,
             reads_on=is_lane and choices.stream("reads on").random() < 0.5,
+            is_torn=(
+                faulty
+                and profile in (Profile.PLAIN, Profile.SESSION)
+                and choices.stream("torn").random() < TORN
+            ),
+            spill_bytes=_spill_bytes(choices),
+            has_reader=profile in HAVE_READERS and choices.stream("reader").random() < READERS,
             unknown_bytes=0 if is_lane else None,
             slack_bytes=3 << 20,
             has_passthrough=is_lane,
-            kinds=_kinds(choices),
+            kinds=_kinds(choices, maps=maps),
+            leaves_writers=is_lane and choices.stream("dead writers").random() < LEAVES_WRITERS,
             outage_s=chance.choice((0.0, 0.0, 0.0, 0.3, 3.0)) * faulty,
+            last_faults_s=choices.stream("last life").choice(LAST_FAULTS_S) * faulty,
             stands_still=is_short and choices.stream("still").random() < 0.5,
             sees_writers=profile is Profile.SHARED,
             is_tidied=faulty and chance.random() < 0.2,
@@ -243,8 +299,13 @@ class Knobs:
             "" if self.free_bytes is None else f"{self.free_bytes} bytes for {self.full_s} s",
             f"{self.ram_bytes >> 10} KiB of RAM, then {self.when_full.value}",
             f"no changes for {self.outage_s} s of each life" if self.outage_s else "",
+            f"also for {self.last_faults_s} s of the last one" if self.last_faults_s else "",
             "programs stand still" if self.stands_still else "",
+            "" if self.spill_bytes is None else f"{self.spill_bytes >> 10} KiB of spill",
+            "somebody reads" if self.has_reader else "",
+            "writers outlive their session" if self.leaves_writers else "",
             "staging files are tidied up" if self.is_tidied else "",
+            "empty directories are removed" if self.is_torn else "",
             "fsync is durable" if self.fsync is FsyncMode.DURABLE else "",
             "inode numbers are used again" if self.reuses_numbers else "",
             "times to the second" if self.has_coarse_times else "",

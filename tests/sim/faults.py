@@ -30,17 +30,24 @@ class Faults:
         error_rate: float,
         hang_rate: float,
         outage_until_s: float,
+        until_s: float = math.inf,
     ) -> None:
-        """`outage_until_s`: of the machine's clock; before it each change is refused."""
+        """`outage_until_s`: of the machine's clock; before it each change is refused.
+
+        `until_s`: from then on nothing fails.
+        """
         self._error_rate = error_rate
         self._hang_rate = hang_rate
-        self._outage_until_s = outage_until_s
+        self._outage_until_s = min(outage_until_s, until_s)
+        self._until_s = until_s
         self._stream = choices.stream("faults", *life)
 
     def next(self, *, changes: bool) -> FaultKind | None:
         """Of the storage's next call."""
         if changes and MACHINE.moment_s < self._outage_until_s:
             return FaultKind.BEFORE
+        if MACHINE.moment_s >= self._until_s:
+            return None
         if self._hang_rate and self._stream.random() < self._hang_rate:
             return FaultKind.HANG
         if not changes or self._stream.random() >= self._error_rate:

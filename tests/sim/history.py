@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,12 @@ from tests.sim.crew import Crew, SharedFile
 from tests.sim.kernel import WAIT_S, Process, Serving
 from tests.sim.life import Life, new_clock
 from tests.sim.oracles import Told, judge_order, judge_shown
-from tests.sim.passthrough import Passthrough
+from tests.sim.passthrough import DeadWriter, Passthrough
 from tests.sim.processes import ProcessTable
-from tests.sim.programs import Calls, Died, Program
+from tests.sim.programs import Calls, Died, Opened, Program, whole_pieces
+from tests.sim.readers import Reader
 from tests.sim.scheduler import Killed
-from tests.sim.shown import MODE, Shown, attribute, bare, below
+from tests.sim.shown import MODE, PREFIX, XATTR, Shown, attribute, bare, below
 from tests.sim.status import judge_clean, judge_persisted, waits
 from tests.sim.storage import Storage
 from tests.sim.trace import Finding, Trace, causes
@@ -31,6 +33,10 @@ LOOK_S = 0.5
 STATUS_LOOKS = 0.2
 """Share of looks that ask for the status."""
 TIDIES_S = (0.01, 0.05, 0.3)
+DEAD_WRITES_MAX = 8
+DEAD_PAUSES_S = (0.0, 0.001, 0.02, 0.5, 4.0)
+DEAD_SIZES = (1, 5000, 60_000)
+"""Of what is written by those whose session is over."""
 
 
 @dataclass
@@ -72,11 +78,14 @@ class History(Serving):
                 self.crews.append(self._crew(*one))
             else:
                 self.programs.append(self._program(*one))
+        self.reader = Process(self) if self.knobs.has_reader else None
         self.told = [program.told for program in self.programs]
         self.told += [file.told for crew in self.crews for file in crew.files]
         self.storage.fill(self.knobs.free_bytes)
         for told in self.told:
             told.may_remove_early = self.knobs.free_bytes is not None
+        self._kept_back: dict[str, set[bytes]] = {}
+        """What writers of a dead session have made of files."""
         self._halves_of = 0
         """The latest life with programs: what the mount shows of those is known to be whole
         since.
@@ -128,19 +137,28 @@ class History(Serving):
             if self.life is not None:
                 self.life.turns.is_over = True
                 self.life.bury()
+            if self.passthrough is not None:
+                self._count_kernel(self.passthrough)
+                self.passthrough.end_all()
             shutil.rmtree(self.base, ignore_errors=True)
         return outcome
 
     async def _main(self) -> None:
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._lives)
             nursery.start_soon(self._make_room)
             nursery.start_soon(self._tidy)
+            nursery.start_soon(self._tear)
             async with trio.open_nursery() as programs:
                 for one in zip(self.programs, self.processes, strict=bool(self.programs)):
                     programs.start_soon(self._run, *one)
                 for crew in self.crews:
                     programs.start_soon(crew.run)
+                if self.reader is not None:
+                    parts = (self.choices, self.knobs, self.trace, self.counts)
+                    reader = Reader(self.reader, self.programs, *parts)
+                    programs.start_soon(self._run, reader, self.reader)
             await self._end()
             nursery.cancel_scope.cancel()
 
@@ -157,8 +175,6 @@ class History(Serving):
                 processes=self.table,
                 passthrough=self.passthrough,
             )
-            if number == self.knobs.lives - 1:
-                self.storage.fill(None)
             self.counts["lives"] += 1
             self.life = life
             if number and not self.knobs.keeps_session:
@@ -173,9 +189,54 @@ class History(Serving):
             self._count(life)
             if self.passthrough is not None and not self.knobs.keeps_session:
                 self.passthrough.begin_anew()
+                self._leave_writers(self.passthrough, number)
             life.bury()
             self.storage.forget_descriptors()
             self.look()
+
+    def _leave_writers(self, passthrough: Passthrough, number: int) -> None:
+        """Those who live longer than the session of that life."""
+        for program in self.programs:
+            is_closing = program.under_way.startswith("close")
+            for file in () if is_closing else program.written_files():
+                dead = passthrough.left.pop(file.ino, None)
+                if dead is None:
+                    continue
+                self.counts["writers who outlived their session"] += 1
+                file.outlived.append(file.content)
+                chance = self.choices.stream("dead writer", number, file.path)
+                self._nursery.start_soon(self._write_on, passthrough, dead, file, chance)
+        for dead in passthrough.left.values():
+            passthrough.end(dead)
+        passthrough.left.clear()
+
+    async def _write_on(
+        self, passthrough: Passthrough, dead: DeadWriter, file: Opened, chance: random.Random
+    ) -> None:
+        """For nobody from when the next mount begins (S506): from then on no mount has anything of
+        it, but of a file that is kept back.
+        """
+        for _time in range(chance.randrange(1, DEAD_WRITES_MAX)):
+            await trio.sleep(chance.choice(DEAD_PAUSES_S))
+            at = chance.choice((0, chance.randrange(len(file.content) + 1)))
+            data = chance.randbytes(chance.choice(DEAD_SIZES))
+            at, data = whole_pieces(at, data)
+            is_behind = self._is_left_behind(dead)
+            if not is_behind:
+                file.becomes(at, data)
+            await passthrough.write_on(dead, at, data, chance)
+            if not is_behind and self.life is not None:
+                path = self.life.kept_back_as(dead.tier_id)
+                self._kept_back.setdefault(path, set()).add(file.content)
+        await trio.sleep(chance.choice(DEAD_PAUSES_S))
+        passthrough.end(dead)
+
+    def _is_left_behind(self, dead: DeadWriter) -> bool:
+        """Whether a mount has begun since, and does not need the file any more that he writes."""
+        life = self.life
+        if life is None or not life.is_serving or life.turns.is_over:
+            return False
+        return not life.kept_back_as(dead.tier_id)
 
     async def _make_room(self) -> None:
         """Somebody has tidied up the storage."""
@@ -192,6 +253,31 @@ class History(Serving):
             if name := self.storage.tidy(chance):
                 self.trace.note("somebody", "removes", (name,))
 
+    async def _tear(self) -> None:
+        """Somebody removes empty directories: acpfs makes them again for what comes there."""
+        chance = self.choices.stream("tear")
+        while self.knobs.is_torn:
+            await trio.sleep(chance.choice(TIDIES_S))
+            life = self.life
+            if life is None or life.number == self.knobs.lives - 1 or not life.is_serving:
+                continue
+            self.look()
+            stored = self.storage.visible()
+            for program in self.programs:
+                places = removable(program.told, stored)
+                if program.told.pending is None and places:
+                    place = chance.choice(places)
+                    program.told.torn.add(place)
+                    self.trace.note("somebody", "removes", (place,))
+                    self.storage.remove_directory(place)
+                    self.counts["directories removed by others"] += 1
+
+    def _count_kernel(self, passthrough: Passthrough) -> None:
+        self.counts["writes that were held up"] += passthrough.held_up
+        self.counts["writes for nobody"] += passthrough.writes_for_nobody
+        self.counts["mappings"] += passthrough.mappings
+        self.counts["files that ended with their mapping"] += passthrough.ended_with_mapping
+
     def _count(self, life: Life) -> None:
         self.counts["turns"] += life.turns.count
         self.counts["kills"] += life.left is not None
@@ -199,7 +285,7 @@ class History(Serving):
         for name, value in life.reached().items():
             self.counts[f"lives with {name}"] += value > 0
 
-    async def _run(self, program: Program, process: Process) -> None:
+    async def _run(self, program: Program | Reader, process: Process) -> None:
         while True:
             try:
                 await program.run()
@@ -218,7 +304,12 @@ class History(Serving):
         states = self.storage.shown
         self.storage.shown = []
         judge_order(self.told, states)
+        if self.knobs.is_torn:
+            stored = self.storage.visible()
+            for told in self.told:
+                told.torn -= stored.keys()
         self._judge_status()
+        self._judge_kept_back()
 
         if self.knobs.looks_for_power_loss:
             left = self.storage.after_power_loss(self._power, any_order=False)
@@ -235,6 +326,18 @@ class History(Serving):
             stored = self.storage.visible()
             left = self._left()
             self.counts["files said to be persisted"] += judge_clean(life, told, stored, left)
+
+    def _judge_kept_back(self) -> None:
+        """As long as a file is kept back, nothing is stored of it (S506)."""
+        life = self.life
+        if not self._kept_back or life is None or not life.is_serving or life.turns.is_over:
+            return
+        stored = set(self.storage.visible().values())
+        kept_back = life.kept_back()
+        self.counts["looks at what is kept back"] += len(kept_back)
+        for path in kept_back:
+            if not self._kept_back.get(path, set()).isdisjoint(stored):
+                raise Finding("KEPT BACK", f"{path} is kept back, and stored")
 
     def _left(self) -> Shown:
         return self.storage.after_power_loss(self._status, any_order=False)
@@ -277,6 +380,8 @@ class History(Serving):
         for program, its_process in zip(self.programs, self.processes, strict=True):
             program.died(below(got, program.told.directory))
             its_process.begin_at(life.number)
+        if self.reader is not None:
+            self.reader.begin_at(life.number)
         self._halves_of = life.number
         self.look()
 
@@ -310,6 +415,9 @@ class History(Serving):
         await self._judge_end(life)
 
     async def _judge_end(self, life: Life) -> None:
+        for told in self.told if self.knobs.leaves_writers else ():
+            # of what was kept back others wrote until there was room (S506)
+            told.overwrite(below(self.storage.visible(), told.directory))
         wanted = {path: data for told in self.told for path, data in told.now.items()}
         wanted |= {f"{crew.name}/".encode(): b"" for crew in self.crews}
         calls = Calls(self.processes[0])
@@ -332,6 +440,30 @@ class History(Serving):
         if life.tier.reserved_bytes:
             raise Finding("ROOM", f"{life.tier.reserved_bytes} bytes stay reserved")
         self._count(life)
+
+
+def removable(told: Told, stored: Shown) -> list[bytes]:
+    """Directories that are empty on the storage, and into which something is about to come."""
+    now = told.now
+    return [
+        path
+        for path in sorted(bare(now))
+        if path.endswith(b"/")
+        and path in stored
+        and now.get(attribute(path, MODE)) == b"755"  # acpfs makes it as most are
+        and not any(key.startswith(path + PREFIX + XATTR) for key in now)
+        and not any(key.startswith(path) and key != path for key in stored)
+        and any(_is_coming(one, path, stored) for one in bare(now))
+    ]
+
+
+def _is_coming(one: bytes, directory: bytes, stored: Shown) -> bool:
+    return (
+        one.startswith(directory)
+        and b"/" not in one[len(directory) :]
+        and one != directory
+        and one not in stored
+    )
 
 
 def worst(failure: BaseException) -> BaseException:

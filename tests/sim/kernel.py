@@ -19,7 +19,7 @@ from acpfs.filesystem.steps import Call, wait
 from acpfs.types import HandleId, Ino
 from tests.sim.choices import Knobs
 from tests.sim.life import Life
-from tests.sim.passthrough import GoneError, Passthrough
+from tests.sim.passthrough import GoneError, Mapping, Passthrough
 from tests.sim.programs import Died
 from tests.sim.scheduler import Killed
 from tests.sim.shown import Shown
@@ -180,6 +180,36 @@ class Process:
         if self._machine.passthrough is not None:
             self._machine.passthrough.released(ino, handle)
 
+    def left_by(self, ino: Ino, handle: HandleId) -> bool:
+        """See `Kernel`."""
+        passthrough = self._machine.passthrough
+        return passthrough is not None and passthrough.left_by(ino, handle)
+
+    def map(self, ino: Ino) -> Mapping:
+        """See `Kernel`."""
+        assert self._machine.passthrough is not None
+        return self._machine.passthrough.map(ino)
+
+    def unmap(self, mapping: Mapping) -> None:
+        """See `Kernel`."""
+        assert self._machine.passthrough is not None
+        self._machine.passthrough.unmap(mapping)
+
+    def check_alive(self) -> None:
+        """See `Kernel`."""
+        life = self._machine.life
+        if not self._machine.knobs.keeps_session and (
+            life is None or life.number != self.mount or life.turns.is_over
+        ):
+            raise Died(self.mount)
+
+    def kept_back(self) -> list[str]:
+        """See `Kernel`."""
+        life = self._machine.life
+        if not self._machine.knobs.leaves_writers or life is None or life.turns.is_over:
+            return []
+        return life.kept_back()
+
     @contextlib.asynccontextmanager
     async def locked(self, ino: Ino) -> AsyncIterator[None]:
         """See `Kernel`."""
@@ -198,11 +228,7 @@ class Process:
     async def write(self, ino: Ino, at: int, data: bytes, chance: random.Random) -> None:
         """See `Kernel`."""
         assert self._machine.passthrough is not None
-        life = self._machine.life
-        if not self._machine.knobs.keeps_session and (
-            life is None or life.number != self.mount or life.turns.is_over
-        ):
-            raise Died(self.mount)
+        self.check_alive()
         try:
             await self._machine.passthrough.write(ino, at, data, chance)
         except GoneError:
@@ -250,6 +276,18 @@ class Process:
     def stored(self) -> Shown:
         """See `Kernel`."""
         return self._machine.stored()
+
+    async def settle_mappings(self) -> None:
+        """See `Kernel`."""
+
+        async def settle(fs: FileSystem) -> bool:
+            await fs.settle_mappings()
+            return True
+
+        async def never() -> bool:
+            return False
+
+        await self.request(settle, never)
 
     async def decide(self, path: bytes, *, keeps: bool) -> None:
         """See `Kernel`."""

@@ -15,7 +15,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any, cast
 
 import trio
@@ -28,6 +30,7 @@ from acpfs.backing.lower import Lower
 from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.config import Settings, WarmReads
 from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
+from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.records import Lane
@@ -47,11 +50,13 @@ from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.members.cluster import Cluster, OwnDrain
 from acpfs.writeback.parts import DrainParts
-from tests.sim.choices import Choices, Knobs
+from acpfs.writeback.sources.spill import Spill
+from tests.sim.choices import MAPPED_BYTES_MAX, MAPPED_PREFIX, Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
 from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable, SeenProcesses
 from tests.sim.scheduler import Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
+from tests.sim.spilling import spill_of
 from tests.sim.storage import Storage, error
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE, stamp
@@ -255,6 +260,7 @@ class Life:
         self.death = Death() if is_last else Death.drawn(choices, *streams)
         self._passthrough = passthrough
         self._keeps_session = knobs.keeps_session
+        self._leaves_writers = knobs.leaves_writers
         self._look = trio.Event()
         self._wants_look = False
         self._processes = processes or ProcessTable()
@@ -272,9 +278,10 @@ class Life:
         self.runtime = Runtime(self._clock(), threads, MACHINE, Chance(MACHINE.chance))
         self.settings = Settings(**(self._wanted(knobs) | dict(seat.settings if seat else {})))
         self._assemble(storage, knobs)
-        rates = (0.0, 0.0) if is_last else (knobs.error_rate, knobs.hang_rate)
-        outage_s = 0.0 if is_last else knobs.outage_s
-        faults = Faults(choices, streams, *rates, MACHINE.moment_s + outage_s)
+        now_s = MACHINE.moment_s
+        until_s = now_s + knobs.last_faults_s if is_last else math.inf
+        rates = (knobs.error_rate, knobs.hang_rate)
+        faults = Faults(choices, streams, *rates, now_s + knobs.outage_s, until_s)
         if seat is None:
             storage.caller = StorageCaller(self, faults, trace, storage)
         else:
@@ -336,10 +343,14 @@ class Life:
                 openers=SeenProcesses(self._processes, self.closes),
             ),
             kept=Kept(directory / "session", "session") if knobs.keeps_session else None,
+            make_spill=None
+            if knobs.spill_bytes is None
+            else partial(self._spill, knobs.spill_bytes),
         )
         self.fs = FileSystem(self.inner)
         if self._passthrough is not None:
             self.tier.slack_bytes = knobs.slack_bytes
+            expect_mapped(self.inner.expectations)
             self._passthrough.serve(self)
         elif knobs.sees_writers:
             self.fs.offer_lanes(Lane.DIRECT, passthrough=False)
@@ -348,8 +359,13 @@ class Life:
         self.engine = Engine(
             DrainParts(lower, tree, self.log, self.tier, self.state, *parts, self.runtime),
             Manifest(self.state, lower, self.fs.lock, storage.node),
+            self.inner.spill,
         )
         self.cluster = None if self._seat is None else self._member(storage, self._seat)
+
+    def _spill(self, budget: int, lock: RLock) -> Spill:
+        place = self._base.parent / "spill"
+        return spill_of(place, budget, self.state, self.tier, lock, self.runtime)
 
     def _is_written(self, tier_id: TierId) -> bool:
         return self._passthrough is not None and self._passthrough.is_written(tier_id)
@@ -409,6 +425,8 @@ class Life:
         if self.cluster is not None:
             await self._join(self.cluster)
             nursery.start_soon(self._guarded, self.cluster.run)
+        if self.inner.spill is not None:
+            self.inner.spill.start()
         nursery.start_soon(self._guarded, self.engine.run)
         nursery.start_soon(self._guarded, self._look_after)
         if self._passthrough is not None:
@@ -509,14 +527,32 @@ class Life:
             self.left = self._base.with_name(f"life-{self.number + 1}")
             copy_of_tier(self._base, self.left)
             if self._passthrough is not None:
-                end_too = not self._keeps_session
-                self._passthrough.died(self._base, self.left, all_processes=end_too)
+                self._passthrough.died(
+                    self._base,
+                    self.left,
+                    ends_session=not self._keeps_session,
+                    leaves_writers=self._leaves_writers,
+                )
             self.turns.is_over = True
             self.state.is_abandoned = True  # steps of the dead end nowhere
             self._trace.note("world", f"KILL of {self.who}life {self.number}", (), where)
             if self.turns.is_main:
                 self.has_died()  # else `_give_turns` does so: trio's events are its thread's
         raise Killed
+
+    def kept_back(self) -> list[str]:
+        """Files that status says are kept back: a dead session's writers have them (S506)."""
+        with self.fs.lock:
+            warnings = self.inner.contents.earlier.warnings()
+        return [warning.partition(" is kept back: ")[0] for warning in warnings]
+
+    def kept_back_as(self, tier_id: TierId) -> str:
+        """The file of which that is kept back; "": it is not."""
+        earlier = self.inner.contents.earlier
+        with self.fs.lock:
+            ino = earlier._files.get(tier_id)
+            path = "" if ino is None else os.fsdecode(earlier._path(ino))
+        return path if path in self.kept_back() else ""
 
     def discard_halves(self) -> None:
         """As an operator does."""
@@ -545,6 +581,7 @@ class Life:
             "retries": counters.retries,
             "repairs": counters.repairs,
             "overflowed files": sum(node.body.is_overflowed for node in files),
+            "files in the spill directory": self.fs.statistics().spilled[0],
             "holds": self.inner.hold.holds,
             "files that outgrew RAM": self.inner.outgrown.files,
             **self.closes,
@@ -566,6 +603,25 @@ class Life:
         for node in self.inner.table:
             if node.body.is_whole_in_ram and node.body.fd >= 0:
                 os.close(node.body.fd)
+
+
+def expect_mapped(expectations: Expectations) -> None:
+    """Files that programs map are expected not to be: such a one came before each of them."""
+    expect = expectations.expect
+    is_only_written = expectations.is_only_written
+
+    def expected(path: bytes) -> int | None:
+        return MAPPED_BYTES_MAX if is_mapped(path) else expect(path)
+
+    expectations.expect = expected  # type: ignore[method-assign]
+    expectations.is_only_written = (  # type: ignore[method-assign]
+        lambda path: is_mapped(path) or is_only_written(path)
+    )
+
+
+def is_mapped(path: bytes) -> bool:
+    """Whether a program has made it to map it."""
+    return path.rpartition(b"/")[2].startswith(MAPPED_PREFIX)
 
 
 class Idle(trio.abc.Instrument):

@@ -63,6 +63,8 @@ class Told:
         """A large content that was synced while the kernel went on writing it, and what came of it:
         exception X11.
         """
+        self.torn: set[bytes] = set()
+        """Directories that somebody else has removed on the storage, until they are made again."""
         self.may_remove_early = False
         """The storage is full: deletions make room, so they may pass what waits for that."""
 
@@ -73,6 +75,13 @@ class Told:
     def event(self) -> int:
         """The number of something that happens now."""
         return next(self._events)
+
+    def seen(self, shown: Shown) -> Shown:
+        """What a tree shows of the program's directory, with what somebody else has removed."""
+        found = below(shown, self.directory)
+        for directory in self.torn:
+            found.setdefault(directory, b"")
+        return found
 
     def begin(self, shown: Shown, *, is_gradual: bool = False, since: int = 0) -> None:
         """A call that makes it so.
@@ -223,7 +232,7 @@ def judge_order(programs: Sequence[Told], states: Iterable[Shown]) -> None:
     """Prefix consistency, of each program and over all of them."""
     for shown in states:
         for program in programs:
-            program.found(below(shown, program.directory))
+            program.found(program.seen(shown))
         if len(programs) > 1 and not any(program.may_remove_early for program in programs):
             _judge_between(programs, shown)
 
@@ -231,7 +240,7 @@ def judge_order(programs: Sequence[Told], states: Iterable[Shown]) -> None:
 def _judge_between(programs: Sequence[Told], shown: Shown) -> None:
     """Nothing is shown without what another program was told before it began."""
     for first, second in itertools.permutations(programs, 2):
-        at = first.latest(below(shown, first.directory))
+        at = first.latest(first.seen(shown))
         owed = next((moment for moment in first.moments[at + 1 :] if moment.is_owed), None)
         if owed is None or second.at == 0:
             continue

@@ -8,17 +8,22 @@ answered, and whoever holds writers has it for as long as the daemon does not an
 waits for it gets it in turn. The file in RAM has another: a write(2) has that, too (`is_written`),
 and calls of the daemon that need it wait in the file's own thread. Of a write there is left what a
 kernel leaves: bytes, which come page by page, the size, and the mtime, which is set before the
-first byte.
+first byte. An application may hold a write up between two pages. A shared mapping is a real one: it
+keeps the file in RAM open, not the mount's, and what is stored through it leaves no trace.
 
-Not doubled: pages that cannot be had (a full tmpfs), a write that its application holds up, and an
-inode lock that somebody overtakes.
+Who has a file open to write, or mapped, as a session ends writes on to the same file in RAM
+(`DeadWriter`): the next session does not know of him.
+
+Not doubled: an inode lock that somebody overtakes.
 Everything but `died` is called by the main thread, or sees to it that `wake` is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
+import mmap
 import os
 import random
 from collections import deque
@@ -35,6 +40,7 @@ from acpfs.filesystem.admission import Net
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.ram.tier import set_mtime
 from acpfs.types import HandleId, Ino, TierId
 from tests.sim.storage import Inode, Storage
 from tests.sim.trace import Finding, Trace
@@ -45,6 +51,9 @@ WAIT_MAX_S = 600.0
 """Virtual time in which each write is let go on, where no storage hangs for good."""
 PAUSES_S = (0.0, 0.0, 0.001, 0.005)
 """Between two writes."""
+HELD_UP = 0.02
+"""Share of writes that their application holds up after their first page."""
+HELD_UP_S = (0.05, 0.5, 2.0)
 TURNS = (1, 10, 60)
 """Of others, between two pages of one write.
 
@@ -87,11 +96,76 @@ class KernelFile:
     """What the kernel has of one file of the mount."""
 
     fd: int
-    """Of the file in RAM; -1: it is the storage's."""
+    """Of the file in RAM, to read alone; -1: it is the storage's."""
     stored: Inode | None
     handles: set[HandleId] = field(default_factory=set)
     writers: set[HandleId] = field(default_factory=set)
+    writing_fd: int = -1
+    """As long as there are writers."""
     is_written: bool = False
+
+
+class Mapping:
+    """A shared mapping of a file in RAM, which can be written to."""
+
+    def __init__(self, ino: Ino, fd: int) -> None:
+        """`fd`: of the file, to write; the mapping has its own."""
+        self.ino = ino
+        self.fd = os.dup(fd)
+        self._memory = mmap.mmap(self.fd, os.fstat(self.fd).st_size)
+
+    @property
+    def size(self) -> int:
+        """What is mapped, bytes."""
+        return len(self._memory)
+
+    def store(self, at: int, data: bytes) -> None:
+        """Nobody hears of it."""
+        if os.fstat(self.fd).st_size < at + len(data):
+            raise Finding("LANE", f"node {self.ino} was cut in RAM while it is mapped: SIGBUS")
+        self._memory[at : at + len(data)] = data
+
+    def move(self, source: Path, target: Path) -> None:
+        """Its file is in another directory from now on."""
+        self.fd = _moved(self.fd, source, target)
+        size = len(self._memory)
+        self._memory.close()
+        self._memory = mmap.mmap(self.fd, size)
+
+    def end(self) -> None:
+        """munmap."""
+        self._memory.close()
+        os.close(self.fd)
+
+
+@dataclass(eq=False)
+class DeadWriter:
+    """Somebody whose session is over: his writes go to the file in RAM, and nobody hears of them.
+
+    His other calls fail.
+    """
+
+    fd: int
+    mapping: Mapping | None
+    is_written: bool = False
+
+    @property
+    def tier_id(self) -> TierId:
+        """Of the file that he writes; 0: it has no name any more."""
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd}"))
+        return TierId(int(name)) if name.isdigit() else TierId(0)
+
+    def move(self, source: Path, target: Path) -> None:
+        """Its file is in another directory from now on."""
+        self.fd = _moved(self.fd, source, target)
+        if self.mapping is not None:
+            self.mapping.move(source, target)
+
+    def end(self) -> None:
+        """He lets go of it."""
+        os.close(self.fd)
+        if self.mapping is not None:
+            self.mapping.end()
 
 
 class Passthrough:
@@ -107,10 +181,16 @@ class Passthrough:
         """They have just got their lock, and do not know yet."""
         self._ended: deque[tuple[_Turn, bool]] = deque()
         """Holds that the daemon has ended; whether it wants the lock again."""
+        self._mappings: list[Mapping] = []
+        self._dead: list[DeadWriter] = []
+        self.left: dict[Ino, DeadWriter] = {}
+        """Those whom the end of the last session has left."""
         self._boots = 0
         """How often the machine has ended."""
         self.holds = 0
         """How often writers were held."""
+        self.held_up = self.writes_for_nobody = self.mappings = self.ended_with_mapping = 0
+        """Of writes, of mappings, and of open files that were kept for one: how many there were."""
         self.written_bytes = 0
 
     # -- the daemon's life
@@ -121,29 +201,48 @@ class Passthrough:
         with worker.fs.lock:
             worker.fs.offer_lanes(Lane.DIRECT, passthrough=True)
             worker.fs.offer_holder(Holds(self, worker), Net.HOLDS)
+            worker.fs.watch_forgotten(self._forgotten)
         for turn in [turn for queue in self._locks.values() for turn in queue if turn.came is None]:
             self._leave(turn)
         self.wake()
 
-    def died(self, source: Path, target: Path, *, all_processes: bool) -> None:
+    def died(self, source: Path, target: Path, *, ends_session: bool, leaves_writers: bool) -> None:
         """The daemon was killed: its RAM tier is at `target` from now on.
 
         The process that holds writers takes all locks, since it does not hear of the daemon any
-        more.
+        more. `leaves_writers`: as the session ends, its programs live on (`left`).
         """
         self._worker = None
         self._ended.clear()
-        if all_processes:
-            self._boots += 1
-            for file in self._files.values():
-                _let_go(file)
-            self._files.clear()
-            return
+        for dead in self._dead:
+            dead.move(source, target)
+        for mapping in self._mappings:
+            mapping.move(source, target)
         for ino, file in self._files.items():
             if file.fd >= 0:
                 file.fd = _moved(file.fd, source, target)
-                if file.writers:
-                    self._come(_Turn(ino))
+            if file.writing_fd >= 0:
+                file.writing_fd = _moved(file.writing_fd, source, target)
+            if file.writers and not ends_session:
+                self._come(_Turn(ino))
+        if ends_session:
+            self._boots += 1
+            self._end_session(leaves_writers=leaves_writers)
+
+    def _end_session(self, *, leaves_writers: bool) -> None:
+        mapped = {mapping.ino: mapping for mapping in self._mappings}
+        for ino, file in self._files.items():
+            mapping = mapped.get(ino)
+            fd = file.writing_fd if mapping is None else mapping.fd
+            if leaves_writers and fd >= 0:
+                dead = DeadWriter(os.dup(fd), mapped.pop(ino, None))
+                self._dead.append(dead)
+                self.left[ino] = dead
+            _let_go(file)
+        for mapping in mapped.values():
+            mapping.end()
+        self._mappings.clear()
+        self._files.clear()
 
     def begin_anew(self) -> None:
         """After the end of the machine: who waited has ended with it."""
@@ -169,12 +268,14 @@ class Passthrough:
         file.handles.add(opened.handle)
         if is_served and flags & os.O_ACCMODE != os.O_RDONLY:
             file.writers.add(opened.handle)
+            if file.writing_fd < 0:
+                file.writing_fd = _reopened(file.fd, os.O_RDWR)
         return is_served
 
     def _new(self, fd: int) -> KernelFile:
         if fd >= FIRST_FD:
             return KernelFile(-1, self._storage.descriptors[fd])
-        return KernelFile(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), None)
+        return KernelFile(_reopened(fd, os.O_RDONLY), None)
 
     def _is_same(self, file: KernelFile, fd: int) -> bool:
         if fd >= FIRST_FD:
@@ -186,10 +287,30 @@ class Passthrough:
         file = self._files.get(ino)
         if file is None or handle not in file.handles:
             return
+        self.left_by(ino, handle)
         file.handles.discard(handle)
-        file.writers.discard(handle)
         if not file.handles:
             _let_go(self._files.pop(ino))
+
+    def left_by(self, ino: Ino, handle: HandleId) -> bool:
+        """The last descriptor of an open file is gone, and RELEASE is on its way.
+
+        Whether the kernel serves the file.
+        """
+        file = self._files.get(ino)
+        if file is None or handle not in file.handles:
+            return False
+        file.writers.discard(handle)
+        if not file.writers and file.writing_fd >= 0:
+            os.close(file.writing_fd)
+            file.writing_fd = -1
+        return True
+
+    def _forgotten(self, handle: HandleId) -> None:
+        """The daemon gives up an open file without RELEASE."""
+        for ino in [ino for ino, file in self._files.items() if handle in file.handles]:
+            self.ended_with_mapping += 1
+            self.released(ino, handle)
 
     # -- what programs do
 
@@ -230,19 +351,75 @@ class Passthrough:
             file = self._files[ino]
             self._trace.note("kernel", "writes", (ino, at, len(data)))
             set_ns = MACHINE.wall_ns()
-            os.utime(file.fd, ns=(set_ns, set_ns))
+            set_mtime(file.writing_fd, set_ns)
             file.is_written = True
+            held_up_s = chance.choice(HELD_UP_S) if chance.random() < HELD_UP else 0.0
             for start, end in _pieces(at, len(data), chance):
-                _put(file.fd, at + start, data[start:end], set_ns)
+                _put(file.writing_fd, at + start, data[start:end], set_ns)
                 self.written_bytes += end - start
-                for _turn in range(chance.choice(TURNS) if end < len(data) else 0):
-                    await trio.lowlevel.checkpoint()
+                if end < len(data):
+                    await self._hold_up(held_up_s, chance)
+                    held_up_s = 0.0
                 if boots != self._boots:
                     raise GoneError
             file.is_written = False
             if self._worker is not None:
                 self._worker.look_soon()
         await trio.sleep(chance.choice(PAUSES_S))
+
+    async def _hold_up(self, seconds: float, chance: random.Random) -> None:
+        if seconds:
+            self._trace.note("kernel", "is held up in a write", (), f"{seconds} s")
+            self.held_up += 1
+            await trio.sleep(seconds)
+        for _turn in range(chance.choice(TURNS)):
+            await trio.lowlevel.checkpoint()
+
+    # -- mappings
+
+    def map(self, ino: Ino) -> Mapping:
+        """All of a file that somebody has open to read and write."""
+        mapping = Mapping(ino, self._files[ino].writing_fd)
+        self._mappings.append(mapping)
+        self.mappings += 1
+        return mapping
+
+    def unmap(self, mapping: Mapping) -> None:
+        """Also where its machine has ended."""
+        if mapping in self._mappings:
+            self._mappings.remove(mapping)
+            mapping.end()
+
+    # -- whose session is over
+
+    async def write_on(self, dead: DeadWriter, at: int, data: bytes, chance: random.Random) -> None:
+        """One write(2), or a store through a mapping."""
+        self._trace.note("kernel", "writes for nobody", (dead.tier_id, at, len(data)))
+        self.writes_for_nobody += 1
+        if dead.mapping is not None and at + len(data) <= dead.mapping.size:
+            dead.mapping.store(at, data)
+            return
+        set_ns = MACHINE.wall_ns()
+        set_mtime(dead.fd, set_ns)
+        dead.is_written = True
+        for start, end in _pieces(at, len(data), chance):
+            _put(dead.fd, at + start, data[start:end], set_ns)
+            for _turn in range(chance.choice(TURNS) if end < len(data) else 0):
+                await trio.lowlevel.checkpoint()
+        dead.is_written = False
+        if self._worker is not None:
+            self._worker.look_soon()
+
+    def end(self, dead: DeadWriter) -> None:
+        """He lets go of it."""
+        self._dead.remove(dead)
+        dead.end()
+
+    def end_all(self) -> None:
+        """Nobody has anything open."""
+        self._end_session(leaves_writers=False)
+        while self._dead:
+            self._dead.pop().end()
 
     def read(self, ino: Ino) -> bytes:
         """All of it, as a reader in the lane sees it."""
@@ -256,7 +433,7 @@ class Passthrough:
         return any(
             file.is_written and os.readlink(f"/proc/self/fd/{file.fd}").endswith(f"/data/{tier_id}")
             for file in self._files.values()
-        )
+        ) or any(dead.is_written and dead.tier_id == tier_id for dead in self._dead)
 
     # -- locks
 
@@ -343,14 +520,19 @@ class Holds:
 
 
 def _let_go(file: KernelFile) -> None:
-    if file.fd >= 0:
-        os.close(file.fd)
+    for fd in (file.fd, file.writing_fd):
+        if fd >= 0:
+            os.close(fd)
+
+
+def _reopened(fd: int, access: int) -> int:
+    return os.open(f"/proc/self/fd/{fd}", access | os.O_CLOEXEC)
 
 
 def _put(fd: int, at: int, data: bytes, set_ns: int) -> None:
     """Bytes of a write that has set the time before."""
     os.pwrite(fd, data, at)
-    os.utime(fd, ns=(set_ns, set_ns))
+    set_mtime(fd, set_ns)
 
 
 def _pieces(at: int, size: int, chance: random.Random) -> list[tuple[int, int]]:
@@ -368,6 +550,7 @@ def _moved(fd: int, source: Path, target: Path) -> int:
     place = Path(os.readlink(f"/proc/self/fd/{fd}"))
     if not place.is_relative_to(source) or not (target / place.relative_to(source)).exists():
         return fd
-    moved = os.open(target / place.relative_to(source), os.O_RDWR | os.O_CLOEXEC)
+    access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    moved = os.open(target / place.relative_to(source), access | os.O_CLOEXEC)
     os.close(fd)
     return moved

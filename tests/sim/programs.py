@@ -16,14 +16,15 @@ from typing import Protocol, TypeVar, cast
 
 import trio
 
-from acpfs.config import FsyncMode
+from acpfs.config import FsyncMode, WhenFull
 from acpfs.filesystem.content import contents, outgrown
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFile
 from acpfs.filesystem.steps import Call
 from acpfs.types import ROOT, HandleId, Ino
-from tests.sim.choices import KINDS, Choices, Knobs
-from tests.sim.oracles import Told, judge_shown
+from tests.sim.choices import KINDS, MAPPED_BYTES_MAX, MAPPED_PREFIX, MAPPING_KINDS, Choices, Knobs
+from tests.sim.oracles import Told, is_mixed, judge_shown
+from tests.sim.passthrough import Mapping
 from tests.sim.shown import (
     LINKS,
     MODE,
@@ -59,7 +60,10 @@ STILL_S = 200.0
 """Share of calls after which a program with open files does nothing for so long."""
 FORGETS = 0.3
 """Share of calls after which the kernel knows only of what is open."""
-NEEDS_NONE = ("save", "wait until persisted", "make directory", "open new")
+ALL_KINDS = [*KINDS, *MAPPING_KINDS]
+NEEDS_NONE = ("save", "wait until persisted", "make directory", "open new", *MAPPING_KINDS)
+MAPPED_SIZES = (100, 60_000, MAPPED_BYTES_MAX)
+STORED_BYTES = (1, 5000, 60_000)
 WITH_OPEN_FILE = ("write on", "fsync", "close", "delete open")
 OLD_SIZES = (0, 1, 5000, 60_000)
 MODES = (0o600, 0o640, 0o664)
@@ -111,6 +115,30 @@ class Kernel(Protocol):
         """What the kernel reads itself."""
         ...
 
+    def left_by(self, ino: Ino, handle: HandleId) -> bool:
+        """The last descriptor of an open file is gone; whether the kernel serves the file."""
+        ...
+
+    def map(self, ino: Ino) -> Mapping:
+        """All of a file that the kernel serves, and that is open to read and write."""
+        ...
+
+    def unmap(self, mapping: Mapping) -> None:
+        """Nobody is told of it."""
+        ...
+
+    def check_alive(self) -> None:
+        """Whoever stores to memory has not died with his machine; else he hears of it here."""
+        ...
+
+    def kept_back(self) -> list[str]:
+        """Files that take no change, as writers of a dead session have them (S506)."""
+        ...
+
+    async def settle_mappings(self) -> None:
+        """Have the daemon look which mappings are gone, as `wait` does."""
+        ...
+
     def answered(self) -> None:
         """The program was told something: whoever judges may look now."""
         ...
@@ -151,6 +179,9 @@ class Opened:
     """The kernel writes it itself."""
     reader: HandleId | None = None
     """The same program reads it, too, until it closes it."""
+    mapping: Mapping | None = None
+    outlived: list[bytes] = field(default_factory=list)
+    """What was in it when its session ended, and since, as its writer lives on."""
     later: list[list[bytes]] = field(default_factory=list)
     """For each time that it was synced: what was in it since (exception X11)."""
 
@@ -161,6 +192,8 @@ class Opened:
         self.is_changed = True
         for later in self.later:
             later.append(self.content)
+        if self.outlived:
+            self.outlived.append(self.content)
 
 
 async def _never() -> bool:
@@ -188,6 +221,8 @@ class Calls:
         self.kernel = kernel
         self.open_files: dict[str, Opened] = {}
         """Of the program that makes them."""
+        self.at: Opened | None = None
+        """The file that it is at."""
 
     async def request(self, make: Callable[[FileSystem], Call[T]]) -> T:
         """One that may be sent again."""
@@ -214,17 +249,18 @@ class Calls:
             await self._walk(path)
         return await self.ino(directory), name.encode()
 
-    async def create(self, path: str) -> Opened:
-        return await by_path(lambda: self._create(path))
+    async def create(self, path: str, access: int = os.O_WRONLY) -> Opened:
+        return await by_path(lambda: self._create(path, access))
 
-    async def _create(self, path: str) -> Opened:
+    async def _create(self, path: str, access: int) -> Opened:
         parent, name = await self.place(path)
         caller = self.kernel.new_caller()
         opened, attributes = await self.request(
-            lambda fs: fs.create(parent, name, 0o644, os.O_WRONLY, caller)
+            lambda fs: fs.create(parent, name, 0o644, access, caller)
         )
-        in_kernel = self.kernel.opened(attributes.ino, os.O_WRONLY, opened)
-        return Opened(path, attributes.ino, opened.handle, b"", in_kernel=in_kernel)
+        in_kernel = self.kernel.opened(attributes.ino, access, opened)
+        self.at = Opened(path, attributes.ino, opened.handle, b"", in_kernel=in_kernel)
+        return self.at
 
     async def open(self, path: str, flags: int, content: bytes) -> Opened:
         return await by_path(lambda: self._open(path, flags, content))
@@ -234,10 +270,12 @@ class Calls:
         caller = self.kernel.new_caller()
         opened = await self.request(lambda fs: fs.open(ino, flags, caller))
         in_kernel = self.kernel.opened(ino, flags, opened)
-        return Opened(path, ino, opened.handle, content, in_kernel=in_kernel)
+        self.at = Opened(path, ino, opened.handle, content, in_kernel=in_kernel)
+        return self.at
 
     async def write(self, file: Opened, at: int, data: bytes) -> None:
         done = 0
+        self.at = file
         while done < len(data):
             start = at + done
             piece = data[done : done + PIECE_BYTES]
@@ -249,11 +287,22 @@ class Calls:
                 file.becomes(start, piece)
             done += len(piece)
 
+    async def give_up(self, file: Opened) -> None:
+        """Close it, whatever that says."""
+        for handle in (file.reader, file.handle):
+            if handle is not None:
+                with contextlib.suppress(OSError):
+                    await self.close_handle(file.ino, handle)
+                    continue
+                await self.request(lambda fs, h=handle: fs.release(h))  # type: ignore[misc]
+                self.kernel.released(file.ino, handle)
+
     async def close(self, file: Opened) -> None:
+        self.at = file
         if file.reader is not None:
-            await self._close(file.ino, file.reader)
+            await self.close_handle(file.ino, file.reader)
             file.reader = None
-        await self._close(file.ino, file.handle)
+        await self.close_handle(file.ino, file.handle)
 
     async def open_reader(self, file: Opened) -> None:
         """One that reads the file while it is written: its bytes have to stay where they are
@@ -264,10 +313,15 @@ class Calls:
         self.kernel.opened(file.ino, os.O_RDONLY, opened)
         file.reader = opened.handle
 
-    async def _close(self, ino: Ino, handle: HandleId) -> None:
+    async def close_handle(self, ino: Ino, handle: HandleId) -> None:
+        """FLUSH, and RELEASE."""
         async with self.kernel.locked(ino):
             pass  # for a write that is under way
         await self.request(lambda fs: fs.flush(handle, 1))
+        if self.kernel.left_by(ino, handle) and await self.request(
+            lambda fs: fs.goes_on_mapped(handle)
+        ):
+            return  # until the mapping is gone
         await self.request(lambda fs: fs.release(handle))
         self.kernel.released(ino, handle)
 
@@ -288,7 +342,7 @@ class Calls:
             content = self.kernel.read(ino)
         else:
             content = await self.request(lambda fs: fs.read(opened.handle, 0, READ_BYTES))
-        await self._close(ino, opened.handle)
+        await self.close_handle(ino, opened.handle)
         return content
 
     async def tree(self, directory: str, *, attributes: bool = False) -> Shown:
@@ -351,6 +405,8 @@ class Program:
         calls.open_files = self.open
         self.nameless: list[Opened] = []
         """Open, and deleted."""
+        self.mapped: dict[str, Opened] = {}
+        """Closed, and still mapped."""
         self.number = 0
         """Of its next call."""
         self.under_way = ""
@@ -369,14 +425,20 @@ class Program:
         """That are not open, under whatever name."""
         now = self.told.now
         open_names = {name for path in self.open for name in names_of(now, path.encode())}
+        not_these = {*self.open, *self.mapped, *self._calls.kernel.kept_back()}
         return [
             path.decode()
             for path in now
             if not path.endswith(b"/")
             and PREFIX not in path
             and path not in open_names
-            and path.decode() not in self.open
+            and path.decode() not in not_these
+            and not self._is_torn(path)
         ]
+
+    def _is_torn(self, path: bytes) -> bool:
+        """Whether somebody has removed its directory, which what is to come there makes again."""
+        return any(path.startswith(torn) for torn in self.told.torn)
 
     def _pick(self, chance: random.Random, paths: list[str]) -> str:
         """One of them, often the last: what has just come is where most is under way."""
@@ -388,7 +450,9 @@ class Program:
             directory
             for directory in self._directories()
             if directory != self.name
-            and not any(path.startswith(directory + "/") for path in self.open)
+            and not any(path.startswith(directory + "/") for path in (*self.open, *self.mapped))
+            and not any(torn.startswith(f"{directory}/".encode()) for torn in self.told.torn)
+            and not self._is_torn(f"{directory}/".encode())
         ]
 
     def _fresh(self, chance: random.Random) -> str:
@@ -419,21 +483,33 @@ class Program:
                 await trio.sleep(STILL_S)
                 self.stands_still = False
         for path in sorted(self.open):
-            await self.close(self.open[path])
-        for file in self.nameless:
-            await self._calls.close(file)
+            await self._or_give_up(self.close(self.open[path]))
+        for path in sorted(self.mapped):
+            await self._or_give_up(self._end_mapping(self.mapped[path]))
+        for file in list(self.nameless):
+            await self._or_give_up(self._calls.close(file))
 
     async def _make_own(self) -> None:
         await self._make_directory_at(self.name)
 
+    async def _or_give_up(self, act: Awaitable[None]) -> None:
+        try:
+            await act
+        except OSError as failure:
+            if failure.errno != errno.ENOSPC or self._knobs.when_full is not WhenFull.ERROR:
+                raise
+            await self._give_up()
+
     async def _call(self, chance: random.Random) -> None:
-        kind = chance.choices(list(KINDS), self._knobs.kinds)[0]
+        weights = self._knobs.kinds
+        kind = chance.choices(ALL_KINDS[: len(weights)], weights)[0]
         if self._has_frozen and self.open and chance.random() < 0.7:
             kind = "write on"  # at once into what was just frozen
         self._has_frozen = False
         if kind == "wait until persisted" and (
             self._knobs.stands_still
             or any(file.in_kernel for file in (*self.open.values(), *self.nameless))
+            or self.mapped
         ):
             kind = "save"  # it may wait for an open file of another one (S18), or for its own close
         if kind in WITH_OPEN_FILE and not self.open:
@@ -442,14 +518,36 @@ class Program:
             kind = "save"
         method: Callable[[random.Random], Awaitable[None]]
         method = getattr(self, "_" + kind.replace(" ", "_"))
+        self._calls.at = None
         try:
             await method(chance)
         except OSError as failure:
+            if failure.errno == errno.ENOSPC and self._knobs.when_full is WhenFull.ERROR:
+                await self._give_up()
+                return
             name = errno.errorcode.get(failure.errno or 0, "?")
             self._trace.note(self.name, self.under_way, (), name)
             raise Finding(
                 "ANSWER", f"{self.under_way} of {self.name} fails with {name} at {_place(failure)}"
             ) from failure
+
+    async def _give_up(self) -> None:
+        """RAM had no room for what it wrote: it closes the file, and has that discarded."""
+        self._trace.note(self.name, self.under_way, (), "ENOSPC")
+        file = self._calls.at
+        if file is not None:
+            if file.mapping is not None:
+                self._unmapped(file)
+            self.open.pop(file.path, None)
+            self.mapped.pop(file.path, None)
+            if file in self.nameless:
+                self.nameless.remove(file)
+            await self._calls.give_up(file)
+            await self._calls.kernel.decide(file.path.encode(), keeps=False)
+        if self.told.pending is not None:
+            self.told.never()
+        got = await self._calls.tree(self.name)
+        judge_shown("GIVEN UP", got, bare(self.with_written(self.told.now)))
 
     async def _change(
         self,
@@ -481,7 +579,7 @@ class Program:
     def with_written(self, shown: Shown) -> Shown:
         """As the mount shows it: with what was written into open files."""
         found = dict(shown)
-        for one in self.open.values():
+        for one in (*self.open.values(), *self.mapped.values()):
             if one.is_changed:
                 write(found, one.path.encode(), one.content)
         return found
@@ -556,7 +654,8 @@ class Program:
         self.under_way = "read"
         self._trace.note(self.name, "read", (path,))
         got = {path.encode(): await self._calls.read(path)}
-        judge_shown("READ", got, {path.encode(): self.told.now[path.encode()]})
+        wanted = self.told.overwritten({path.encode(): self.told.now[path.encode()]}, got)
+        judge_shown("READ", got, wanted)
 
     # -- names
 
@@ -693,7 +792,11 @@ class Program:
 
     def _named_thing(self, chance: random.Random) -> str:
         """A file, or a directory below its own."""
-        directories = [path for path in self._directories() if path != self.name]
+        directories = [
+            path
+            for path in self._directories()
+            if path != self.name and not self._is_torn(f"{path}/".encode())
+        ]
         return self._pick(chance, [*directories, *self._files()])
 
     async def _change_mode(self, chance: random.Random) -> None:
@@ -811,13 +914,14 @@ class Program:
         content = chance.randbytes(data)
         if file.in_kernel and at < size:
             # What has left RAM may be overwritten in whole pieces, and not with zeros (S61).
-            at, content = _whole_pieces(at, content)
+            at, content = whole_pieces(at, content)
         self.under_way = "write on"
         self._trace.note(self.name, "write on", (file.path, at, len(content)))
         await self._calls.write(file, at, content)
 
     async def _fsync(self, chance: random.Random) -> None:
         file = self.open[chance.choice(sorted(self.open))]
+        self._calls.at = file
         self._has_frozen = True
 
         async def act() -> None:
@@ -843,10 +947,16 @@ class Program:
             self.told.durable_at = now
 
     async def _close(self, chance: random.Random) -> None:
-        await self.close(self.open[chance.choice(sorted(self.open))])
+        file = self.open[chance.choice(sorted(self.open))]
+        if file.mapping is not None and chance.random() < 0.5:
+            await self._close_but_for_mapping(file)
+            return
+        await self.close(file)
 
     async def close(self, file: Opened) -> None:
         """Also at the end."""
+        if file.mapping is not None:
+            self._unmapped(file)
         is_gradual = self._is_linked(file)
         await self._change(
             "close",
@@ -871,7 +981,7 @@ class Program:
     async def _delete_open(self, chance: random.Random) -> None:
         file = self.open[chance.choice(sorted(self.open))]
         path = file.path
-        if self._is_linked(file):
+        if self._is_linked(file) or file.mapping is not None:
             return
         shown = self._shown()
         taken(shown, path.encode())
@@ -886,14 +996,94 @@ class Program:
         await self._change("delete open", shown, lambda: by_path(act), path)
         await self._calls.write(file, 0, chance.randbytes(100))
 
+    # -- mappings
+
+    async def _map_new(self, chance: random.Random) -> None:
+        """A file that is written, and mapped."""
+        if len(self.open) >= OPEN_MAX:
+            return
+        directory = self._pick(chance, self._directories())
+        path = f"{directory}/{MAPPED_PREFIX.decode()}{self.number}"
+        self.under_way = "open new"
+        self._trace.note(self.name, "map new", (path,))
+        file = await self._calls.create(path, os.O_RDWR)
+        file.is_changed = True
+        self.open[path] = file
+        await self._calls.write(file, 0, chance.randbytes(chance.choice(MAPPED_SIZES)))
+        if file.in_kernel:
+            self._calls.kernel.check_alive()
+            file.mapping = self._calls.kernel.map(file.ino)
+            self._trace.note(self.name, "map new", (path,), "mapped")
+
+    def _all_mapped(self) -> list[Opened]:
+        files = (*self.open.values(), *self.mapped.values())
+        return sorted((file for file in files if file.mapping), key=lambda one: one.path)
+
+    async def _store(self, chance: random.Random) -> None:
+        """Through a mapping."""
+        mapped = self._all_mapped()
+        if not mapped:
+            await self._map_new(chance)
+            return
+        file = chance.choice(mapped)
+        assert file.mapping is not None
+        self._calls.kernel.check_alive()
+        at = chance.randrange(file.mapping.size)
+        data = chance.randbytes(min(chance.choice(STORED_BYTES), file.mapping.size - at))
+        self._trace.note(self.name, "store", (file.path, at, len(data)))
+        file.becomes(at, data)
+        file.mapping.store(at, data)
+
+    def _unmapped(self, file: Opened) -> None:
+        assert file.mapping is not None
+        self._trace.note(self.name, "unmap", (file.path,))
+        self._calls.kernel.unmap(file.mapping)
+        file.mapping = None
+
+    async def _unmap(self, chance: random.Random) -> None:
+        mapped = self._all_mapped()
+        if not mapped:
+            await self._save(chance)
+            return
+        file = chance.choice(mapped)
+        if file.path in self.mapped:
+            await self._end_mapping(file)
+        else:
+            self._unmapped(file)
+
+    async def _close_but_for_mapping(self, file: Opened) -> None:
+        """What it has is a half (S502)."""
+        self.under_way = "close but for a mapping"
+        self._trace.note(self.name, self.under_way, (file.path,))
+        self.mapped[file.path] = self.open.pop(file.path)
+        await self._calls.close(file)
+
+    async def _end_mapping(self, file: Opened) -> None:
+        """The last that keeps the file open: then it is complete."""
+
+        async def act() -> None:
+            self._calls.kernel.check_alive()
+            if file.mapping is not None:
+                self._unmapped(file)
+            await self._calls.kernel.settle_mappings()
+
+        await self._change("unmap", self._with(file), act, file.path)
+        del self.mapped[file.path]
+
     # -- after a death of everything
+
+    def written_files(self) -> list[Opened]:
+        """That it has open, or mapped, under their names."""
+        return [*self.open.values(), *self.mapped.values()]
 
     def judge_halves(self, got: Shown) -> None:
         """Files that it had open are shown as far as they were written, or as they were before."""
-        for file in self.open.values():
+        for file in self.written_files():
             found = got.get(file.path.encode())
             before = self.told.now.get(file.path.encode())
             if found is None or found == before or self.under_way == "write on":
+                continue
+            if file.outlived and is_mixed(found, file.outlived):
                 continue
             if not file.content.startswith(found[: len(file.content)]):
                 raise Finding(
@@ -905,6 +1095,7 @@ class Program:
         """It died with its machine; this is what the mount shows since, without halves."""
         self.open.clear()
         self.nameless.clear()
+        self.mapped.clear()
         self._has_frozen = False
         pending = self.told.pending
         if pending is not None and is_as_told(got, self.told.overwritten(pending.shown, got)):
@@ -928,7 +1119,8 @@ def _synced_bytes_max() -> int:
     return min(contents.COPY_AT_FREEZE_BYTES_MAX, least_that_moves - 1)
 
 
-def _whole_pieces(at: int, content: bytes) -> tuple[int, bytes]:
+def whole_pieces(at: int, content: bytes) -> tuple[int, bytes]:
+    """What has left RAM may be overwritten in whole pieces, and not with zeros (S61)."""
     piece = outgrown.PIECE
     count = -(-len(content) // piece) * piece
     return at // piece * piece, content.replace(b"\0", b"\1").ljust(count, b"\1")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from tests.sim.life import Life
 from tests.sim.oracles import Told
 from tests.sim.programs import Program
-from tests.sim.shown import Shown, below
+from tests.sim.shown import Shown
 from tests.sim.trace import Finding
 
 
@@ -44,7 +44,7 @@ def judge_persisted(
     for told, moment in zip(programs, moments, strict=True):
         if told.may_remove_early:
             continue
-        at = told.latest(below(stored, told.directory))
+        at = told.latest(told.seen(stored))
         if at < moment:
             raise Finding(
                 "STATUS",
@@ -52,7 +52,7 @@ def judge_persisted(
                 f" and the storage shows moment {at}",
             )
         told.durable_at = max(told.durable_at, moment)
-        told.left(below(left, told.directory))
+        told.left(told.seen(left))
 
 
 def waits(life: Life, programs: Sequence[Program]) -> str:

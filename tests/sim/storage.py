@@ -242,6 +242,11 @@ class Storage:
         self._remove((*self._staging, name))
         return name
 
+    def remove_directory(self, path: bytes) -> None:
+        """Somebody does, without a daemon."""
+        self._remove(tuple(path.rstrip(b"/").split(b"/")))
+        self._changed()
+
     def after_power_loss(self, chance: random.Random, *, any_order: bool) -> Shown:
         """What a loss of power could leave now.
 

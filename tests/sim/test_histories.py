@@ -14,18 +14,23 @@ from pathlib import Path
 import pytest
 
 TREE = Path(__file__).parents[2]
-HISTORIES = 7
+HISTORIES = 14
 """Of each profile."""
 REACHED = (
     "files said to be persisted",
+    "files that ended with their mapping",
     "lives with copies aside",
     "lives with evictions",
     "lives with files that outgrew RAM",
     "lives with holds",
     "lives with operations left out",
+    "lives with repairs",
     "lives with retries",
     "pointers seen",
+    "reads beside others",
     "waits that ended",
+    "writes for nobody",
+    "writes that were held up",
 )
 PATIENCE_S = 800
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import trio._core._run as trio_run
 
 from acpfs.filesystem import kernel_writes
+from acpfs.ram.tier import set_mtime
 from tests.sim import scale
 
 REAL_CLOCK = time.perf_counter
@@ -97,8 +98,7 @@ MACHINE = Machine()
 def stamp(fd: int) -> None:
     """A file in RAM was changed by the daemon, now."""
     if MACHINE.stamps:
-        now_ns = MACHINE.wall_ns()
-        os.utime(fd, ns=(now_ns, now_ns))
+        set_mtime(fd, MACHINE.wall_ns())
 
 
 def _on_descriptor(name: str) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from tests.sim.members.member import Member
 from tests.sim.members.plan import CLOCK_BOUND_S, Plan, Style
 from tests.sim.programs import Died, by_path
 from tests.sim.trace import Finding, Trace
+from tests.sim.virtual import MACHINE
 
 POINTER = "latest"
 TEMPORARY = "latest.tmp"
@@ -32,6 +33,12 @@ WAITS = 0.3
 """Share of checkpoints of which a rank waits until others have persisted theirs."""
 SIZES = (1, 5000, 60_000)
 PAUSES_S = (0.0, 0.0, 1.0, 20.0)
+AT_ONCE = 0.7
+"""Share of checkpoints that begin at once when somebody new has come, where one is to come."""
+MOST_AWAITED_S = 100.0
+JOIN_LOOK_S = 0.05
+NEWS_S = 60.0
+"""Who came less long ago may be overlooked where listings are remembered (`others_persisted`)."""
 LONGEST_S = 4000.0
 """Of a step of the job."""
 
@@ -96,6 +103,19 @@ class Job:
             if scope.cancelled_caught:
                 raise Finding("LIVENESS", f"step {step} of the job does not end")
             await trio.sleep(3 * CLOCK_BOUND_S + chance.choice(PAUSES_S))
+            await self._await_somebody(chance)
+
+    async def _await_somebody(self, chance: random.Random) -> None:
+        """A checkpoint often begins when a new member has just come: others may not have heard of
+        that one.
+        """
+        to_come = [one for one in self.members if not one.has_come and one.plan.joins_s]
+        if not to_come or chance.random() >= AT_ONCE:
+            return
+        self._trace.note("job", "waits for a new member", (to_come[0].node,))
+        with trio.move_on_after(MOST_AWAITED_S):
+            while not to_come[0].is_up:  # noqa: ASYNC110 - in virtual time
+                await trio.sleep(JOIN_LOOK_S)
 
     async def _step(self, step: int, chance: random.Random) -> None:
         while not (living := [one for one in self.members if one.is_up]):
@@ -130,7 +150,10 @@ class Job:
         others = {
             one.node: one.machine
             for one in self.members
-            if one is not member and one.is_up and one.plan.partition is None
+            if one is not member
+            and one.is_up
+            and one.plan.partition is None
+            and one.came_s < MACHINE.moment_s - NEWS_S * (one.plan.joins_s > 0)
         }
 
         async def wait(cluster: Cluster) -> bool:

@@ -78,6 +78,8 @@ class Member(Serving):
         """How often its programs ended."""
         self.is_away = self.is_gone = False
         """For now; for good."""
+        self.came_s = math.inf
+        """When it was first mounted."""
 
     def _wall(self) -> float:
         since_s = MACHINE.moment_s - self._began_s - self.plan.set_at_s
@@ -101,6 +103,8 @@ class Member(Serving):
     async def live(self, missing: Callable[[Member, Absence], None]) -> None:
         """All of them. `missing`: it is away from now on."""
         base = self._base / self.node / "life-0"
+        await trio.sleep(self.plan.joins_s)
+        self.came_s = MACHINE.moment_s
         for number in range(self.knobs.lives):
             life = Life(number, base, self.view, self._choices, self.knobs, self._trace, self.seat)
             self.life = life
@@ -139,6 +143,11 @@ class Member(Serving):
             life.discard_halves()
         self.process.begin_at(life.number)
         self.machine += 1
+
+    @property
+    def has_come(self) -> bool:
+        """Whether it was ever mounted."""
+        return self.came_s < math.inf
 
     @property
     def is_up(self) -> bool:

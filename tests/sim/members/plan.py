@@ -16,6 +16,7 @@ HEARTBEATS_S = (2.0, 5.0)
 LIVES_MAX = 3
 ABSENCES_S = (0.5, 5.0, 60.0, 150.0)
 SET_RIGHT_S = 2.0
+JOINS_S = (0.0, 0.0, 5.0, 20.0, 60.0)
 CACHED_S = (0.0, 3.0, 30.0)
 """For how long the storage's client may remember a listing and a record: less than what acpfs
 reckons with.
@@ -66,6 +67,8 @@ class MemberPlan:
     """Of one member."""
 
     node: str
+    joins_s: float
+    """When it is first mounted."""
     ahead_s: float
     """Of its wall clock."""
     set_at_s: float
@@ -131,7 +134,9 @@ def _words_of(plan: MemberPlan) -> str:
         for one in plan.lives
     ]
     back = "" if plan.returns else " for good"
-    return f"{plan.node}: clock {plan.ahead_s:+.2f} s, {'; '.join(ends) or 'lives'}{back}"
+    comes = f"comes after {plan.joins_s} s, " if plan.joins_s else ""
+    lives = "; ".join(ends) or "lives"
+    return f"{plan.node}: {comes}clock {plan.ahead_s:+.2f} s, {lives}{back}"
 
 
 def _member(choices: Choices, node: str) -> MemberPlan:
@@ -143,6 +148,7 @@ def _member(choices: Choices, node: str) -> MemberPlan:
     partition = Partition(from_s, from_s + chance.choice((10.0, 60.0)), chance.random() < 0.5)
     return MemberPlan(
         node,
+        joins_s=choices.stream("joins", node).choice(JOINS_S) * (node != NODES[0]),
         ahead_s=chance.uniform(-0.5, 0.5) * CLOCK_BOUND_S,
         set_at_s=chance.uniform(5.0, 60.0),
         set_by_s=chance.choice((0.0, 0.0, 0.0, -3.0, 3.0)),
@@ -157,6 +163,7 @@ def _member(choices: Choices, node: str) -> MemberPlan:
             error_rate=chance.choice((0.0, 0.0, 0.03)) * (not choices.without_faults),
             hang_rate=0.0,
             outage_s=0.0,
+            last_faults_s=0.0,
         ),
     )
 

@@ -28,13 +28,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.planted", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="these alone")
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="of each profile")
+    parser.add_argument("--from", type=int, default=0, metavar="N", dest="first")
     parser.add_argument("--jobs", type=int, default=1, metavar="J")
     options = parser.parse_args()
     bugs = [bug for bug in BUGS if not options.names or bug.name in options.names]
     with ThreadPoolExecutor(options.jobs) as pool:
         found = []
         for bug, answer in zip(
-            bugs, pool.map(lambda bug: look(bug, options.seeds), bugs), strict=True
+            bugs, pool.map(lambda bug: look(bug, options.first, options.seeds), bugs), strict=True
         ):
             print(f"{bug.name}: {answer}", flush=True)
             found.append(answer.startswith("found") or bool(bug.why_not))
@@ -42,7 +43,7 @@ def main() -> None:
     sys.exit(not all(found))
 
 
-def look(bug: Bug, seeds: int) -> str:
+def look(bug: Bug, first: int, seeds: int) -> str:
     """Whether histories find it."""
     if bug.why_not:
         return bug.why_not
@@ -53,9 +54,15 @@ def look(bug: Bug, seeds: int) -> str:
         (tree / "tests" / "__init__.py").touch()
         if not bug.plant(tree):
             return "DOES NOT APPLY"
-        profiles = [word for profile in bug.profiles for word in ("--profile", profile)]
+        return _look_in(tree, bug, first, seeds)
+
+
+def _look_in(tree: Path, bug: Bug, first: int, seeds: int) -> str:
+    which = ["--from", str(first), "--seeds", str(seeds)]
+    profiles = [word for profile in bug.profiles for word in ("--profile", profile)]
+    try:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.sim", "--stop", "--seeds", str(seeds), *profiles],
+            [sys.executable, "-m", "tests.sim", "--stop", *which, *profiles],
             cwd=tree,
             env={**os.environ, "PYTHONPATH": str(tree)},
             capture_output=True,
@@ -63,6 +70,8 @@ def look(bug: Bug, seeds: int) -> str:
             timeout=PATIENCE_S,
             check=False,
         )
+    except subprocess.TimeoutExpired:
+        return f"NOT RUN to its end in {PATIENCE_S} s"
     failed = re.search(r"^FAILED (.*)$", done.stdout, re.MULTILINE)
     count = re.search(r"^(\d+) histories", done.stdout, re.MULTILINE)
     if failed is None or count is None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from tests.sim.planted.bug import Bug
 
 OUTGROWN = "filesystem/content/outgrown.py"
+EARLIER = "filesystem/content/earlier_writers.py"
+OPEN_FILES = "filesystem/open_files.py"
 HOLD = "filesystem/hold.py"
 KERNEL_WRITES = "filesystem/kernel_writes.py"
 CONTENTS = "filesystem/content/contents.py"
@@ -93,6 +95,70 @@ LANE_BUGS = [
         "filesystem/content/writable.py",
         "(known is Known.OVERTAKEN or not self._learn(node, st))",
         "not self._learn(node, st)",
+        ONLY_LANE,
+    ),
+    Bug(
+        "mapping-forgotten",
+        "an open file ends with its last descriptor, though it is mapped",
+        OPEN_FILES,
+        "        if handle is None or not handle.maps_unseen:\n            return False",
+        "        if True:\n            return False",
+        ONLY_LANE,
+    ),
+    Bug(
+        "mapping-taken-for-gone",
+        "what is mapped is complete at the first look for that",
+        OPEN_FILES,
+        "            if not self._contents.is_mapped(handle.node):\n                # Before",
+        "            if True:\n                # Before",
+        ONLY_LANE,
+    ),
+    Bug(
+        "copied-beside-a-write",
+        "a version is copied again and again while a write is held up",
+        "writeback/streams/streams.py",
+        "            self._await_writes(stream)\n",
+        "",
+        ONLY_LANE,
+    ),
+    Bug(
+        "mapped-digest-believed",
+        "an earlier checksum is believed of a version that may have been stored to",
+        "writeback/streams/streams.py",
+        "                if self._listener.may_be_mapped(stream.version):\n",
+        "                if False:\n",
+        ONLY_LANE,
+    ),
+    Bug(
+        "dead-writers-unseen",
+        "nobody looks who of a dead session can still write",
+        "filesystem/filesystem.py",
+        "        earlier.find(\n            [\n",
+        "        earlier.find(\n            []\n            and [\n",
+        ONLY_LANE,
+    ),
+    Bug(
+        "dead-writers-have-the-version",
+        "only the file gets bytes of its own, and not what was synced",
+        EARLIER,
+        "            self._versions.move(tier_id, target)\n",
+        "            pass\n",
+        ONLY_LANE,
+    ),
+    Bug(
+        "dead-writers-have-the-file",
+        "only what was synced gets bytes of its own, and not the file",
+        EARLIER,
+        "            self._move(node, target)\n",
+        "",
+        ONLY_LANE,
+    ),
+    Bug(
+        "kept-back-stored",
+        "what writers of a dead session can still change is stored",
+        "writeback/sources/source.py",
+        "        if self._tier.is_kept_back(self._tier_id):\n",
+        "        if False:\n",
         ONLY_LANE,
     ),
 ]

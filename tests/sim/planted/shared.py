@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.sim.planted.bug import Bug
 
-CLOSES, WRITERS, HANDLES = (
-    f"filesystem/{name}.py" for name in ("closes", "file_writers", "kept_handles")
+CLOSES, WRITERS, HANDLES, OPEN_FILES = (
+    f"filesystem/{name}.py" for name in ("closes", "file_writers", "kept_handles", "open_files")
 )
 ONLY_SHARED = ("shared",)
 
@@ -58,5 +58,37 @@ SHARED_BUGS = [
         "            if counts:\n                self._has_ended(handle)",
         "            if counts and False:\n                self._has_ended(handle)",
         ONLY_SHARED,
+    ),
+    Bug(
+        "anybodys-half-ended",
+        "an open with O_TRUNC that fails ends what somebody else left meanwhile",
+        CLOSES,
+        "            opening.found_half = True\n",
+        "            pass\n",
+        ONLY_SHARED,
+        unreached=(
+            "processes of a crew make their calls one after the other, so nobody leaves a half "
+            "while an open is under way; test_failed_opens has it"
+        ),
+    ),
+    Bug(
+        "doubt-begins-anew",
+        "each worker counts the seconds of a close in doubt from its own start",
+        OPEN_FILES,
+        "handle.closed_at = handle.closed_at or self._clock.now()",
+        "handle.closed_at = self._clock.now()",
+        ONLY_SHARED,
+        unjudged=(
+            "a close is decided some seconds later, and nothing says when; test_last_close has it"
+        ),
+    ),
+    Bug(
+        "closed-in-the-future",
+        "the kept time of a close is rounded up",
+        HANDLES,
+        "int(handle.closed_at / _CLOSED_UNIT_S)",
+        "round(handle.closed_at / _CLOSED_UNIT_S)",
+        ONLY_SHARED,
+        unjudged="a close is decided half a tenth of a second later; test_last_close has it",
     ),
 ]
