@@ -985,6 +985,8 @@ class Program:
             return
         shown = self._shown()
         taken(shown, path.encode())
+        if not file.in_kernel and file.reader is None and chance.random() < 0.5:
+            await self._calls.open_reader(file)
         file.has_name = False
         self.nameless.append(self.open.pop(path))
 
@@ -995,6 +997,10 @@ class Program:
 
         await self._change("delete open", shown, lambda: by_path(act), path)
         await self._calls.write(file, 0, chance.randbytes(100))
+        reader = file.reader
+        if reader is not None and not file.in_kernel:
+            content = await self._calls.request(lambda fs: fs.read(reader, 0, READ_BYTES))
+            judge_shown("READ", {path.encode(): content}, {path.encode(): file.content})
 
     # -- mappings
 

@@ -285,7 +285,7 @@ BUGS = [
         "filesystem/content/outlook.py",
         "            return node.open_writers > 0 or node.interrupted\n",
         "            return False\n",
-        profiles=("short",),
+        profiles=("lane",),
     ),
     Bug(
         "open-counts-as-room",
@@ -294,6 +294,10 @@ BUGS = [
         "            and (node.handles == 0 or last.tentative)\n",
         "",
         profiles=("short",),
+        equivalent=(
+            "who waits is looked at again when half of what was counted is persisted "
+            "(`Room.drained`), and goes another way then"
+        ),
     ),
     Bug(
         "writers-wait-for-each-other",
