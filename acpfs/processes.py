@@ -57,8 +57,36 @@ def stat_of(task: Path) -> list[str]:
 
 
 def has_ended(task: Path) -> bool:
-    """Whether it has, be it that nobody has heard of that yet."""
-    return stat_of(task)[0] in ("Z", GONE)
+    """Whether it has, be it that nobody has heard of that yet.
+
+    By `status`, for the sake of those that are in an exec: see `has_memory`.
+
+    Raises:
+        OSError: /proc does not show it.
+    """
+    try:
+        text = _status_of(task)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return text.partition("\nState:\t")[2][:1] in ("Z", GONE)
+
+
+def has_memory(thread: Path) -> bool:
+    """Whether it has, as all have that do not end.
+
+    To be asked before `stat_of` of who waits for an answer of this process: one that closes files
+    by its exec has a lock meanwhile (`exec_update_lock`) that `stat` waits for, as `maps` and
+    `environ` do. So each would wait for the other, and for both whoever lists processes. `status`
+    takes no lock.
+
+    Raises:
+        OSError: it is gone, or /proc does not show it.
+    """
+    return "\nVmSize:" in _status_of(thread)
+
+
+def _status_of(task: Path) -> str:
+    return (task / "status").read_text(encoding="ascii", errors="replace")
 
 
 def tasks_in_calls(process: Path) -> list[Path]:
@@ -77,7 +105,7 @@ def is_ended_by_signal(thread: Path, *, own: bool = False) -> bool:
     Raises:
         OSError: it is gone, or /proc does not show it.
     """
-    text = (thread / "status").read_text(encoding="ascii", errors="replace")
+    text = _status_of(thread)
     fields = {name: value for name, _, value in (line.partition(":") for line in text.splitlines())}
     try:
         pending, blocked, ignored, caught, sent = (

@@ -5,10 +5,11 @@ The kernel closes what a process has open when that ends, from one of its thread
 more than it says why. What /proc/PID/stat and status tell everybody is enough for nearly all: the
 kernel marks a thread that ends, and one that is ended by a signal. But the threads of a process of
 several are ended by a signal too when one of them calls exit; so it takes one more thing that only
-a killed process has: a deadly signal that waits for the whole process, or a core dump. (Exit codes
-would say it, but take CAP_SYS_PTRACE.) Where it cannot be told, it counts as no kill: a signal to
-one thread only (cgroup.kill, a crash of a thread other than the first), a process of another PID
-namespace, a /proc with hidepid. Knows /proc and nothing else; thread-safe.
+a killed process has: a deadly signal that waits for the whole process, or a core dump. A program
+that closes by its exec has not ended, and its `stat` is not to be read: see `has_memory`. (Exit
+codes would say it, but take CAP_SYS_PTRACE.) Where it cannot be told, it counts as no kill: a
+signal to one thread only (cgroup.kill, a crash of a thread other than the first), a process of
+another PID namespace, a /proc with hidepid. Knows /proc and nothing else; thread-safe.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
-from acpfs.processes import GONE, PROC, directory_of, is_ended_by_signal, stat_of
+from acpfs.processes import GONE, PROC, directory_of, has_memory, is_ended_by_signal, stat_of
 
 _EXITING = 0x4
 _DUMPED_CORE = 0x200
@@ -47,11 +48,13 @@ def closing_of(pid: int, proc: Path = PROC) -> Closing:
 
 
 def _closing_of(thread: Path) -> Closing:
-    _state, flags = _state_and_flags(thread)
-    if not flags & _EXITING:
+    if has_memory(thread):
         return (
             Closing.CALL
         )  # by far the most: one file of /proc, however many threads the process has
+    _state, flags = _state_and_flags(thread)
+    if not flags & _EXITING:
+        return Closing.CALL
     tasks = [_state_and_flags(task) for task in (thread / "task").iterdir()]
     if all(state in ("Z", GONE) for state, _flags in tasks):
         return Closing.CALL  # it has closed what it had already, and somebody else has a copy

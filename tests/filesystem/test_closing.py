@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.filesystem.closing import Closing, closing_of
+from acpfs.processes import has_ended
 
 SIGKILL = 1 << 8
 SIGTERM = 1 << 14
@@ -108,6 +109,20 @@ CASES = {
 def test_what_proc_says(tmp_path: Path, name: str) -> None:
     process, expected = CASES[name]
     assert closing_of(process.under(tmp_path), tmp_path) is expected
+
+
+@pytest.mark.clause("S499")
+def test_who_closes_by_its_exec_is_not_asked_for_what_it_keeps_locked(tmp_path: Path) -> None:
+    """Its `stat` waits for the end of the exec, which waits for the answer to this very close: all
+    programs that list processes stood still until somebody ended the mount.
+    """
+    number = Process([("S", 0x400100)]).under(tmp_path)
+    for directory in (tmp_path / str(number), tmp_path / str(number) / "task" / str(number)):
+        (directory / "stat").unlink()
+        os.mkfifo(directory / "stat")
+        (directory / "status").write_text("Name:\ttrue\nState:\tD (disk sleep)\nVmSize:\t 132 kB\n")
+    assert closing_of(number, tmp_path) is Closing.CALL
+    assert not has_ended(tmp_path / str(number))
 
 
 def test_what_cannot_be_told_is_a_close(tmp_path: Path) -> None:
