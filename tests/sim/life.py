@@ -30,7 +30,7 @@ from acpfs.backing.lower import Lower
 from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.config import Settings, WarmReads
 from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
-from acpfs.filesystem.expectations import Expectations
+from acpfs.filesystem.expectations import Expectations, Use
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.records import Lane
@@ -608,14 +608,14 @@ class Life:
 def expect_mapped(expectations: Expectations) -> None:
     """Files that programs map are expected not to be: such a one came before each of them."""
     expect = expectations.expect
-    is_only_written = expectations.is_only_written
+    use_of = expectations.use_of
 
     def expected(path: bytes) -> int | None:
         return MAPPED_BYTES_MAX if is_mapped(path) else expect(path)
 
     expectations.expect = expected  # type: ignore[method-assign]
-    expectations.is_only_written = (  # type: ignore[method-assign]
-        lambda path: is_mapped(path) or is_only_written(path)
+    expectations.use_of = (  # type: ignore[method-assign]
+        lambda path: Use.ONLY_WRITTEN if is_mapped(path) else use_of(path)
     )
 
 

@@ -266,7 +266,8 @@ def test_without_room_for_a_copy_the_file_is_kept_back_until_nobody_writes_it(
 
 def is_of_one_moment(data: bytes) -> bool:
     """Of a file that `LOOPER` writes."""
-    first, last = struct.unpack("<Q", data[:8])[0], struct.unpack("<Q", data[-8:])[0]
+    (first,) = struct.unpack("<Q", data[:8])
+    (last,) = struct.unpack("<Q", data[-8:])
     return len(data) == SIZE and last - first in (0, 1)
 
 

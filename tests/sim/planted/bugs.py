@@ -51,11 +51,11 @@ BUGS = [
         "stream-short",
         "a stream that began before the file grew keeps its old checksum",
         "writeback/streams/streams.py",
-        "                size = stream.version.size\n            digest = self._copy_once(",
+        "                size = stream.version.size\n                is_changing",
         (
             "                size = stream.version.size\n"
             "                stream.version.digest = ''\n"
-            "            digest = self._copy_once("
+            "                is_changing"
         ),
     ),
     Bug(
