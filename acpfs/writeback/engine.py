@@ -376,6 +376,7 @@ class Engine:
         with self.section():
             over = self._listener.when_still(stream.version)
             self._queue.end(stream)
+            self._scheduler.gone(stream)  # its first piece may have been still to come
             if self._ops.get(stream.op.seq) is not stream.op or stream.abandoned:
                 return
             stream.version.state = VersionState.COMPLETE
