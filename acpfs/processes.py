@@ -64,11 +64,16 @@ def has_ended(task: Path) -> bool:
     Raises:
         OSError: /proc does not show it.
     """
+    return _state_of(task) in ("Z", GONE)
+
+
+def _state_of(task: Path) -> str:
+    """One letter; of one that is not there any more `GONE`."""
     try:
         text = _status_of(task)
     except (FileNotFoundError, ProcessLookupError):
-        return True
-    return text.partition("\nState:\t")[2][:1] in ("Z", GONE)
+        return GONE
+    return text.partition("\nState:\t")[2][:1]
 
 
 def has_memory(thread: Path) -> bool:
@@ -90,8 +95,11 @@ def _status_of(task: Path) -> str:
 
 
 def tasks_in_calls(process: Path) -> list[Path]:
-    """Threads that wait in the kernel, and do not listen to signals."""
-    return [task for task in (process / "task").iterdir() if stat_of(task)[0] == "D"]
+    """Threads that wait in the kernel, and do not listen to signals.
+
+    By `status`, too: one of them may be in an exec that waits for this very mount.
+    """
+    return [task for task in (process / "task").iterdir() if _state_of(task) == "D"]
 
 
 def is_ended_by_signal(thread: Path, *, own: bool = False) -> bool:
