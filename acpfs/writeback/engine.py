@@ -604,6 +604,8 @@ class Engine:
 
     def _give_up(self, op: Op) -> None:
         """The operation was taken out of the log without being carried out."""
+        if op.begun:
+            self._committer.owes(op)
         self._forget(op)
         stream = self._queue.active.get(op.seq)
         if stream is not None:

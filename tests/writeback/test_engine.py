@@ -562,6 +562,53 @@ class TestOutside:
         assert world.lower.visible() == world.application_view()
         assert {(), (b"a",), (b"a", b"b")} <= set(flushed)
 
+    @pytest.mark.clause("S522")
+    @pytest.mark.parametrize("given_up", ["discard", "unlink"])
+    def test_what_is_made_again_for_an_operation_that_is_given_up_is_flushed_all_the_same(
+        self, world: World, run: Run, given_up: str
+    ) -> None:
+        """By the next group that persists anything; for the names stay, and others rely on them."""
+        world.mkdir("a")
+        world.mkdir("a/b")
+        world.mkdir("c")
+        run(world.drain)
+        world.lower.rmdir((b"a", b"b"))
+        world.lower.rmdir((b"a",))
+        flushed: list[LowerPath] = []
+        failing = [True]
+        tries = [0]
+
+        def note(label: str, path: LowerPath) -> None:
+            if label == "rename" and failing[0]:
+                tries[0] += 1
+                if tries[0] > 1:
+                    raise OSError(errno.EIO, "x")
+            if label == "fsync directory":
+                flushed.append(path)
+
+        world.lower.fault = note
+        world.store("a/b/f", b"1")
+
+        async def first() -> None:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(world.engine.run)
+                with trio.fail_after(30):
+                    await world.until(lambda: tries[0] >= 3)
+                nursery.cancel_scope.cancel()
+            failing[0] = False
+            if given_up == "discard":
+                world.engine.discard([op.seq for op in world.log])
+            else:
+                world.unlink("a/b/f")
+            await world.drain()
+
+        run(first)
+        world.store("c/y", b"2")
+        run(world.drain)
+        world.store("a/b/g", b"3")
+        run(world.drain)
+        assert {(), (b"a",), (b"a", b"b")} <= set(flushed)
+
     def test_a_removed_staging_file_is_written_again(self, world: World, run: Run) -> None:
         world.lower.fault = FailNth("rename", 1, errno.EIO)
         world.store("f", b"1")

@@ -93,6 +93,8 @@ class Committer:
         """Whether something was changed for the operation that is being carried out now."""
         self._doubtful = False
         """Whether it may have been carried out before, in part."""
+        self._owed: dict[Ino, None] = {}
+        """Directories in which names may have been made for operations that were given up."""
         self._numbers: dict[Ino, int] = {}
         """Inode numbers of what the group has made: the file system is told when all of it is
         persisted.
@@ -140,6 +142,15 @@ class Committer:
                 outcome.synced.update(dict.fromkeys(self.above(op)))
         if outcome.done:
             self._placing.has_made_parents = False
+            with self._lock:
+                outcome.synced.update(self._owed)
+                self._owed.clear()
+
+    def owes(self, op: Op) -> None:
+        """It was begun, and is given up: what was made again above it stays, and what comes into
+        that later relies on its names. Under the lock.
+        """
+        self._owed.update(dict.fromkeys(self.above(op)))
 
     def above(self, op: Op) -> Iterator[Ino]:
         """The directories above those that the operation changes, up to the top."""
