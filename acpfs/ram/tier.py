@@ -337,18 +337,28 @@ class Tier:
             os.close(read_fd)
             os.close(write_fd)
 
-    def copy_steady(self, source: TierId, target: TierId, size: int) -> bool:
-        """`copy` of a file that others may be writing to; whether it is of one moment.
+    def copy_steady(self, source: TierId, target: TierId) -> int | None:
+        """`copy` of all of a file that others may be writing to; its length in bytes, or None where
+        the copy is not of one moment.
 
-        What is read twice and is the same was so in between: so where all of it is, after all of it
-        was copied, the copy is what the file was then. That goes for mappings, too, which leave no
-        trace. What was changed and changed back meanwhile is not seen.
+        What is read twice and is the same was so in between: so where all of it is, and the length,
+        after all of it was copied, the copy is what the file was then. That goes for mappings, too,
+        which leave no trace. What was changed and changed back meanwhile is not seen.
         """
-        self.copy(source, target, size)
         read_fd = self.open_to_read(source)
         write_fd = self.open(target)
         try:
-            return any(_renew_copy(read_fd, write_fd, size) == 0 for _ in range(LOOKS_MAX))
+            size = os.fstat(read_fd).st_size
+            self.copy(source, target, size)
+            for _ in range(LOOKS_MAX):
+                renewed = _renew_copy(read_fd, write_fd, size)
+                before = size
+                # Behind what was read: who appends first and says so at the start has done both.
+                size = os.fstat(read_fd).st_size
+                if not renewed and size == before:
+                    return size
+                os.ftruncate(write_fd, size)
+            return None
         finally:
             os.close(read_fd)
             os.close(write_fd)

@@ -202,3 +202,26 @@ def test_a_file_system_that_is_mounted_anew_without_access_times_tells_nothing(
     finally:
         tier.close()
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.clause("S506")
+def test_a_copy_is_as_long_as_its_file_was_at_that_moment(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer appends, and says at its start how much there is: both are in the copy."""
+    source = written(tier, MIB)
+    target = tier.create()
+    copy = tier.copy
+
+    def grown(first: TierId, second: TierId, size: int) -> None:
+        copy(first, second, size)
+        fd = tier.open(source)
+        os.pwrite(fd, b"record", MIB)
+        os.pwrite(fd, b"1", 0)
+        os.close(fd)
+
+    monkeypatch.setattr(tier, "copy", grown)
+    assert tier.copy_steady(source, target) == MIB + 6
+    fd = tier.open_to_read(target)
+    assert os.pread(fd, 2 * MIB, 0) == b"1" + bytes(MIB - 1) + b"record"
+    os.close(fd)

@@ -168,7 +168,7 @@ class EarlierWriters:
         return await self._copy(tier_id, node)
 
     async def _copy(self, tier_id: TierId, node: Node | None) -> bool:
-        size = max(self._versions.frozen_bytes(tier_id), 0 if node is None else node.size)
+        self._tier.settle(tier_id)  # it may have grown, which nobody has counted
         taken = self._tier.allocated_bytes(tier_id)
         if not self._tier.reserve_nowait(taken):
             return False
@@ -177,11 +177,11 @@ class EarlierWriters:
         body.busy = self._leaving[tier_id] = done
         begun = self._now()
         target = self._tier.create()
-        is_taken = False
+        length = None
         try:
-            is_taken = await outlast(
+            length = await outlast(
                 self._copies.submit(
-                    "take from earlier writers", self._tier.copy_steady, tier_id, target, size
+                    "take from earlier writers", self._tier.copy_steady, tier_id, target
                 )
             )
         except OSError as error:
@@ -189,18 +189,24 @@ class EarlierWriters:
                 raise
             return False  # who is not seen has filled the tmpfs, slack and all
         finally:
-            if not is_taken:
+            if length is None:
                 self._tier.remove(target)
             body.busy = None
             del self._leaving[tier_id]
             self._tier.release(taken)
             done.set_result(None)
-        if not is_taken:
+        if length is None:
             now = self._now()
             self._again_at[tier_id] = now + AGAIN_SHARE * (now - begun)
             return False
         self._tier.settle(target)
-        self._taken(tier_id, target, node if node is not None and node.body is body else None)
+        if node is not None and node.body is not body:
+            node = None
+        if node is not None:
+            # As of the copy's moment: what says how long the file is lies within it.
+            node.size = length
+            node.blocks = self._tier.stat(target).st_blocks
+        self._taken(tier_id, target, node)
         return True
 
     def _taken(self, tier_id: TierId, target: TierId, node: Node | None) -> None:
