@@ -345,17 +345,22 @@ class Admission:
 
     # -- what became of it
 
-    async def grow(self, node: Node, size: int) -> None:
+    async def grow(self, node: Node, size: int, granted: int) -> None:
         """Reserve what may be stored into a file that is about to become so long; waits as a write
-        does.
+        does. `granted`: bytes of that which are reserved, and not written yet.
 
         Raises:
             OSError: ENOSPC: there will be no room. Files like this one are not admitted any more.
         """
         promise = self._promises.get(node.ino)
-        if promise is None or promise.size is None or not promise.is_reserved:
+        if promise is None:
             return
-        missing = size - promise.size
+        # Of one that an earlier worker admitted nobody knows whether it was reserved.
+        if not (promise.is_reserved or (promise.size is None and node.kernel_mappers)):
+            return
+        # Not by what was promised: that may have been written already, and cut away.
+        taken = min(node.blocks * BLOCK_BYTES, size)
+        missing = size - taken - granted - promise.reserved_bytes
         if missing <= 0:
             return
         try:
@@ -368,7 +373,8 @@ class Admission:
         if self._promises.get(node.ino) is not promise:
             self._tier.release(missing)  # its last writer has gone meanwhile
             return
-        promise.size += missing
+        promise.size = max(promise.size or 0, size)
+        promise.is_reserved = True
         promise.reserved_bytes += missing
 
     def restored(self, handle: Handle) -> None:

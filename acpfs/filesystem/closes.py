@@ -104,6 +104,10 @@ class Closes:
         """So many bytes of a file are about to be allocated (fallocate), which reserves them."""
         self._lane_use.allocates(node, size)
 
+    def allocated(self, node: Node) -> None:
+        """They are, as far as they were not before."""
+        self._lane_use.allocated(node)
+
     def wrote_mapped(self, handle: Handle, offset: int, size: int) -> None:
         """What is about to be written through the handle may have been changed through a mapping of
         another one.

@@ -195,6 +195,7 @@ class Files:
                 handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE)
             )
         finally:
+            self._closes.allocated(handle.node)
             self._closes.changed(handle)
 
     async def copy_range(

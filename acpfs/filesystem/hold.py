@@ -235,6 +235,28 @@ class Hold:
             writer.given_back_bytes += given
             self._tier.release(given)
 
+    def take_again(self, node: Node) -> None:
+        """Of what was given back, what was not allocated after all (it was before, or the call has
+        failed), as far as it is there.
+        """
+        writer = self._writers.get(node.ino)
+        if writer is not None and writer.given_back_bytes:
+            self._contents.kernel.look(node)
+            self._count(writer)
+            left = writer.given_back_bytes
+            writer.given_back_bytes = 0
+            if left and self._tier.take_free(left, self._applicant(node)):
+                writer.granted_bytes += left
+
+    def granted(self, node: Node) -> int:
+        """Bytes that are reserved for a file's writers and not written, as of now."""
+        writer = self._writers.get(node.ino)
+        if writer is None:
+            return 0
+        self._contents.kernel.look(node)
+        self._count(writer)
+        return writer.granted_bytes
+
     def look_soon(self) -> None:
         """Something happened that held writers waited for."""
         if self._holder is not None:

@@ -223,7 +223,7 @@ class LaneUse:
         Raises:
             OSError: ENOSPC: there will be none.
         """
-        await self._admission.grow(node, size)
+        await self._admission.grow(node, size, self._hold.granted(node))
         if node.kernel_writers:
             self._hold.add(node, reserved=self._admission.hand_over(node))
         else:
@@ -232,6 +232,10 @@ class LaneUse:
     def allocates(self, node: Node, size: int) -> None:
         """So many bytes of a file are about to be allocated (fallocate), which reserves them."""
         self._hold.give_back(node, size)
+
+    def allocated(self, node: Node) -> None:
+        """They are, as far as they were not before."""
+        self._hold.take_again(node)
 
     def restored(self, handle: Handle) -> None:
         """The handle was opened with an earlier worker, and goes on."""

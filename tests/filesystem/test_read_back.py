@@ -260,3 +260,63 @@ def test_what_fails_to_open_keeps_no_room(tmp_path: Path, monkeypatch: pytest.Mo
         assert w.tier.reserved_bytes == 0
 
     run(tmp_path, scenario)
+
+
+async def lengthen(w: World, opened: OpenFile, size: int) -> None:
+    ino = w.inner.handles.handle(opened.handle).node.ino
+    await w.do(w.fs.setattr(ino, AttributeChange(size=size), opened.handle, CALLER))
+
+
+@pytest.mark.clause("S533", "S390")
+def test_the_next_worker_reserves_room_when_the_file_gets_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could tell that before: it was open, and empty."""
+
+    async def main() -> None:
+        async with made(tmp_path, session="s") as w:
+            await taught(w, monkeypatch)
+            opened = await opened_new(w)
+        async with made(tmp_path, session="s") as w:
+            offer(w, monkeypatch)
+            assert w.tier.reserved_bytes == 0
+            await lengthen(w, opened, FILE)
+            assert w.tier.reserved_bytes == FILE
+            await w.close(opened)
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S533")
+def test_what_is_cut_off_and_lengthened_again_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(w: World) -> None:
+        await taught(w, monkeypatch)
+        opened = await opened_new(w)
+        os.pwrite(opened.backing_fd, b"x" * PROMISED, 0)
+        with w.fs.lock:
+            w.inner.hold.tick()
+        assert w.tier.reserved_bytes == 0
+        await lengthen(w, opened, 0)
+        await lengthen(w, opened, PROMISED)
+        assert w.tier.reserved_bytes == PROMISED
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S533")
+def test_pages_that_are_there_already_take_nothing_of_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(w: World) -> None:
+        await taught(w, monkeypatch)
+        opened = await opened_new(w)
+        os.pwrite(opened.backing_fd, b"x" * FILE, 0)
+        for _ in range(3):
+            await w.do(w.fs.fallocate(opened.handle, 0, 0, FILE))
+            assert w.tier.reserved_bytes == PROMISED - FILE
+        await w.close(opened)
+
+    run(tmp_path, scenario)
