@@ -212,7 +212,7 @@ INODE_LOCKS_OF = {
         "ram/prefault.py: *",
         "ram/spill_directory.py: *",
         "ram/state_space.py: *",
-        "ram/tier.py: _copy_all, _copy_data, _renew_copy, _try_mapping, copy",
+        "ram/tier.py: _copy_all, _copy_data, _renew_copy, _try_mapping, copy, copy_steady",
         "writeback/sources/spill.py: *",
     },
     "a staging file, in threads that may wait for the backing directory": {
