@@ -83,7 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "clause(*ids): clauses of docs/SEMANTICS.md that the test holds acpfs to"
+        "markers", "clause(*ids): clauses of docs/internals/clauses that the test holds acpfs to"
     )
     config.addinivalue_line("markers", "random: has a seed; set by itself")
     config.addinivalue_line(

@@ -249,7 +249,11 @@ INODE_LOCKS_OF = {
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
 TESTS = sorted(p for p in (REPOSITORY / "tests").rglob("*.py"))
 CLAUSE = re.compile(r"\*\*([STX]\d+)\.\*\*")
-CONTRACTS = ("SEMANTICS.md", "TRAINING.md")
+CONTRACTS = [
+    REPOSITORY / "docs" / "SEMANTICS.md",
+    REPOSITORY / "docs" / "TRAINING.md",
+    *sorted((REPOSITORY / "docs" / "internals" / "clauses").glob("*.md")),
+]
 
 
 def named(path: Path) -> str:
@@ -1148,9 +1152,7 @@ def test_what_a_function_defines_inside_is_used() -> None:
 
 def numbers_of_clauses() -> list[str]:
     return [
-        number
-        for name in CONTRACTS
-        for number in CLAUSE.findall((REPOSITORY / "docs" / name).read_text(encoding="utf-8"))
+        number for page in CONTRACTS for number in CLAUSE.findall(page.read_text(encoding="utf-8"))
     ]
 
 

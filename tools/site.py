@@ -63,6 +63,7 @@ NAVIGATION: list[dict[str, Any]] = [
     {
         "Work on it": [
             {"Architecture": "docs/ARCHITECTURE.md"},
+            {"Clauses": "docs/internals/clauses/README.md"},
             {"Conformance": "docs/CONFORMANCE.md"},
             {"Contributing": "docs/CONTRIBUTING.md"},
             {"Dependencies": "docs/DEPENDENCIES.md"},

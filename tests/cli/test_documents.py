@@ -19,9 +19,27 @@ else:
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
+SEMANTICS = (ROOT / "docs/SEMANTICS.md").read_text(encoding="utf-8")
+PROMISES = [int(number) for number in re.findall(r"^\*\*P(\d+)\.\*\*", SEMANTICS, re.MULTILINE)]
+EXCEPTION = re.compile(r"^\| \*\*(X\d+)\.\*\*", re.MULTILINE)
+CLAUSE_PAGES = sorted((ROOT / "docs/internals/clauses").glob("*.md"))
+CLAUSES_BEHIND = re.compile(r"\[((?:S\d+ ?)+)\]\(internals/clauses/([\w-]+\.md)#([\w-]+)\)")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DEPENDENCIES = (ROOT / "docs/DEPENDENCIES.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def clauses() -> dict[str, str]:
+    """Each clause and where it is: page#section."""
+    found: dict[str, str] = {}
+    for page in CLAUSE_PAGES:
+        section = ""
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if line.startswith("## "):
+                section = re.sub(r"[^\w\- ]", "", line[3:].lower()).replace(" ", "-")
+            elif number := re.match(r"\*\*(S\d+)\.\*\*", line):
+                found[number[1]] = f"{page.name}#{section}"
+    return found
 
 
 @pytest.mark.parametrize("name", [f"acpfs {command}" for command in COMMANDS])
@@ -39,11 +57,45 @@ def test_what_can_be_changed_in_use_is_named_where_users_look() -> None:
 @pytest.mark.parametrize("page", ["CALLS.md", "TROUBLESHOOTING.md", "OPERATIONS.md"])
 def test_clauses_that_other_pages_cite_are_there(page: str) -> None:
     """Somebody who follows a number finds what it says."""
-    clauses = (ROOT / "docs/SEMANTICS.md").read_text(encoding="utf-8")
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     cited = set(re.findall(r"\b[SX]\d+\b", text))
     assert cited
-    assert [one for one in sorted(cited) if f"**{one}.**" not in clauses] == []
+    assert sorted(cited - clauses().keys() - set(EXCEPTION.findall(SEMANTICS))) == []
+
+
+def test_the_promises_fit_into_an_evening() -> None:
+    assert len(SEMANTICS.split()) <= 6000
+    assert len(PROMISES) <= 65
+
+
+def test_promises_are_numbered_one_after_the_other() -> None:
+    assert list(range(1, len(PROMISES) + 1)) == PROMISES
+    named = {int(number) for number in re.findall(r"\bP(\d+)\b", SEMANTICS)}
+    assert sorted(named - set(PROMISES)) == []
+
+
+def test_each_clause_is_behind_the_link_of_a_promise() -> None:
+    """Whoever looks a number up in SEMANTICS comes to the section that has the clause.
+
+    A new clause: add its number to the link of the promise that it belongs to.
+    """
+    places = clauses()
+    linked = {
+        number: f"{page}#{section}"
+        for numbers, page, section in CLAUSES_BEHIND.findall(SEMANTICS)
+        for number in numbers.split()
+    }
+    assert sorted(places.keys() - linked.keys()) == []
+    assert {number: where for number, where in linked.items() if places[number] != where} == {}
+
+
+def test_each_page_of_clauses_says_what_it_is_about() -> None:
+    for page in CLAUSE_PAGES:
+        title, _, rest = page.read_text(encoding="utf-8").partition("\n\n")
+        assert title.startswith("# Clauses: "), page
+        assert rest[0] not in "#*", page
+        if page.name != "README.md":
+            assert f"]({page.name})" in (page.parent / "README.md").read_text(encoding="utf-8")
 
 
 OPTIONAL = {

@@ -1,7 +1,7 @@
 """Every state that an application had, from its own journal: what the mount must show, and what the
 backing directory may show.
 
-Two trees per moment: *now* (what the application would read) and *published* (docs/SEMANTICS.md S6:
+Two trees per moment: *now* (what the application would read) and *published* (clause S6:
 names as they are, files as of their last close, fsync, rename or link). Knows neither acpfs nor
 where the journal comes from. A call whose answer nobody lived to hear leaves two possibilities,
 which `settle` decides by what is found afterwards.

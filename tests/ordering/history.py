@@ -1,6 +1,6 @@
 """An application that remembers every state it had, as the backing directory may show it.
 
-`Application` makes calls on a mount and keeps beside them the *projection* of docs/SEMANTICS.md S6:
+`Application` makes calls on a mount and keeps beside them the *projection* of clause S6:
 names as they are, files as of their last close (or fsync, rename, link), files never closed not at
 all. After each completed call the projection is one more state of the history. `check` then holds a
 journal of what became visible against the history.
