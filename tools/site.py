@@ -34,6 +34,7 @@ NAVIGATION: list[dict[str, Any]] = [
             {"Slurm": "docs/guide/slurm.md"},
             {"Kubernetes": "docs/guide/kubernetes.md"},
             {"Your first bad night": "docs/guide/first-bad-night.md"},
+            {"Words": "docs/guide/words.md"},
         ]
     },
     {"Troubleshooting": "docs/TROUBLESHOOTING.md"},
@@ -50,6 +51,7 @@ NAVIGATION: list[dict[str, Any]] = [
     },
     {
         "In depth": [
+            {"By subject": "docs/README.md"},
             {"Operating": "docs/OPERATIONS.md"},
             {"Training": "docs/TRAINING.md"},
             {"Semantics": "docs/SEMANTICS.md"},
