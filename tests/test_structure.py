@@ -251,7 +251,6 @@ TESTS = sorted(p for p in (REPOSITORY / "tests").rglob("*.py"))
 CLAUSE = re.compile(r"\*\*([STX]\d+)\.\*\*")
 CONTRACTS = [
     REPOSITORY / "docs" / "SEMANTICS.md",
-    REPOSITORY / "docs" / "TRAINING.md",
     *sorted((REPOSITORY / "docs" / "internals" / "clauses").glob("*.md")),
 ]
 

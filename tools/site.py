@@ -54,6 +54,7 @@ NAVIGATION: list[dict[str, Any]] = [
             {"By subject": "docs/README.md"},
             {"Operating": "docs/OPERATIONS.md"},
             {"Training": "docs/TRAINING.md"},
+            {"Scripts of MindIO": "docs/MINDIO.md"},
             {"Semantics": "docs/SEMANTICS.md"},
             {"Scale": "docs/SCALE.md"},
             {"Support": "docs/SUPPORT.md"},

@@ -7,7 +7,7 @@
     acpfs.torch.install()  # or: from here on torch.save and torch.load are these
     dcp.save(state, storage_writer=acpfs.torch.Writer("/mnt/acp/run1/step-7"))
 
-Whatever lies in no mount, or is unusual, is torch's own call (docs/TRAINING.md, T216 to T223).
+Whatever lies in no mount, or is unusual, is torch's own call (clauses T216 to T223).
 Together with `acpfs.training` the only package that imports torch; no mount needs it.
 """
 

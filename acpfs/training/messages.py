@@ -1,5 +1,5 @@
-"""Every message between members, coordinators and watchers, as a frozen record (docs/TRAINING.md
-says what each is for).
+"""Every message between members, coordinators and watchers, as a frozen record
+(docs/internals/clauses/training-coordinator.md says what each is for).
 
 `Sent` is what travels: a header, the message's kind, its fields. `decode` is total. Ranks are
 integers below `world`; a shard is named by the layout (`pp0/tp1/opt2`); steps count completed

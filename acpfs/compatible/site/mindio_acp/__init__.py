@@ -1,4 +1,4 @@
-"""MindIO ACP's names, on acpfs (docs/TRAINING.md, "The product's own scripts").
+"""MindIO ACP's names, on acpfs (docs/MINDIO.md).
 
 Switched on by `PYTHONPATH=$(acpfs mindio-path)`.
 """

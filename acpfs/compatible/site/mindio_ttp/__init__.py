@@ -1,4 +1,4 @@
-"""MindIO TTP's names, on acpfs (docs/TRAINING.md, "The product's own scripts").
+"""MindIO TTP's names, on acpfs (docs/MINDIO.md).
 
 Switched on by `PYTHONPATH=$(acpfs mindio-path)`.
 """
