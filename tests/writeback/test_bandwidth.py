@@ -61,3 +61,10 @@ def test_a_change_of_the_limit_is_felt_by_those_who_wait(release: str) -> None:
         bucket.set_rate(0 if release == "lift" else 1 << 50)
     waiting.join(60)
     assert not waiting.is_alive()
+
+
+def test_what_was_not_written_is_given_back(clock: Clock) -> None:
+    bucket = TokenBucket(1000, runtime_of(clock))
+    bucket.take_nowait(1000)
+    bucket.give_back(900)
+    assert bucket.debt_s() == pytest.approx(0.1)

@@ -1,4 +1,4 @@
-"""Bandwidth limit: a token bucket that stream threads wait at.
+"""Bandwidth limit: a token bucket. Streams wait for it in `scheduler`, the scrub here.
 
 Bytes are taken before they are written and may put the bucket in debt; whoever comes then waits
 until the debt is paid. So a large take is never starved by small ones, and the rate holds over any
@@ -84,7 +84,13 @@ class TokenBucket:
             if not self._rate or self._closed:
                 return 0.0
             self._fill()
-            return max(0.0, -self._tokens / self._rate)
+            return -self._tokens / self._rate if self._tokens <= -1 else 0.0  # of whole bytes
+
+    def give_back(self, count: int) -> None:
+        """So many of what was taken were not written."""
+        with self._changed:
+            if self._rate and not self._closed:
+                self._tokens += count
 
     def take(self, count: int) -> None:
         """Take, and wait until the debt is paid."""

@@ -6,41 +6,50 @@ can use, and a younger one what the older ones leave. `next_piece` is the only b
 and the storage, and takes into account:
 
 * the order: a writer waits while as many older ones write as are worth it (`width`);
-* the storage's hangs: a writer that has been out for a second is passed over, for it may be out for
-  ever, and others may lie on servers that answer;
+* the storage's hangs: a writer that has been out for a second, and for twice as long as others are,
+  is passed over, for it may be out for ever, and others may lie on servers that answer;
 * applications, which go first (`give_way`);
-* the limit of bytes per second (`bandwidth`), which is the oldest one's first.
+* the limit of bytes per second (`bandwidth`), which is the oldest one's first, large or small.
 
 A writer is here from the begin of its stream to its last piece: its fsync uses none of the
-bandwidth that pieces want, or is nearly over when it begins. Small files are never asked: many of
-them wait for the storage at the same time. Thread-safe; the lock is a leaf.
+bandwidth that pieces want, or is nearly over when it begins. Small files have no turns, for many of
+them wait for the storage at the same time; where there is a limit, they are here while they lack
+bytes of it. Thread-safe; the lock is a leaf, and held over nothing that reads a file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from acpfs.runtime.given import Runtime
 from acpfs.runtime.threads import Event
 from acpfs.types import Seq
-from acpfs.writeback.streams.bandwidth import SLICE_S, TokenBucket
+from acpfs.writeback.streams.bandwidth import TokenBucket
 from acpfs.writeback.streams.give_way import LOOK_AGAIN_S, GiveWay
 from acpfs.writeback.streams.width import Width
 
 SILENT_S = 1.0
-"""Pieces are as large as what takes less; one that takes so long hangs, or as good as."""
-UNDER_WAY_BYTES = 16 << 20
-"""What all pieces together have at most. Beside others who write, the storage has a queue: who has
-one piece of 2 MiB in it while they have 50 gets as little of what it does.
+"""One that takes so long, and more than twice as long as the last piece took, hangs, or as good
+as.
 """
-LATE_S = 0.7 * SILENT_S
-"""Where a piece takes so long, the next ones are half as large …"""
-SOON_S = 0.2 * SILENT_S
-"""… and where it takes no longer than this, twice as large."""
+UNDER_WAY_BYTES = 64 << 20
+"""What all pieces together have at most, and to begin with. A storage that others write to has a
+queue, and who has one byte in it for three of theirs gets a quarter of what it does: a `cp` has
+48 MiB there and more, all that its page cache may keep back.
+"""
+LATE_S = 2.0
+"""Where pieces take so long, the next ones have so many bytes as take this long. It needs two that
+began one after the other: the first may have hung …
+"""
+SOON_S = 0.5
+"""… and where one takes no longer than this, the next has twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,8 @@ class Wait:
 
     seconds: float
     """After so long; earlier where the bell rings."""
+    is_short: bool = False
+    """The limit of bytes per second is all that it waits for."""
 
 
 class WatchedStream(Protocol):
@@ -70,8 +81,10 @@ class WatchedStream(Protocol):
         """That is over."""
 
 
-class LargeFile:
-    """One large version that is being written."""
+class PieceWriter:
+    """One version that is being written: a large one, or a small one that lacks bytes of the
+    limit.
+    """
 
     def __init__(self, seq: Seq, logged_at: float, copy: WatchedStream, bell: Event) -> None:
         self.seq = seq
@@ -82,10 +95,14 @@ class LargeFile:
         """For a piece that it has not asked for yet."""
         self.since: float | None = None
         """When it was last seen here, if it is out with a piece; None: it waits for its turn."""
+        self.is_short = False
+        """It waits for bytes of the limit, and for nothing else: nobody younger has any."""
+        self.granted_bytes = 0
+        """For its piece; all of them are taken from the limit already."""
 
-    def is_heard(self, now: float) -> bool:
+    def is_heard(self, heard_since: float) -> bool:
         """Whether it is not out for so long that nobody knows when it will be back."""
-        return self.since is None or now - self.since <= SILENT_S
+        return self.since is None or self.since >= heard_since
 
 
 class Scheduler:
@@ -101,8 +118,15 @@ class Scheduler:
         self._now = runtime.clock.now
         self._event = runtime.threads.event
         self._lock = threading.Lock()
-        self._writers: dict[WatchedStream, LargeFile] = {}
+        self._writers: dict[WatchedStream, PieceWriter] = {}
+        self._small: dict[WatchedStream, PieceWriter] = {}
         self._under_way_bytes = UNDER_WAY_BYTES
+        self._piece_s = 0.0
+        """What the last piece took."""
+        self._answered_at = -math.inf
+        """When the last piece came back."""
+        self._late_at = math.inf
+        """The same, where it was late."""
 
     @property
     def width(self) -> int:
@@ -146,7 +170,7 @@ class Scheduler:
                 self._ring()  # the next one's turn has come
 
     @contextlib.contextmanager
-    def writing(self, seq: Seq, logged_at: float, copy: WatchedStream) -> Iterator[LargeFile]:
+    def writing(self, seq: Seq, logged_at: float, copy: WatchedStream) -> Iterator[PieceWriter]:
         """From the first piece of a version to its last; begins when the first one's turn has
         come.
         """
@@ -159,90 +183,173 @@ class Scheduler:
         finally:
             self.gone(copy)
 
-    def _add(self, seq: Seq, logged_at: float, copy: WatchedStream) -> LargeFile:
+    def _add(self, seq: Seq, logged_at: float, copy: WatchedStream) -> PieceWriter:
         if not self._writers:
             self._width.begin()
-        return self._writers.setdefault(copy, LargeFile(seq, logged_at, copy, self._event()))
+        return self._writers.setdefault(copy, PieceWriter(seq, logged_at, copy, self._event()))
 
-    def next_piece(self, writer: LargeFile, now: float) -> Piece | Wait:
-        """What the writer may do now; changes nothing."""
+    def next_piece(self, writer: PieceWriter, now: float, *, gives_way: bool) -> Piece | Wait:
+        """What the writer of a large file may do now; changes nothing.
+
+        `gives_way`: applications go first (`GiveWay.should`, which is asked without the lock).
+        """
+        heard_since = self._heard_since(now)
         older = [
-            one for one in self._writers.values() if one.seq < writer.seq and one.is_heard(now)
+            one
+            for one in self._writers.values()
+            if one.seq < writer.seq and one.is_heard(heard_since)
         ]
         if len(older) >= self._width.now:
             # Nobody rings for one that falls silent.
             silent_at = min((one.since for one in older if one.since is not None), default=now)
-            return Wait(silent_at + SILENT_S - now + LOOK_AGAIN_S)
-        if self._give_way.should(writer.logged_at):
+            return Wait(silent_at - heard_since + LOOK_AGAIN_S)
+        if gives_way:
             return Wait(LOOK_AGAIN_S)
-        debt_s = self._bucket.debt_s()
-        if debt_s:
-            return Wait(debt_s)
-        if self._bucket.bytes_per_s and any(one.since is None for one in older):
-            return Wait(SLICE_S)  # what may be written is for those that have waited for longer
-        return Piece(self._piece_bytes())
+        return self._lack(writer) or Piece(self._piece_bytes(now))
 
-    def _piece_bytes(self) -> int:
+    def _heard_since(self, now: float) -> float:
+        """Who is out since before has fallen silent."""
+        return now - max(SILENT_S, 2 * min(self._piece_s, LATE_S))
+
+    def _lack(self, writer: PieceWriter) -> Wait | None:
+        """Whether there are bytes of the limit for it: the oldest of those that are short of them
+        has the next ones.
+        """
+        if not self._bucket.bytes_per_s:
+            return None
+        if any(one.seq < writer.seq for one in self._short()):
+            return Wait(SILENT_S, is_short=True)  # it rings when it has its own
+        debt_s = self._bucket.debt_s()
+        return Wait(debt_s, is_short=True) if debt_s else None
+
+    def _short(self) -> Iterator[PieceWriter]:
+        return (
+            one
+            for one in itertools.chain(self._writers.values(), self._small.values())
+            if one.is_short
+        )
+
+    def _piece_bytes(self, now: float) -> int:
         least = self._bucket.slice_bytes()
-        if self._bucket.bytes_per_s:
+        if self._bucket.bytes_per_s or self._stands_still(now):
             return least
         return max(least, self._under_way_bytes // self._width.now)
 
-    def await_turn(self, writer: LargeFile) -> int:
+    def _stands_still(self, now: float) -> bool:
+        """Whether nothing has come back since somebody fell silent: perhaps the whole storage hangs
+        and not a server of many. What is sent to it then will be in front of the oldest file.
+        """
+        heard_since = self._heard_since(now)
+        return any(
+            one.since is not None and self._answered_at <= one.since < heard_since
+            for one in self._writers.values()
+        )
+
+    def await_turn(self, writer: PieceWriter) -> int:
         """Return how many bytes the writer may write, when it may; at once if it was given up."""
         if not writer.has_turn:
-            turn = self._look(writer)
-            if turn is not None:
-                writer.copy.pause()
-                while turn is not None:
-                    writer.bell.wait(turn.seconds)
-                    turn = self._look(writer)
-                writer.copy.progress()
+            self._await(writer, self._look)
         writer.has_turn = False
-        return self._piece_bytes()
+        return writer.granted_bytes or self._bucket.slice_bytes()
 
-    def _look(self, writer: LargeFile) -> Wait | None:
+    def _await(self, writer: PieceWriter, look: Callable[[PieceWriter], Wait | None]) -> None:
+        """Until there is nothing to wait for."""
+        turn = look(writer)
+        if turn is not None:
+            writer.copy.pause()
+            while turn is not None:
+                writer.bell.wait(turn.seconds)
+                turn = look(writer)
+            writer.copy.progress()
+
+    def _look(self, writer: PieceWriter) -> Wait | None:
         """None: go on."""
+        gives_way = self._give_way.should(writer.logged_at)
         with self._lock:
             now = self._now()
-            turn = self.next_piece(writer, now)
-            if isinstance(turn, Piece) or writer.copy.abandoned:
-                writer.since = now
-                return None
-            writer.since = None
-            writer.bell.clear()
-            return turn
+            turn = self.next_piece(writer, now, gives_way=gives_way)
+            if isinstance(turn, Wait) and not writer.copy.abandoned:
+                writer.since = None
+                self._waits(writer, turn)
+                return turn
+            writer.since = now
+            if isinstance(turn, Piece):
+                writer.granted_bytes = turn.bytes_max
+                self._bucket.take_nowait(turn.bytes_max)
+            self._waits(writer, None)
+            return None
 
-    def wrote(self, writer: LargeFile, count: int) -> None:
+    def _waits(self, writer: PieceWriter, turn: Wait | None) -> None:
+        """Who is short of bytes no longer tells the next one."""
+        was_short = writer.is_short
+        writer.is_short = turn is not None and turn.is_short
+        if turn is not None:
+            writer.bell.clear()
+        if was_short and not writer.is_short:
+            following = min(self._short(), key=lambda one: one.seq, default=None)
+            if following is not None:
+                following.bell.set()
+
+    def wrote(self, writer: PieceWriter, count: int) -> None:
         """The writer's piece is there; so many bytes of it went to the storage (0: a hole)."""
         with self._lock:
             now = self._now()
-            if not writer.is_heard(now):
+            self._bucket.give_back(max(0, writer.granted_bytes - count))
+            is_whole = 2 * count >= writer.granted_bytes
+            writer.granted_bytes = 0
+            if not writer.is_heard(self._heard_since(now)):
                 self._width.begin()  # the storage stood still
             if writer.since is not None and count:
-                self._took(now - writer.since)
+                self._took(writer.since, now, is_whole=is_whole)
             writer.since = now
-            heard = sum(one.is_heard(now) for one in self._writers.values())
+            heard_since = self._heard_since(now)
+            heard = sum(one.is_heard(heard_since) for one in self._writers.values())
             if count and self._width.wrote(count, heard, now):
                 self._ring()
 
-    def _took(self, seconds: float) -> None:
-        """A piece did."""
+    def _took(self, began: float, now: float, *, is_whole: bool) -> None:
+        """A piece was out from then till now; `is_whole`: it had about as many bytes as it
+        might.
+        """
+        seconds = now - began
+        least = self._bucket.slice_bytes()
+        self._answered_at = now
+        self._piece_s = seconds
         if seconds > LATE_S:
-            self._under_way_bytes = max(self._under_way_bytes // 2, self._bucket.slice_bytes())
-        elif seconds < SOON_S:
+            if began >= self._late_at:
+                self._under_way_bytes = max(
+                    least, int(self._under_way_bytes * LATE_S / seconds) // least * least
+                )
+            self._late_at = now
+            return
+        self._late_at = math.inf
+        if seconds < SOON_S and is_whole:
             self._under_way_bytes = min(self._under_way_bytes * 2, UNDER_WAY_BYTES)
 
-    def pay(self, count: int) -> None:
-        """Before so many bytes of a large file are written: its next piece waits for that."""
-        self._bucket.take_nowait(count)
+    def pay_small(self, seq: Seq, copy: WatchedStream, count: int) -> None:
+        """Before so many bytes of a small file are written, which has no turns: wait for bytes of
+        the limit.
+        """
+        if not self._bucket.bytes_per_s:
+            return
+        writer = PieceWriter(seq, 0.0, copy, self._event())
+        with self._lock:
+            self._small[copy] = writer
+        try:
+            self._await(writer, partial(self._look_small, count))
+        finally:
+            with self._lock:
+                del self._small[copy]
+                self._waits(writer, None)
 
-    def pay_small(self, copy: WatchedStream, count: int) -> None:
-        """The same for a small file, which has no turns: wait here."""
-        if self._bucket.bytes_per_s:
-            copy.pause()
-            self._bucket.take(count)
-            copy.progress()
+    def _look_small(self, count: int, writer: PieceWriter) -> Wait | None:
+        """None: go on; they are paid for."""
+        with self._lock:
+            turn = None if writer.copy.abandoned else self._lack(writer)
+            if turn is None:
+                self._bucket.take_nowait(count)
+            self._waits(writer, turn)
+            return turn
 
     def stand_back(self, copy: WatchedStream, logged_at: float) -> None:
         """For who reads a large file, and writes nothing: applications go first."""
@@ -257,6 +364,6 @@ class Scheduler:
 
     def _ring(self) -> None:
         """Each looks for itself whether it is its turn: there are few."""
-        for writer in self._writers.values():
+        for writer in itertools.chain(self._writers.values(), self._small.values()):
             if writer.since is None:
                 writer.bell.set()

@@ -29,7 +29,7 @@ from acpfs.writeback.sources.spill import Spill
 from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES
 from acpfs.writeback.streams.equal import EqualFiles, linked_name
 from acpfs.writeback.streams.room_there import RoomThere
-from acpfs.writeback.streams.scheduler import UNDER_WAY_BYTES, LargeFile, Scheduler
+from acpfs.writeback.streams.scheduler import UNDER_WAY_BYTES, PieceWriter, Scheduler
 from acpfs.writeback.streams.spares import Growth, NotGrownError, Spare, Spares
 
 SMALL_BYTES_MAX = 1 << 20
@@ -549,13 +549,13 @@ class Streamer:
 
     def _turns(
         self, stream: Stream, size: int, fd: int | None
-    ) -> contextlib.AbstractContextManager[LargeFile | None]:
+    ) -> contextlib.AbstractContextManager[PieceWriter | None]:
         """A large file is written when its turn comes."""
         if size <= SMALL_BYTES_MAX or fd is None:
             return contextlib.nullcontext()
         return self._scheduler.writing(stream.op.seq, stream.op.logged_at, stream)
 
-    def _turn(self, stream: Stream, size: int, writer: LargeFile | None) -> int:
+    def _turn(self, stream: Stream, size: int, writer: PieceWriter | None) -> int:
         """Wait until the next piece may be read, and written; how many bytes it may have."""
         if writer is not None:
             return self._scheduler.await_turn(writer)
@@ -564,12 +564,10 @@ class Streamer:
         return self._scheduler.slice_bytes()
 
     def _write(
-        self, stream: Stream, fd: int, data: memoryview, position: int, writer: LargeFile | None
+        self, stream: Stream, fd: int, data: memoryview, position: int, writer: PieceWriter | None
     ) -> None:
         if writer is None:
-            self._scheduler.pay_small(stream, len(data))
-        else:
-            self._scheduler.pay(len(data))
+            self._scheduler.pay_small(stream.op.seq, stream, len(data))
         done = 0
         while done < len(data):
             count = self._lower.write(fd, data[done:], position + done)

@@ -303,8 +303,8 @@ BUGS = [
         "writers-wait-for-each-other",
         "a large file waits for its turn behind younger ones, too",
         "writeback/streams/scheduler.py",
-        "if one.seq < writer.seq and one.is_heard(now)",
-        "if one is not writer and one.is_heard(now)",
+        "if one.seq < writer.seq and one.is_heard(heard_since)",
+        "if one is not writer and one.is_heard(heard_since)",
     ),
     Bug(
         "made-again-unflushed",
