@@ -390,6 +390,10 @@ class Settings:
     """flock and fcntl locks: local (they keep out programs of this mount only, and other nodes
     grant them at the same time, S456) or refuse (ENOLCK to all, S460; native transport only).
     """
+    idmap: bool = False
+    """Let idmapped mounts be made of this one (S538), as pods with `hostUsers: false` have them;
+    native transport, Linux 6.12.
+    """
     node_id: Annotated[
         str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))
     ] = None
@@ -555,8 +559,17 @@ class Settings:
             raise ValueError("retry_delay_min_s is larger than retry_delay_max_s")
         if self.spill_mode is SpillMode.MIRROR and self.spill is None:
             raise ValueError("spill_mode = mirror needs a directory: spill")
-        if self.locks is LockMode.REFUSE and self.transport is Transport.LIBFUSE:
-            raise ValueError("locks = refuse needs the native transport")
+        if self.needs_native and self.transport is Transport.LIBFUSE:
+            raise ValueError(f"{self.needs_native} needs the native transport")
+
+    @property
+    def needs_native(self) -> str:
+        """The setting that libfuse cannot keep; "" for none."""
+        # pyfuse3 offers no lock operations, so the kernel grants locks without asking, and no way
+        # to take FUSE_ALLOW_IDMAP
+        if self.locks is LockMode.REFUSE:
+            return "locks = refuse"
+        return "idmap = true" if self.idmap else ""
 
     def changed(self, **values: Any) -> "Settings":
         """A copy with other values."""

@@ -94,6 +94,23 @@ def _status_of(task: Path) -> str:
     return (task / "status").read_text(encoding="ascii", errors="replace")
 
 
+def filesystem_ids(thread: Path) -> tuple[int, int]:
+    """User and group by which file systems know it (proc_pid_status(5): the last of four).
+
+    Raises:
+        OSError: it is gone, or /proc does not show it.
+    """
+    text = _status_of(thread)
+    try:
+        uid, gid = (
+            int(text.partition(f"\n{field}:")[2].partition("\n")[0].split()[3])
+            for field in ("Uid", "Gid")
+        )
+    except (IndexError, ValueError) as error:
+        raise OSError(errno.ENODATA, f"{thread}/status does not tell of its user") from error
+    return uid, gid
+
+
 def tasks_in_calls(process: Path) -> list[Path]:
     """Threads that wait in the kernel, and do not listen to signals.
 

@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from acpfs.config import LockMode, Transport
+from acpfs.config import Transport
 from acpfs.errors import MachineError
 
 DEV_FUSE = Path("/dev/fuse")
@@ -64,13 +64,15 @@ class MachineSupport:
 
 
 def choose(
-    wanted: Transport, machine: MachineSupport | None = None, locks: LockMode = LockMode.LOCAL
+    wanted: Transport, machine: MachineSupport | None = None, needs_native: str = ""
 ) -> TransportChoice:
     """The transport to use; `auto` is native wherever that can mount.
 
+    `needs_native`: the setting that libfuse cannot keep (`Settings.needs_native`).
+
     Raises:
         MachineError: only libfuse could mount here, and its package is not installed,
-            or it cannot do what `locks` says.
+            or there is something that it cannot keep.
     """
     machine = machine or MachineSupport.this()
     if wanted is Transport.LIBFUSE and not machine.libfuse:
@@ -78,9 +80,9 @@ def choose(
     if wanted is not Transport.AUTO:
         return TransportChoice(wanted, "asked for")
     missing = native_lacks(machine)
-    if missing and locks is LockMode.REFUSE:
+    if missing and needs_native:
         raise MachineError(
-            f"locks = refuse needs the native transport, which is not possible here: {missing}"
+            f"{needs_native} needs the native transport, which is not possible here: {missing}"
         )
     if missing and not machine.libfuse:
         raise MachineError(
@@ -92,9 +94,8 @@ def choose(
             Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False
         )
     how = "" if may_mount(machine.status) else f"; mounted by {HELPER}, so without passthrough"
-    # pyfuse3 offers no lock operations: with libfuse the kernel grants locks without asking
-    forced = locks is LockMode.REFUSE
-    return TransportChoice(Transport.NATIVE, f"the fastest that works here{how}", forced=forced)
+    reason = f"the fastest that works here{how}"
+    return TransportChoice(Transport.NATIVE, reason, forced=bool(needs_native))
 
 
 def has_libfuse() -> bool:

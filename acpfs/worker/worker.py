@@ -122,7 +122,9 @@ class Worker:
         self._transport = (
             TransportChoice(Transport.NATIVE, link.facts["because"])
             if link.session
-            else transports.choose(parts.settings.transport, locks=parts.settings.locks)
+            else transports.choose(
+                parts.settings.transport, needs_native=parts.settings.needs_native
+            )
         )
         self._mountpoint = os.fspath(parts.settings.mountpoint)
         self._subject = WorkerSubject(parts, self)

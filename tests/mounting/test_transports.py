@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from acpfs.config import LockMode, Settings, Transport
+from acpfs.config import Settings, Transport
 from acpfs.errors import MachineError
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.records import Lane
@@ -53,10 +53,10 @@ def test_native_where_it_can_mount(machine: MachineSupport) -> None:
 @pytest.mark.clause("S460")
 def test_locks_are_not_refused_by_a_transport_that_cannot(machine: MachineSupport) -> None:
     """Nor does another transport take its place later."""
-    assert choose(Transport.AUTO, machine, LockMode.REFUSE).forced
+    assert choose(Transport.AUTO, machine, "locks = refuse").forced
     old = dataclasses.replace(machine, release="4.18.0")
     with pytest.raises(MachineError, match=r"locks = refuse .* 4\.18\.0"):
-        choose(Transport.AUTO, old, LockMode.REFUSE)
+        choose(Transport.AUTO, old, "locks = refuse")
 
 
 def test_native_for_users_who_have_the_helper(machine: MachineSupport) -> None:

@@ -1,4 +1,4 @@
-"""Whether whoever waits for an answer is about to die, as far as that can be seen.
+"""Who waits for an answer, and whether it is about to die, as far as that can be seen.
 
 Knows /proc and signals; any thread.
 """
@@ -9,7 +9,7 @@ import enum
 import os
 from pathlib import Path
 
-from acpfs.processes import PROC, directory_of, is_ended_by_signal
+from acpfs.processes import PROC, directory_of, filesystem_ids, is_ended_by_signal
 
 
 class Fate(enum.Enum):
@@ -22,6 +22,31 @@ class Fate(enum.Enum):
     """It cannot be told: it is in another PID namespace (0), or /proc does not show it
     (`hidepid`).
     """
+
+
+NOT_SAID = 0xFFFFFFFF
+"""What the kernel gives for user and group where idmapped mounts are allowed, in every request but
+those that make a file (Linux 6.12, fs/fuse/dev.c: FUSE_INVALID_UIDGID). A file belongs to who makes
+it as the mount that was used maps him; nobody else is mapped.
+"""
+NOBODY = 65534
+
+
+def user_of(uid: int, gid: int, pid: int, proc: Path = PROC) -> tuple[int, int]:
+    """User and group of a thread that makes a call, as a request gives all three.
+
+    Where the kernel does not say, those of the host by which the thread is known to file systems;
+    of one that cannot be told, `NOBODY`, who has no privilege.
+    """
+    if uid != NOT_SAID:
+        return uid, gid
+    directory = directory_of(pid, proc)
+    if directory is None:
+        return NOBODY, NOBODY
+    try:
+        return filesystem_ids(directory)
+    except OSError:
+        return NOBODY, NOBODY
 
 
 def fate_of(pid: int, proc: Path = PROC) -> Fate:

@@ -21,6 +21,7 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, OpenFile
 from acpfs.filesystem.steps import Call
+from acpfs.transport.native.callers import user_of
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import Negotiated
@@ -167,7 +168,13 @@ def is_unlock(request: Request) -> bool:
 
 def caller_of(request: Request, umask: int = 0) -> Caller:
     """Who makes the call."""
-    return Caller(request.uid, request.gid, request.pid, umask, plain(request.unique))
+    uid, gid = user_of(request.uid, request.gid, request.pid)
+    return Caller(uid, gid, request.pid, umask, plain(request.unique))
+
+
+def uid_of(request: Request) -> int:
+    """The user who makes the call."""
+    return user_of(request.uid, request.gid, request.pid)[0]
 
 
 class Operation(NamedTuple):
@@ -433,10 +440,10 @@ class Calls:
         kills: bool | None = False
         if more:
             kills = bool(more[0] & ACL_KILL_SGID)
-        elif request.uid != 0:
+        elif uid_of(request) != 0:
             kills = None  # the kernel does not say
         return self._fs.setxattr(
-            Ino(request.ino), name, value, flags, request.uid, kills_set_gid=kills
+            Ino(request.ino), name, value, flags, uid_of(request), kills_set_gid=kills
         )
 
     def getxattr(self, request: Request) -> Call[bytes]:
@@ -449,10 +456,10 @@ class Calls:
 
     def listxattr(self, request: Request) -> Call[list[bytes]]:
         request.argument, _ = GETXATTR_IN.unpack_from(request.body())
-        return self._fs.listxattr(Ino(request.ino), request.uid)
+        return self._fs.listxattr(Ino(request.ino), uid_of(request))
 
     def removexattr(self, request: Request) -> Call[None]:
-        return self._fs.removexattr(Ino(request.ino), name_in(request.body()), request.uid)
+        return self._fs.removexattr(Ino(request.ino), name_in(request.body()), uid_of(request))
 
     def statfs(self, _request: Request) -> Call[Any]:
         return self._fs.statfs()

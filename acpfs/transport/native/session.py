@@ -53,6 +53,8 @@ def wanted_for(fs: FileSystem) -> int:
     wanted = WITH_ACLS if fs.has_acls else InitFlag(0)
     if fs.settings.locks is LockMode.REFUSE:
         wanted |= WITHOUT_LOCKS
+    if fs.settings.idmap:
+        wanted |= InitFlag.ALLOW_IDMAP
     return int(wanted)
 
 
@@ -155,8 +157,13 @@ class Session:
         """A session over a descriptor that was just given to mount.
 
         Blocks until the kernel has sent INIT; raises as `negotiate`.
+
+        Raises:
+            ProtocolError: also where the kernel has no idmapped mounts of FUSE, and they are to be.
         """
         negotiated = negotiate(fds[0], feature_mask, also=wanted_for(fs))
+        if fs.settings.idmap and not negotiated.has(InitFlag.ALLOW_IDMAP):
+            raise ProtocolError("idmap = true needs a kernel of Linux 6.12 or newer")
         return cls(fs, kept, fds, negotiated, readers=readers, holding=holding)
 
     @classmethod
@@ -178,6 +185,8 @@ class Session:
         # mount
         if fs.settings.locks is LockMode.REFUSE and not negotiated.has(InitFlag.POSIX_LOCKS):
             log.warning("this mount began with locks = local, and grants locks until it ends")
+        if fs.settings.idmap and not negotiated.has(InitFlag.ALLOW_IDMAP):
+            log.warning("this mount began with idmap = false, and cannot be idmapped until it ends")
         if negotiated.has(InitFlag.HAS_RESEND):
             session.device.resend()
         else:
