@@ -176,16 +176,19 @@ class Steps:
                 return stop.value  # type: ignore[no-any-return]
             done.exception(timeout_s)
 
-    async def drive(self, call: Call[T]) -> T:
-        """Run a call to its end from trio; a cancelled task closes the call."""
-        done: Future[Any] | None = None
+    async def drive(self, call: Call[T], done: Future[Any] | None = None) -> T:
+        """Run a call to its end from trio; a cancelled task closes the call.
+
+        `done`: for what it waits since its last step; None: it has not begun.
+        """
         try:
             while True:
+                if done is not None:
+                    await settled(done)
                 try:
                     done = self.step(call, done)
                 except StopIteration as stop:
                     return stop.value  # type: ignore[no-any-return]
-                await settled(done)
         finally:
             self._withheld.pop(call, None)
             call.close()

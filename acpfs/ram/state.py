@@ -380,7 +380,12 @@ class StateDatabase:
         """Whether anything was changed since the last commit, be it still to be brought
         (`before_commit`) or late.
         """
-        return bool(self._statements) or any(changed for changed, _write in self._writers)
+        if self._statements:
+            return True
+        for changed, _write in self._writers:  # noqa: SIM110 - asked for each step, and cheaper so
+            if changed:
+                return True
+        return False
 
     def abandon(self, error: BaseException) -> None:
         """A bug left a step half done: the database stays as it was before it, for the next

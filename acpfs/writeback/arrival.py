@@ -60,7 +60,10 @@ class Bell:
             self._event = event = trio.Event()
             if self._rung:
                 event.set()
-        with trio.move_on_at(until):
+        if until < math.inf:
+            with trio.move_on_at(until):
+                await event.wait()
+        else:
             await event.wait()
         with self._lock:
             self._event = None

@@ -14,12 +14,13 @@ import trio
 from tests.sim.choices import Choices, Knobs, Profile
 from tests.sim.crew import Crew, SharedFile
 from tests.sim.kernel import WAIT_S, Process, Serving
-from tests.sim.life import Life, new_clock
+from tests.sim.life import Life
 from tests.sim.oracles import Told, judge_order, judge_shown
 from tests.sim.passthrough import DeadWriter, Passthrough
 from tests.sim.processes import ProcessTable
 from tests.sim.programs import Calls, Died, Opened, Program, whole_pieces
 from tests.sim.readers import Reader
+from tests.sim.rounds import MachineClock, Rounds
 from tests.sim.scheduler import Killed
 from tests.sim.shown import MODE, PREFIX, XATTR, Shown, attribute, bare, below
 from tests.sim.status import judge_clean, judge_persisted, waits
@@ -128,7 +129,7 @@ class History(Serving):
     def run(self) -> Outcome:
         outcome = Outcome(self.choices, self.trace, counts=self.counts)
         try:
-            trio.run(self._main, clock=new_clock())
+            trio.run(self._main, clock=MachineClock())
         except BaseException as failure:
             if isinstance(failure, KeyboardInterrupt):
                 raise
@@ -146,6 +147,7 @@ class History(Serving):
     async def _main(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            rounds = Rounds(self, nursery.cancel_scope.cancel)
             nursery.start_soon(self._lives)
             nursery.start_soon(self._make_room)
             nursery.start_soon(self._tidy)
@@ -161,6 +163,25 @@ class History(Serving):
                     programs.start_soon(self._run, reader, self.reader)
             await self._end()
             nursery.cancel_scope.cancel()
+        if rounds.failure is not None:
+            raise rounds.failure
+
+    # -- turns (`rounds.Takes`)
+
+    def step(self) -> bool:
+        """The life's."""
+        return self.life is not None and self.life.step()
+
+    def is_anyone_ready(self) -> bool:
+        """See `Takes`."""
+        life = self.life
+        return life is not None and not life.turns.is_over and life.turns.is_anyone_ready
+
+    def next_s(self) -> float:
+        """See `Takes`."""
+        return math.inf if self.life is None else self.life.timers.next_s()
+
+    # -- lives
 
     async def _lives(self) -> None:
         base = self.base / "life-0"

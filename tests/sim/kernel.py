@@ -85,11 +85,17 @@ class Serving:
         answer: list[T] = []
         most_s = self._most_s()
         failure: BaseException | None = None  # a dead life's is of no interest
-        with life.asked(most_s):
+        try:
+            call = make(life.fs)
             try:
-                answer.append(await life.fs.steps.drive(make(life.fs)))
-            except (Killed, OSError) as error:
-                failure = error
+                done = life.fs.steps.step(call, None)
+            except StopIteration as stop:
+                answer.append(stop.value)
+            else:
+                with life.asked(most_s):
+                    answer.append(await life.fs.steps.drive(call, done))
+        except (Killed, OSError) as error:
+            failure = error
         if life.turns.is_over:
             return None
         if (bug := life.state.bug) is not None:
@@ -150,11 +156,12 @@ class Process:
 
     def _learn(self, life: Life, answer: object) -> None:
         """An entry in an answer is a reference, which the daemon counts as it answers."""
-        for part in answer if isinstance(answer, tuple) else ():
-            self._learn(life, part)
         if isinstance(answer, Attributes):
             self._known[answer.ino] += 1
             life.references.given([answer.ino])
+        elif isinstance(answer, tuple):
+            for part in answer:
+                self._learn(life, part)
 
     def forget(self, but: Container[Ino]) -> None:
         """See `Kernel`."""

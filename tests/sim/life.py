@@ -21,7 +21,6 @@ from threading import RLock
 from typing import Any, cast
 
 import trio
-import trio.testing
 
 from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
@@ -55,7 +54,7 @@ from tests.sim.choices import MAPPED_BYTES_MAX, MAPPED_PREFIX, Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
 from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable, SeenProcesses
-from tests.sim.scheduler import Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
+from tests.sim.scheduler import Alarm, Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
 from tests.sim.spilling import spill_of
 from tests.sim.storage import Storage, error
 from tests.sim.trace import Finding, Trace, causes
@@ -66,16 +65,6 @@ THREADS = 8
 TURNS_MAX = 60_000
 """Of one life: more than ten times what the longest ones take."""
 JOIN_AGAIN_S = 1.0
-ROUNDS_MAX = 300
-"""Of tasks, at one moment; more than a write in the passthrough lane takes."""
-STEP_MIN_S = 0.0005
-TICK_S = 2.0**-20
-"""Time is a whole number of these: sums and differences of it are exact, and what is due is over.
-
-Else whoever waits for the rest of a time could ask for ever for less than the clock can tell.
-"""
-STEP_MAX_S = 5.0
-STEP_S = 0.05
 OUTGROWN = "outgrown"
 """In the names of those threads' jobs."""
 QUIET_CALLS = frozenset({"read", "xattrs", "note", "fstat", "lstat"})
@@ -394,13 +383,8 @@ class Life:
     # -- living
 
     async def live(self) -> None:
-        """Until it dies, or is cancelled.
-
-        One among others is given its turns by who knows them all.
-        """
+        """Until it dies, or is cancelled."""
         async with trio.open_nursery() as nursery:
-            if self.cluster is None:
-                nursery.start_soon(self._guarded, self._give_turns)
             nursery.start_soon(self._guarded, self._serve, nursery)
             await self.died.wait()
             nursery.cancel_scope.cancel()
@@ -411,11 +395,11 @@ class Life:
         try:
             await run(*arguments)
         except BaseException as failure:
-            if isinstance(failure, trio.Cancelled) or not self._is_of_death(failure):
+            if isinstance(failure, trio.Cancelled) or not self.is_of_death(failure):
                 raise
             self.has_died()
 
-    def _is_of_death(self, failure: BaseException) -> bool:
+    def is_of_death(self, failure: BaseException) -> bool:
         """Whatever the file system's code comes to is; what the simulation finds is not."""
         is_found = any(isinstance(one, AssertionError) for one in causes(failure))
         return self.turns.is_over and not is_found
@@ -444,7 +428,19 @@ class Life:
                 return
 
     def step(self) -> bool:
-        """One of its threads has a turn; whether one could."""
+        """One of its threads has a turn; whether one could. Called by trio's thread."""
+        if self.turns.is_over:
+            self.has_died()
+            return False
+        try:
+            return self._step()
+        except BaseException as failure:
+            if not self.is_of_death(failure):
+                raise
+            self.has_died()
+            return True
+
+    def _step(self) -> bool:
         if self.turns.count >= self.death.turn:
             self.kill("at a turn")
         if self.turns.count > TURNS_MAX:
@@ -491,28 +487,23 @@ class Life:
                 self.fs.freeze_old()
                 self.fs.look_after_waiting()
 
-    async def _give_turns(self) -> None:
-        """Threads take turns, tasks take turns, and time goes on when nobody can do anything."""
-        idle = Idle()
-        while not self.turns.is_over:
-            if self.step() or self.turns.is_anyone_ready:
-                await trio.lowlevel.checkpoint()
-            elif await idle.is_reached([self.turns]):
-                let_time_pass([self])
-        self.has_died()
-
     # -- dying
 
     @contextlib.contextmanager
     def asked(self, most_s: float) -> Iterator[trio.CancelScope]:
         """Whoever waits within is cancelled at its death, and when that time is over."""
-        with trio.CancelScope(deadline=trio.current_time() + most_s) as scope:
+        over = Alarm()
+        with trio.CancelScope() as scope:
             if self.died.is_set():
                 scope.cancel()
             self._asked.add(scope)
+            over.action = scope.cancel
+            if most_s < math.inf:
+                self.timers.start(most_s, over)
             try:
                 yield scope
             finally:
+                over.action = None
                 self._asked.remove(scope)
 
     def has_died(self) -> None:
@@ -537,7 +528,7 @@ class Life:
             self.state.is_abandoned = True  # steps of the dead end nowhere
             self._trace.note("world", f"KILL of {self.who}life {self.number}", (), where)
             if self.turns.is_main:
-                self.has_died()  # else `_give_turns` does so: trio's events are its thread's
+                self.has_died()  # else `step` does so: trio's events are its thread's
         raise Killed
 
     def kept_back(self) -> list[str]:
@@ -622,53 +613,6 @@ def expect_mapped(expectations: Expectations) -> None:
 def is_mapped(path: bytes) -> bool:
     """Whether a program has made it to map it."""
     return path.rpartition(b"/")[2].startswith(MAPPED_PREFIX)
-
-
-class Idle(trio.abc.Instrument):
-    """When nobody can do anything: no thread has a turn to come, and no task can go on."""
-
-    def __init__(self) -> None:
-        self._scope = trio.CancelScope()
-        self._rounds = 0
-        trio.lowlevel.add_instrument(self)
-
-    def _end(self) -> None:
-        self._scope.cancel()
-
-    def before_io_wait(self, timeout: float) -> None:
-        """A round of tasks: one that never waits makes time go on, too."""
-        self._rounds += 1
-        if self._rounds > ROUNDS_MAX:
-            self._scope.cancel()
-
-    async def is_reached(self, turns: Sequence[Turns]) -> bool:
-        """When every task waits; False, at once, where one has a thread do something.
-
-        `turns`: of the lives that are given theirs by who asks.
-        """
-        self._rounds = 0
-        for one in turns:
-            one.on_spawn = self._end
-        with trio.CancelScope() as self._scope:
-            await trio.testing.wait_all_tasks_blocked()
-        return not self._scope.cancelled_caught or self._rounds > ROUNDS_MAX
-
-
-def new_clock() -> trio.testing.MockClock:
-    """Trio's time is the machine's, to the last bit: a difference of them may be waited for."""
-    clock = trio.testing.MockClock()
-    clock.jump(MACHINE.moment_s)
-    return clock
-
-
-def let_time_pass(lives: Sequence[Life]) -> None:
-    """Nobody can do anything before that: until a task, or a timer of one of them, is due."""
-    tasks_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
-    timers_s = [life.timers.next_s() for life in lives]
-    least_s = max(STEP_MIN_S, min([tasks_s, *timers_s, STEP_MAX_S]))
-    step_s = math.ceil(least_s / TICK_S) * TICK_S
-    MACHINE.moment_s += step_s
-    cast("trio.testing.MockClock", trio.lowlevel.current_clock()).jump(step_s)
 
 
 def copy_of_tier(source: Path, target: Path) -> None:

@@ -547,6 +547,9 @@ class Program:
         if self.told.pending is not None:
             self.told.never()
         got = await self._calls.tree(self.name)
+        if file is not None:  # what was synced of it stays, with later writes (X11)
+            place = file.path.encode()
+            self.told.overwrite({path: got[path] for path in (place,) if path in got})
         judge_shown("GIVEN UP", got, bare(self.with_written(self.told.now)))
 
     async def _change(

@@ -103,8 +103,6 @@ class Turns:
         """`in_order`: first come, first served, for a history that is being made shorter."""
         self.is_over = False
         self.count = 0
-        self.on_spawn: Callable[[], None] = lambda: None
-        """Whoever gives turns waits until there is one."""
         self._chance = chance
         self._in_order = in_order
         self._ready: list[_Job] = []
@@ -124,8 +122,6 @@ class Turns:
     def spawn(self, name: str, run: Callable[[], None]) -> None:
         """Have a thread do this."""
         self._ready.append(_Job(name, run))
-        if self._running is None:
-            self.on_spawn()
 
     def turn(self) -> bool:
         """Called by the main thread: let one of the others go on; whether one could."""
@@ -364,7 +360,7 @@ class TurnEvent(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         """See `threading.Event`."""
-        over = _Alarm()
+        over = Alarm()
         if timeout is not None and not self.is_set():
             over.action = over.ring
             self._start(timeout, over)
@@ -395,7 +391,9 @@ class _Timer(Protocol):
     action: Callable[[], None] | None
 
 
-class _Alarm:
+class Alarm:
+    """Something to be done when a time is over; None: no more."""
+
     def __init__(self) -> None:
         self.action: Callable[[], None] | None = lambda: None
         self.has_rung = False
@@ -416,7 +414,7 @@ class Timers:
 
     def at(self, delay_s: float) -> None:
         """Time goes on no further than to there without a look at who is ready."""
-        self.start(delay_s, _Alarm())
+        self.start(delay_s, Alarm())
 
     def fire(self) -> None:
         """Those that are due."""

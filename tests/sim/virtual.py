@@ -119,12 +119,14 @@ def _on_descriptor(name: str) -> Callable[..., Any]:
 
 def install() -> None:
     """Once in a process."""
+    from tests.sim import rounds
     from tests.sim.scheduler import exception_in_turns, result_in_turns
 
     scale.install()
     replaced: list[tuple[Any, str, Any]] = [
         # tasks that are ready at the same time take turns by `_r`, which is seeded
         (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        *rounds.replaced(),
         (Future, "result", result_in_turns),
         (Future, "exception", exception_in_turns),
         *((os, name, _on_descriptor(name)) for name in DESCRIPTOR_CALLS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -13,19 +13,21 @@ import trio
 from acpfs.writeback.members.cluster import Cluster
 from tests.sim.choices import Choices, Knobs
 from tests.sim.history import DRAIN_MAX_S, Outcome, worst
-from tests.sim.life import Idle, Life, let_time_pass, new_clock
+from tests.sim.life import Life
 from tests.sim.members.job import Job
 from tests.sim.members.member import Member
 from tests.sim.members.oracles import Judge
 from tests.sim.members.plan import NODE_TIMEOUT_S, Absence, Plan
 from tests.sim.programs import Died
-from tests.sim.scheduler import Killed
+from tests.sim.rounds import MachineClock, Rounds
 from tests.sim.shown import Shown, bare, differences
 from tests.sim.storage import Storage
 from tests.sim.trace import Finding, Trace
 from tests.sim.virtual import MACHINE
 
 LOOK_S = 0.5
+TAKES_TURNS = 0.9
+"""Share of times that a life takes its turn."""
 ASK_AGAIN_S = 5.0
 CACHES_S = 3.0
 """After which each member asks the storage anew."""
@@ -58,7 +60,7 @@ class MembersHistory:
     def run(self) -> Outcome:
         outcome = Outcome(self.choices, self.trace)
         try:
-            trio.run(self._main, clock=new_clock())
+            trio.run(self._main, clock=MachineClock())
         except BaseException as failure:
             if isinstance(failure, KeyboardInterrupt):
                 raise
@@ -88,31 +90,36 @@ class MembersHistory:
     async def _main(self) -> None:
         async with trio.open_nursery() as nursery:
             self._operators = nursery
-            nursery.start_soon(self._give_turns)
+            rounds = Rounds(self, nursery.cancel_scope.cancel)
             for member in self.members:
                 nursery.start_soon(member.live, self._missing)
             await self.job.run()
             await self._end()
             nursery.cancel_scope.cancel()
+        if rounds.failure is not None:
+            raise rounds.failure
 
-    # -- turns
+    # -- turns (`rounds.Takes`)
 
-    async def _give_turns(self) -> None:
-        """As `Life._give_turns`, for all of them: one may be slower than the others."""
-        idle = Idle()
-        while True:
-            lives = [one.life for one in self.members if one.life is not None]
-            did = False
-            for life in lives:
-                if life.turns.is_over:
-                    life.has_died()
-                elif self._chance.random() < 0.9:
-                    with contextlib.suppress(Killed):
-                        did = life.step() or did
-            if did or any(life.turns.is_anyone_ready for life in lives):
-                await trio.lowlevel.checkpoint()
-            elif await idle.is_reached([life.turns for life in lives]):
-                let_time_pass(lives)
+    def _lives(self) -> list[Life]:
+        return [one.life for one in self.members if one.life is not None]
+
+    def step(self) -> bool:
+        """Of all of them: one may be slower than the others."""
+        did = False
+        for life in self._lives():
+            if life.turns.is_over or self._chance.random() < TAKES_TURNS:
+                did = life.step() or did
+        return did
+
+    def is_anyone_ready(self) -> bool:
+        """See `Takes`."""
+        living = [life for life in self._lives() if not life.turns.is_over]
+        return any(life.turns.is_anyone_ready for life in living)
+
+    def next_s(self) -> float:
+        """See `Takes`."""
+        return min((life.timers.next_s() for life in self._lives()), default=math.inf)
 
     # -- the operator
 

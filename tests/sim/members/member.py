@@ -4,7 +4,6 @@ missing.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -27,7 +26,6 @@ from tests.sim.members.plan import (
 )
 from tests.sim.members.view import MemberStorage
 from tests.sim.programs import Calls, Died
-from tests.sim.scheduler import Killed
 from tests.sim.storage import Storage
 from tests.sim.trace import Trace
 from tests.sim.virtual import MACHINE
@@ -172,10 +170,16 @@ class Member(Serving):
         """
         assert life.cluster is not None
         cluster = life.cluster
-        answer = [False]
-        with life.asked(math.inf), contextlib.suppress(OSError, Killed):
-            answer[0] = await act(cluster)
-        return answer[0] and not life.turns.is_over
+        answer = False
+        with life.asked(math.inf):
+            try:
+                answer = await act(cluster)
+            except OSError:
+                pass
+            except BaseException as failure:
+                if isinstance(failure, trio.Cancelled) or not life.is_of_death(failure):
+                    raise
+        return answer and not life.turns.is_over
 
     def count(self, life: Life) -> None:
         """What it has come to."""

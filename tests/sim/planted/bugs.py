@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.planted.bug import Bug
 from tests.sim.planted.lane import LANE_BUGS
 from tests.sim.planted.members import MEMBER_BUGS
+from tests.sim.planted.mended import MENDED_BUGS
 from tests.sim.planted.shared import SHARED_BUGS
 
 BUGS = [
@@ -324,4 +325,5 @@ BUGS = [
     *LANE_BUGS,
     *MEMBER_BUGS,
     *SHARED_BUGS,
+    *MENDED_BUGS,
 ]

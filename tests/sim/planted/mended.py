@@ -1,0 +1,88 @@
+"""Defects that histories have found, put back: a history of the corpus comes to each."""
+
+from __future__ import annotations
+
+from tests.sim.planted.bug import Bug
+
+MENDED_BUGS = [
+    Bug(
+        "one-link-is-removed",
+        "a directory is taken for removed by its link count",
+        "filesystem/nodes.py",
+        "        return not self.names and self.ino != ROOT\n",
+        "        return (not self.names or self.is_dir and self.directory_links < 1) and "
+        "self.ino != ROOT\n",
+        also=(
+            (
+                (
+                    "        if self.directory_links >= COUNTED_LINKS_MIN:\n"
+                    "            self.directory_links = max(COUNTED_LINKS_MIN, "
+                    "self.directory_links + change)\n"
+                ),
+                "        self.directory_links += change\n",
+            ),
+        ),
+    ),
+    Bug(
+        "older-content-again",
+        "after a flush that failed, an older content is put over a later one",
+        "writeback/commits/recheck.py",
+        "            return present is not None and any(\n",
+        "            return False and any(\n",
+        profiles=("power", "durable"),
+    ),
+    Bug(
+        "doubt-not-looked-at",
+        "the next worker flushes, and does not look what a flush that failed has left",
+        "writeback/commits/commit.py",
+        "        outcome.is_doubtful |= op.is_flush_failed\n",
+        "",
+        profiles=("durable", "power"),
+    ),
+    Bug(
+        "read-once",
+        "a cold file whose attributes are drained while it is read cannot be opened",
+        "filesystem/content/whole_reads.py",
+        "for _read in range(READS_MAX - 1):",
+        "for _read in range(0):",
+        profiles=("hang",),
+    ),
+    Bug(
+        "ended-in-a-step",
+        "a stream that nobody needs any more ends a step by an error",
+        "writeback/streams/streams.py",
+        "            if stream.abandoned:\n"
+        "                raise AbandonedError  # before the step: what ends one is an answer, or a "
+        "bug\n"
+        "            with self._state.step():\n",
+        "            with self._state.step():\n"
+        "                if stream.abandoned:\n"
+        "                    raise AbandonedError\n",
+        profiles=("lane",),
+    ),
+    Bug(
+        "untold-writer-unasked",
+        "who wrote through a copy is not asked for where an earlier worker knew him",
+        "filesystem/doubtful_closes.py",
+        "        if UNTOLD not in handle.wrote_by:\n",
+        "        if True:\n",
+        profiles=("shared",),
+    ),
+    Bug(
+        "fixed-by-nobody",
+        "who has named what he wrote counts as at it still",
+        "filesystem/doubtful_closes.py",
+        "            if not handle.changing:\n                handle.take(CloseEvent.FIXED)",
+        "            if False:\n                handle.take(CloseEvent.FIXED)",
+        profiles=("shared",),
+    ),
+    Bug(
+        "all-sent-again",
+        "all that a file had left in RAM is sent again after each failure",
+        "filesystem/content/outgrown.py",
+        "        return SENT_PIECES >> max(0, moving.sends_failed - 1)\n",
+        "        return SENT_PIECES\n",
+        profiles=("lane",),
+        also=(("                if piece not in moving.checked:\n", "                if True:\n"),),
+    ),
+]
