@@ -1,11 +1,12 @@
 """Makes a fixture: what this checkout leaves when all of acpfs is killed before anything drained.
 
-    python -m tests.formats.leave NAME [CODE]     as root; writes tests/formats/fixtures/NAME
+    python -m tests.formats.leave NAME [CODE [CASE...]]    as root; to tests/formats/fixtures/NAME
 
 To be called at the tag of each release; `test_left.py` reads what it wrote with the code of every
 later one. `CODE`: a directory with the package of another version, in place of this checkout's. Two
 cases: `tier`, a RAM tier that is found again, and `mirror`, a mirror's journal and copies after a
-reboot. All of it is text, and small.
+reboot. `members` is what other nodes read of it: its record, in each way in which a mount ends. All
+of it is text, and small.
 """
 
 from __future__ import annotations
@@ -34,6 +35,17 @@ HELD_BYTES = 256 << 10
 """Of the first file, which drains at a byte a second: nothing behind it does."""
 HELD = "held"
 OWN = ".acpfs"
+MEMBERS = "members"
+ENDS = ("live", "away", "left")
+"""What the record of a mount says that was killed, unmounted with something left, and in order."""
+OF_THE_MACHINE = {
+    "host": "elsewhere",
+    "hardware": "",
+    "boot_id": "0" * 32,
+    "mountpoint": "/mnt/left",
+    "lock": "",
+}
+"""In place of what a record says of the machine where it was made."""
 SCRATCH = "@SCRATCH@"
 """In place of the directory in which all of it lay."""
 Shown = dict[str, dict[str, Any]]
@@ -180,13 +192,53 @@ def make(case: str, target: Path, scratch: Path, code: Path) -> None:
         print(f"{case}: {len(seen)} names")
 
 
-def main(name: str, code: Path = REPOSITORY) -> None:
-    """All cases."""
-    shutil.rmtree(FIXTURES / name, ignore_errors=True)
-    for case in CASES:
+def record_of(end: str, scratch: Path, code: Path) -> dict[str, Any]:
+    """What a mount's record says after it has ended so."""
+    (scratch / "backing").mkdir()
+    settings = options("tier", scratch) | ({} if end == "left" else {"bandwidth": "1"})
+    with AcpfsMount(
+        scratch / "backing",
+        scratch / "mnt",
+        "native",
+        environment={"PYTHONPATH": str(code)},
+        **settings,
+    ) as mount:
+        (mount.path / HELD).write_bytes(bytes(HELD_BYTES))
+        (mount.path / "latest").write_text("1")
+        if end == "live":
+            mount.kill()
+        elif end == "away":
+            mount.run("acpfs", "umount", "--leave", "--timeout", "0", str(mount.path))
+        else:
+            mount.umount()
+    record: dict[str, Any] = json.loads((scratch / "backing/.acpfs/nodes" / NODE).read_bytes())
+    del record["sum"]
+    assert record["state"] == end
+    return record | {key: value for key, value in OF_THE_MACHINE.items() if key in record}
+
+
+def records(target: Path, code: Path) -> None:
+    """What other nodes read, one record for each way to end."""
+    found = {}
+    for end in ENDS:
         with tempfile.TemporaryDirectory() as scratch:
-            make(case, FIXTURES / name / case, Path(scratch), code)
+            found[end] = record_of(end, Path(scratch), code)
+    target.mkdir(parents=True)
+    (target / "records.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def main(name: str, code: Path = REPOSITORY, *only: str) -> None:
+    """All cases, or some."""
+    for case in only or (*CASES, MEMBERS):
+        target = FIXTURES / name / case
+        shutil.rmtree(target, ignore_errors=True)
+        if case == MEMBERS:
+            records(target, code)
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            make(case, target, Path(scratch), code)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(Path, sys.argv[2:]))
+    name_, *further = sys.argv[1:]
+    main(name_, Path(further[0]) if further else REPOSITORY, *further[1:])
