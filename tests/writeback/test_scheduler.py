@@ -218,6 +218,7 @@ def test_pieces_are_so_large_that_they_are_not_late() -> None:
 def test_one_hang_makes_no_piece_smaller() -> None:
     """Beside others who write, smaller ones get less, and take as long."""
     turns = Turns(3)
+    turns.scheduler._width._rest = 1 << 60
     turns.begins(0)
     turns.now += 2 * SILENT_S
     turns.begins(1)
@@ -242,6 +243,7 @@ def test_a_queue_of_others_makes_no_piece_smaller_and_nobody_silent() -> None:
 def test_what_is_sent_to_a_storage_that_stands_still_is_little() -> None:
     """All of it is in front of the oldest file when the storage goes on."""
     turns = Turns(3)
+    turns.scheduler._width._rest = 1 << 60
     turns.begins(0)
     turns.now += 2 * SILENT_S
     assert turns.asks(1) == Piece(SLICE_MAX_BYTES)
@@ -414,6 +416,31 @@ def test_small_files_have_what_a_slow_large_one_leaves() -> None:
     limited.run()
     assert limited.done_at["small"] < limited.done_at["large"]
     assert limited.done_at["large"] - begun < 4.4
+
+
+@clause("S518")
+@pytest.mark.parametrize("kind", ["servers of their own", "one disk"])
+def test_the_first_save_finds_out_how_many_may_write(kind: str) -> None:
+    """It took as long as four files, or six, before all servers were at work."""
+    world = Limited(bandwidth=0)
+    begun = MACHINE.moment_s
+    free_at = begun
+    rate = 100e6
+
+    def write(count: int) -> None:
+        nonlocal free_at
+        began = max(free_at, MACHINE.moment_s) if kind == "one disk" else MACHINE.moment_s
+        free_at = began + count / rate
+        world.pause().wait(free_at - MACHINE.moment_s)
+
+    world._write = write  # type: ignore[method-assign]
+    for number in range(STREAMS):
+        world.large(f"{number}", number, 48 * MIB)
+    world.run()
+    file_s = 48 * MIB / rate
+    last_s = max(world.done_at.values()) - begun
+    assert world.done_at["0"] - begun == pytest.approx(file_s), "nobody wrote beside it"
+    assert last_s < (2.5 if kind == "servers of their own" else STREAMS + 0.1) * file_s
 
 
 # -- in the engine, on threads

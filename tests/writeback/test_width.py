@@ -27,8 +27,9 @@ class Storage:
         """The width at each of the last half of these pieces."""
         self.seen = []
         for _piece in range(pieces):
+            began = self.now
             self.now += PIECE / self.rate(min(self.width.now, self.writers))
-            self.width.wrote(PIECE, self.writers, self.now)
+            self.width.wrote(PIECE, self.writers, began, self.now)
             self.seen.append(self.width.now)
         self.seen = self.seen[pieces // 2 :]
         return self.seen

@@ -299,12 +299,13 @@ class Scheduler:
             writer.granted_bytes = 0
             if not writer.is_heard(self._heard_since(now)):
                 self._width.begin()  # the storage stood still
-            if writer.since is not None and count:
-                self._took(writer.since, now, is_whole=is_whole)
+            began = now if writer.since is None else writer.since
+            if count:
+                self._took(began, now, is_whole=is_whole)
             writer.since = now
             heard_since = self._heard_since(now)
             heard = sum(one.is_heard(heard_since) for one in self._writers.values())
-            if count and self._width.wrote(count, heard, now):
+            if count and self._width.wrote(count, heard, began, now):
                 self._ring()
 
     def _took(self, began: float, now: float, *, is_whole: bool) -> None:
