@@ -85,6 +85,9 @@ def test_site(tmp_path: Path) -> None:
     for words, section in LOOKED_FOR.items():
         first = said.partition(f"\n{words}\n")[2].partition("\n")[0]
         assert first.strip() == section, f"{words}: {said}"
+    calls = (tmp_path / "site/docs/CALLS.html").read_text()
+    assert '<a href="internals/clauses/closing.html#S14">S14</a>' in calls
+    assert 'id="S14"' in (tmp_path / "site/docs/internals/clauses/closing.html").read_text()
 
 
 @pytest.mark.check

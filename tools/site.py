@@ -2,7 +2,8 @@
 
 Usage: python tools/site.py DIRECTORY [QUERY...]. Needs what tools/requirements-site.txt names;
 `tools/site` sees to that. The documents are copied as they lie in the tree, so that their links
-hold there as well. With queries, says for each which page and section the search shows first.
+hold there as well. Numbers of clauses and promises (S13, T10, X1, P7) lead to what they say. With
+queries, says for each which page and section the search shows first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ LINK = re.compile(r"\]\(([^)#:\s]+)[^)]*\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LIST_BELOW_TEXT = re.compile(r"^(?![ *|#>-]|\d+\. )(.+)\n(?=(?:\* |\d+\. )\S)", re.MULTILINE)
 HIDDEN = re.compile(r"^<!-- test: .*? -->\n", re.MULTILINE)
+DEFINED = re.compile(r"\*\*([STXP]\d+)\.\*\*")
+NUMBER = re.compile(r"(?<![\w*/#-])([STXP]\d+)(?![\w*-])")
+SEVERAL = re.compile(r"\[((?:S\d+ ?)+)\]\([^)]*\)")
+"""Behind a promise: one link to the section that has them all, as other readers of Markdown see."""
+LEFT_ALONE = re.compile(r"^#.*$|^    .*$|`[^`\n]*`|!?\[[^\]]*\]\([^)]*\)", re.MULTILINE)
+UNLINKED = ("CHANGELOG.md", "docs/CONTRIBUTING.md", "bench/")
 HITS = 5
 NAVIGATION: list[dict[str, Any]] = [
     {"acpfs": "README.md"},
@@ -123,17 +130,41 @@ def documents() -> list[str]:
     return sorted(found)
 
 
-def as_the_site_reads_it(text: str) -> str:
-    """A list may follow a line of text at once in our documents, and not in the site's Markdown."""
+def places_of(names: list[str]) -> dict[str, str]:
+    """Number of a clause or promise → the page that has it."""
+    return {
+        number: name
+        for name in names
+        if name.startswith("docs/")
+        for number in DEFINED.findall((ROOT / name).read_text(encoding="utf-8"))
+    }
+
+
+def as_the_site_reads_it(text: str, name: str, places: dict[str, str]) -> str:
+    """A list may follow a line of text at once in our documents, and not in the site's Markdown.
+
+    Numbers of clauses are links there, whoever names them.
+    """
     kept: list[str] = []
 
-    def hide(found: re.Match[str]) -> str:
-        kept.append(found[0])
+    def keep(text: str) -> str:
+        kept.append(text)
         return f"\0{len(kept) - 1}\0"
 
-    text = FENCE.sub(hide, HIDDEN.sub("", text))
+    def link(number: str) -> str:
+        page = os.path.relpath(places[number], os.path.dirname(name))
+        return keep(f"[{number}]({page}#{number})")
+
+    text = FENCE.sub(lambda found: keep(found[0]), HIDDEN.sub("", text))
     text = LIST_BELOW_TEXT.sub(r"\1\n\n", text)
-    return re.sub(r"\0(\d+)\0", lambda found: kept[int(found[1])], text)
+    if not name.startswith(UNLINKED):
+        text = SEVERAL.sub(lambda found: found[1], text)
+        text = LEFT_ALONE.sub(lambda found: keep(found[0]), text)
+        text = NUMBER.sub(lambda found: link(found[1]) if found[1] in places else found[0], text)
+    text = DEFINED.sub(r'<a id="\1"></a>\g<0>', text)
+    while "\0" in text:  # what was kept may have something that was kept
+        text = re.sub(r"\0(\d+)\0", lambda found: kept[int(found[1])], text)
+    return text
 
 
 def build(target: Path) -> None:
@@ -144,12 +175,14 @@ def build(target: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        for name in documents():
+        names = documents()
+        places = places_of([name for name in names if name.endswith(".md")])
+        for name in names:
             place = scratch / "pages" / name
             place.parent.mkdir(parents=True, exist_ok=True)
             if name.endswith(".md"):
                 text = (ROOT / name).read_text(encoding="utf-8")
-                place.write_text(as_the_site_reads_it(text), encoding="utf-8")
+                place.write_text(as_the_site_reads_it(text, name, places), encoding="utf-8")
             else:
                 shutil.copy(ROOT / name, place)
         settings = {**SETTINGS, "docs_dir": "pages", "site_dir": "site"}

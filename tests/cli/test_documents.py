@@ -1,6 +1,7 @@
 """docs/OPERATIONS.md, docs/DEPENDENCIES.md and docs/ARCHITECTURE.md say what the code says."""
 
 import ast
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -167,3 +168,22 @@ def test_every_module_is_named_in_the_architecture() -> None:
         for path in modules
         if path.stem not in named and not {part.name for part in path.parents[:-2]} & named
     ] == []
+
+
+def test_numbers_are_links_on_the_site() -> None:
+    spec = importlib.util.spec_from_file_location("documents_site", ROOT / "tools/site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    places = {"S1": "docs/internals/clauses/a.md", "S12": "docs/internals/clauses/b.md"}
+    source = (
+        "# S1\n\n**S12.** As S1, not S2, `S1`, A-S1 or [as S1](x.md).\n\n"
+        "→ [S1 S12](clauses/a.md#b).\n\n```\nS1\n```\n\n    S1\n\n| S12 |\n"
+    )
+    assert site.as_the_site_reads_it(source, "docs/internals/clauses/b.md", places) == (
+        '# S1\n\n<a id="S12"></a>**S12.** As [S1](a.md#S1), '
+        "not S2, `S1`, A-S1 or [as S1](x.md).\n\n"
+        "→ [S1](a.md#S1) [S12](b.md#S12).\n\n```\nS1\n```\n\n    S1\n\n| [S12](b.md#S12) |\n"
+    )
+    assert site.as_the_site_reads_it("S1\n", "bench/README.md", places) == "S1\n"
