@@ -25,7 +25,12 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Op, OpKind, VersionState
 from acpfs.writeback.log.stages import Aside, Step
 from acpfs.writeback.members import gate as gate_module
-from acpfs.writeback.members.cluster import BEATS_PER_LISTING, Cluster, OwnDrain
+from acpfs.writeback.members.cluster import (
+    BEATS_PER_LISTING,
+    KNOWN_BEATS_MAX,
+    Cluster,
+    OwnDrain,
+)
 from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, Gate
 from acpfs.writeback.members.placed import Placed
 from acpfs.writeback.members.standing_elsewhere import Texts
@@ -37,6 +42,8 @@ from tests.writeback.given_pointers import GivenPointers
 from tests.writeback.world import InlinePool, World
 
 clause = pytest.mark.clause
+KNOWS_SOMEBODY = {"z": 0.0}
+"""Of the clocks that a record tells of: its node is not alone."""
 
 
 class Records(dict[str, NodeRecord]):
@@ -111,7 +118,15 @@ class Node:
     def other(self, **fields: object) -> NodeRecord:
         now = self.log.clock.now()
         record = replace(
-            NodeRecord("b", incarnation="1", beat=1, clock=now, watermark=now, heartbeat_s=1.0),
+            NodeRecord(
+                "b",
+                incarnation="1",
+                beat=1,
+                clock=now,
+                watermark=now,
+                heartbeat_s=1.0,
+                heard=KNOWS_SOMEBODY,
+            ),
             **fields,  # type: ignore[arg-type]
         )
         self.records.publish(record)
@@ -174,6 +189,68 @@ def test_a_node_that_came_back_is_asked_although_it_had_left(node: Node) -> None
         assert node.gate.is_open(pointer)
 
     trio.run(scenario)
+
+
+@clause("S163")
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_mount_begins_when_who_was_alone_knows_of_it(
+    tmp_path: Path, run: Run, is_asked: bool
+) -> None:
+    """Else a removal there does not wait for a pointer that is closed here. Found by the simulation
+    (members 49).
+    """
+
+    async def scenario() -> None:
+        node = Node(tmp_path, monotonic=trio.current_time)
+        began = trio.Event()
+
+        async def join() -> None:
+            await node.cluster.join()
+            began.set()
+
+        now = node.log.clock.now()
+        node.other(heard={}, clock=now if is_asked else now - 60.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(join)
+            await trio.sleep(2.0)
+            assert began.is_set() != is_asked
+            if is_asked:
+                node.other(heard={"a": 0.0}, beat=2)
+            with trio.fail_after(1.0):
+                await began.wait()
+
+    run(scenario)
+
+
+@clause("S163")
+def test_a_mount_does_not_wait_for_good_for_who_is_alone(tmp_path: Path, run: Run) -> None:
+    async def scenario() -> None:
+        node = Node(tmp_path, monotonic=trio.current_time)
+        node.other(heard={})
+        with trio.fail_after(KNOWN_BEATS_MAX + 1.0):
+            await node.cluster.join()
+        assert trio.current_time() >= KNOWN_BEATS_MAX - 1.0
+
+    run(scenario)
+
+
+@clause("S163")
+def test_who_is_alone_lists_the_records_with_each_of_its_own(tmp_path: Path, run: Run) -> None:
+    """Whoever has just come waits for that."""
+
+    async def scenario() -> None:
+        node = Node(tmp_path, monotonic=trio.current_time)
+        await node.cluster.join()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.cluster.run)
+            await trio.sleep(2.0)
+            node.other(heard={})
+            with trio.fail_after(2.0):
+                while "b" not in node.records["a"].heard:  # noqa: ASYNC110 - virtual time
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+
+    run(scenario)
 
 
 @clause("S459")

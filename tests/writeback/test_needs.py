@@ -142,7 +142,8 @@ def test_only_the_named_nodes_are_asked(node: Node) -> None:
         )
         node.other(clock=now, watermark=now + 60, beat=2)
         node.other(node="c", watermark=now - 100, beat=2)
-        node.other(node="d", clock=now, watermark=now + 60, beat=2, lost=(now - 100, now + 100))
+        back = {"incarnation": "2", "beat": 2, "lost": (now - 100, now + 100)}
+        node.other(node="d", clock=now, watermark=now + 60, **back)
         await looked(node)
         assert [gated(node, op) is None for op in (free, waits, lost, every)] == [
             True,

@@ -42,6 +42,8 @@ while nothing is gated; of many, less.
 """
 BEATS_PER_LISTING = 5
 """While nothing is gated, the nodes are listed so seldom; with many nodes more seldom."""
+KNOWN_BEATS_MAX = 4.0
+"""Heartbeats that a mount waits at most until those who were alone know of it."""
 LEAVE_WAIT_S = 10.0
 """How long the end of a mount waits for its last record to be written."""
 LOOK_PATIENCE_S = 10.0
@@ -181,6 +183,29 @@ class Cluster:
         rival = await self._own.other()
         if rival is not None:
             raise RefusedError(in_use(rival))
+        with trio.move_on_after(KNOWN_BEATS_MAX * self._pace.heartbeat_s):
+            await self._until_known()
+
+    async def _until_known(self) -> None:
+        """Until members that were alone know that they are not (S163): they hold back no removal
+        for a pointer of somebody else.
+
+        They say so with their next record but one. Two that begin at once wait for each other's.
+        """
+        if len(self._peers) > HEARD_MAX:
+            return  # most of them know each other; to read all would cost much
+        await self._quietly(partial(self._read, self._peers))
+        while alone := self._alone():
+            await self._quietly(partial(self._publish_after, BETWEEN_WRITES))
+            # a client remembers for seconds which file a name was, and learns that from a listing
+            await self._quietly(self._list)
+            await self._quietly(partial(self._read, alone))
+
+    def _alone(self) -> list[str]:
+        with self._section():
+            terms = self.terms()
+            clock = self._log.clock.now()
+            return [peer.node for peer in self._peers.values() if peer.is_alone(clock, terms)]
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -207,6 +232,8 @@ class Cluster:
         until_listing = 0.0
         while True:
             await self._quietly(partial(self._publish_after, self._pace.next_write()))
+            if not self._peers:
+                until_listing = 0.0  # whoever has just come waits for it
             if until_listing <= 0:
                 await self._quietly(self._list)
                 until_listing += BEATS_PER_LISTING / self._pace.share

@@ -139,6 +139,17 @@ class Peer:
         """Whether it may be mounted: nothing says that it has ended."""
         return self.record is None or self.record.state is NodeState.LIVE
 
+    def is_alone(self, clock: float, terms: Terms) -> bool:
+        """Whether it lives, and has heard of no other member yet; `clock`: ours, now.
+
+        One that is silent has ended, or cannot write: it is not asked.
+        """
+        record = self.record
+        if record is None or record.state is not NodeState.LIVE or record.heard:
+            return False
+        silent_s = clock - record.clock - self.bound_s(terms)
+        return silent_s <= SILENT_HEARTBEATS_MIN * record.heartbeat_s
+
     def is_removed(self) -> bool:
         """Its record was not there; whether that is so for good.
 

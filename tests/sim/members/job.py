@@ -224,9 +224,6 @@ class Job:
         self._trace.note(member.node, "points at", (checkpoint.directory,), "done")
 
     async def _rotate(self, members: list[Member], coordinator: Member) -> None:
-        now_s = MACHINE.moment_s
-        if any(one.plan.joins_s and now_s < one.came_s + NEWS_S for one in self.members):
-            return  # who was alone may not know yet whom its removals have to wait for (S163)
         whole = [one for one in self.checkpoints if one.is_told and not one.is_going]
         for checkpoint in whole[: -self._plan.keeps]:
             remover = checkpoint.told_by[0] if checkpoint.told_by else coordinator

@@ -23,7 +23,7 @@ REACHED = (
 
 
 @pytest.mark.slow
-@pytest.mark.clause("S160", "S161", "S164", "S166", "S400", "S401", "S484")
+@pytest.mark.clause("S160", "S161", "S163", "S164", "S166", "S400", "S401", "S484")
 def test_no_history_of_members_breaks_a_rule() -> None:
     done = simulate("--profile", "members", "--seeds", str(SEEDS))
     assert done.returncode == 0, done.stdout + done.stderr

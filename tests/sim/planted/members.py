@@ -144,6 +144,14 @@ MEMBER_BUGS = [
         ONLY_MEMBERS,
     ),
     Bug(
+        "joined-unknown",
+        "a mount begins while who was alone does not know of it",
+        CLUSTER,
+        "            await self._until_known()\n",
+        "            pass\n",
+        ONLY_MEMBERS,
+    ),
+    Bug(
         "old-record-of-the-living",
         "that a member has ended is believed of an old record",
         PEERS,
